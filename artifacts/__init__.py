@@ -1,0 +1,1 @@
+"""The bundle format and its store: no torch, no vllm, no typer."""

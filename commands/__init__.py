@@ -1,0 +1,1 @@
+"""The subcommands: each parses, calls the engine and renders; no logic lives here."""
