@@ -1,0 +1,191 @@
+"""Read captured graphs into a snapshot; what cannot be relocated is refused with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from coldstart.graphs import trace as traces
+from coldstart.graphs import windows
+from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, NodeKind, Range
+from coldstart.graphs.builder import Builder
+from coldstart.graphs.errors import Refused
+from coldstart.graphs.intervals import NONE, Intervals
+from coldstart.graphs.snapshot import MAP, Snapshot
+from coldstart.graphs.table import Array, Kernel, Region, Tables
+
+COLLECTIVES = ("ncclDevKernel", "ncclKernel", "nvshmem", "cross_device_reduce", "multimem_all_reduce")
+CONTENT_LIMIT = 1 << 28
+
+
+def take(driver: DriverApi, framework: FrameworkApi, captured: dict[str, Captured]) -> Snapshot:
+    """Everything about these captures that another process needs."""
+    tables = read_graphs(driver, framework, captured)
+    regions = all_regions(framework)
+    trace = traces.pack(framework.trace())
+    launches = _launches(tables, framework)
+    ranges = _ranges(driver, tables, regions)
+    _refuse_host(tables, ranges)
+    libraries = _libraries(tables, regions, ranges, trace, launches)
+    digests = {k.binary for k in tables.kernels if k.binary}
+    return Snapshot(
+        tables=tables, regions=regions, ranges=ranges, trace=trace, launches=launches,
+        maps=_decode_maps(driver, tables),
+        contents=_contents(driver, [*framework.pool(), *libraries]),
+        binaries={d: driver.binary(d) for d in digests},
+    )  # fmt: skip
+
+
+def all_regions(framework: FrameworkApi) -> list[Region]:
+    """Named memory and pool segments, disjoint: a name inside the pool is covered by the pool."""
+    pool = framework.pool()
+    inside = Intervals(pool).inside(np.array([r.base for r in framework.regions()], np.uint64)).region
+    named = [r for r, covered in zip(framework.regions(), inside, strict=True) if covered == NONE]
+    return [*distinct(named), *pool]
+
+
+def distinct(regions: Sequence[Region]) -> list[Region]:
+    """Drop symbols that alias memory of an earlier one (views of one storage), and empty ones."""
+    kept: list[Region] = []
+    end = 0
+    for region in sorted((r for r in regions if r.size), key=lambda r: (r.base, -r.size, r.symbol)):
+        if region.base >= end:
+            kept.append(region)
+            end = region.base + region.size
+    return kept
+
+
+def read_graphs(driver: DriverApi, framework: FrameworkApi, captured: dict[str, Captured]) -> Tables:
+    """One table row per node of every graph that is supported."""
+    builder, sizes = Builder(), framework.sizes()
+    for key, capture in captured.items():
+        builder.begin(key, sizes[key])
+        try:
+            reason = framework.refusal(key)
+            if reason is not None:
+                raise Refused(reason)
+            handles = driver.nodes(capture.graph)
+            for handle in handles:
+                _read_node(driver, builder, handle)
+            builder.finish(handles, driver.edges(capture.graph))
+        except Refused as refusal:
+            builder.abandon(refusal.reason)
+    return builder.tables()
+
+
+def _read_node(driver: DriverApi, builder: Builder, handle: int) -> None:
+    kind = driver.kind(handle)
+    if kind == NodeKind.KERNEL:
+        node = driver.kernel_node(handle)
+        kernel = driver.kernel(node.function)
+        _refuse_collective(kernel)
+        builder.kernel(node, kernel)
+    elif kind == NodeKind.MEMSET:
+        builder.other(NodeKind.MEMSET, driver.memset_node(handle))
+    elif kind == NodeKind.MEMCPY:
+        builder.other(NodeKind.MEMCPY, driver.memcpy_node(handle))
+    elif kind == NodeKind.EMPTY:
+        builder.other(NodeKind.EMPTY)
+    else:
+        raise Refused(f"{NodeKind(kind).name.lower()} node")
+
+
+def _refuse_collective(kernel: Kernel) -> None:
+    if any(mark in kernel.name for mark in COLLECTIVES):
+        raise Refused(f"collective kernel {kernel.name}")
+
+
+def _launches(tables: Tables, framework: FrameworkApi) -> Array:
+    """Trace place of every node; the k-th kernel node of a graph is its k-th launch."""
+    out = np.full(len(tables.nodes), -1, np.int64)
+    for key, graph in zip(tables.keys, tables.graphs, strict=True):
+        start = int(graph["node"])
+        kernels = np.flatnonzero(tables.nodes["kind"][start : start + int(graph["nodes"])] == 0)
+        places = framework.launches(key)
+        if len(places) == len(kernels):
+            out[start + kernels] = places
+    return out
+
+
+def _candidates(tables: Tables) -> tuple[Array, Array]:
+    at = windows.places(tables)
+    found = windows.values(tables.payload, at)
+    plausible = (found >= windows.LOWEST) & (found < windows.HIGHEST)
+    return at[plausible], found[plausible]
+
+
+def _ranges(driver: DriverApi, tables: Tables, regions: list[Region]) -> list[Range]:
+    """Driver allocations that some parameter word falls into and that no region covers."""
+    _, found = _candidates(tables)
+    unknown = np.unique(found[Intervals(regions).inside(found).region == NONE])
+    ranges: dict[int, Range] = {}
+    end = 0
+    for address in unknown.tolist():
+        if address <= end:
+            continue
+        held = driver.address_range(address)
+        if held is not None:
+            ranges[held.base] = held
+            end = held.base + held.size - 1
+    return list(ranges.values())
+
+
+def _refuse_host(tables: Tables, ranges: Iterable[Range]) -> None:
+    """Graphs with a parameter word inside pinned host memory are refused in place."""
+    host = Intervals([Region("host", r.size, r.base) for r in ranges if r.host])
+    at, found = _candidates(tables)
+    nodes = windows.owners(tables, at[host.inside(found).region != NONE])
+    graphs = np.searchsorted(tables.graphs["node"], nodes, side="right") - 1
+    for index in np.unique(graphs).tolist():
+        tables.refused[tables.keys[index]] = "pinned host pointer among the parameters"
+
+
+def _libraries(
+    tables: Tables, regions: list[Region], ranges: list[Range], trace: Array, launches: Array
+) -> list[Region]:
+    """Ranges that hold words which neither a region nor a traced allocation explains."""
+    at, found = _candidates(tables)
+    device = [Region("", r.size, r.base) for r in ranges if not r.host]
+    held = Intervals(device).inside(found)
+    open_words = (held.region != NONE) & (Intervals(regions).inside(found).region == NONE)
+    places = launches[windows.owners(tables, at[open_words])]
+    places = np.where(places < 0, len(trace), places).tolist()
+    wanted = list(zip(places, found[open_words].tolist(), strict=True))
+    traced = traces.match_backwards(trace, wanted)
+    used = {int(r) for r, key in zip(held.region[open_words], wanted, strict=True) if key not in traced}
+    return [device[i] for i in sorted(used)]
+
+
+def _contents(driver: DriverApi, regions: Iterable[Region]) -> dict[int, bytes]:
+    return {r.base: driver.read(r.base, r.size) for r in regions if r.size <= CONTENT_LIMIT}
+
+
+def _decode_maps(driver: DriverApi, tables: Tables) -> Array:
+    """Addresses inside tensor maps, learned by asking the driver where it writes each address bit."""
+    found: list[tuple[int, int]] = []
+    masks: list[int] = []
+    for place in windows.maps(tables).tolist():
+        descriptor = tables.payload[place : place + 128].tobytes()
+        masks = masks or bit_masks(driver, descriptor)
+        address = decode_map(driver, descriptor, masks)
+        if address is not None:
+            found.append((place, address))
+    return np.array(found, MAP)
+
+
+def bit_masks(driver: DriverApi, descriptor: bytes) -> list[int]:
+    """Which descriptor bits each address bit 0..47 sets (below 4: none, addresses are aligned)."""
+    zero = _moved(driver, descriptor, 0)
+    return [_moved(driver, descriptor, 1 << bit) ^ zero if bit >= 4 else 0 for bit in range(48)]
+
+
+def _moved(driver: DriverApi, descriptor: bytes, address: int) -> int:
+    return int.from_bytes(driver.move_tensor_map(descriptor, address), "little")
+
+
+def decode_map(driver: DriverApi, descriptor: bytes, masks: Sequence[int]) -> int | None:
+    """The address a in descriptor, where writing a again gives the same bytes; None where none does."""
+    held = int.from_bytes(descriptor, "little") ^ _moved(driver, descriptor, 0)
+    address = sum(1 << bit for bit, mask in enumerate(masks) if mask and held & mask == mask)
+    return address if driver.move_tensor_map(descriptor, address) == descriptor else None

@@ -1,0 +1,104 @@
+"""Read a cubin without a GPU: kernel names, exact parameter layout and module globals.
+
+A cubin is an ELF64 file.  Kernels are the .text.<name> sections; .nv.info.<name> is a list of attributes
+(format byte, attribute byte, 16-bit value or size, data); attribute 0x17 (KPARAM_INFO) describes one
+parameter: u32 index, u16 ordinal, u16 offset, u32 flags whose bits 18.. are the size in bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from coldstart.graphs.errors import AlteredTable
+
+KPARAM_INFO = 0x17
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_WRITE, _SYMTAB, _OBJECT = 1, 2, 1
+
+
+@dataclass(frozen=True)
+class Section:
+    """One ELF section and its bytes (empty for .bss-like ones)."""
+
+    name: str
+    type: int
+    flags: int
+    link: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """`kernels` maps mangled name to ((offset, size), ...); the rest are writable data symbols."""
+
+    kernels: dict[str, tuple[tuple[int, int], ...]]
+    mutable_globals: tuple[str, ...]
+
+
+def read_cubin(image: bytes) -> Cubin:
+    """Parse one cubin. Raises AlteredTable where it is not a whole ELF64 little-endian file."""
+    try:
+        found = sections(image)
+        infos = {s.name[9:]: parameters(s.data) for s in found if s.name.startswith(".nv.info.")}
+        names = [s.name[6:] for s in found if s.name.startswith(".text.")]
+        return Cubin({n: infos.get(n, ()) for n in names}, _globals(found))
+    except (struct.error, IndexError, UnicodeDecodeError, ValueError) as error:
+        raise AlteredTable(f"kernel binary is not a whole cubin: {error}") from error
+
+
+def sections(image: bytes) -> list[Section]:
+    """All sections in order. Raises ValueError or struct.error where the file is not whole."""
+    head = _HEADER.unpack_from(image)
+    if head[0][:6] != b"\x7fELF\x02\x01":
+        raise ValueError("no 64-bit little-endian ELF header")
+    start, count, names = head[6], head[12], head[13]
+    rows = [_SECTION.unpack_from(image, start + i * _SECTION.size) for i in range(count)]
+    strings = _body(image, rows[names])
+    return [Section(_string(strings, r[0]), r[1], r[2], r[6], _body(image, r)) for r in rows]
+
+
+def _body(image: bytes, row: tuple[int, ...]) -> bytes:
+    if row[1] in (0, 8):
+        return b""
+    if row[4] + row[5] > len(image):
+        raise ValueError("a section ends outside the file")
+    return image[row[4] : row[4] + row[5]]
+
+
+def _string(table: bytes, at: int) -> str:
+    return table[at : table.index(b"\0", at)].decode()
+
+
+def parameters(info: bytes) -> tuple[tuple[int, int], ...]:
+    """((offset, size), ...) by ordinal, from the bytes of one .nv.info.<kernel> section."""
+    found: dict[int, tuple[int, int]] = {}
+    at = 0
+    while at + 4 <= len(info):
+        form, attribute, value = struct.unpack_from("<BBH", info, at)
+        at += 4
+        if form != 4:
+            continue
+        if attribute == KPARAM_INFO:
+            _, ordinal, offset, flags = struct.unpack_from("<IHHI", info, at)
+            found[ordinal] = (offset, (flags >> 18) & 0x3FFF)
+        at += value
+    return tuple(found[i] for i in sorted(found))
+
+
+def _globals(found: list[Section]) -> tuple[str, ...]:
+    """Data symbols that live in writable sections other than constant banks."""
+    names: set[str] = set()
+    for table in (s for s in found if s.type == _SYMTAB):
+        strings = found[table.link].data
+        for at in range(0, len(table.data), _SYMBOL.size):
+            name, info, _, index, _, size = _SYMBOL.unpack_from(table.data, at)
+            if info & 0xF == _OBJECT and size and _writable(found, index):
+                names.add(_string(strings, name))
+    return tuple(sorted(names))
+
+
+def _writable(found: list[Section], index: int) -> bool:
+    return index < len(found) and bool(found[index].flags & _WRITE)

@@ -1,0 +1,63 @@
+"""Every reason for which a graph is not restored, as one type each; the caller always captures instead."""
+
+from __future__ import annotations
+
+
+class GraphError(Exception):
+    """Base of all errors of this package; `mend` names what puts it right."""
+
+    code = "CS-GRAPH"
+    mend = "materialize the model again; the graph is captured normally until then"
+
+
+class Refused(GraphError):
+    """A graph that cannot be relocated safely; `reason` goes into the report."""
+
+    code = "CS-GRAPH-REFUSED"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class AlteredTable(GraphError):
+    """A table whose bytes, shape or indices are not those that were sealed."""
+
+    code = "CS-GRAPH-ALTERED"
+
+
+class MissingKernel(GraphError):
+    """No rung of the ladder produced this kernel."""
+
+    code = "CS-GRAPH-KERNEL"
+
+
+class MissingRegion(GraphError):
+    """A region symbol that this process lacks, or holds with another size."""
+
+    code = "CS-GRAPH-REGION"
+
+
+class BaseCollision(GraphError):
+    """Two captures hold one region at one address, so equality proves nothing about its words."""
+
+    code = "CS-GRAPH-COLLISION"
+    mend = "capture the second layout again: the bases must differ"
+
+
+class NotProven(GraphError):
+    """The bundle carries no proof for these very tables."""
+
+    code = "CS-GRAPH-UNPROVEN"
+    mend = "run the proof in a third process before publishing"
+
+
+class DriverFailure(GraphError):
+    """A driver call that answered with an error; `call` is its name."""
+
+    code = "CS-GRAPH-DRIVER"
+
+    def __init__(self, call: str, result: object) -> None:
+        super().__init__(f"{call} answered {result}")
+        self.call = call
+        self.result = result

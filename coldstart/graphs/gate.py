@@ -1,0 +1,144 @@
+"""Proof before publishing: in a third process and layout, eager, captured and restored outputs are one.
+
+For every graph and seed: capture(x) == capture(x) first (the judge must be fit to judge), then eager(x) ==
+capture(x) == restored(x), bytes of outputs and of the KV cache.  The proof names the seal of the tables that
+it proved, so it proves no others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from coldstart.graphs.api import DriverApi, FrameworkApi, Workload
+from coldstart.graphs.errors import GraphError, NotProven
+from coldstart.graphs.restore import Replayable, Restorer
+from coldstart.graphs.store import read_manifest
+
+PROOF = "proof.json"
+
+
+@dataclass
+class Proof:
+    """`canary` is (key, seed, sha256 of the outputs) of the smallest graph."""
+
+    seal: str
+    seeds: list[int]
+    proven: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    canary: tuple[str, int, str] | None = None
+
+
+def digest(data: bytes) -> str:
+    """What the canary compares."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def prove(
+    restorer: Restorer,
+    driver: DriverApi,
+    framework: FrameworkApi,
+    workload: Workload,
+    seeds: Sequence[int] = (1, 2),
+) -> Proof:
+    """Restore every graph of the bundle first, then capture each, then compare. Nothing is written."""
+    proof = Proof(seal=read_manifest(restorer.directory)["seal"], seeds=list(seeds))
+    if not restorer.link():
+        raise NotProven(f"the bundle cannot be linked: {restorer.fallbacks['*']}")
+    keys = sorted(_keys(restorer), key=lambda key: framework.sizes()[key])
+    restored = {key: restorer.graph(key) for key in keys}
+    for key in keys:
+        reason = _difference(key, restored[key], driver, framework, workload, seeds, restorer)
+        if reason is None:
+            proof.proven.append(key)
+        else:
+            proof.failed[key] = reason
+    if proof.proven:
+        proof.canary = _canary(proof.proven[0], restored[proof.proven[0]], driver, workload, seeds[0])
+    return proof
+
+
+def _keys(restorer: Restorer) -> list[str]:
+    manifest = read_manifest(restorer.directory)
+    return list(manifest["keys"])
+
+
+def _difference(
+    key: str, restored: Replayable, driver: DriverApi, framework: FrameworkApi, workload: Workload,
+    seeds: Sequence[int], restorer: Restorer,
+) -> str | None:  # fmt: skip
+    """Why this graph is not proven, or None."""
+    if not restored.restored:
+        return f"not restored: {restorer.fallbacks.get(key)}"
+    captured = Replayable(driver, framework, framework.capture(key).executable, restored=False)
+    for seed in seeds:
+        try:
+            forms = [
+                _observe(driver, workload, key, seed, run) for run in _runs(key, captured, restored, workload)
+            ]
+        except GraphError as error:
+            return f"seed {seed}: {error}"
+        if forms[0] != forms[1]:
+            return f"seed {seed}: the captured graph does not agree with itself"
+        if forms[0] != forms[2]:
+            return f"seed {seed}: captured and eager outputs differ"
+        if forms[0] != forms[3]:
+            return f"seed {seed}: restored outputs differ from captured ones"
+    return None
+
+
+def _runs(
+    key: str, captured: Replayable, restored: Replayable, workload: Workload
+) -> list[Callable[[], None]]:
+    return [captured.replay, captured.replay, lambda: workload.eager(key), restored.replay]
+
+
+def _observe(driver: DriverApi, workload: Workload, key: str, seed: int, run: Callable[[], None]) -> bytes:
+    workload.prepare(key, seed)
+    run()
+    driver.synchronize()
+    return workload.observe(key)
+
+
+def _canary(
+    key: str, graph: Replayable, driver: DriverApi, workload: Workload, seed: int
+) -> tuple[str, int, str]:
+    return key, seed, digest(_observe(driver, workload, key, seed, graph.replay))
+
+
+def publish(proof: Proof, directory: Path) -> None:
+    """Write the proof beside the tables. Raises NotProven unless every graph of the bundle passed."""
+    manifest = read_manifest(directory)
+    if proof.failed or sorted(proof.proven) != sorted(manifest["keys"]) or proof.seal != manifest["seal"]:
+        raise NotProven(f"not published: {proof.failed or 'the proof is of other tables'}")
+    (directory / PROOF).write_text(json.dumps(asdict(proof), sort_keys=True))
+
+
+def read_proof(directory: Path) -> Proof:
+    """The proof of exactly these tables. Raises NotProven."""
+    try:
+        data = json.loads((directory / PROOF).read_text())
+        proof = Proof(**{**data, "canary": tuple(data["canary"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise NotProven(f"no proof can be read: {error}") from error
+    manifest = read_manifest(directory)
+    if proof.seal != manifest["seal"] or sorted(proof.proven) != sorted(manifest["keys"]):
+        raise NotProven("the proof is of other tables")
+    return proof
+
+
+def canary(proof: Proof, restorer: Restorer, driver: DriverApi, workload: Workload) -> bool:
+    """Replay the smallest graph on its stored input; False means: drop the bundle and capture."""
+    if proof.canary is None:
+        return False
+    key, seed, want = proof.canary
+    graph = restorer.graph(key)
+    if not graph.restored:
+        return False
+    try:
+        return digest(_observe(driver, workload, key, seed, graph.replay)) == want
+    except GraphError:
+        return False

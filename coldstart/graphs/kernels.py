@@ -1,0 +1,94 @@
+"""The ladder from a kernel's identity (sha256 of its binary, mangled name) to a function handle.
+
+In order: the bundled binary; the modules that are loaded already, and again after the triggering kernels
+(section 5.2); dlsym.  A kernel that no rung yields makes its graphs fall back to capture.  A binary with
+mutable globals is never loaded a second time: two copies of a variable are two variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from coldstart.graphs.api import DriverApi, FrameworkApi
+from coldstart.graphs.elf import read_cubin
+from coldstart.graphs.errors import AlteredTable, GraphError, MissingKernel
+from coldstart.graphs.table import Kernel
+
+Identity = tuple[str, str | None]
+Load = Callable[[str], bytes]
+
+
+@dataclass
+class Ladder:
+    """Resolves kernels of one process; `load` gives a verified binary by digest, or raises."""
+
+    driver: DriverApi
+    framework: FrameworkApi
+    load: Load
+    rungs: dict[str, int] = field(default_factory=dict)
+    _libraries: dict[str, int] = field(default_factory=dict)
+    _known: dict[Identity, int] = field(default_factory=dict)
+    _triggered: bool = False
+
+    def resolve(self, kernel: Kernel) -> int:
+        """The function handle, its attributes set. Raises MissingKernel with what every rung said."""
+        said: list[str] = []
+        for rung in (self._bundled, self._loaded, self._triggering, self._exported):
+            try:
+                function = rung(kernel)
+            except GraphError as error:
+                said.append(f"{rung.__name__[1:]}: {error}")
+                continue
+            if kernel.attributes:
+                self.driver.set_function_attributes(function, kernel.attributes)
+            self.rungs[rung.__name__[1:]] = self.rungs.get(rung.__name__[1:], 0) + 1
+            return function
+        raise MissingKernel(f"kernel {kernel.name}: " + "; ".join(said))
+
+    def _bundled(self, kernel: Kernel) -> int:
+        if kernel.mutable_globals:
+            raise MissingKernel("its binary has mutable globals")
+        if kernel.binary is None:
+            raise MissingKernel("its binary is unknown")
+        if kernel.binary not in self._libraries:
+            self._libraries[kernel.binary] = self._open(kernel.binary)
+        return self.driver.library_kernel(self._libraries[kernel.binary], kernel.name)
+
+    def _open(self, digest: str) -> int:
+        return self.driver.load_library(self.load(digest))
+
+    def _loaded(self, kernel: Kernel) -> int:
+        if not self._known:
+            self._enumerate()
+        found = self._known.get((kernel.name, kernel.binary))
+        if found is None:
+            raise MissingKernel("no loaded module holds it")
+        return found
+
+    def _enumerate(self) -> None:
+        for function in self.driver.loaded_functions():
+            loaded = self.driver.kernel(function)
+            self._known[loaded.name, loaded.binary] = function
+
+    def _triggering(self, kernel: Kernel) -> int:
+        if not self._triggered:
+            self._triggered = True
+            self.framework.trigger()
+            self._enumerate()
+        return self._loaded(kernel)
+
+    def _exported(self, kernel: Kernel) -> int:
+        function = self.driver.exported(kernel.name, kernel.library)
+        if function is None:
+            raise MissingKernel("no library exports it")
+        if self.driver.kernel(function).binary != kernel.binary:
+            raise MissingKernel("a library exports the name with another binary")
+        return function
+
+
+def check_layout(kernel: Kernel, image: bytes) -> None:
+    """Raise AlteredTable unless the binary itself declares the parameters that the tables say."""
+    declared = read_cubin(image).kernels.get(kernel.name)
+    if declared != kernel.layout:
+        raise AlteredTable(f"kernel {kernel.name}: the binary declares other parameters than the tables")

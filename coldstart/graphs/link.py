@@ -1,0 +1,106 @@
+"""Dynamic linking of a bundle: word = base[region] + offset for all relocations at once, in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from coldstart.graphs.api import LAUNCH, DriverApi, FrameworkApi
+from coldstart.graphs.errors import MissingRegion
+from coldstart.graphs.table import ABSOLUTE, TENSOR_MAP_BYTES, Array, Region, Tables
+from coldstart.graphs.trace import live_allocation
+
+
+def bases(tables: Tables, driver: DriverApi, framework: FrameworkApi) -> Array:
+    """The address of every symbol in this process (u64). Raises MissingRegion."""
+    named = {r.symbol: r for r in framework.regions()}
+    pools = [r for r in tables.regions if r.symbol.startswith("pool:")]
+    reserved = framework.reserve_pool([r.size for r in pools]) if pools else []
+    placed = dict(zip((r.symbol for r in pools), reserved, strict=True))
+    return np.array([_base(r, named, placed, driver, framework) for r in tables.regions], np.uint64)
+
+
+def _base(
+    region: Region,
+    named: dict[str, Region],
+    placed: dict[str, int],
+    driver: DriverApi,
+    framework: FrameworkApi,
+) -> int:
+    kind = region.symbol.partition(":")[0]
+    if kind == "pool":
+        return placed[region.symbol]
+    if kind == "lib":
+        return driver.allocate(region.size)
+    if region.symbol.startswith("alloc#"):
+        found = live_allocation(framework.trace(), int(region.symbol[6:]))
+        return _sized(region, found)
+    here = named.get(region.symbol)
+    return _sized(region, (here.base, here.size) if here else None)
+
+
+def _sized(region: Region, found: tuple[int, int] | None) -> int:
+    if found is None:
+        raise MissingRegion(f"{region.symbol} does not exist in this process")
+    if found[1] != region.size:
+        raise MissingRegion(f"{region.symbol} has {found[1]} bytes here and {region.size} in the bundle")
+    return found[0]
+
+
+def relocate(payload: Array, relocations: Array, base: Array, driver: DriverApi | None = None) -> Array:
+    """A private copy of the payload, all plain relocations applied in one step."""
+    out = np.array(payload)
+    plain = relocations[relocations["kind"] == ABSOLUTE] if relocations["kind"].any() else relocations
+    place, words = plain["place"], base[plain["region"]] + plain["offset"].astype(np.uint64)
+    if (place & 7).any():
+        out[place.astype(np.int64)[:, None] + np.arange(8)] = words.view(np.uint8).reshape(-1, 8)
+    else:
+        whole = len(out) // 8 * 8
+        out[:whole].view("<u8")[place >> 3] = words
+    if len(plain) != len(relocations) and driver is not None:
+        _move_maps(out, relocations[relocations["kind"] != ABSOLUTE], base, driver)
+    return out
+
+
+def _move_maps(out: Array, maps: Array, base: Array, driver: DriverApi) -> None:
+    for place, region, _, _, offset in maps.tolist():
+        descriptor = out[place : place + TENSOR_MAP_BYTES].tobytes()
+        moved = driver.move_tensor_map(descriptor, int(base[region]) + offset)
+        out[place : place + TENSOR_MAP_BYTES] = np.frombuffer(moved, np.uint8)
+
+
+@dataclass
+class Rows:
+    """`rows[i]` launches node i (zeros for other kinds); `pointers` and `payload` must outlive their use."""
+
+    rows: Array
+    pointers: Array
+    payload: Array
+
+
+def launch_rows(tables: Tables, payload: Array, functions: Sequence[int]) -> Rows:
+    """CUDA_KERNEL_NODE_PARAMS for every node, with kernelParams arrays that point into `payload`."""
+    nodes = tables.nodes
+    kernel = np.flatnonzero(nodes["kind"] == 0)
+    number = nodes["kernel"][kernel]
+    counts = np.array([len(k.layout) for k in tables.kernels] or [0])
+    start = np.concatenate([[0], np.cumsum(counts[number])]) if len(kernel) else np.zeros(1, np.int64)
+    pointers = _pointers(tables, payload, kernel, number, start)
+    rows = np.zeros(len(nodes), LAUNCH)
+    rows["function"][kernel] = np.array([*functions, 0], np.uint64)[number]
+    for name in ("grid", "block", "shared"):
+        rows[name][kernel] = nodes[name][kernel]
+    rows["params"][kernel] = pointers.ctypes.data + 8 * start[:-1].astype(np.uint64)
+    return Rows(rows, pointers, payload)
+
+
+def _pointers(tables: Tables, payload: Array, kernel: Array, number: Array, start: Array) -> Array:
+    out = np.zeros(int(start[-1]) + 1, np.uint64)
+    address = payload.ctypes.data + tables.nodes["payload"][kernel].astype(np.uint64)
+    for k in np.unique(number).tolist():
+        offsets = np.array([offset for offset, _ in tables.kernels[k].layout], np.uint64)
+        mine = np.flatnonzero(number == k)
+        out[start[mine][:, None] + np.arange(len(offsets))] = address[mine][:, None] + offsets
+    return out

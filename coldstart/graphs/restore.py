@@ -1,0 +1,216 @@
+"""Restore graphs without a forward pass; a graph that cannot be restored is captured as always.
+
+Order: link once, then the smallest and the largest batch size before ready, the rest in the background.
+Invariant: after `graph(key)` returns, its replay() launches a working graph, restored or captured; a failure
+of both is raised as Refused and nothing else leaves this module.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, NodeKind
+from coldstart.graphs.errors import GraphError, Refused
+from coldstart.graphs.kernels import Ladder, check_layout
+from coldstart.graphs.link import Rows, bases, launch_rows, relocate
+from coldstart.graphs.store import load, load_binary
+from coldstart.graphs.table import MEMCPY, MEMSET, Array, Tables
+
+Note = Callable[[str, float, float, str], None]
+
+
+@dataclass
+class Replayable:
+    """Stands where a captured graph stood: replay() launches on the framework's current stream."""
+
+    driver: DriverApi
+    framework: FrameworkApi
+    executable: int
+    restored: bool
+    keep: list[Any] = field(default_factory=list)
+
+    def replay(self) -> None:
+        """One launch, asynchronous."""
+        self.driver.launch(self.executable, self.framework.stream())
+
+
+@dataclass
+class Linked:
+    """A bundle in this process: addresses known, contents written, kernels resolved or not."""
+
+    tables: Tables
+    base: Array
+    rows: Rows
+    functions: list[int]
+    missing: dict[int, str]
+
+
+class Restorer:
+    """One bundle in one process; thread-safe: any thread may ask for any graph."""
+
+    def __init__(
+        self, directory: Path, driver: DriverApi, framework: FrameworkApi, *, note: Note | None = None
+    ) -> None:
+        self.directory, self.driver, self.framework = directory, driver, framework
+        self.fallbacks: dict[str, str] = {}
+        self._note = note or (lambda name, start, end, track: None)
+        self._graphs: dict[str, Replayable] = {}
+        self._lock = threading.RLock()
+        self._linked: Linked | None = None
+        self._thread: threading.Thread | None = None
+
+    # --- linking -------------------------------------------------------------------------------------
+    def link(self) -> bool:
+        """Load and link; False where the whole bundle is unusable, with the reason in `fallbacks['*']`."""
+        start = time.monotonic()
+        try:
+            self._linked = self._link(load(self.directory))
+        except GraphError as error:
+            self.fallbacks["*"] = str(error)
+        self._note("graphs: link", start, time.monotonic(), "graphs")
+        return self._linked is not None
+
+    def _link(self, tables: Tables) -> Linked:
+        base = bases(tables, self.driver, self.framework)
+        payload = relocate(tables.payload, tables.relocations, base, self.driver)
+        self._write_contents(tables, base)
+        functions, missing = self._resolve(tables)
+        return Linked(tables, base, launch_rows(tables, payload, functions), functions, missing)
+
+    def _write_contents(self, tables: Tables, base: Array) -> None:
+        if not len(tables.blocks):
+            return
+        data = relocate(tables.contents, tables.content_relocations, base)
+        for region, length, offset, start in tables.blocks.tolist():
+            self.driver.write(int(base[region]) + offset, data[start : start + length].tobytes())
+
+    def _resolve(self, tables: Tables) -> tuple[list[int], dict[int, str]]:
+        self.ladder = Ladder(self.driver, self.framework, self._binary)
+        functions, missing = [0] * len(tables.kernels), {}
+        for number, kernel in enumerate(tables.kernels):
+            try:
+                if kernel.binary and (self.directory / "kernels" / kernel.binary).exists():
+                    check_layout(kernel, self._binary(kernel.binary))
+                functions[number] = self.ladder.resolve(kernel)
+            except GraphError as error:
+                missing[number] = str(error)
+        return functions, missing
+
+    def _binary(self, digest: str) -> bytes:
+        return load_binary(self.directory, digest)
+
+    # --- building ------------------------------------------------------------------------------------
+    def graph(self, key: str) -> Replayable:
+        """The graph of this key, restored or else captured. Raises Refused where neither works."""
+        with self._lock:
+            if key not in self._graphs:
+                self._graphs[key] = self._restore_or_capture(key)
+            return self._graphs[key]
+
+    def _restore_or_capture(self, key: str) -> Replayable:
+        start = time.monotonic()
+        try:
+            found = self._build(key)
+        except GraphError as error:
+            self.fallbacks[key] = str(error)
+            found = self._capture(key)
+        self._note(f"graphs: {key}", start, time.monotonic(), "restore" if found.restored else "capture")
+        return found
+
+    def _capture(self, key: str) -> Replayable:
+        try:
+            captured: Captured = self.framework.capture(key)
+        except GraphError as error:
+            raise Refused(
+                f"{key} can be neither restored ({self.fallbacks[key]}) nor captured ({error})"
+            ) from error
+        return Replayable(self.driver, self.framework, captured.executable, restored=False, keep=[captured])
+
+    def _build(self, key: str) -> Replayable:
+        linked = self._linked
+        if linked is None:
+            raise Refused(self.fallbacks.get("*", "not linked"))
+        if key not in linked.tables.keys:
+            raise Refused(linked.tables.refused.get(key, "the bundle does not hold this graph"))
+        index = linked.tables.keys.index(key)
+        nodes = linked.tables.graph(index)[0]
+        for number in np.unique(nodes["kernel"][nodes["kind"] == 0]).tolist():
+            if number in linked.missing:
+                raise Refused(linked.missing[number])
+        graph = self.driver.new_graph()
+        try:
+            executable = self._fill(graph, linked, index)
+        except GraphError:
+            self._discard(graph)
+            raise
+        return Replayable(self.driver, self.framework, executable, restored=True, keep=[linked.rows, graph])
+
+    def _discard(self, graph: int) -> None:
+        try:
+            self.driver.destroy(graph, 0)
+        except GraphError as error:
+            self.fallbacks.setdefault("destroy", str(error))
+
+    def _fill(self, graph: int, linked: Linked, index: int) -> int:
+        nodes, edges, _ = linked.tables.graph(index)
+        first = int(linked.tables.graphs[index]["node"])
+        kernels = np.flatnonzero(nodes["kind"] == 0)
+        handles = dict(
+            zip(
+                kernels.tolist(),
+                self.driver.add_kernels(graph, linked.rows.rows[first + kernels]),
+                strict=True,
+            )
+        )
+        for number in np.flatnonzero(nodes["kind"] != 0).tolist():
+            handles[number] = self._other(graph, nodes[number], linked.rows.payload)
+        for number in np.flatnonzero(nodes["attributes"]).tolist():
+            self.driver.set_attributes(handles[number], linked.tables.attributes[nodes[number]["attributes"]])
+        self.driver.add_edges(graph, [handles[i] for i in range(len(nodes))], edges)
+        return self.driver.instantiate(graph)
+
+    def _other(self, graph: int, node: Any, payload: Array) -> Any:
+        start = int(node["payload"])
+        if node["kind"] == NodeKind.MEMSET:
+            return self.driver.add_memset(graph, payload[start : start + MEMSET.itemsize].view(MEMSET)[0])
+        if node["kind"] == NodeKind.MEMCPY:
+            return self.driver.add_memcpy(graph, payload[start : start + MEMCPY.itemsize].view(MEMCPY)[0])
+        return self.driver.add_empty(graph)
+
+    # --- order ---------------------------------------------------------------------------------------
+    def start(self, keys: Sequence[str] | None = None) -> None:
+        """Smallest and largest now, the rest in the background."""
+        sizes = self.framework.sizes()
+        order = sorted(keys or sizes, key=lambda key: sizes[key])
+        first = list(dict.fromkeys([order[0], order[-1]]))
+        for key in first:
+            self.graph(key)
+        rest = [key for key in order if key not in first and key in self._restorable()]
+        self._thread = threading.Thread(target=self._background, args=(rest,), name="graphs", daemon=True)
+        self._thread.start()
+
+    def _restorable(self) -> set[str]:
+        """Only these may be built in a thread: capture belongs to the thread that owns the framework."""
+        return set(self._linked.tables.keys) if self._linked else set()
+
+    def _background(self, keys: Sequence[str]) -> None:
+        for key in reversed(keys):
+            with self._lock:
+                if key in self._graphs:
+                    continue
+                try:
+                    self._graphs[key] = self._build(key)
+                except GraphError as error:
+                    self.fallbacks[key] = str(error)
+
+    def wait(self) -> None:
+        """Until the background has built what it can."""
+        if self._thread is not None:
+            self._thread.join()

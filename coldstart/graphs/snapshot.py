@@ -1,0 +1,78 @@
+"""What one process saw: raw payloads, the addresses of everything that they may point to, and contents.
+
+A snapshot is offline material.  Two of them, taken in processes whose bases differ, become a bundle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from coldstart.graphs.api import Range
+from coldstart.graphs.builder import subset
+from coldstart.graphs.errors import AlteredTable
+from coldstart.graphs.store import load, load_binary, save
+from coldstart.graphs.table import Array, Region, Tables
+
+MAP = np.dtype([("place", "<u4"), ("address", "<u8")])
+
+
+@dataclass
+class Snapshot:
+    """`launches` has the trace place of each node (-1 unknown); `contents` are bytes by base address."""
+
+    tables: Tables
+    regions: list[Region]
+    ranges: list[Range]
+    trace: Array
+    launches: Array
+    maps: Array
+    contents: dict[int, bytes]
+    binaries: dict[str, bytes]
+
+    def save(self, directory: Path) -> None:
+        """Write into `directory`."""
+        save(self.tables, directory / "tables", self.binaries)
+        for name in ("trace", "launches", "maps"):
+            np.save(directory / f"{name}.npy", getattr(self, name), allow_pickle=False)
+        for base, data in self.contents.items():
+            (directory / f"content-{base:x}.bin").write_bytes(data)
+        facts = {"regions": [asdict(r) for r in self.regions], "ranges": [asdict(r) for r in self.ranges]}
+        (directory / "snapshot.json").write_text(json.dumps(facts))
+
+    def keep(self, keys: Collection[str]) -> Snapshot:
+        """The same process, fewer graphs."""
+        tables = subset(self.tables, lambda key: key in keys)
+        mine = np.repeat([key in keys for key in self.tables.keys], self.tables.graphs["nodes"])
+        renumbered = np.cumsum(mine) - 1
+        owner = np.searchsorted(self.tables.nodes["payload"], self.maps["place"], side="right") - 1
+        maps = self.maps[mine[owner]].copy()
+        owner = owner[mine[owner]]
+        inner = maps["place"].astype(np.int64) - self.tables.nodes["payload"][owner]
+        maps["place"] = tables.nodes["payload"][renumbered[owner]] + inner
+        return replace(self, tables=tables, launches=self.launches[mine], maps=maps)
+
+
+def load_snapshot(directory: Path) -> Snapshot:
+    """Read what save wrote. Raises AlteredTable."""
+    try:
+        facts = json.loads((directory / "snapshot.json").read_text())
+        arrays = {
+            n: np.load(directory / f"{n}.npy", allow_pickle=False) for n in ("trace", "launches", "maps")
+        }
+    except (OSError, ValueError) as error:
+        raise AlteredTable(f"snapshot cannot be read: {error}") from error
+    tables = load(directory / "tables")
+    digests = {k.binary for k in tables.kernels if k.binary}
+    return Snapshot(
+        tables=tables,
+        regions=[Region(**r) for r in facts["regions"]],
+        ranges=[Range(**r) for r in facts["ranges"]],
+        contents={int(p.stem[8:], 16): p.read_bytes() for p in directory.glob("content-*.bin")},
+        binaries={d: load_binary(directory / "tables", d) for d in digests},
+        **arrays,
+    )

@@ -1,0 +1,83 @@
+"""Trace-based indirect index pointers (section 4.1): match an address backwards from its launch.
+
+Allocation number i of the trace is the symbol alloc#i.  The first match backwards is the allocation that is
+live at the launch, so an address that was freed and given out again names the later allocation (Figure 6).
+Addresses inside the block match as well (interior pointers), and one past its end.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from coldstart.graphs.api import Event
+from coldstart.graphs.table import Array
+
+TRACE = np.dtype([("kind", "u1"), ("address", "<u8"), ("size", "<u8")])
+_KINDS = ("alloc", "free", "launch")
+Match = tuple[int, int, int]
+
+
+def pack(events: Sequence[Event]) -> Array:
+    """Events as rows."""
+    return np.array([(_KINDS.index(e.kind), e.address, e.size) for e in events], TRACE)
+
+
+class Live:
+    """The allocations that are live at one point of the trace."""
+
+    def __init__(self) -> None:
+        self._bases: list[int] = []
+        self._blocks: dict[int, tuple[int, int]] = {}
+
+    def apply(self, kind: int, address: int, size: int, ordinal: int) -> None:
+        """One event of the trace."""
+        if kind == 0:
+            if address not in self._blocks:
+                bisect.insort(self._bases, address)
+            self._blocks[address] = (ordinal, size)
+        elif kind == 1 and address in self._blocks:
+            del self._blocks[address]
+            self._bases.remove(address)
+
+    def match(self, address: int) -> Match | None:
+        """(ordinal, offset, size) of the block that holds the address, its end included."""
+        at = bisect.bisect_right(self._bases, address) - 1
+        for base in self._bases[max(0, at - 1) : at + 1][::-1]:
+            ordinal, size = self._blocks[base]
+            if address - base < size or (address - base == size and base != address):
+                return ordinal, address - base, size
+        return None
+
+
+def match_backwards(trace: Array, wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Match]:
+    """`wanted` are (place of the launch in the trace, address); a negative place means its end."""
+    end = len(trace)
+    by_place: dict[int, set[int]] = {}
+    for place, address in wanted:
+        by_place.setdefault(place if place >= 0 else end, set()).add(address)
+    live, ordinal, found = Live(), 0, {}
+    for at in range(end + 1):
+        for address in by_place.get(at, ()):
+            match = live.match(address)
+            if match is not None:
+                found[at, address] = match
+        if at < end:
+            kind, base, size = trace[at].item()
+            live.apply(kind, base, size, ordinal)
+            ordinal += kind == 0
+    return found
+
+
+def live_allocation(events: Sequence[Event], ordinal: int) -> tuple[int, int] | None:
+    """(address, size) of allocation `ordinal` if it is still live at the end of the trace."""
+    count, found = -1, None
+    for event in events:
+        count += event.kind == "alloc"
+        if event.kind == "alloc" and count == ordinal:
+            found = (event.address, event.size)
+        elif event.kind == "free" and found is not None and event.address == found[0]:
+            return None
+    return found

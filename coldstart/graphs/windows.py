@@ -1,0 +1,51 @@
+"""Where an address can stand: every 8-byte window at 4-byte stride inside one parameter, and nowhere else."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from coldstart.graphs.table import Array, Tables
+
+STRIDE = 4
+LOWEST, HIGHEST = 1 << 32, 1 << 48
+
+
+def places(tables: Tables, stride: int = STRIDE) -> Array:
+    """Sorted payload positions (int64) of all candidate windows."""
+    found = [_kernel_places(tables, number, stride) for number in range(len(tables.kernels))]
+    for kind, offsets in ((1, (0, 8)), (2, (0,))):
+        starts = tables.nodes["payload"][tables.nodes["kind"] == kind].astype(np.int64)
+        found.append((starts[:, None] + np.array(offsets)).ravel())
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *found]))
+
+
+def _kernel_places(tables: Tables, number: int, stride: int) -> Array:
+    spans = tables.kernels[number].layout
+    offsets = [np.arange(at, at + size - 7, stride) for at, size in spans if size >= 8]
+    if not offsets:
+        return np.zeros(0, np.int64)
+    mine = (tables.nodes["kind"] == 0) & (tables.nodes["kernel"] == number)
+    starts = tables.nodes["payload"][mine].astype(np.int64)
+    positions: Array = starts[:, None] + np.concatenate(offsets)
+    return positions.ravel()
+
+
+def values(payload: Array, at: Array) -> Array:
+    """The 8-byte little-endian words at those positions, whatever their alignment."""
+    gathered = np.ascontiguousarray(payload[at[:, None] + np.arange(8)])
+    return gathered.view("<u8").reshape(-1)
+
+
+def owners(tables: Tables, at: Array) -> Array:
+    """The node number of each position."""
+    return np.searchsorted(tables.nodes["payload"], at, side="right") - 1
+
+
+def maps(tables: Tables) -> Array:
+    """Positions of parameters that have a tensor map's size."""
+    found = [np.zeros(0, np.int64)]
+    for number, kernel in enumerate(tables.kernels):
+        mine = (tables.nodes["kind"] == 0) & (tables.nodes["kernel"] == number)
+        starts = tables.nodes["payload"][mine].astype(np.int64)
+        found += [starts + offset for offset, size in kernel.layout if size == 128]
+    return np.sort(np.concatenate(found))
