@@ -35,9 +35,11 @@ def prefix(snapshot: Snapshot) -> Array:
     """Places of 8-aligned words that share the high bytes of some region's base."""
     at = windows.places(snapshot.tables)
     at = at[at % 8 == 0]
-    heads = {r.base >> PREFIX_SHIFT for r in [*snapshot.regions, *snapshot.ranges]}
+    bases = [*(r.base for r in snapshot.regions), *(r.base for r in snapshot.ranges)]
+    heads = np.array(sorted({base >> PREFIX_SHIFT for base in bases}), np.uint64)
     found = windows.values(snapshot.tables.payload, at) >> np.uint64(PREFIX_SHIFT)
-    return at[np.isin(found, np.array(sorted(heads), np.uint64))]
+    called: Array = at[np.isin(found, heads)]
+    return called
 
 
 def single(snapshot: Snapshot) -> Array:

@@ -1,0 +1,45 @@
+"""Load cuda-bindings lazily; turn error codes into DriverFailure; keep the primary context current."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from coldstart.graphs.errors import DriverFailure
+
+
+@cache
+def bindings() -> Any:
+    """The module cuda.bindings.driver. Raises DriverFailure with the mend where it is missing."""
+    try:
+        return import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise DriverFailure("import cuda.bindings", f"{error}: pip install coldstart[gpu]") from error
+
+
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The values after the error code: none, one, or a tuple. Raises DriverFailure."""
+    try:
+        error, *values = function(*arguments)
+    except RuntimeError as missing:  # cuda-bindings: the driver library or the entry point is absent
+        raise DriverFailure(function.__name__, missing) from missing
+    if int(error) != 0:
+        raise DriverFailure(function.__name__, error.name)
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def primary_context(ordinal: int = 0) -> Any:
+    """Retain the primary context of a device and make it current in this thread."""
+    d = bindings()
+    call(d.cuInit, 0)
+    context = call(d.cuDevicePrimaryCtxRetain, call(d.cuDeviceGet, ordinal))
+    call(d.cuCtxSetCurrent, context)
+    return context
+
+
+def bytes_at(address: int, size: int) -> bytes:
+    """Host bytes."""
+    return ctypes.string_at(address, size)

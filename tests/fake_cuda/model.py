@@ -1,0 +1,135 @@
+"""A framework over the fake driver: three graphs with a struct, a tensor map, copies, edge data, a hole."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from coldstart.graphs.api import LAUNCH, Captured, Event
+from coldstart.graphs.cuda.backend import CudaDriver
+from coldstart.graphs.cuda.modules import ModuleLog
+from coldstart.graphs.sim.images import cubin
+from coldstart.graphs.sim.kernels import pack_map
+from coldstart.graphs.table import EDGE, MEMCPY, MEMSET, Array, Region
+
+ROWS = 64
+LAYOUTS = {"k_scale": ((0, 8), (8, 8), (16, 4)), "k_add": ((0, 32),), "k_mapped": ((0, 128), (128, 8), (136, 4))}
+IMAGE = cubin({name: (name, layout) for name, layout in LAYOUTS.items()})
+NAMED = {"static:x": 4 * ROWS, "static:out": 4 * ROWS, "param:w": 4 * ROWS, "kv:0": 8 * ROWS}
+POOL = 4096
+
+
+class FakeModel:
+    """FrameworkApi and Workload; `seed` decides how much is allocated before, hence the addresses."""
+
+    def __init__(self, seed: int) -> None:
+        modules = ModuleLog()
+        modules.see(IMAGE)
+        self.driver, self.random = CudaDriver(modules), random.Random(seed)
+        self.named: dict[str, Region] = {}
+        for symbol, size in NAMED.items():
+            self.driver.allocate(self.random.randrange(1, 64) * 512)
+            self.named[symbol] = Region(symbol, size, self.driver.allocate(size))
+            self.driver.fill(self.named[symbol].base, size, 0)
+        self.write("param:w", np.arange(ROWS, dtype=np.float32))
+        self.library = self.driver.load_library(IMAGE)
+        self.functions = {name: self.driver.library_kernel(self.library, name) for name in LAYOUTS}
+        self.segments: list[Region] = []
+
+    def write(self, symbol: str, values: Array) -> None:
+        self.driver.write(self.named[symbol].base, values.tobytes())
+
+    def at(self, symbol: str) -> int:
+        return self.named[symbol].base
+
+    # --- capture: as a stream would record it ---------------------------------------------------------
+    def capture(self, key: str) -> Captured:
+        if not self.segments:
+            self.segments = [Region("pool:0", POOL, self.driver.allocate(POOL))]
+        n, pool = self.sizes()[key], self.segments[0].base
+        graph = self.driver.new_graph()
+        stale = self.random.randrange(1 << 32)
+        struct = np.array([self.at("static:x"), pool, stale << 32 | n, 0x7F0000000400], np.uint64).tobytes()
+        nodes = [
+            self._set(graph, pool, 4 * n),
+            self._launch(graph, "k_add", struct),
+            self._launch(graph, "k_scale", _pack(pool, pool + 2048, n)),
+            self._launch(graph, "k_mapped", pack_map(self.at("param:w"), n, 1) + _pack(pool, n)),
+            self.driver.add_empty(graph),
+            self._copy(graph, pool + 2048, self.at("static:out"), 4 * n),
+            self._launch(graph, "k_scale", _pack(pool, self.at("kv:0") + 4 * ROWS, n)),
+        ]
+        self.driver.set_attributes(nodes[2], ((6, "01"), (8, "02")))
+        edges = [(0, 1, 0, 0, 0), (1, 2, 1, 0, 1), (2, 3, 0, 0, 0), (2, 4, 0, 0, 0), (4, 5, 0, 0, 0), (3, 6, 0, 0, 0)]
+        self.driver.add_edges(graph, nodes, np.array([(*e, 0) for e in edges], EDGE))
+        return Captured(graph, self.driver.instantiate(graph))
+
+    def _launch(self, graph: int, name: str, payload: bytes) -> object:
+        held = ctypes.create_string_buffer(payload, len(payload))
+        pointers = np.array([ctypes.addressof(held) + offset for offset, _ in LAYOUTS[name]], np.uint64)
+        row = np.zeros(1, LAUNCH)
+        row["function"], row["params"] = self.functions[name], pointers.ctypes.data
+        row["grid"], row["block"] = 1, 32
+        return self.driver.add_kernels(graph, row)[0]
+
+    def _set(self, graph: int, target: int, width: int) -> object:
+        return self.driver.add_memset(graph, np.array([(target, 0, 0, 1, width, 1)], MEMSET)[0])
+
+    def _copy(self, graph: int, source: int, target: int, width: int) -> object:
+        return self.driver.add_memcpy(graph, np.array([(source, target, width, 1, 1, 0, 0, 0, 0)], MEMCPY)[0])
+
+    # --- FrameworkApi ---------------------------------------------------------------------------------
+    def sizes(self) -> dict[str, int]:
+        return {"decode:4": 4, "decode:16": 16, "decode:64": 64}
+
+    def regions(self) -> list[Region]:
+        return list(self.named.values())
+
+    def pool(self) -> list[Region]:
+        return self.segments
+
+    def reserve_pool(self, sizes: Sequence[int]) -> list[int]:
+        return [self.driver.allocate(size) for size in sizes]
+
+    def trace(self) -> list[Event]:
+        return []
+
+    def launches(self, key: str) -> list[int]:
+        return []
+
+    def refusal(self, key: str) -> str | None:
+        return None
+
+    def stream(self) -> int:
+        return 0
+
+    def trigger(self) -> None:
+        return None
+
+    # --- Workload -------------------------------------------------------------------------------------
+    def prepare(self, key: str, seed: int) -> None:
+        values = np.random.default_rng(seed)
+        self.write("static:x", values.standard_normal(ROWS).astype(np.float32))
+        self.write("kv:0", values.standard_normal(2 * ROWS).astype(np.float32))
+        self.driver.fill(self.at("static:out"), 4 * ROWS, 0)
+
+    def observe(self, key: str) -> bytes:
+        return b"".join(self.driver.read(self.at(s), NAMED[s]) for s in ("static:out", "kv:0"))
+
+    def eager(self, key: str) -> None:
+        """The same mathematics in numpy."""
+        n = self.sizes()[key]
+        x = np.frombuffer(self.driver.read(self.at("static:x"), 4 * n), np.float32)
+        w = np.frombuffer(self.driver.read(self.at("param:w"), 4 * n), np.float32)
+        factor = np.float32(1 + ((0x7F0000000400 >> 9) % 64) / 64)
+        first = x * factor
+        self.driver.write(self.at("static:out"), (2 * first).astype(np.float32).tobytes())
+        self.driver.write(self.at("kv:0") + 4 * ROWS, (2 * (first + w)).astype(np.float32).tobytes())
+
+
+def _pack(*values: int) -> bytes:
+    *wide, last = values
+    return np.array(wide, np.uint64).tobytes() + np.uint32(last).tobytes()
