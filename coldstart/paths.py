@@ -1,8 +1,8 @@
 """Where coldstart keeps things, after the XDG base directory specification.
 
 Everything that can be made again (bundles, tiny models) lives under one cache directory, moved as a whole by
-``--cache-dir`` or ``COLDSTART_CACHE_DIR``. Keys and trust live in the state directory, which does not move with
-it: a cache copied from elsewhere must not bring its own trust. No function creates a directory except
+``--cache-dir`` or ``COLDSTART_CACHE_DIR``. Keys and trust live in the state directory, which does not move
+with it: a cache copied from elsewhere must not bring its own trust. No function creates a directory except
 ``runtime_dir``.
 """
 
@@ -58,7 +58,8 @@ def runtime_dir() -> Path:
     Raises Usage if it exists with another owner or is open to others: a socket in it could be replaced.
     """
     base = os.environ.get("XDG_RUNTIME_DIR", "")
-    path = Path(base) / "coldstart" if Path(base).is_absolute() else Path(tempfile.gettempdir()) / f"coldstart-{os.getuid()}"
+    fallback = Path(tempfile.gettempdir()) / f"coldstart-{os.getuid()}"
+    path = Path(base) / "coldstart" if Path(base).is_absolute() else fallback
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:

@@ -1,11 +1,12 @@
 """Tiny models with real architectures, built here and seeded, so that a demo or a test needs no hub.
 
 Invariant: a name and ``GENERATION`` determine every byte. The weights are random, but the unembedding is wide
-enough (logit deviation of a few units) that the two best tokens lie far apart: greedy output survives a change of
-summation order, which is what "identical tokens" must be able to rely on.
+enough (logit deviation of a few units) that the two best tokens lie far apart: greedy output survives a
+change of summation order, which is what "identical tokens" must be able to rely on.
 """
 
 import fcntl
+import math
 import os
 import random
 import shutil
@@ -69,7 +70,7 @@ def _run_child(name: str, draft: Path) -> None:
     command = [sys.executable, "-m", "coldstart.tiny", name, str(draft)]
     # The path is handed on so that a caller that is not installed, only on the path, builds the same.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise ColdstartError(f"Building {name} failed: {reason}", mend="pip install 'coldstart[cpu]'")
@@ -100,7 +101,7 @@ def _make_tokenizer() -> Any:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", specials.index("<s>"))]
     )
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         model_max_length=_POSITIONS,
         chat_template=_CHAT_TEMPLATE,
@@ -131,12 +132,12 @@ def _make_config(name: str) -> Any:
 
 
 def _deviation(name: str, shape: tuple[int, ...]) -> float:
-    """Standard deviation of one weight: fan-in scaled, and wider where it decides how far apart logits lie."""
+    """Standard deviation of a weight: fan-in scaled, wider where it decides how far apart logits lie."""
     if len(shape) < 2:
         return 0.1
     if name.startswith("lm_head"):
-        return 3.0 / shape[-1] ** 0.5
-    return 1.0 if "embed" in name else 1.0 / shape[-1] ** 0.5
+        return 3.0 / math.sqrt(shape[-1])
+    return 1.0 if "embed" in name else 1.0 / math.sqrt(shape[-1])
 
 
 def _fill(model: Any) -> None:
@@ -156,7 +157,7 @@ def _fill(model: Any) -> None:
 def _write(name: str, target: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(_make_config(name))
+    model = AutoModelForCausalLM.from_config(_make_config(name))  # type: ignore[no-untyped-call]
     _fill(model)
     model.save_pretrained(target)
     _make_tokenizer().save_pretrained(target)
