@@ -105,7 +105,8 @@ class Draft:
         descriptor = self.staging.put(image.document(), oci.MANIFEST_TYPE)
         signatures = [signer.sign(descriptor.digest)] if signer else []
         self.closed = True
-        return self.store.commit(self.staging, descriptor, image, signatures)
+        identity = {name: image.annotations[name] for name in (oci.NAME, oci.KEY)}
+        return self.store.commit(self.staging, descriptor, identity, signatures)
 
     def _enter(
         self, declared: SectionType, file: HashingFile, annotations: Mapping[str, str]

@@ -1,6 +1,6 @@
 """The key <hardware, model, runtime, engine>: equal digests if and only if the same artifacts are valid.
 
-digest = sha256(canonical JSON of the flat fields). A key names no path, so a bundle may move between directories.
+digest = sha256(canonical JSON of the flat fields). A key names no path, so a bundle may move.
 """
 
 from __future__ import annotations

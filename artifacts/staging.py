@@ -109,12 +109,11 @@ class Staging:
 def staging(layout: Layout) -> Iterator[Staging]:
     """A fresh staging directory, removed at the end. Raises ReadOnlyStore or NoSpace."""
     layout.create()
-    with named_os_errors("preparing to write to the store"):
-        # Under the index lock, so that prune cannot collect the directory before its lock is held.
-        with layout.exclusive():
-            directory = layout.staging / uuid4().hex
-            directory.mkdir()
-            handle = files.try_lock(directory / _LOCK)
+    # Under the index lock, so that prune cannot collect the directory before its own lock is held.
+    with named_os_errors("preparing to write to the store"), layout.exclusive():
+        directory = layout.staging / uuid4().hex
+        directory.mkdir()
+        handle = files.try_lock(directory / _LOCK)
     try:
         yield Staging(directory)
     finally:

@@ -7,19 +7,24 @@ pruned.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from coldstart.artifacts import commit, files, oci
+from coldstart.artifacts import commit, files, oci, prune, repair
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.errors import Ambiguous, BundleError, InvalidReference
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.layout import Layout
+from coldstart.artifacts.receive import receive
+from coldstart.artifacts.source import LayoutSource, Source
 from coldstart.artifacts.staging import Staging, staging
 
+Bundles = list[Bundle]
+Mismatches = list[Mismatch]
+Repairs = list[repair.Repair]
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
 _VERSIONED = re.compile(r"(?P<name>[^@]+?):v(?P<version>[1-9]\d{0,8})")
 
@@ -32,7 +37,7 @@ class NotFound(BundleError):
 
     code: ClassVar[str] = "CS-NOTFOUND"
 
-    def __init__(self, message: str, nearest: tuple[Bundle, list[Mismatch]] | None = None) -> None:
+    def __init__(self, message: str, nearest: tuple[Bundle, Mismatches] | None = None) -> None:
         super().__init__(message)
         self.nearest = nearest
 
@@ -68,7 +73,7 @@ class Store:
         with files.locked(self.layout.key_lock(key.digest)):
             yield
 
-    def list(self) -> list[Bundle]:
+    def list(self) -> Bundles:
         """Every bundle in order of publication, without opening any manifest that the index describes."""
         return [self._bundle(entry) for entry in self.layout.entries() if self._is_bundle(entry)]
 
@@ -91,21 +96,43 @@ class Store:
             raise NotFound(f"no bundle is called {ref!r}")
         return found[-1] if len(found) == 1 or self._newest_wins(ref, found) else _several(ref, found)
 
-    def signatures(self, bundle: Bundle) -> Sequence[oci.Descriptor]:
-        """Index entries of signature manifests; whether they are about `bundle` their subject says."""
-        return [entry for entry in self.layout.entries() if entry.artifact_type == oci.SIGNATURE_TYPE]
+    def signatures(self, bundle: Bundle) -> Sequence[bytes]:
+        """Signature documents about `bundle`, unverified; sign.trusted judges them."""
+        return LayoutSource(self).signatures(bundle.descriptor)
 
     def commit(
         self,
         place: Staging,
         descriptor: oci.Descriptor,
-        image: oci.ImageManifest,
+        identity: Mapping[str, str],
         signatures: Sequence[bytes] = (),
     ) -> Bundle:
-        """Publish what is staged; used by Draft and by imports."""
-        identity = {name: image.annotations[name] for name in (oci.NAME, oci.KEY)}
-        entry = commit.publish(self.layout, place, descriptor, identity, signatures)
-        return Bundle(self, entry, commit.version_of(entry))
+        """Publish what is staged.
+
+        Used by Draft and by imports. `identity` holds the NAME and KEY annotations.
+        """
+        return self._bundle(commit.publish(self.layout, place, descriptor, identity, signatures))
+
+    def prune(
+        self, keep: int | None = 1, *, drop: Sequence[Bundle] = (), dry_run: bool = False
+    ) -> prune.Pruned:
+        """Keep the newest `keep` versions of each key (None: all), less `drop`; collect what nothing refers
+        to.
+
+        Raises ReadOnlyStore.
+        """
+        return prune.prune(self.layout, keep=keep, drop=drop, dry_run=dry_run)
+
+    def repair(self, bundle: Bundle, sources: Sequence[Source]) -> Repairs:
+        """Fetch each bad blob, or only its bad chunks, from the first source that has it.
+
+        Good ones stay untouched.
+        """
+        return repair.repair(self, bundle, sources)
+
+    def receive(self, source: Source, descriptor: oci.Descriptor) -> Bundle:
+        """Take a bundle over from another store, an archive, a registry or the hub."""
+        return receive(self, source, descriptor)
 
     def _bundle(self, entry: oci.Descriptor) -> Bundle:
         return Bundle(self, entry, commit.version_of(entry))
@@ -113,7 +140,7 @@ class Store:
     def _is_bundle(self, entry: oci.Descriptor) -> bool:
         return entry.artifact_type == oci.BUNDLE_TYPE
 
-    def _matching(self, ref: str, bundles: Sequence[Bundle]) -> list[Bundle]:
+    def _matching(self, ref: str, bundles: Sequence[Bundle]) -> Bundles:
         if "@" in ref:
             name, _, digest = ref.partition("@")
             return [b for b in bundles if b.name == name and b.digest.startswith(digest) and len(digest) > 12]
@@ -131,7 +158,7 @@ class Store:
         by_key = _HEX.fullmatch(ref) is not None and len({bundle.key_digest for bundle in found}) == 1
         return by_name or by_key
 
-    def _nearest(self, key: Key, name: str | None) -> tuple[Bundle, list[Mismatch]] | None:
+    def _nearest(self, key: Key, name: str | None) -> tuple[Bundle, Mismatches] | None:
         candidates = [(b, diff(key, b.key)) for b in self._readable() if _same_model(key, name, b)]
         return min(candidates, key=lambda pair: len(pair[1]), default=None)
 
@@ -144,7 +171,7 @@ class Store:
             yield bundle
 
 
-def _by_name(ref: str, bundles: Sequence[Bundle]) -> list[Bundle]:
+def _by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
     if found := [b for b in bundles if ref in (b.name, b.descriptor.annotations.get(oci.REF_NAME))]:
         return found
     if matched := _VERSIONED.fullmatch(ref):
