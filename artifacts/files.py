@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 from coldstart.artifacts.errors import TooLarge, named_os_errors
@@ -74,3 +75,8 @@ def try_lock(path: Path) -> int | None:
         os.close(handle)
         return None
     return handle
+
+
+def sync_file(file: BinaryIO) -> None:
+    """Make what was flushed to `file` durable."""
+    os.fsync(file.fileno())

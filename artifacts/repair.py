@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from coldstart.artifacts import blobs, oci, ranges
-from coldstart.artifacts.errors import BundleError, DigestMismatch, MissingBlob, named_os_errors
+from coldstart.artifacts.errors import BundleError, DigestMismatch, MissingBlob, RemoteFailed, named_os_errors
 from coldstart.artifacts.limits import CHUNK
 from coldstart.artifacts.manifest import SectionEntry
 from coldstart.artifacts.receive import fetch
@@ -73,7 +73,7 @@ def _mend(
     for source in sources:
         try:
             return Repair(subject, blob.digest, True, _from(store, source, blob, entry), "mended")
-        except (MissingBlob, DigestMismatch, OSError) as error:
+        except (MissingBlob, DigestMismatch, RemoteFailed) as error:
             reasons.append(str(error))
     return Repair(subject, blob.digest, False, 0, "; ".join(reasons))
 
@@ -94,10 +94,9 @@ def _patch(store: Store, place: Staging, source: Source, blob: oci.Descriptor, e
     fetched = 0
     with blobs.open_unverified(store.root, blob.digest) as file, place.file(cap=blob.size) as target:
         for number, data in ranges.pieces(file, entry):
-            if sha256(data).hexdigest() != entry.chunks[number]:
-                data = _chunk(source, blob, number)
-                fetched += len(data)
-            target.write(data)
+            good = sha256(data).hexdigest() == entry.chunks[number]
+            target.write(data if good else _chunk(source, blob, number))
+            fetched += 0 if good else ranges.span(entry, number)[1]
         if target.digest != blob.digest:
             raise DigestMismatch(f"blob {blob.digest} is still damaged after repair")
     return fetched

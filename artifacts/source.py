@@ -14,6 +14,8 @@ from coldstart.artifacts.ranges import read_full
 if TYPE_CHECKING:
     from coldstart.artifacts.store import Store
 
+MAX_SIGNATURES = 64
+
 
 class Source(Protocol):
     """What a receiver asks of a source; bytes are verified by the receiver."""
@@ -44,11 +46,19 @@ class LayoutSource:
         return payloads(self, self.store.layout.entries(), subject)
 
 
-def payloads(source: Source, entries: Sequence[oci.Descriptor], subject: oci.Descriptor) -> list[bytes]:
-    """Of `entries`, the payload of each readable signature manifest whose subject is `subject`."""
+def signed_by(
+    source: Source, entries: Sequence[oci.Descriptor], subject: oci.Descriptor
+) -> list[tuple[oci.Descriptor, oci.ImageManifest]]:
+    """Of `entries`, each readable signature manifest whose subject is `subject`."""
     signed = [entry for entry in entries if entry.artifact_type == oci.SIGNATURE_TYPE]
-    found = [_payload(source, entry, subject) for entry in signed[:256]]
-    return [payload for payload in found if payload is not None]
+    found = [(entry, _signature(source, entry, subject)) for entry in signed]
+    return [(entry, image) for entry, image in found if image is not None][:MAX_SIGNATURES]
+
+
+def payloads(source: Source, entries: Sequence[oci.Descriptor], subject: oci.Descriptor) -> list[bytes]:
+    """The documents of `signed_by` that can be read."""
+    made = (_payload(source, image.layers[0]) for _, image in signed_by(source, entries, subject))
+    return [payload for payload in made if payload is not None]
 
 
 def small(source: Source, blob: oci.Descriptor, cap: int) -> bytes:
@@ -62,11 +72,17 @@ def small(source: Source, blob: oci.Descriptor, cap: int) -> bytes:
     return data
 
 
-def _payload(source: Source, entry: oci.Descriptor, subject: oci.Descriptor) -> bytes | None:
+def _signature(source: Source, entry: oci.Descriptor, subject: oci.Descriptor) -> oci.ImageManifest | None:
     try:
         image = oci.parse_manifest(small(source, entry, LIMITS.manifest))
-        if image.subject is None or image.subject.digest != subject.digest or len(image.layers) != 1:
-            return None
-        return small(source, image.layers[0], LIMITS.signature)
     except BundleError:
         return None  # A signature that cannot be read vouches for nothing.
+    fits = image.subject is not None and image.subject.digest == subject.digest and len(image.layers) == 1
+    return image if fits else None
+
+
+def _payload(source: Source, layer: oci.Descriptor) -> bytes | None:
+    try:
+        return small(source, layer, LIMITS.signature)
+    except BundleError:
+        return None  # As above.

@@ -6,6 +6,7 @@ refused.
 
 from __future__ import annotations
 
+import os
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -75,6 +76,11 @@ class Body:
             raise InvalidTree("the tar stream ends inside a member")
         self._left -= len(data)
         return data
+
+    def jump(self, file: BinaryIO) -> None:
+        """Pass over what is left without reading it. Raises InvalidTree when the file is shorter."""
+        file.seek(max(0, self._left - 1), os.SEEK_CUR)
+        self._left = min(self._left, 1)
 
     def skip(self) -> None:
         """Move to the next header."""
