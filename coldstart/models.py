@@ -23,8 +23,10 @@ _WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
 
 @dataclass(frozen=True)
 class Model:
-    """One model: what the user called it, where its files are, and its parsed config.json.
+    """One model: its name, where its files are, and its parsed config.json.
 
+    ``name`` is an alias where there is one, else the repository, else the directory's last part: never a
+    path, so that a bundle may carry it.
     ``path`` is the directory that holds config.json. ``repo_id`` and ``revision`` (a commit hash) are None
     for a directory that is no hub snapshot.
     """
@@ -34,6 +36,12 @@ class Model:
     repo_id: str | None
     revision: str | None
     config: Mapping[str, Any]
+
+    @property
+    def argument(self) -> str:
+        """What to type to name this model again."""
+        known = self.name in NAMES or self.repo_id is not None
+        return self.name if known or self.path is None else str(self.path)
 
 
 def resolve(
@@ -55,7 +63,7 @@ def resolve(
     directory = Path(model).expanduser()
     if directory.is_dir():
         _refuse_revision(model, revision)
-        return _local(model, directory.resolve())
+        return _local(None, directory.resolve())
     repo_id = ALIASES.get(model.lower(), model)
     if not _REPO_ID.fullmatch(repo_id) or model.startswith(("./", "../", "~", "/")):
         raise _unknown(model)
@@ -68,12 +76,12 @@ def ensure_weights(model: Model, *, offline: bool = False) -> Model:
     Raises NeedsAuth as ``resolve`` does, Usage when a local directory holds no weights.
     """
     if model.repo_id is not None:
-        return replace(model, path=hub.snapshot(model.repo_id, model.revision, offline))
+        model = replace(model, path=hub.snapshot(model.repo_id, model.revision, offline))
     if model.path is None or not weight_files(model.path):
         raise Usage(
             f"{model.name} has a configuration but no weights ({', '.join(_WEIGHT_PATTERNS)}).",
-            mend=f"copy the weights there, or do without them: coldstart materialize {model.name} "
-            "--load-format dummy",
+            mend="bring them there, or do without them: coldstart materialize "
+            f"{model.argument} --load-format dummy",
         )
     return model
 
@@ -91,19 +99,25 @@ def _refuse_revision(model: str, revision: str | None) -> None:
         raise Usage(f"--revision {revision} has no meaning for {model}, which is on this machine.")
 
 
-def _local(name: str, directory: Path) -> Model:
+def _local(name: str | None, directory: Path) -> Model:
     # A snapshot directory of the hub's cache names its own repository and commit; used by path it is the same
     # model as used by name, so it must come to the same key.
     commit = directory.name if _COMMIT.fullmatch(directory.name) else None
     snapshot = commit is not None and directory.parent.name == "snapshots"
     owner = directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+    repo_id = owner if snapshot and _REPO_ID.fullmatch(owner) else None
     return Model(
-        name=name,
+        name=name or _name(repo_id or directory.name),
         path=directory,
-        repo_id=owner if snapshot and _REPO_ID.fullmatch(owner) else None,
+        repo_id=repo_id,
         revision=commit if snapshot else None,
         config=_read_config(directory),
     )
+
+
+def _name(text: str) -> str:
+    alias = next((alias for alias, repo_id in ALIASES.items() if repo_id == text), None)
+    return alias or re.sub(r"[^A-Za-z0-9._/-]", "-", text).lstrip("._-") or "model"
 
 
 def _from_hub(name: str, repo_id: str, revision: str | None, offline: bool) -> Model:
@@ -112,7 +126,7 @@ def _from_hub(name: str, repo_id: str, revision: str | None, offline: bool) -> M
     except hub.NotThere as error:
         raise _unknown(name, error) from error
     commit = directory.name if _COMMIT.fullmatch(directory.name) else None
-    return Model(name, directory, repo_id, commit, _read_config(directory))
+    return Model(_name(repo_id), directory, repo_id, commit, _read_config(directory))
 
 
 def _read_config(directory: Path) -> Mapping[str, Any]:

@@ -42,11 +42,6 @@ def state_dir() -> Path:
     return _xdg("XDG_STATE_HOME", ".local/state")
 
 
-def trust_dir() -> Path:
-    """One public key per file: the signers whose bundles may be executed here."""
-    return state_dir() / "trusted"
-
-
 def config_file() -> Path:
     """The configuration file read when neither ``--config`` nor COLDSTART_CONFIG names one."""
     return _xdg("XDG_CONFIG_HOME", ".config") / "config.toml"

@@ -15,7 +15,7 @@ import typer
 from coldstart.commands._output import Format, Output, Progress
 
 from coldstart import paths
-from coldstart.errors import Usage
+from coldstart.errors import NeedsAuth, Usage
 
 if TYPE_CHECKING:
     from coldstart.artifacts.store import Store
@@ -37,6 +37,13 @@ class Common:
         from coldstart.artifacts.store import Store
 
         return Store(paths.store_dir(self.cache_dir))
+
+    def require_network(self, address: str) -> None:
+        """Raises NeedsAuth (exit 4) when ``address`` lies on the network and --offline is set."""
+        if self.offline and "://" in address and not address.startswith("dir://"):
+            raise NeedsAuth(
+                f"{address} lies on the network, and --offline is set.", mend="leave --offline away"
+            )
 
 
 def _option(*flags: str, help: str, metavar: str | None = None, envvar: str | None = None) -> Any:
