@@ -30,6 +30,8 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "import": ("coldstart.commands.import_", "Take a bundle from one file.", "Bundles"),
     "push": ("coldstart.commands.push", "Copy a bundle to a directory, registry or hub.", "Bundles"),
     "pull": ("coldstart.commands.pull", "Copy a bundle from a directory, registry or hub.", "Bundles"),
+    "validate": ("coldstart.commands.validate", "Check bundles, up to starting them.", "Bundles"),
+    "bench": ("coldstart.commands.bench", "Measure cold starts, mode against mode.", "Measure"),
     "trust": ("coldstart.commands.trust", "Say whose bundles may run code here.", "Machine"),
     "doctor": ("coldstart.commands.doctor", "Say what this machine can do, and what is missing.", "Machine"),
 }
