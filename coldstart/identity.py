@@ -80,6 +80,8 @@ def _safetensors_layout(file: Path) -> dict[str, tuple[str, list[int]]]:
             if length > _HEADER_CAP:
                 raise ValueError(f"header of {length} bytes")
             header = json.loads(stream.read(length))
+        if not isinstance(header, dict):
+            raise ValueError("header is no object")
         return {name: (e["dtype"], e["shape"]) for name, e in header.items() if name != "__metadata__"}
     except (ValueError, KeyError, TypeError, struct.error) as error:
         raise Usage(f"{file} is not a safetensors file ({error}).", mend="fetch the weights again") from error

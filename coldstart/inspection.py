@@ -41,7 +41,7 @@ def find_bundle(store: Store, ref: str) -> Bundle | None:
 
 def names_model(word: str) -> bool:
     """Whether ``word`` is a model known without asking the hub: built in, an alias, or a directory."""
-    return word.lower() in NAMES or Path(word).expanduser().is_dir()
+    return word.lower() in NAMES or paths.expand(word).is_dir()
 
 
 def look_up(

@@ -60,7 +60,7 @@ def resolve(
     if model in tiny.NAMES:
         _refuse_revision(model, revision)
         return _local(model, tiny.build(model, paths.models_dir(cache_dir)))
-    directory = Path(model).expanduser()
+    directory = paths.expand(model)
     if directory.is_dir():
         _refuse_revision(model, revision)
         return _local(None, directory.resolve())

@@ -21,10 +21,18 @@ def _xdg(variable: str, fallback: str) -> Path:
     return base / "coldstart"
 
 
+def expand(path: str | Path) -> Path:
+    """``path`` with ~ and ~user replaced; as it is where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def cache_dir(override: Path | None = None) -> Path:
     """The cache root: ``override``, else COLDSTART_CACHE_DIR, else $XDG_CACHE_HOME/coldstart."""
     chosen = override or os.environ.get("COLDSTART_CACHE_DIR")
-    return Path(chosen).expanduser().absolute() if chosen else _xdg("XDG_CACHE_HOME", ".cache")
+    return expand(chosen).absolute() if chosen else _xdg("XDG_CACHE_HOME", ".cache")
 
 
 def store_dir(override: Path | None = None) -> Path:
@@ -35,6 +43,11 @@ def store_dir(override: Path | None = None) -> Path:
 def models_dir(override: Path | None = None) -> Path:
     """The models that coldstart builds itself, inside the cache root."""
     return cache_dir(override) / "models"
+
+
+def unpacked_dir(override: Path | None = None) -> Path:
+    """Sections unpacked for use, one directory per content digest, inside the cache root."""
+    return cache_dir(override) / "unpacked"
 
 
 def state_dir() -> Path:

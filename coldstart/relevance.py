@@ -76,28 +76,42 @@ _DEFAULTS: Mapping[str, object] = {
 }
 # Anywhere in nested settings: places, which vLLM's own hash leaves out as well.
 _PLACES = frozenset({"cache_dir", "local_cache_dir", "debug_dump_path", "download_dir"})
-_NAME = re.compile(r"[A-Za-z0-9_\-]+")
+_NAME = re.compile(r"[A-Za-z0-9_\-]{1,64}")
+# Names that no field of a key can carry go in here together, and so still count.
+_ODD = "odd"
+# A value longer than a field may be counts by its digest.
+_LONGEST = 1024
 _PATH = re.compile(r"(/|~|\.\.?/|[A-Za-z]:[\\/])")
 
 
 def engine_fields(arguments: Mapping[str, object]) -> dict[str, Scalar]:
     """The relevant ones of ``arguments`` (as parsed) as flat fields without the ``engine.`` prefix."""
-    fields: dict[str, Scalar] = {}
-    for name, value in arguments.items():
-        plain = name.replace("-", "_")
-        if plain in IGNORED or (plain in _DEFAULTS and _DEFAULTS[plain] == value):
-            continue
-        fields.update(_flat(plain, value))
-    return fields
+    relevant = {name.replace("-", "_"): value for name, value in arguments.items() if _counts(name, value)}
+    named = {name: value for name, value in relevant.items() if _NAME.fullmatch(name)}
+    odd = {name: value for name, value in relevant.items() if name not in named}
+    fields = [_flat(name, value) for name, value in named.items()]
+    if odd:
+        fields.append(_as_json(_ODD, odd))
+    return {name: value for part in fields for name, value in part.items()}
+
+
+def _counts(name: str, value: object) -> bool:
+    plain = name.replace("-", "_")
+    return plain not in IGNORED and not (plain in _DEFAULTS and _DEFAULTS[plain] == value)
 
 
 def _flat(name: str, value: object) -> dict[str, Scalar]:
-    if isinstance(value, Mapping) and value and all(_NAME.fullmatch(str(key)) for key in value):
-        inner = [_flat(f"{name}.{key}", item) for key, item in value.items() if key not in _PLACES]
-        return {key: item for fields in inner for key, item in fields.items()}
-    if isinstance(value, Mapping | list | tuple):
-        return {name: json.dumps(_without_paths(value), sort_keys=True, separators=(",", ":"))}
-    return {name: _without_path(value)}
+    if not isinstance(value, Mapping | list | tuple):
+        return {name: _without_path(value)}
+    if not isinstance(value, Mapping) or not value or not all(_NAME.fullmatch(str(key)) for key in value):
+        return _as_json(name, value)
+    inner = [_flat(f"{name}.{key}", item) for key, item in value.items() if key not in _PLACES]
+    return {key: item for fields in inner for key, item in fields.items()}
+
+
+def _as_json(name: str, value: object) -> dict[str, Scalar]:
+    text = json.dumps(_without_paths(value), sort_keys=True, separators=(",", ":"))
+    return {name: text if len(text) <= _LONGEST else _digest(text.encode())}
 
 
 def _without_paths(value: object) -> object:
@@ -112,13 +126,19 @@ def _without_path(value: object) -> Scalar:
     if value is None or isinstance(value, bool | int | float):
         return value
     text = str(value)
+    if len(text) > _LONGEST:
+        return _digest(text.encode())
     return _content(text) if _PATH.match(text) else text
 
 
 def _content(path: str) -> str:
     """A path by what it holds: file bytes, a model's configuration, else a digest of its spelling."""
-    place = Path(path).expanduser()
+    place = Path(path)
     config = place / "config.json"
     file = config if config.is_file() else place
     data = file.read_bytes() if file.is_file() else path.encode()
+    return _digest(data)
+
+
+def _digest(data: bytes) -> str:
     return f"content@sha256:{hashlib.sha256(data).hexdigest()}"

@@ -27,7 +27,7 @@ def locate(argv: Sequence[str]) -> Path | None:
     Raises Usage when a named file does not exist.
     """
     named = _flag(argv) or os.environ.get(f"{PREFIX}_CONFIG")
-    path = Path(named).expanduser() if named else paths.config_file()
+    path = paths.expand(named) if named else paths.config_file()
     if path.is_file():
         return path
     if named:
