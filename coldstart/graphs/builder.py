@@ -86,13 +86,37 @@ class Builder:
 
 def subset(tables: Tables, keep: Callable[[str], bool], reasons: dict[str, str] | None = None) -> Tables:
     """The graphs whose key is kept; `reasons` are added to the refused ones."""
-    parts: dict[str, list[Array]] = {n: [] for n in ("graphs", "nodes", "edges", "relocations", "payload")}
+    names = ("graphs", "nodes", "edges", "relocations", "payload", "assumed")
+    parts: dict[str, list[Array]] = {n: [] for n in names}
     for index in (i for i, key in enumerate(tables.keys) if keep(key)):
         for name, rows in _cut(tables, index, {n: sum(map(len, p)) for n, p in parts.items()}).items():
             parts[name].append(rows)
     arrays = {n: np.concatenate([np.zeros(0, ARRAYS[n]), *rows]) for n, rows in parts.items()}
     keys = [key for key in tables.keys if keep(key)]
     return replace(tables, **arrays, keys=keys, refused={**tables.refused, **(reasons or {})})
+
+
+def drop_unused_regions(tables: Tables) -> Tables:
+    """Only the symbols that a relocation or a content block names, renumbered."""
+    rows = (tables.relocations, tables.content_relocations, tables.blocks)
+    named = [r["region"].astype(np.int64) for r in rows]
+    named += [tables.assumed[n].astype(np.int64) for n in ("end_of", "start_of")]
+    used = np.unique(np.concatenate(named))
+    assumed = tables.assumed.copy()
+    for end in ("end_of", "start_of"):
+        assumed[end] = np.searchsorted(used, assumed[end])
+    relocations, contents, blocks = (r.copy() for r in rows)
+    for mine in (relocations, contents, blocks):
+        mine["region"] = np.searchsorted(used, mine["region"])
+    regions = [tables.regions[i] for i in used.tolist()]
+    return replace(
+        tables,
+        regions=regions,
+        relocations=relocations,
+        content_relocations=contents,
+        blocks=blocks,
+        assumed=assumed,
+    )
 
 
 def _cut(tables: Tables, index: int, at: dict[str, int]) -> dict[str, Array]:
@@ -109,4 +133,9 @@ def _cut(tables: Tables, index: int, at: dict[str, int]) -> dict[str, Array]:
         at["relocations"], len(relocations), 0,
     )  # fmt: skip
     payload = np.array(tables.payload[start:end])
-    return {"graphs": graph, "nodes": nodes, "edges": edges, "relocations": relocations, "payload": payload}
+    assumed = tables.assumed[tables.assumed["graph"] == index].copy()
+    assumed["graph"] = at["graphs"]
+    return {
+        "graphs": graph, "nodes": nodes, "edges": edges, "relocations": relocations, "payload": payload,
+        "assumed": assumed,
+    }  # fmt: skip

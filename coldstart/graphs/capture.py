@@ -153,7 +153,8 @@ def _libraries(
     places = np.where(places < 0, len(trace), places).tolist()
     wanted = list(zip(places, found[open_words].tolist(), strict=True))
     traced = traces.match_backwards(trace, wanted)
-    used = {int(r) for r, key in zip(held.region[open_words], wanted, strict=True) if key not in traced}
+    holders = zip(held.region[open_words].tolist(), wanted, strict=True)
+    used = {holder for holder, key in holders if key not in traced}
     return [device[i] for i in sorted(used)]
 
 

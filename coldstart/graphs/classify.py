@@ -6,6 +6,8 @@ Let a, b be one parameter word in two processes whose region bases all differ.
   the same for a tensor map's address     -> tensor-map pointer, proven
   otherwise, no live memory at either     -> noise: padding that the kernel never reads; the proof decides
   otherwise                               -> conflict: the graph is refused
+The start of one region may be the end of another in both processes: such a word is read as the start, and
+that the two still touch is kept as an assumption which every restore checks.
 """
 
 from __future__ import annotations
@@ -14,62 +16,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coldstart.graphs import trace as traces
 from coldstart.graphs import windows
 from coldstart.graphs.errors import BaseCollision
-from coldstart.graphs.intervals import NONE, Intervals, Reading
+from coldstart.graphs.intervals import NONE, Reading
+from coldstart.graphs.sides import Pairing, Side, Symbols, Words
 from coldstart.graphs.snapshot import Snapshot
-from coldstart.graphs.table import ABSOLUTE, TENSOR_MAP, TENSOR_MAP_BYTES, Array, Region
+from coldstart.graphs.table import ABSOLUTE, TENSOR_MAP, TENSOR_MAP_BYTES, Array
 
-
-@dataclass
-class Symbols:
-    """All symbols of a bundle, and for each process where they are."""
-
-    regions: list[Region]
-    number: dict[str, int] = field(default_factory=dict)
-
-    def add(self, symbol: str, size: int) -> int:
-        """The number of a symbol, made at first use."""
-        if symbol not in self.number:
-            self.number[symbol] = len(self.regions)
-            self.regions.append(Region(symbol, size))
-        return self.number[symbol]
-
-
-@dataclass
-class Words:
-    """Aligned arrays over the windows that differ: place, value in each process, up to three readings."""
-
-    place: Array
-    a: Array
-    b: Array
-
-
-@dataclass
-class Pairing:
-    """Driver allocations that no tensor reaches (lib:n), paired by equal offset and size, one to one."""
-
-    mine: list[Region] = field(default_factory=list)
-    theirs: list[Region] = field(default_factory=list)
-
-    def number(self, one: Region, other: Region) -> int | None:
-        """n of lib:n, or None where either is already paired with another or their sizes differ."""
-        if one in self.mine or other in self.theirs:
-            same = (
-                one in self.mine and other in self.theirs and self.mine.index(one) == self.theirs.index(other)
-            )
-            return self.mine.index(one) if same else None
-        if one.size != other.size:
-            return None
-        self.mine.append(one)
-        self.theirs.append(other)
-        return len(self.mine) - 1
+Found = tuple[Array, Array, Array, Array]
 
 
 @dataclass
 class Classified:
-    """`place`, `region`, `offset`, `kind` describe relocations; noise and conflict are payload bytes."""
+    """`place`, `region`, `offset`, `kind` describe relocations; noise and conflict are payload bytes.
+
+    `assumed` are (place, region whose end it may be, region whose start it is taken for).
+    """
 
     place: Array
     region: Array
@@ -78,148 +40,149 @@ class Classified:
     noise: Array
     conflict: Array
     windows: int
-    libraries: Pairing = field(default_factory=Pairing)
-
-
-class Side:
-    """How one snapshot reads addresses, in shared symbol numbers."""
-
-    def __init__(self, snapshot: Snapshot, symbols: Symbols) -> None:
-        self.snapshot, self._symbols = snapshot, symbols
-        self.named = Intervals(snapshot.regions)
-        self._numbers = np.array([*(symbols.add(r.symbol, r.size) for r in snapshot.regions), NONE])
-        self.device = [Region("", r.size, r.base) for r in snapshot.ranges if not r.host]
-        self.driver = Intervals(self.device)
-
-    def plain(self, address: Array) -> Reading:
-        """Named regions only, by any number of the shared symbols."""
-        return self._named(self.named.inside(address))
-
-    def _named(self, reading: Reading) -> Reading:
-        return Reading(self._numbers[reading.region], reading.offset)
-
-    def readings(self, place: Array, address: Array) -> list[Reading]:
-        """Inside a region, a traced allocation, or one past the end of a region: in order of trust."""
-        inside = self._named(self.named.inside(address))
-        traced = self._traced(place, address, inside)
-        return [inside, traced, self._named(self.named.past_end(address))]
-
-    def _traced(self, place: Array, address: Array, inside: Reading) -> Reading:
-        out = Reading(np.full(len(address), NONE), np.zeros(len(address), np.int64))
-        maybe = np.flatnonzero(
-            (inside.region == NONE) & (address >= windows.LOWEST) & (address < windows.HIGHEST)
-        )
-        trace = self.snapshot.trace
-        at = self.snapshot.launches[windows.owners(self.snapshot.tables, place[maybe])]
-        at = np.where(at < 0, len(trace), at)
-        wanted = list(zip(at.tolist(), address[maybe].tolist(), strict=True))
-        matches = traces.match_backwards(trace, wanted)
-        for i, key in zip(maybe.tolist(), wanted, strict=True):
-            if key in matches:
-                ordinal, offset, size = matches[key]
-                out.region[i], out.offset[i] = self._symbols.add(f"alloc#{ordinal}", size), offset
-        return out
-
-    def hits(self, place: Array, address: Array) -> Array:
-        """Whether anything at all is known to live at these addresses."""
-        known = [r.region != NONE for r in self.readings(place, address)[:2]]
-        held: Array = self.driver.inside(address).region != NONE
-        live: Array = known[0] | known[1] | held
-        return live
+    assumed: Array
+    libraries: Pairing
 
 
 def differential(a: Snapshot, b: Snapshot, symbols: Symbols) -> Classified:
     """Classify every word of two structurally equal snapshots. Raises BaseCollision."""
-    left, right, pairing = Side(a, symbols), Side(b, symbols), Pairing()
-    open_bytes: Array = np.asarray(a.tables.payload != b.tables.payload)
-    parts = [_aligned(a, b, left, right, symbols, pairing, open_bytes)]
-    count = len(windows.places(a.tables))
-    parts.append(_maps(a, b, left, right, open_bytes))
-    parts.append(_packed(a, b, left, right, symbols, pairing, open_bytes))
-    noise, conflict = _rest(a, b, left, right, open_bytes)
-    place, region, offset, kind = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    return Classified(place, region, offset, kind, noise, conflict, count, pairing)
+    return _Differential(a, b, symbols).run()
 
 
-Found = tuple[Array, Array, Array, Array]
+@dataclass
+class _Differential:
+    a: Snapshot
+    b: Snapshot
+    symbols: Symbols
+    pairing: Pairing = field(default_factory=Pairing)
+    assumed: list[Array] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.left, self.right = Side(self.a, self.symbols), Side(self.b, self.symbols)
+        self.open: Array = np.asarray(self.a.tables.payload != self.b.tables.payload)
+
+    def run(self) -> Classified:
+        parts = [self._aligned(), self._maps(), self._packed()]
+        noise, conflict = self._rest()
+        place, region, offset, kind = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        count = len(windows.places(self.a.tables))
+        assumed = np.concatenate([np.zeros((0, 3), np.int64), *self.assumed])
+        return Classified(place, region, offset, kind, noise, conflict, count, assumed, self.pairing)
+
+    def _words(self, at: Array) -> Words:
+        payloads = (self.a.tables.payload, self.b.tables.payload)
+        return Words(at, *(windows.values(payload, at) for payload in payloads))
+
+    def _aligned(self) -> Found:
+        """Windows at 4-byte stride."""
+        words = self._words(windows.places(self.a.tables))
+        check_collision(self.left, self.right, words.a[words.a == words.b])
+        differs = words.a != words.b
+        return self._explain(Words(words.place[differs], words.a[differs], words.b[differs]))
+
+    def _still_open(self) -> Array:
+        """Windows at any byte over what is unexplained."""
+        if not self.open.any():
+            return np.zeros(0, np.int64)
+        at = windows.places(self.a.tables, 1)
+        touching: Array = at[self.open[at[:, None] + np.arange(8)].any(1)]
+        return touching
+
+    def _packed(self) -> Found:
+        """Packed structs: pointers at any byte."""
+        return self._explain(self._words(self._still_open()))
+
+    def _explain(self, words: Words) -> Found:
+        """Proven pointers among the words; their bytes are explained from here on."""
+        region, offset = self._agree(words)
+        chosen = choose(words.place, region != NONE)
+        place = words.place[chosen]
+        self.open[(place[:, None] + np.arange(8)).ravel()] = False
+        self._assume(Words(place, words.a[chosen], words.b[chosen]), region[chosen], offset[chosen])
+        return place, region[chosen], offset[chosen], np.full(len(chosen), ABSOLUTE)
+
+    def _agree(self, words: Words) -> tuple[Array, Array]:
+        """The (symbol, offset) that both processes read in a word, or NONE: insides before ends."""
+        out = Reading(np.full(len(words.place), NONE), np.zeros(len(words.place), np.int64))
+        firsts = self.left.readings(words.place, words.a)
+        seconds = self.right.readings(words.place, words.b)
+        _merge(out, firsts[:2], seconds[:2])
+        self._pair_libraries(words, out)
+        _merge(out, firsts[2:], seconds[2:])
+        return out.region, out.offset
+
+    def _pair_libraries(self, words: Words, out: Reading) -> None:
+        """Fill in words that only driver allocations explain, in both processes at one offset."""
+        one, other = self.left.driver.inside(words.a), self.right.driver.inside(words.b)
+        both = (
+            (out.region == NONE)
+            & (one.region != NONE)
+            & (other.region != NONE)
+            & (one.offset == other.offset)
+        )
+        for i in np.flatnonzero(both).tolist():
+            mine = self.left.device[int(one.region[i])]
+            number = self.pairing.number(mine, self.right.device[int(other.region[i])])
+            if number is not None:
+                out.region[i], out.offset[i] = self.symbols.add(f"lib:{number}", mine.size), one.offset[i]
+
+    def _assume(self, words: Words, region: Array, offset: Array) -> None:
+        """Words at the start of a region that both processes could also read as the end of another."""
+        starts = np.flatnonzero(offset == 0)
+        one = self.left.readings(words.place[starts], words.a[starts])
+        other = self.right.readings(words.place[starts], words.b[starts])
+        for mine, theirs in zip(one[2:], other[2:], strict=True):
+            both = (mine.region != NONE) & (mine.region == theirs.region) & (mine.region != region[starts])
+            rows = np.stack([words.place[starts], mine.region, region[starts]], 1)
+            self.assumed.append(rows[both].astype(np.int64))
+
+    def _maps(self) -> Found:
+        """Tensor maps with unexplained bytes whose decoded addresses agree in both."""
+        one, other = self.a.maps, self.b.maps
+        place, first, second = np.intersect1d(one["place"], other["place"], return_indices=True)
+        place = place.astype(np.int64)
+        needed = self.open[place[:, None] + np.arange(TENSOR_MAP_BYTES)].any(1)
+        words = Words(place[needed], one["address"][first[needed]], other["address"][second[needed]])
+        region, offset = self._agree(words)
+        good = region != NONE
+        self.open[(words.place[good][:, None] + np.arange(TENSOR_MAP_BYTES)).ravel()] = False
+        return words.place[good], region[good], offset[good], np.full(int(good.sum()), TENSOR_MAP)
+
+    def _rest(self) -> tuple[Array, Array]:
+        """Split unexplained bytes into noise and conflict."""
+        words = self._words(self._still_open())
+        live = self.left.hits(words.place, words.a) | self.right.hits(words.place, words.b)
+        suspect = np.zeros(len(self.open), bool)
+        suspect[(words.place[live][:, None] + np.arange(8)).ravel()] = True
+        return np.flatnonzero(self.open & ~suspect), np.flatnonzero(self.open & suspect)
 
 
-def _aligned(
-    a: Snapshot, b: Snapshot, left: Side, right: Side, symbols: Symbols, pairing: Pairing, open_bytes: Array
-) -> Found:
-    """Windows at 4-byte stride."""
-    at = windows.places(a.tables)
-    first, second = windows.values(a.tables.payload, at), windows.values(b.tables.payload, at)
-    _check_collision(left, right, first[first == second])
-    differs = first != second
-    words = Words(at[differs], first[differs], second[differs])
-    return _explain(words, left, right, symbols, pairing, open_bytes)
+def _merge(out: Reading, firsts: list[Reading], seconds: list[Reading]) -> None:
+    """Fill unread words with the first pair of readings that agree."""
+    for one in firsts:
+        for other in seconds:
+            same = (one.region != NONE) & (one.region == other.region) & (one.offset == other.offset)
+            fresh = same & (out.region == NONE)
+            out.region[fresh], out.offset[fresh] = one.region[fresh], one.offset[fresh]
 
 
-def _packed(
-    a: Snapshot, b: Snapshot, left: Side, right: Side, symbols: Symbols, pairing: Pairing, open_bytes: Array
-) -> Found:
-    """Windows at any byte, for what is still unexplained: packed structs."""
-    at = windows.places(a.tables, 1) if open_bytes.any() else np.zeros(0, np.int64)
-    at = at[open_bytes[at[:, None] + np.arange(8)].any(1)]
-    words = Words(at, windows.values(a.tables.payload, at), windows.values(b.tables.payload, at))
-    return _explain(words, left, right, symbols, pairing, open_bytes)
-
-
-def _explain(
-    words: Words, left: Side, right: Side, symbols: Symbols, pairing: Pairing, open_bytes: Array
-) -> Found:
-    """Proven pointers among the words; their bytes are explained from here on."""
-    region, offset = _agree(words, left, right)
-    _pair_libraries(words, left, right, symbols, pairing, region, offset)
-    chosen = _choose(words.place, region != NONE)
-    place = words.place[chosen]
-    open_bytes[(place[:, None] + np.arange(8)).ravel()] = False
-    return place, region[chosen], offset[chosen], np.full(len(chosen), ABSOLUTE)
-
-
-def _check_collision(left: Side, right: Side, equal: Array) -> None:
-    """A region that did not move makes its pointers look like constants."""
+def check_collision(left: Side, right: Side, equal: Array) -> None:
+    """Raise BaseCollision: a region that did not move makes its pointers look like constants."""
     for one, other, names in (
         (left.named, right.named, [r.symbol for r in left.snapshot.regions]),
         (left.driver, right.driver, ["a library allocation"] * len(left.device)),
     ):
+        stuck = one.order[np.isin(one.base, other.base)]
         hit = one.inside(equal)
-        same = np.isin(one.base, other.base)
-        stuck = (hit.region != NONE) & np.isin(hit.region, one.order[same])
-        if stuck.any():
-            symbol = names[int(hit.region[int(np.argmax(stuck))])]
+        bad = (hit.region != NONE) & np.isin(hit.region, stuck)
+        if bad.any():
+            symbol = names[int(hit.region[int(np.argmax(bad))])]
             raise BaseCollision(
                 f"{symbol} has one address in both captures and parameter words point into it"
             )
 
 
-def _agree(words: Words, left: Side, right: Side) -> tuple[Array, Array]:
-    """The (symbol, offset) that both processes read in a word, or NONE."""
-    region, offset = np.full(len(words.place), NONE), np.zeros(len(words.place), np.int64)
-    firsts, seconds = left.readings(words.place, words.a), right.readings(words.place, words.b)
-    for one in firsts:
-        for other in seconds:
-            same = (one.region != NONE) & (one.region == other.region) & (one.offset == other.offset)
-            fresh = same & (region == NONE)
-            region[fresh], offset[fresh] = one.region[fresh], one.offset[fresh]
-    return region, offset
-
-
-def _pair_libraries(
-    words: Words, left: Side, right: Side, symbols: Symbols, pairing: Pairing, region: Array, offset: Array
-) -> None:
-    """Fill in words that only driver allocations explain, in both processes at one offset."""
-    one, other = left.driver.inside(words.a), right.driver.inside(words.b)
-    both = (region == NONE) & (one.region != NONE) & (other.region != NONE) & (one.offset == other.offset)
-    for i in np.flatnonzero(both).tolist():
-        mine = left.device[int(one.region[i])]
-        number = pairing.number(mine, right.device[int(other.region[i])])
-        if number is not None:
-            region[i], offset[i] = symbols.add(f"lib:{number}", mine.size), one.offset[i]
-
-
-def _choose(place: Array, proven: Array) -> Array:
+def choose(place: Array, proven: Array) -> Array:
     """Windows that do not overlap; those aligned to 8 first, then to 4, since compilers align pointers."""
     candidates = np.flatnonzero(proven)
     aligned = place[candidates] % 8 == 0
@@ -232,27 +195,3 @@ def _choose(place: Array, proven: Array) -> Array:
             taken.update(span)
             chosen.append(i)
     return np.array(chosen, np.int64)
-
-
-def _maps(a: Snapshot, b: Snapshot, left: Side, right: Side, open_bytes: Array) -> Found:
-    """Tensor maps with unexplained bytes whose decoded addresses agree in both."""
-    place, first, second = np.intersect1d(a.maps["place"], b.maps["place"], return_indices=True)
-    place = place.astype(np.int64)
-    needed = open_bytes[place[:, None] + np.arange(TENSOR_MAP_BYTES)].any(1)
-    words = Words(place[needed], a.maps["address"][first[needed]], b.maps["address"][second[needed]])
-    region, offset = _agree(words, left, right)
-    good = region != NONE
-    open_bytes[(words.place[good][:, None] + np.arange(TENSOR_MAP_BYTES)).ravel()] = False
-    return words.place[good], region[good], offset[good], np.full(int(good.sum()), TENSOR_MAP)
-
-
-def _rest(a: Snapshot, b: Snapshot, left: Side, right: Side, open_bytes: Array) -> tuple[Array, Array]:
-    """Split unexplained bytes into noise and conflict, as payload positions of bytes."""
-    at = windows.places(a.tables, 1) if open_bytes.any() else np.zeros(0, np.int64)
-    at = at[open_bytes[at[:, None] + np.arange(8)].any(1)]
-    live = left.hits(at, windows.values(a.tables.payload, at)) | right.hits(
-        at, windows.values(b.tables.payload, at)
-    )
-    suspect = np.zeros(len(open_bytes), bool)
-    suspect[(at[live][:, None] + np.arange(8)).ravel()] = True
-    return np.flatnonzero(open_bytes & ~suspect), np.flatnonzero(open_bytes & suspect)

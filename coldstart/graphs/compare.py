@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from coldstart.graphs import windows
-from coldstart.graphs.classify import Classified, Side, Symbols, differential
+from coldstart.graphs.classify import Classified, differential
+from coldstart.graphs.sides import Side, Symbols
 from coldstart.graphs.snapshot import Snapshot
 from coldstart.graphs.table import ABSOLUTE, Array
 

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from coldstart.graphs.api import Captured, DriverApi, Workload
+from coldstart.graphs.builder import drop_unused_regions
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.materialize import Combined
 from coldstart.graphs.table import BLOCK, RELOCATION, Array, Tables
@@ -125,7 +126,8 @@ def minimise(
     starts = np.array([at for _, _, at in bench.spans], np.int64)
     fixed = np.searchsorted(starts, tables.content_relocations["place"], side="right") - 1
     needed = needed_spans(bench, set(fixed.tolist()))
-    return keep_blocks(tables, _pieces(blocks, [bench.spans[i] for i in sorted(needed)]))
+    pieces = _pieces(blocks, [bench.spans[i] for i in sorted(needed)])
+    return drop_unused_regions(keep_blocks(tables, pieces))
 
 
 def _pieces(

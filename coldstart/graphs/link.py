@@ -71,6 +71,17 @@ def _move_maps(out: Array, maps: Array, base: Array, driver: DriverApi) -> None:
         out[place : place + TENSOR_MAP_BYTES] = np.frombuffer(moved, np.uint8)
 
 
+def broken_assumptions(tables: Tables, base: Array) -> dict[int, str]:
+    """Graphs with a word that has two readings which this process does not make equal."""
+    a = tables.assumed
+    sizes = np.array([r.size for r in tables.regions] or [0], np.uint64)
+    ends = base[a["end_of"]] + sizes[a["end_of"]] if len(a) else np.zeros(0, np.uint64)
+    bad = a[ends != base[a["start_of"]]] if len(a) else a
+    names = [r.symbol for r in tables.regions]
+    return {g: f"a word may be the end of {names[e]} or the start of {names[s]}, which do not touch here"
+            for g, e, s in bad.tolist()}  # fmt: skip
+
+
 @dataclass
 class Rows:
     """`rows[i]` launches node i (zeros for other kinds); `pointers` and `payload` must outlive their use."""

@@ -11,12 +11,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coldstart.graphs import windows
-from coldstart.graphs.builder import subset
-from coldstart.graphs.classify import Classified, Side, Symbols, differential
+from coldstart.graphs.builder import drop_unused_regions, subset
+from coldstart.graphs.classify import Classified, differential
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.intervals import NONE
+from coldstart.graphs.sides import Side, Symbols
 from coldstart.graphs.snapshot import Snapshot
-from coldstart.graphs.table import ABSOLUTE, BLOCK, RELOCATION, TENSOR_MAP_BYTES, Array, Region, Tables
+from coldstart.graphs.table import (
+    ABSOLUTE,
+    ASSUMED,
+    BLOCK,
+    RELOCATION,
+    TENSOR_MAP_BYTES,
+    Array,
+    Region,
+    Tables,
+)
 
 NOISE = 0xFF
 
@@ -44,7 +54,7 @@ def combine(a: Snapshot, b: Snapshot) -> Combined:
     conflicts = _graphs_of(a.tables, found.conflict)
     reason = "a word points into live memory but not at one symbol and offset in both captures"
     kept = subset(tables, lambda key: key not in conflicts, dict.fromkeys(conflicts, reason))
-    return Combined(kept, adopted)
+    return Combined(drop_unused_regions(kept), adopted)
 
 
 def disagreements(a: Tables, b: Tables) -> dict[str, str]:
@@ -97,9 +107,17 @@ def _tables(a: Snapshot, found: Classified, symbols: Symbols, reasons: dict[str,
     report = {"windows": found.windows, "pointers": len(found.place), "noise_bytes": len(found.noise),
               "conflict_bytes": len(found.conflict)}  # fmt: skip
     return replace(
-        a.tables, graphs=graphs, payload=payload, relocations=rows, regions=symbols.regions,
+        a.tables, graphs=graphs, payload=payload, relocations=rows,
+        assumed=_assumed(a.tables, found.assumed), regions=symbols.regions,
         refused={**a.tables.refused, **reasons}, report=report,
     )  # fmt: skip
+
+
+def _assumed(tables: Tables, found: Array) -> Array:
+    """Each (graph, end of, start of) once."""
+    graph = np.searchsorted(tables.graphs["node"], windows.owners(tables, found[:, 0]), side="right") - 1
+    rows = np.unique(np.stack([graph, found[:, 1], found[:, 2]], 1), axis=0)
+    return np.array([tuple(row) for row in rows.tolist()], ASSUMED)
 
 
 def relocations(found: Classified) -> Array:

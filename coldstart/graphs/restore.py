@@ -19,7 +19,7 @@ import numpy as np
 from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, NodeKind
 from coldstart.graphs.errors import GraphError, Refused
 from coldstart.graphs.kernels import Ladder, check_layout
-from coldstart.graphs.link import Rows, bases, launch_rows, relocate
+from coldstart.graphs.link import Rows, bases, broken_assumptions, launch_rows, relocate
 from coldstart.graphs.store import load, load_binary
 from coldstart.graphs.table import MEMCPY, MEMSET, Array, Tables
 
@@ -50,6 +50,7 @@ class Linked:
     rows: Rows
     functions: list[int]
     missing: dict[int, str]
+    ambiguous: dict[int, str]
 
 
 class Restorer:
@@ -82,7 +83,8 @@ class Restorer:
         payload = relocate(tables.payload, tables.relocations, base, self.driver)
         self._write_contents(tables, base)
         functions, missing = self._resolve(tables)
-        return Linked(tables, base, launch_rows(tables, payload, functions), functions, missing)
+        return Linked(tables, base, launch_rows(tables, payload, functions), functions, missing,
+                      broken_assumptions(tables, base))  # fmt: skip
 
     def _write_contents(self, tables: Tables, base: Array) -> None:
         if not len(tables.blocks):
@@ -140,6 +142,8 @@ class Restorer:
         if key not in linked.tables.keys:
             raise Refused(linked.tables.refused.get(key, "the bundle does not hold this graph"))
         index = linked.tables.keys.index(key)
+        if index in linked.ambiguous:
+            raise Refused(linked.ambiguous[index])
         nodes = linked.tables.graph(index)[0]
         for number in np.unique(nodes["kernel"][nodes["kind"] == 0]).tolist():
             if number in linked.missing:
@@ -161,20 +165,21 @@ class Restorer:
     def _fill(self, graph: int, linked: Linked, index: int) -> int:
         nodes, edges, _ = linked.tables.graph(index)
         first = int(linked.tables.graphs[index]["node"])
-        kernels = np.flatnonzero(nodes["kind"] == 0)
-        handles = dict(
-            zip(
-                kernels.tolist(),
-                self.driver.add_kernels(graph, linked.rows.rows[first + kernels]),
-                strict=True,
-            )
-        )
-        for number in np.flatnonzero(nodes["kind"] != 0).tolist():
-            handles[number] = self._other(graph, nodes[number], linked.rows.payload)
+        handles = self._nodes(graph, nodes, linked.rows.rows[first : first + len(nodes)], linked.rows.payload)
         for number in np.flatnonzero(nodes["attributes"]).tolist():
             self.driver.set_attributes(handles[number], linked.tables.attributes[nodes[number]["attributes"]])
-        self.driver.add_edges(graph, [handles[i] for i in range(len(nodes))], edges)
+        self.driver.add_edges(graph, handles, edges)
         return self.driver.instantiate(graph)
+
+    def _nodes(self, graph: int, nodes: Array, rows: Array, payload: Array) -> list[Any]:
+        """Nodes in their captured order; each run of kernels is one batch."""
+        handles: list[Any] = []
+        for other in [*np.flatnonzero(nodes["kind"] != NodeKind.KERNEL).tolist(), len(nodes)]:
+            if other > len(handles):
+                handles += self.driver.add_kernels(graph, rows[len(handles) : other])
+            if other < len(nodes):
+                handles.append(self._other(graph, nodes[other], payload))
+        return handles
 
     def _other(self, graph: int, node: Any, payload: Array) -> Any:
         start = int(node["payload"])

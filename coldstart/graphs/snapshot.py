@@ -64,7 +64,7 @@ def load_snapshot(directory: Path) -> Snapshot:
         arrays = {
             n: np.load(directory / f"{n}.npy", allow_pickle=False) for n in ("trace", "launches", "maps")
         }
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise AlteredTable(f"snapshot cannot be read: {error}") from error
     tables = load(directory / "tables")
     digests = {k.binary for k in tables.kernels if k.binary}

@@ -104,7 +104,7 @@ def _load_array(path: Path, digest: str | None, verify: bool) -> Array:
         if verify and sha256(path.read_bytes()) != digest:
             raise AlteredTable(f"{path.name} is not what was sealed")
         array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise AlteredTable(f"{path.name} cannot be read: {error}") from error
     return array
 

@@ -39,6 +39,7 @@ RELOCATION = np.dtype(
     [("place", "<u4"), ("region", "<u2"), ("kind", "u1"), ("reserved", "u1"), ("offset", "<i8")]
 )
 BLOCK = np.dtype([("region", "<u4"), ("length", "<u4"), ("offset", "<u8"), ("start", "<u8")])
+ASSUMED = np.dtype([("graph", "<u4"), ("end_of", "<u2"), ("start_of", "<u2")])
 MEMSET = np.dtype(
     [
         ("target", "<u8"),
@@ -100,6 +101,7 @@ class Tables:
     blocks: Array
     contents: Array
     content_relocations: Array
+    assumed: Array
     keys: list[str]
     kernels: list[Kernel]
     attributes: list[Attributes]
@@ -131,6 +133,7 @@ def empty_tables() -> Tables:
 ARRAYS: dict[str, np.dtype[Any]] = {
     "graphs": GRAPH, "nodes": NODE, "edges": EDGE, "relocations": RELOCATION, "payload": np.dtype("u1"),
     "blocks": BLOCK, "contents": np.dtype("u1"), "content_relocations": RELOCATION,
+    "assumed": ASSUMED,
 }  # fmt: skip
 
 
@@ -157,6 +160,7 @@ def check(tables: Tables) -> None:
     _check_edges(tables)
     _check_relocations(tables)
     _check_contents(tables)
+    _check_assumed(tables)
 
 
 def _check_slices(t: Tables) -> None:
@@ -206,6 +210,12 @@ def _check_relocations(t: Tables) -> None:
     graph = np.repeat(np.arange(len(t.graphs)), t.graphs["relocations"])
     node_graph = np.repeat(np.arange(len(t.graphs)), t.graphs["nodes"])
     _need((node_graph[owner] == graph).all() if len(owner) else True, "a relocation is in another graph")
+
+
+def _check_assumed(t: Tables) -> None:
+    a, count = t.assumed, len(t.regions)
+    _need((a["graph"] < len(t.graphs)).all(), "an assumption names no graph")
+    _need((a["end_of"] < count).all() and (a["start_of"] < count).all(), "an assumption names no region")
 
 
 def _check_contents(t: Tables) -> None:

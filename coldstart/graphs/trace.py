@@ -17,7 +17,8 @@ from coldstart.graphs.table import Array
 
 TRACE = np.dtype([("kind", "u1"), ("address", "<u8"), ("size", "<u8")])
 _KINDS = ("alloc", "free", "launch")
-Match = tuple[int, int, int]
+Match = tuple[int, int, int]  # ordinal, offset, size
+Matches = tuple[Match | None, Match | None]  # inside a block, one past the end of a block
 
 
 def pack(events: Sequence[Event]) -> Array:
@@ -42,17 +43,21 @@ class Live:
             del self._blocks[address]
             self._bases.remove(address)
 
-    def match(self, address: int) -> Match | None:
-        """(ordinal, offset, size) of the block that holds the address, its end included."""
-        at = bisect.bisect_right(self._bases, address) - 1
-        for base in self._bases[max(0, at - 1) : at + 1][::-1]:
-            ordinal, size = self._blocks[base]
-            if address - base < size or (address - base == size and base != address):
-                return ordinal, address - base, size
-        return None
+    def match(self, address: int) -> Matches:
+        """The block that holds the address, and the block that ends there."""
+        holder = self._near(bisect.bisect_right(self._bases, address) - 1, address)
+        ender = self._near(bisect.bisect_left(self._bases, address) - 1, address)
+        inside = holder if holder is not None and holder[1] < holder[2] else None
+        return inside, ender if ender is not None and ender[1] == ender[2] else None
+
+    def _near(self, at: int, address: int) -> Match | None:
+        if at < 0:
+            return None
+        ordinal, size = self._blocks[self._bases[at]]
+        return ordinal, address - self._bases[at], size
 
 
-def match_backwards(trace: Array, wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Match]:
+def match_backwards(trace: Array, wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Matches]:
     """`wanted` are (place of the launch in the trace, address); a negative place means its end."""
     end = len(trace)
     by_place: dict[int, set[int]] = {}
@@ -61,9 +66,9 @@ def match_backwards(trace: Array, wanted: Iterable[tuple[int, int]]) -> dict[tup
     live, ordinal, found = Live(), 0, {}
     for at in range(end + 1):
         for address in by_place.get(at, ()):
-            match = live.match(address)
-            if match is not None:
-                found[at, address] = match
+            matches = live.match(address)
+            if any(matches):
+                found[at, address] = matches
         if at < end:
             kind, base, size = trace[at].item()
             live.apply(kind, base, size, ordinal)

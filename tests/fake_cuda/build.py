@@ -33,9 +33,13 @@ def build(directory: Path) -> Path:
     return directory
 
 
-def run(library: Path, *arguments: object, module: str = "tests.fake_cuda.child") -> dict[str, Any]:
+def run(library: Path, *arguments: object, module: str = "fake_cuda.child") -> dict[str, Any]:
     """One child process; its last line, parsed."""
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(library),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+    }
     command = [sys.executable, "-m", module, *map(str, arguments)]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     if not done.stdout.strip():

@@ -12,7 +12,7 @@ from coldstart.graphs.errors import GraphError, Refused
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.snapshot import load_snapshot
 from coldstart.graphs.store import save
-from tests.fake_cuda.model import FakeModel
+from fake_cuda.model import FakeModel
 
 
 def snapshot(seed: int, out: Path) -> dict[str, object]:
@@ -39,7 +39,12 @@ def prove(seed: int, where: Path) -> dict[str, object]:
     gate.publish(proof, where)
     graph = restorer.graph("decode:4").keep[1]
     edges = [(e.from_port, e.type) for e in model.driver.edges(graph) if e.type]
-    attributes = [a for n in model.driver.nodes(graph) if model.driver.kind(n) == 0 for a in model.driver.kernel_node(n).attributes]
+    attributes = [
+        a
+        for n in model.driver.nodes(graph)
+        if model.driver.kind(n) == 0
+        for a in model.driver.kernel_node(n).attributes
+    ]
     return {"proven": proof.proven, "failed": proof.failed, "edge_data": edges, "attributes": attributes}
 
 

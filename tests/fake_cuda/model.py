@@ -16,7 +16,11 @@ from coldstart.graphs.sim.kernels import pack_map
 from coldstart.graphs.table import EDGE, MEMCPY, MEMSET, Array, Region
 
 ROWS = 64
-LAYOUTS = {"k_scale": ((0, 8), (8, 8), (16, 4)), "k_add": ((0, 32),), "k_mapped": ((0, 128), (128, 8), (136, 4))}
+LAYOUTS = {
+    "k_scale": ((0, 8), (8, 8), (16, 4)),
+    "k_add": ((0, 32),),
+    "k_mapped": ((0, 128), (128, 8), (136, 4)),
+}
 IMAGE = cubin({name: (name, layout) for name, layout in LAYOUTS.items()})
 NAMED = {"static:x": 4 * ROWS, "static:out": 4 * ROWS, "param:w": 4 * ROWS, "kv:0": 8 * ROWS}
 POOL = 4096
@@ -63,7 +67,14 @@ class FakeModel:
             self._launch(graph, "k_scale", _pack(pool, self.at("kv:0") + 4 * ROWS, n)),
         ]
         self.driver.set_attributes(nodes[2], ((6, "01"), (8, "02")))
-        edges = [(0, 1, 0, 0, 0), (1, 2, 1, 0, 1), (2, 3, 0, 0, 0), (2, 4, 0, 0, 0), (4, 5, 0, 0, 0), (3, 6, 0, 0, 0)]
+        edges = [
+            (0, 1, 0, 0, 0),
+            (1, 2, 1, 0, 1),
+            (2, 3, 0, 0, 0),
+            (2, 4, 0, 0, 0),
+            (4, 5, 0, 0, 0),
+            (3, 6, 0, 0, 0),
+        ]
         self.driver.add_edges(graph, nodes, np.array([(*e, 0) for e in edges], EDGE))
         return Captured(graph, self.driver.instantiate(graph))
 

@@ -1,0 +1,185 @@
+"""Words that look like what they are not. Each case has a companion: the naive method, failing."""
+
+from __future__ import annotations
+
+import pytest
+
+from coldstart.graphs import trace as traces
+from coldstart.graphs import windows
+from coldstart.graphs.api import Event
+from coldstart.graphs.compare import compare, prefix, single
+from coldstart.graphs.errors import BaseCollision
+from coldstart.graphs.link import broken_assumptions
+from coldstart.graphs.materialize import combine
+from coldstart.graphs.sim.random_graphs import Field, Program, judge, place, region_bases, snapshot
+from coldstart.graphs.table import Kernel, Tables
+
+SIZES = [4096, 8192, 12288]
+SYMBOLS = ["param:w", "kv:0", "hidden:0"]
+
+
+def _program(*fields: Field, size: int, layout: tuple[tuple[int, int], ...] | None = None) -> Program:
+    program = Program(list(SYMBOLS), list(SIZES))
+    program.kernels = [Kernel("k", None, layout or ((0, size),))]
+    program.nodes = [(0, list(fields))]
+    return program
+
+
+def _combine(program: Program, seeds: tuple[int, int] = (1, 2)) -> Tables:
+    return combine(*(snapshot(program, place(program, seed)) for seed in seeds)).tables
+
+
+def _right(program: Program, tables: Tables) -> bool:
+    found = judge(program, tables, place(program, 3))
+    return found.corrupted == found.missed == 0
+
+
+def _address(program: Program, seed: int, region: int, offset: int) -> bytes:
+    return (place(program, seed).bases[region] + offset).to_bytes(8, "little")
+
+
+def test_a_constant_equal_to_a_live_address_stays_a_constant() -> None:
+    program = _program(size=16)
+    fields = [Field("constant", 0, 8, value=_address(program, 1, 1, 64)), Field("pointer", 8, 8, 0, 16)]
+    program.nodes = [(0, fields)]
+    tables = _combine(program)
+    assert _right(program, tables) and len(tables.relocations) == 1
+
+
+def test_naive_one_capture_with_intervals_corrupts_that_constant() -> None:
+    program = _program(size=16)
+    fields = [Field("constant", 0, 8, value=_address(program, 1, 1, 64)), Field("pointer", 8, 8, 0, 16)]
+    program.nodes = [(0, fields)]
+    a, b = (snapshot(program, place(program, seed)) for seed in (1, 2))
+    assert 0 in single(a)
+    scores = {s.classifier: s for s in compare(a, b)}
+    assert scores["single"].corrupted == 1 and scores["prefix"].corrupted == 1
+    assert scores["differential"].corrupted == scores["differential"].missed == 0
+
+
+def test_stale_padding_with_an_address_prefix_is_noise() -> None:
+    program = _program(Field("pointer", 0, 8, 1, 8), Field("stale", 8, 8), size=16)
+    tables = _combine(program)
+    assert _right(program, tables) and len(tables.relocations) == 1
+    assert tables.report["noise_bytes"] > 0 and not tables.refused
+
+
+def test_naive_prefix_takes_stale_padding_for_a_pointer() -> None:
+    program = _program(Field("pointer", 0, 8, 1, 8), Field("constant", 8, 8, value=_stack()), size=16)
+    shot = snapshot(program, place(program, 1))
+    assert list(prefix(shot)) == [0, 8]
+
+
+def _stack() -> bytes:
+    return (0x7F0000001230).to_bytes(8, "little")
+
+
+@pytest.mark.parametrize("at", [0, 4, 8, 12])
+def test_interior_and_unaligned_pointers(at: int) -> None:
+    fields = [Field("constant", 0, at, value=b"\x7f" * at)] if at else []
+    program = _program(*fields, Field("pointer", at, 8, 1, 4099), size=at + 8)
+    assert _right(program, _combine(program))
+
+
+@pytest.mark.parametrize("at", [1, 3, 6])
+def test_pointers_in_packed_structs(at: int) -> None:
+    program = _program(
+        Field("constant", 0, at, value=b"\x01" * at), Field("pointer", at, 8, 0, 32), size=at + 8
+    )
+    assert _right(program, _combine(program))
+
+
+def test_naive_aligned_windows_miss_the_unaligned_pointer() -> None:
+    program = _program(Field("constant", 0, 4, value=b"abcd"), Field("pointer", 4, 8, 1, 0), size=12)
+    shot = snapshot(program, place(program, 1))
+    aligned = [p for p in windows.places(shot.tables).tolist() if p % 8 == 0]
+    found = [
+        int(windows.values(shot.tables.payload, windows.places(shot.tables)[[i]])[0])
+        for i in range(len(aligned))
+    ]
+    assert place(program, 1).bases[1] not in found
+    assert _combine(program).relocations["place"].tolist() == [4]
+
+
+def test_one_past_the_end() -> None:
+    program = _program(Field("pointer", 0, 8, 1, SIZES[1]), size=8)
+    tables = _combine(program)
+    assert tables.relocations["offset"].tolist() == [SIZES[1]] and _right(program, tables)
+
+
+def test_naive_half_open_intervals_miss_one_past_the_end() -> None:
+    program = _program(Field("pointer", 0, 8, 1, SIZES[1]), size=8)
+    assert len(single(snapshot(program, place(program, 1)))) == 0
+
+
+def _touching(seed: int, apart: bool) -> tuple[Program, list[int]]:
+    program = _program(Field("pointer", 0, 8, 0, SIZES[0]), size=8)
+    base = 0x7F1000000000 + seed * 0x10000000
+    return program, [base, base + SIZES[0] + (1 << 20 if apart else 0), base + (1 << 24)]
+
+
+def test_the_end_of_one_is_the_start_of_another_in_both_captures() -> None:
+    """Two readings stay; a process in which they differ captures instead of guessing."""
+    program, _ = _touching(1, apart=False)
+    shots = [snapshot(program, place(program, s, bases=_touching(s, apart=False)[1])) for s in (1, 2)]
+    tables = combine(*shots).tables
+    third = place(program, 3, bases=_touching(3, apart=True)[1])
+    assert broken_assumptions(tables, region_bases(program, tables.regions, third))
+    same = place(program, 4, bases=_touching(4, apart=False)[1])
+    assert not broken_assumptions(tables, region_bases(program, tables.regions, same))
+
+
+def test_naive_first_reading_is_wrong_where_they_differ() -> None:
+    program, _ = _touching(1, apart=False)
+    shots = [snapshot(program, place(program, s, bases=_touching(s, apart=False)[1])) for s in (1, 2)]
+    tables = combine(*shots).tables
+    assert judge(program, tables, place(program, 3, bases=_touching(3, apart=True)[1])).missed == 1
+
+
+def test_equal_bases_prove_nothing_and_are_refused() -> None:
+    program = _program(Field("pointer", 0, 8, 1, 8), size=8)
+    bases = place(program, 1).bases
+    shots = [snapshot(program, place(program, seed, bases=bases)) for seed in (1, 2)]
+    with pytest.raises(BaseCollision, match="kv:0"):
+        combine(*shots)
+
+
+def test_naive_difference_calls_that_pointer_a_constant() -> None:
+    program = _program(Field("pointer", 0, 8, 1, 8), size=8)
+    bases = place(program, 1).bases
+    a, b = (snapshot(program, place(program, seed, bases=bases)) for seed in (1, 2))
+    assert (a.tables.payload == b.tables.payload).all()
+
+
+def test_a_word_that_points_elsewhere_each_time_is_a_conflict() -> None:
+    program = _program(Field("pointer", 0, 8, 0, 8), size=8)
+    a = snapshot(program, place(program, 1))
+    program.nodes = [(0, [Field("pointer", 0, 8, 1, 16)])]
+    b = snapshot(program, place(program, 2))
+    combined = combine(a, b)
+    assert list(combined.tables.refused) == ["g"] and not combined.tables.keys
+
+
+A, B = 0x7F0000100000, 0x7F0000200000
+REUSED = [Event("alloc", A, 512), Event("free", A, 512), Event("alloc", A, 512), Event("launch")]
+"""Figure 6: two allocations with one address, the first freed before the launch."""
+
+
+def test_the_match_backwards_from_the_launch_is_the_later_allocation() -> None:
+    found = traces.match_backwards(traces.pack(REUSED), [(3, A + 40)])
+    assert found[3, A + 40] == ((1, 40, 512), None)
+
+
+def test_naive_first_match_is_the_freed_allocation() -> None:
+    allocations = [e for e in REUSED if e.kind == "alloc"]
+    naive = next(i for i, e in enumerate(allocations) if e.address <= A + 40 < e.address + e.size)
+    assert naive == 0
+    online = [Event("alloc", A, 512), Event("free", A, 512), Event("alloc", B, 512)]
+    assert traces.live_allocation(online, 0) is None and traces.live_allocation(online, 1) == (B, 512)
+
+
+def test_a_launch_before_the_reuse_names_the_earlier_allocation() -> None:
+    events = [Event("alloc", A, 512), Event("launch"), Event("free", A, 512), Event("alloc", A, 256)]
+    found = traces.match_backwards(traces.pack(events), [(1, A), (-1, A), (1, A + 512)])
+    assert found[1, A] == ((0, 0, 512), None) and found[4, A] == ((1, 0, 256), None)
+    assert found[1, A + 512] == (None, (0, 512, 512))

@@ -1,0 +1,57 @@
+"""The offline and online halves on simulated processes, and words to look inside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coldstart.graphs import capture, contents, gate, materialize, store
+from coldstart.graphs.api import Captured
+from coldstart.graphs.restore import Restorer
+from coldstart.graphs.sim.model import Shape, SimModel
+from coldstart.graphs.snapshot import Snapshot
+from coldstart.graphs.table import Tables
+
+SMALL = Shape("small", 2, sizes=(1, 8, 64, 256))
+
+
+@dataclass
+class Half:
+    """One process that captured everything."""
+
+    model: SimModel
+    captured: dict[str, Captured]
+    snapshot: Snapshot
+
+
+def offline(seed: int, shape: Shape = SMALL, model: SimModel | None = None) -> Half:
+    """Capture every size, largest first."""
+    model = model or SimModel(shape, seed)
+    captured = {key: model.capture(key) for key in reversed(model.sizes())}
+    return Half(model, captured, capture.take(model.driver, model, captured))
+
+
+def bundle(directory: Path, shape: Shape = SMALL, seeds: Sequence[int] = (1, 2)) -> Tables:
+    """Two processes into one bundle on disk."""
+    a, b = (offline(seed, shape) for seed in seeds)
+    combined = materialize.combine(a.snapshot, b.snapshot)
+    tables = contents.minimise(b.model.driver, b.model, b.captured, combined, b.snapshot.contents)
+    store.save(tables, directory, b.snapshot.binaries)
+    return tables
+
+
+def proven(directory: Path, shape: Shape = SMALL) -> Tables:
+    """A bundle that passed the gate in a third process."""
+    tables = bundle(directory, shape)
+    model = SimModel(shape, 3)
+    proof = gate.prove(Restorer(directory, model.driver, model), model.driver, model, model)
+    gate.publish(proof, directory)
+    return tables
+
+
+def outputs(model: SimModel, executable: int, key: str, seed: int = 9) -> bytes:
+    """What one replay leaves."""
+    model.prepare(key, seed)
+    model.driver.launch(executable, 0)
+    return model.observe(key)

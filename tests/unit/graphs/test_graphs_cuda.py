@@ -1,0 +1,60 @@
+"""The cuda-bindings backend, in processes of its own, over the fake driver. Says nothing about a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_cuda.build import available, build, run
+
+from coldstart.graphs.cuda.modules import ModuleLog
+from coldstart.graphs.sim.images import cubin
+
+LAYOUT = ((0, 8),)
+needs_fake = pytest.mark.skipif(available() is not None, reason=str(available()))
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("libcuda"))
+
+
+@pytest.fixture(scope="module")
+def made(fake: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("cuda")
+    run(fake, "snapshot", 1, root / "a")
+    done = run(fake, "bundle", 2, root / "a", root / "b")
+    assert done["refused"] == {} and done["report"]["pointers"] == 33, done
+    return root / "b"
+
+
+@needs_fake
+def test_capture_to_proof_in_three_processes(fake: Path, made: Path) -> None:
+    done = run(fake, "prove", 3, made)
+    assert done["proven"] == ["decode:4", "decode:16", "decode:64"] and done["failed"] == {}
+    assert done["edge_data"] == [[1, 1]]
+    assert done["attributes"] == [[6, "01"], [8, "02"]]
+
+
+@needs_fake
+def test_every_driver_call_fails_in_turn(fake: Path, made: Path) -> None:
+    done = run(fake, "faults", 4, made)
+    assert done["calls"] >= 40 and done["restored"] > 0 and done["captured"] > 0 and done["refused"] > 0
+    assert done["wrong"] == 0 and done["crashed"] == 0, done["stderr"]
+
+
+def test_a_function_is_known_by_its_binary() -> None:
+    log = ModuleLog()
+    one, other = (
+        cubin({"k": ("scale", LAYOUT), "a": ("scale", LAYOUT)}),
+        cubin({"k": ("scale_other", LAYOUT)}),
+    )
+    log.see(one)
+    first = log.digest("k", LAYOUT, set)
+    assert first is not None and log.images[first] == one
+    log.see(other)
+    assert log.digest("k", LAYOUT, set) is None
+    assert log.digest("k", LAYOUT, lambda: {"k", "a"}) == first
+    assert log.digest("k", ((0, 4),), set) is None
+    log.see(b"no cubin")
+    assert log.unreadable == 1

@@ -1,0 +1,87 @@
+"""Every driver call of a restore fails in turn: a working graph or a clear refusal, never a wrong output."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from graphs_tools import SMALL, outputs
+
+from coldstart.graphs.api import DriverApi
+from coldstart.graphs.errors import DriverFailure, Refused
+from coldstart.graphs.restore import Restorer
+from coldstart.graphs.sim.model import SimModel
+
+METHODS = {name for name, _ in inspect.getmembers(DriverApi, inspect.isfunction) if not name.startswith("_")}
+
+
+class Faulty:
+    """A driver of which call number `at` fails, and with `more` all after it."""
+
+    def __init__(self, driver: Any, at: int, more: bool) -> None:
+        self._driver, self._at, self._more, self.count = driver, at, more, 0
+
+    def __getattr__(self, name: str) -> Any:
+        target = getattr(self._driver, name)
+        if name not in METHODS:
+            return target
+
+        def call(*arguments: Any) -> Any:
+            self.count += 1
+            if self.count == self._at or (self._more and self.count > self._at > 0):
+                raise DriverFailure(name, "injected")
+            return target(*arguments)
+
+        return call
+
+
+def _restore(directory: Path, at: int, more: bool) -> tuple[SimModel, Faulty, dict[str, Any]]:
+    model = SimModel(SMALL, 31)
+    driver = Faulty(model.driver, at, more)
+    restorer = Restorer(directory, driver, model)  # type: ignore[arg-type]
+    restorer.link()
+    return model, driver, {key: restorer.graph(key) for key in ("decode:1", "decode:256")}
+
+
+@pytest.fixture(scope="module")
+def want() -> dict[str, bytes]:
+    model = SimModel(SMALL, 31)
+    return {key: outputs(model, model.capture(key).executable, key) for key in ("decode:1", "decode:256")}
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_each_call_in_turn(bundle_directory: Path, want: dict[str, bytes], more: bool) -> None:
+    count = _restore(bundle_directory, 0, False)[1].count
+    assert count > 30
+    captured = 0
+    for at in range(1, count + 1):
+        try:
+            model, _, graphs = _restore(bundle_directory, at, more)
+        except Refused:
+            continue
+        for key, graph in graphs.items():
+            captured += not graph.restored
+            assert outputs(model, graph.executable, key) == want[key]
+    assert captured > 0
+
+
+def test_a_background_failure_is_recorded_and_the_graph_is_captured_when_asked(
+    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = SimModel(SMALL, 32)
+    restorer = Restorer(bundle_directory, model.driver, model)
+    restorer.link()
+    restorer.graph("decode:1")
+    restorer.graph("decode:256")
+
+    def broken(graph: int) -> int:
+        raise DriverFailure("cuGraphInstantiate", "injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.driver, "instantiate", broken)
+        restorer.start()
+        restorer.wait()
+    assert set(restorer.fallbacks) == {"decode:8", "decode:64"}
+    assert restorer.graph("decode:8").restored

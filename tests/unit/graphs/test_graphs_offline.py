@@ -1,0 +1,74 @@
+"""The offline half: three classifiers in one report, contents, inspection, snapshots on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from graphs_tools import bundle, offline
+
+from coldstart.graphs import inspect as inspection
+from coldstart.graphs.capture import distinct
+from coldstart.graphs.compare import compare
+from coldstart.graphs.errors import AlteredTable, GraphError
+from coldstart.graphs.materialize import combine
+from coldstart.graphs.snapshot import load_snapshot
+from coldstart.graphs.table import Region
+
+
+def test_the_three_classifiers_on_one_model() -> None:
+    a, b = (offline(seed).snapshot for seed in (11, 12))
+    scores = {s.classifier: s for s in compare(a, b)}
+    assert scores["differential"].corrupted == scores["differential"].missed == 0
+    assert scores["prefix"].corrupted > 0
+    assert scores["single"].missed > 0
+
+
+def test_a_snapshot_on_disk_is_the_same_snapshot(tmp_path: Path) -> None:
+    a, b = (offline(seed).snapshot for seed in (11, 12))
+    a.save(tmp_path / "a")
+    again = load_snapshot(tmp_path / "a")
+    one, other = combine(a, b).tables, combine(again, b).tables
+    assert one.relocations.tobytes() == other.relocations.tobytes()
+    (tmp_path / "a" / "trace.npy").write_bytes(b"")
+    with pytest.raises(AlteredTable):
+        load_snapshot(tmp_path / "a")
+
+
+def test_graphs_of_one_process_only_are_refused() -> None:
+    a, b = (offline(seed).snapshot for seed in (11, 12))
+    kept = b.keep({"decode:8", "decode:256"})
+    tables = combine(a, kept).tables
+    assert sorted(tables.keys) == ["decode:256", "decode:8"]
+    assert "one process only" in tables.refused["decode:1"]
+
+
+def test_another_launch_size_is_another_graph() -> None:
+    a, b = (offline(seed).snapshot for seed in (11, 12))
+    nodes = b.tables.nodes.copy()
+    nodes["grid"][0] = 9
+    b.tables.nodes = nodes
+    tables = combine(a, b).tables
+    assert len(tables.refused) == 1 and "differ" in next(iter(tables.refused.values()))
+
+
+def test_nothing_left_is_an_error() -> None:
+    a = offline(11).snapshot
+    with pytest.raises(GraphError, match="no graph"):
+        combine(a, a.keep(()))
+
+
+def test_views_of_one_storage_are_one_region() -> None:
+    views = [Region("param:tied", 64, 512), Region("param:embed", 64, 512), Region("buffer:part", 8, 520)]
+    assert [r.symbol for r in distinct(views)] == ["param:embed"]
+
+
+def test_inspection_and_difference(bundle_directory: Path, tmp_path: Path) -> None:
+    seen = inspection.summary(bundle_directory)
+    assert seen["graphs"] == 4 and seen["proven"] and seen["edges_with_data"] > 0
+    assert set(seen["relocations_by_region"]) == {"alloc", "kv", "lib", "param", "pool", "static"}
+    assert sum(seen["relocations_by_region"].values()) == seen["relocations"]
+    assert seen["nodes_by_kind"]["memset"] == seen["nodes_by_kind"]["memcpy"] == 4
+    bundle(tmp_path / "other", seeds=(13, 14))
+    same = inspection.diff(bundle_directory, tmp_path / "other")
+    assert same["graphs_changed"] == [] and same["kernels_only"] == [[], []]

@@ -1,0 +1,118 @@
+"""Restore in a process that never ran the model: same bytes, right order, fall-back graph by graph."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from graphs_tools import SMALL, bundle, outputs
+
+from coldstart.graphs import gate, store
+from coldstart.graphs.errors import DriverFailure, NotProven, Refused
+from coldstart.graphs.restore import Restorer
+from coldstart.graphs.sim.model import SimModel
+
+
+def _restorer(directory: Path, seed: int = 4) -> tuple[SimModel, Restorer]:
+    model = SimModel(SMALL, seed)
+    return model, Restorer(directory, model.driver, model)
+
+
+def test_restored_outputs_are_the_captured_ones_without_a_forward(bundle_directory: Path) -> None:
+    model, restorer = _restorer(bundle_directory)
+    assert restorer.link()
+    graphs = {key: restorer.graph(key) for key in model.sizes()}
+    assert model.driver.launches == 0 and restorer.fallbacks == {}
+    for key, graph in graphs.items():
+        assert graph.restored
+        assert outputs(model, graph.executable, key) == outputs(model, model.capture(key).executable, key)
+
+
+def test_smallest_and_largest_first_then_the_background(bundle_directory: Path) -> None:
+    seen: list[str] = []
+    model = SimModel(SMALL, 5)
+    restorer = Restorer(bundle_directory, model.driver, model, note=lambda name, *_: seen.append(name))
+    restorer.link()
+    restorer.start()
+    restorer.wait()
+    assert seen == ["graphs: link", "graphs: decode:1", "graphs: decode:256"]
+    assert all(restorer.graph(key).restored for key in model.sizes())
+
+
+def test_replay_launches_on_the_stream_of_the_moment(
+    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, restorer = _restorer(bundle_directory)
+    restorer.link()
+    graph, streams = restorer.graph("decode:1"), []
+    monkeypatch.setattr(model.driver, "launch", lambda executable, stream: streams.append(stream))
+    for stream in (0, 7):
+        monkeypatch.setattr(model, "stream", lambda s=stream: s)
+        graph.replay()
+    assert streams == [0, 7]
+
+
+def test_a_graph_without_its_kernel_is_captured_and_the_others_are_restored(
+    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, restorer = _restorer(bundle_directory)
+    real = model.driver.library_kernel
+
+    def hide(library: int, name: str) -> int:
+        if name == "blas_gemm_split":
+            raise DriverFailure("cuLibraryGetKernel", "NOT_FOUND")
+        return real(library, name)
+
+    monkeypatch.setattr(model.driver, "library_kernel", hide)
+    monkeypatch.setattr(model, "trigger", lambda: None)
+    assert restorer.link()
+    assert not restorer.graph("decode:1").restored
+    assert "blas_gemm_split" in restorer.fallbacks["decode:1"]
+    assert restorer.graph("decode:256").restored
+
+
+def test_another_region_size_means_capture(bundle_directory: Path) -> None:
+    model, restorer = _restorer(bundle_directory)
+    region = model.named["kv:0"]
+    model.named["kv:0"] = type(region)(region.symbol, region.size // 2, region.base)
+    assert not restorer.link()
+    assert "kv:0" in restorer.fallbacks["*"]
+    assert not restorer.graph("decode:1").restored
+
+
+def test_neither_restored_nor_captured_is_a_clear_refusal(
+    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, restorer = _restorer(bundle_directory)
+
+    def broken(key: str) -> None:
+        raise DriverFailure("cuStreamBeginCapture", "UNKNOWN")
+
+    monkeypatch.setattr(model, "capture", broken)
+    with pytest.raises(Refused, match=r"neither restored .* nor captured"):
+        restorer.graph("decode:1")
+
+
+def test_an_unproven_bundle_is_not_published_and_not_believed(tmp_path: Path) -> None:
+    bundle(tmp_path / "b")
+    with pytest.raises(NotProven):
+        gate.read_proof(tmp_path / "b")
+
+
+def test_a_proof_is_of_its_tables_only(bundle_directory: Path, tmp_path: Path) -> None:
+    tables = bundle(tmp_path / "b", seeds=(6, 7))
+    tables.report["pointers"] = 0
+    binaries = {
+        d: store.load_binary(bundle_directory, d) for d in {k.binary for k in tables.kernels if k.binary}
+    }
+    store.save(tables, tmp_path / "b", binaries)
+    shutil.copy(bundle_directory / gate.PROOF, tmp_path / "b" / gate.PROOF)
+    with pytest.raises(NotProven):
+        gate.read_proof(tmp_path / "b")
+
+
+def test_the_canary_passes_on_a_good_bundle(bundle_directory: Path) -> None:
+    model, restorer = _restorer(bundle_directory)
+    restorer.link()
+    assert gate.canary(gate.read_proof(bundle_directory), restorer, model.driver, model)

@@ -1,0 +1,113 @@
+"""Representation: round trip, memory maps, structural checks, every altered byte."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coldstart.graphs import store
+from coldstart.graphs.builder import subset
+from coldstart.graphs.errors import AlteredTable
+from coldstart.graphs.table import ARRAYS, Tables, check
+
+
+def _equal(a: Tables, b: Tables) -> bool:
+    return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in ARRAYS) and a.kernels == b.kernels
+
+
+def test_round_trip_and_memory_map(bundle_directory: Path, tmp_path: Path) -> None:
+    tables = store.load(bundle_directory)
+    binaries = {
+        d: store.load_binary(bundle_directory, d) for d in {k.binary for k in tables.kernels if k.binary}
+    }
+    store.save(tables, tmp_path / "copy", binaries)
+    again = store.load(tmp_path / "copy")
+    assert _equal(tables, again)
+    assert isinstance(again.nodes, np.memmap)
+    assert again.attributes == tables.attributes and again.regions == tables.regions
+
+
+def test_bytes_per_node_are_small(bundle_directory: Path) -> None:
+    assert store.load(bundle_directory).bytes_per_node() < 256
+
+
+def test_subset_keeps_graphs_whole(bundle_directory: Path) -> None:
+    tables = store.load(bundle_directory)
+    keys = tables.keys[1::2]
+    part = subset(tables, lambda key: key in keys)
+    check(part)
+    assert part.keys == keys
+    for key in keys:
+        (n, e, r), (m, f, s) = tables.graph(tables.keys.index(key)), part.graph(part.keys.index(key))
+        assert np.array_equal(e, f) and np.array_equal(n["grid"], m["grid"])
+        assert np.array_equal(r["offset"], s["offset"])
+        shift = int(n["payload"][0]) - int(m["payload"][0])
+        assert np.array_equal(r["place"].astype(int) - shift, s["place"])
+
+
+def test_every_altered_byte_of_every_small_file_is_refused(bundle_directory: Path, tmp_path: Path) -> None:
+    """Each file, bytes at a stride; the benchmark does all of them."""
+    for path in [*sorted(bundle_directory.glob("*.npy")), bundle_directory / store.MANIFEST]:
+        data = path.read_bytes()
+        copy = tmp_path / path.name.replace(".", "-")
+        shutil.copytree(bundle_directory, copy)
+        for at in range(0, len(data), max(1, len(data) // 40)):
+            (copy / path.name).write_bytes(data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :])
+            with pytest.raises(AlteredTable):
+                store.load(copy)
+        (copy / path.name).write_bytes(data[: len(data) // 2])
+        with pytest.raises(AlteredTable):
+            store.load(copy)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("nodes", "payload", 1 << 30),
+        ("nodes", "kernel", 1 << 20),
+        ("nodes", "kind", 3),
+        ("nodes", "attributes", 900),
+        ("nodes", "size", 3),
+        ("edges", "source", 1 << 20),
+        ("relocations", "place", 1 << 30),
+        ("relocations", "region", 60000),
+        ("relocations", "offset", 1 << 40),
+        ("relocations", "offset", -1),
+        ("relocations", "kind", 9),
+        ("graphs", "node", 7),
+        ("blocks", "length", 1 << 20),
+        ("blocks", "region", 60000),
+    ],
+)
+def test_tables_sealed_with_bad_indices_are_refused(
+    bundle_directory: Path, table: str, column: str, value: int
+) -> None:
+    tables = store.load(bundle_directory)
+    rows = getattr(tables, table).copy()
+    rows[column][-1] = value
+    setattr(tables, table, rows)
+    with pytest.raises(AlteredTable):
+        check(tables)
+
+
+def test_another_format_names_both_versions(bundle_directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(bundle_directory, tmp_path / "b")
+    manifest = store.read_manifest(tmp_path / "b")
+    manifest.pop("seal")
+    manifest["format"] = 99
+    manifest["seal"] = store.sha256(store.canonical(manifest))
+    (tmp_path / "b" / store.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(AlteredTable, match="99"):
+        store.load(tmp_path / "b")
+
+
+def test_an_altered_binary_is_refused(bundle_directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(bundle_directory, tmp_path / "b")
+    path = next((tmp_path / "b" / "kernels").iterdir())
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(AlteredTable):
+        store.load_binary(tmp_path / "b", path.name)
