@@ -12,6 +12,7 @@ from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, NodeKind, Ra
 from coldstart.graphs.builder import Builder
 from coldstart.graphs.errors import Refused
 from coldstart.graphs.intervals import NONE, Intervals
+from coldstart.graphs.sides import library_ranges
 from coldstart.graphs.snapshot import MAP, Snapshot
 from coldstart.graphs.table import Array, Kernel, Region, Tables
 
@@ -27,7 +28,7 @@ def take(driver: DriverApi, framework: FrameworkApi, captured: dict[str, Capture
     launches = _launches(tables, framework)
     ranges = _ranges(driver, tables, regions)
     _refuse_host(tables, ranges)
-    libraries = _libraries(tables, regions, ranges, trace, launches)
+    libraries = _libraries(tables, regions, ranges, trace)
     digests = {k.binary for k in tables.kernels if k.binary}
     return Snapshot(
         tables=tables, regions=regions, ranges=ranges, trace=trace, launches=launches,
@@ -141,21 +142,12 @@ def _refuse_host(tables: Tables, ranges: Iterable[Range]) -> None:
         tables.refused[tables.keys[index]] = "pinned host pointer among the parameters"
 
 
-def _libraries(
-    tables: Tables, regions: list[Region], ranges: list[Range], trace: Array, launches: Array
-) -> list[Region]:
-    """Ranges that hold words which neither a region nor a traced allocation explains."""
-    at, found = _candidates(tables)
-    device = [Region("", r.size, r.base) for r in ranges if not r.host]
-    held = Intervals(device).inside(found)
-    open_words = (held.region != NONE) & (Intervals(regions).inside(found).region == NONE)
-    places = launches[windows.owners(tables, at[open_words])]
-    places = np.where(places < 0, len(trace), places).tolist()
-    wanted = list(zip(places, found[open_words].tolist(), strict=True))
-    traced = traces.match_backwards(trace, wanted)
-    holders = zip(held.region[open_words].tolist(), wanted, strict=True)
-    used = {holder for holder, key in holders if key not in traced}
-    return [device[i] for i in sorted(used)]
+def _libraries(tables: Tables, regions: list[Region], ranges: list[Range], trace: Array) -> list[Region]:
+    """Driver allocations of libraries that some parameter word points into."""
+    mapped = [Region("", r.size, r.base) for r in ranges if not r.host]
+    mine = library_ranges(mapped, regions, trace)
+    used = np.unique(Intervals(mine).inside(_candidates(tables)[1]).region)
+    return [mine[i] for i in used.tolist() if i != NONE]
 
 
 def _contents(driver: DriverApi, regions: Iterable[Region]) -> dict[int, bytes]:

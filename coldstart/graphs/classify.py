@@ -157,6 +157,26 @@ class _Differential:
         return np.flatnonzero(self.open & ~suspect), np.flatnonzero(self.open & suspect)
 
 
+def settle(found: Classified, other: Snapshot, symbols: Symbols) -> None:
+    """Decide, by one more layout, words that may be the end of one region or the start of another."""
+    place, end_of, start_of = found.assumed.T
+    side, address = Side(other, symbols), windows.values(other.tables.payload, place)
+    readings = side.readings(place, address)
+    starts = np.zeros(len(place), bool)
+    for reading in readings[:2]:
+        starts |= (reading.region == start_of) & (reading.offset == 0)
+    starts |= side.driver.inside(address).region != NONE
+    ends = np.zeros(len(place), bool)
+    for reading in readings[2:]:
+        ends |= reading.region == end_of
+    as_end = ends & ~starts
+    order = np.argsort(found.place, kind="stable")
+    rows = order[np.searchsorted(found.place[order], place[as_end])] if as_end.any() else order[:0]
+    found.region[rows] = end_of[as_end]
+    found.offset[rows] = [symbols.regions[i].size for i in end_of[as_end].tolist()]
+    found.assumed = found.assumed[starts == ends]
+
+
 def _merge(out: Reading, firsts: list[Reading], seconds: list[Reading]) -> None:
     """Fill unread words with the first pair of readings that agree."""
     for one in firsts:
@@ -170,7 +190,7 @@ def check_collision(left: Side, right: Side, equal: Array) -> None:
     """Raise BaseCollision: a region that did not move makes its pointers look like constants."""
     for one, other, names in (
         (left.named, right.named, [r.symbol for r in left.snapshot.regions]),
-        (left.driver, right.driver, ["a library allocation"] * len(left.device)),
+        (left.mapped, right.mapped, ["a driver allocation"] * len(left.mapped.base)),
     ):
         stuck = one.order[np.isin(one.base, other.base)]
         hit = one.inside(equal)

@@ -6,13 +6,14 @@ and the captured constant elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from coldstart.graphs import windows
 from coldstart.graphs.builder import drop_unused_regions, subset
-from coldstart.graphs.classify import Classified, differential
+from coldstart.graphs.classify import Classified, differential, settle
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.intervals import NONE
 from coldstart.graphs.sides import Side, Symbols
@@ -39,15 +40,22 @@ class Combined:
     adopted: list[Region]
 
 
-def combine(a: Snapshot, b: Snapshot) -> Combined:
-    """Raises BaseCollision where the two layouts do not differ, GraphError where no graph is left."""
+def combine(a: Snapshot, b: Snapshot, more: Sequence[Snapshot] = ()) -> Combined:
+    """The bundle of two captures; `more` captures decide words that two layouts leave with two readings.
+
+    Raises BaseCollision where the two layouts do not differ, GraphError where no graph is left.
+    """
     reasons = disagreements(a.tables, b.tables)
+    for other in more:
+        reasons |= {k: v for k, v in disagreements(a.tables, other.tables).items() if k not in reasons}
     keys = [key for key in a.tables.keys if key not in reasons]
     if not keys:
         raise GraphError(f"no graph can be relocated: {reasons}")
     a, b = a.keep(keys), b.keep(keys)
     symbols = Symbols([])
     found = differential(a, b, symbols)
+    for other in more:
+        settle(found, other.keep(keys), symbols)
     tables = _tables(a, found, symbols, reasons)
     adopted = _adopted(b, found)
     tables = _with_contents(tables, a, b, found, symbols)

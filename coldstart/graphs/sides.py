@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,7 +66,9 @@ class Side:
         self.snapshot, self._symbols = snapshot, symbols
         self.named = Intervals(snapshot.regions)
         self._numbers = np.array([*(self._number(r) for r in snapshot.regions), NONE])
-        self.device = [Region("", r.size, r.base) for r in snapshot.ranges if not r.host]
+        mapped = [Region("", r.size, r.base) for r in snapshot.ranges if not r.host]
+        self.mapped = Intervals(mapped)
+        self.device = library_ranges(mapped, snapshot.regions, snapshot.trace)
         self.driver = Intervals(self.device)
 
     def _number(self, region: Region) -> int:
@@ -104,6 +107,14 @@ class Side:
     def hits(self, place: Array, address: Array) -> Array:
         """Whether anything at all is known to live at these addresses."""
         known = [r.region != NONE for r in self.readings(place, address)[:2]]
-        held: Array = self.driver.inside(address).region != NONE
+        held: Array = self.mapped.inside(address).region != NONE
         live: Array = known[0] | known[1] | held
         return live
+
+
+def library_ranges(mapped: Sequence[Region], regions: Sequence[Region], trace: Array) -> list[Region]:
+    """Driver allocations that the framework does not carve up: no name and no traced block lies inside."""
+    blocks = trace["address"][trace["kind"] == 0]
+    carved = np.concatenate([np.array([r.base for r in regions], np.uint64), blocks])
+    holder = Intervals(mapped).inside(carved).region
+    return [r for i, r in enumerate(mapped) if i not in set(holder.tolist())]

@@ -12,6 +12,7 @@ from coldstart.graphs.errors import BaseCollision
 from coldstart.graphs.link import broken_assumptions
 from coldstart.graphs.materialize import combine
 from coldstart.graphs.sim.random_graphs import Field, Program, judge, place, region_bases, snapshot
+from coldstart.graphs.snapshot import Snapshot
 from coldstart.graphs.table import Kernel, Tables
 
 SIZES = [4096, 8192, 12288]
@@ -183,3 +184,31 @@ def test_a_launch_before_the_reuse_names_the_earlier_allocation() -> None:
     found = traces.match_backwards(traces.pack(events), [(1, A), (-1, A), (1, A + 512)])
     assert found[1, A] == ((0, 0, 512), None) and found[4, A] == ((1, 0, 256), None)
     assert found[1, A + 512] == (None, (0, 512, 512))
+
+
+def test_a_third_capture_settles_the_two_readings() -> None:
+    program, _ = _touching(1, apart=False)
+    a, b = (snapshot(program, place(program, s, bases=_touching(s, apart=False)[1])) for s in (1, 2))
+    tables = combine(a, b, [snapshot(program, place(program, 5, bases=_touching(5, apart=True)[1]))]).tables
+    assert len(tables.assumed) == 0
+    assert judge(program, tables, place(program, 3, bases=_touching(3, apart=True)[1])).missed == 0
+
+
+def _in_segment(seed: int) -> Snapshot:
+    """A word into the unused rest of a segment that the framework carves blocks from."""
+    program = _program(Field("pointer", 0, 8, 2, 4096), size=8)
+    placed = place(program, seed)
+    placed.trace.insert(0, Event("alloc", placed.bases[2], 512))
+    placed.places = [place_ + 1 for place_ in placed.places]
+    return snapshot(program, placed)
+
+
+def test_a_framework_segment_is_never_adopted_as_library_memory() -> None:
+    tables = combine(_in_segment(1), _in_segment(2)).tables
+    assert list(tables.refused) == ["g"]
+
+
+def test_naive_ranges_of_the_driver_alone_adopt_it() -> None:
+    a, b = _in_segment(1), _in_segment(2)
+    a.trace = b.trace = a.trace[:0]
+    assert [r.symbol for r in combine(a, b).tables.regions] == ["lib:0"]

@@ -101,7 +101,7 @@ def test_an_unproven_bundle_is_not_published_and_not_believed(tmp_path: Path) ->
 
 
 def test_a_proof_is_of_its_tables_only(bundle_directory: Path, tmp_path: Path) -> None:
-    tables = bundle(tmp_path / "b", seeds=(6, 7))
+    tables = bundle(tmp_path / "b", seeds=(6, 7, 8, 9))
     tables.report["pointers"] = 0
     binaries = {
         d: store.load_binary(bundle_directory, d) for d in {k.binary for k in tables.kernels if k.binary}

@@ -1,0 +1,242 @@
+"""What can be shown about graph restoration without a GPU. Nothing printed here is a GPU time.
+
+  random   10,000 random graphs: constants corrupted and pointers missed at a layout never seen (goal 0 and 0)
+  models   10 decoder shapes x 35 batch sizes in the simulator: four capturing processes, one that proves and
+           one that only restores, each with its own addresses; outputs and KV cache bitwise equal
+  cost     Python's share of a restore over a fake libcuda: 14,000 nodes, 56,000 pointers
+  altered  every byte of every table of a bundle changed in turn: refused by the seal
+The last line of standard output is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from coldstart.graphs import capture, contents, gate, materialize, store  # noqa: E402
+from coldstart.graphs.errors import AlteredTable, GraphError  # noqa: E402
+from coldstart.graphs.link import broken_assumptions  # noqa: E402
+from coldstart.graphs.restore import Restorer  # noqa: E402
+from coldstart.graphs.sim import random_graphs as rg  # noqa: E402
+from coldstart.graphs.sim.model import SHAPES, Shape, SimModel  # noqa: E402
+from coldstart.graphs.snapshot import load_snapshot  # noqa: E402
+
+
+def spread(samples: list[float]) -> dict[str, float]:
+    """Median, minimum, maximum and count."""
+    return {"median": statistics.median(samples), "min": min(samples), "max": max(samples), "n": len(samples)}
+
+
+# --- random graphs ---
+
+
+def random_graphs(count: int) -> dict[str, Any]:
+    """Judge `count` graphs; refused and ambiguous ones (captured at restore) are counted apart."""
+    totals = dict.fromkeys(
+        ("judged", "refused", "ambiguous", "corrupted", "missed", "pointers", "constants"), 0
+    )
+    seed = 0
+    while totals["judged"] < count:
+        _judge(rg.generate(seed), seed, totals)
+        seed += 1
+    return totals | {"generated": seed}
+
+
+def _judge(program: rg.Program, seed: int, totals: dict[str, int]) -> None:
+    a, b, third = (rg.place(program, seed * 3 + i) for i in (1, 2, 3))
+    more = [rg.snapshot(program, rg.place(program, seed * 3 + (1 << 50) + i)) for i in (1, 2)]
+    try:
+        tables = materialize.combine(rg.snapshot(program, a), rg.snapshot(program, b), more).tables
+    except GraphError:
+        totals["refused"] += 1
+        return
+    if not tables.keys:
+        totals["refused"] += 1
+        return
+    if broken_assumptions(tables, rg.region_bases(program, tables.regions, third)):
+        totals["ambiguous"] += 1
+        return
+    found = rg.judge(program, tables, third)
+    kinds = [f.kind for _, fields in program.nodes for f in fields]
+    totals["judged"] += 1
+    totals["corrupted"] += found.corrupted
+    totals["missed"] += found.missed
+    totals["pointers"] += kinds.count("pointer")
+    totals["constants"] += kinds.count("constant")
+
+
+# --- models ---
+
+
+def models(shapes: list[Shape]) -> dict[str, Any]:
+    """One row per shape; each step is a process of its own."""
+    rows = []
+    for number, shape in enumerate(shapes):
+        with tempfile.TemporaryDirectory() as directory:
+            row: dict[str, Any] = {"model": shape.name}
+            for step, seed in (("a", 1), ("c", 5), ("d", 6), ("bundle", 2), ("prove", 3), ("serve", 4)):
+                row |= _step(step, shape, 100 * number + seed, Path(directory))
+        print(json.dumps(row), file=sys.stderr)
+        rows.append(row)
+    return {"models": rows, "all_equal": all(r["proven"] == r["graphs"] == r["equal"] for r in rows)}
+
+
+def _step(step: str, shape: Shape, seed: int, directory: Path) -> dict[str, Any]:
+    command = [sys.executable, __file__, "step", step, shape.name, str(seed), str(directory)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def step(name: str, shape: Shape, seed: int, directory: Path) -> dict[str, Any]:
+    """One process of the life of a bundle."""
+    model = SimModel(shape, seed)
+    if name == "serve":
+        return _serve(model, directory / "bundle")
+    if name == "prove":
+        proof = gate.prove(Restorer(directory / "bundle", model.driver, model), model.driver, model, model)
+        gate.publish(proof, directory / "bundle")
+        return {"proven": len(proof.proven)}
+    captured = {key: model.capture(key) for key in reversed(model.sizes())}
+    snapshot = capture.take(model.driver, model, captured)
+    if name != "bundle":
+        snapshot.save(directory / name)
+        return {}
+    first, *more = (load_snapshot(directory / other) for other in ("a", "c", "d"))
+    combined = materialize.combine(first, snapshot, more)
+    tables = contents.minimise(model.driver, model, captured, combined, snapshot.contents)
+    store.save(tables, directory / "bundle", snapshot.binaries)
+    return {
+        "assumptions": len(tables.assumed),
+        "graphs": len(tables.keys), "nodes": len(tables.nodes), "relocations": len(tables.relocations),
+        "bytes_per_node": round(tables.bytes_per_node(), 1), "contents_bytes": int(tables.contents.nbytes),
+        "refused": len(tables.refused),
+    }  # fmt: skip
+
+
+def _serve(model: SimModel, bundle: Path) -> dict[str, Any]:
+    """A process that restores and never ran the model, against its own ordinary capture afterwards."""
+    restorer = Restorer(bundle, model.driver, model)
+    restorer.link()
+    graphs = {key: restorer.graph(key) for key in model.sizes()}
+    forwards = model.driver.launches
+    equal = sum(
+        _outputs(model, g.executable, k) == _outputs(model, model.capture(k).executable, k)
+        for k, g in graphs.items()
+    )
+    return {"equal": equal, "launches_before_restored": forwards, "fallbacks": len(restorer.fallbacks)}
+
+
+def _outputs(model: SimModel, executable: int, key: str) -> bytes:
+    model.prepare(key, 77)
+    model.driver.launch(executable, 0)
+    return model.observe(key)
+
+
+# --- cost ---
+
+
+def cost(rounds: int) -> dict[str, Any]:
+    """Build the fake driver, then measure in a child that loads it."""
+    from fake_cuda.build import build
+
+    with tempfile.TemporaryDirectory() as directory:
+        library = build(Path(directory))
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(library)}
+        command = [sys.executable, __file__, "cost-child", str(rounds)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return result
+
+
+def cost_child(rounds: int) -> dict[str, Any]:
+    """Over the fake driver; its own time is measured by the same calls without Python around them."""
+    from graphs_cost import measure
+
+    return measure(rounds, spread)
+
+
+# --- altered ---
+
+
+def altered() -> dict[str, Any]:
+    """Every byte of every table and of the manifest, one at a time."""
+    from graphs_tools import proven
+
+    with tempfile.TemporaryDirectory() as directory:
+        bundle = Path(directory) / "bundle"
+        proven(bundle, Shape("tiny", 1, sizes=(1, 8)))
+        counts = dict.fromkeys(("bytes", "refused", "accepted"), 0)
+        for path in [*sorted(bundle.glob("*.npy")), bundle / store.MANIFEST]:
+            _alter(path, bundle, counts)
+        return counts
+
+
+def _alter(path: Path, bundle: Path, counts: dict[str, int]) -> None:
+    data = path.read_bytes()
+    for at in range(len(data)):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0x20]) + data[at + 1 :])
+        counts["bytes"] += 1
+        try:
+            store.load(bundle)
+            counts["accepted"] += 1
+        except AlteredTable:
+            counts["refused"] += 1
+    path.write_bytes(data)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("job", choices=["random", "models", "cost", "altered", "all", "step", "cost-child"])
+    parser.add_argument("arguments", nargs="*")
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    result = _run(options)
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
+
+
+def _run(options: argparse.Namespace) -> dict[str, Any]:
+    if options.job == "step":
+        name, shape, seed, directory = options.arguments
+        return step(name, next(s for s in SHAPES if s.name == shape), int(seed), Path(directory))
+    if options.job == "cost-child":
+        return cost_child(int(options.arguments[0]))
+    jobs: dict[str, Callable[[], dict[str, Any]]] = {
+        "random": lambda: random_graphs(options.count), "models": lambda: models(list(SHAPES)),
+        "cost": lambda: cost(options.rounds), "altered": altered,
+    }  # fmt: skip
+    chosen = list(jobs) if options.job == "all" else [options.job]
+    out: dict[str, Any] = {
+        "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
+        "gpu": None,
+    }
+    for name in chosen:
+        start = time.monotonic()
+        out[name] = jobs[name]() | {"seconds": round(time.monotonic() - start, 1)}
+    return out
+
+
+if __name__ == "__main__":
+    if shutil.which("cc") is None:
+        print("no C compiler: `cost` cannot run", file=sys.stderr)
+    main()
