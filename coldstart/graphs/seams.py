@@ -1,0 +1,93 @@
+"""Which places of which vLLM versions the hook takes hold of, checked by import before any patch."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from coldstart.graphs.errors import Refused
+
+
+@dataclass(frozen=True)
+class Seam:
+    """An attribute path and the parameters it must have, in order; None for what is not callable."""
+
+    module: str
+    path: str
+    parameters: tuple[str, ...] | None = None
+
+    def problem(self) -> str | None:
+        """What is wrong with this seam here, or None."""
+        where = f"{self.module}.{self.path}"
+        try:
+            target: Any = importlib.import_module(self.module)
+            for name in self.path.split("."):
+                target = _member(target, name)
+        except (ImportError, AttributeError) as error:
+            return f"{where}: {error}"
+        if self.parameters is None:
+            return None
+        found = tuple(inspect.signature(target).parameters)
+        return None if found[: len(self.parameters)] == self.parameters else f"{where} takes {found}"
+
+
+def _member(target: Any, name: str) -> Any:
+    fields = getattr(target, "__dataclass_fields__", {})
+    return fields[name] if name in fields else getattr(target, name)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Seams of the versions from `low` up to but not including `high`."""
+
+    low: tuple[int, int]
+    high: tuple[int, int]
+    seams: tuple[Seam, ...]
+
+    def problems(self) -> list[str]:
+        """Everything that does not fit the installed vLLM."""
+        return [problem for seam in self.seams if (problem := seam.problem())]
+
+
+_WRAPPER = "vllm.compilation.cuda_graph"
+_MANAGER = "vllm.v1.worker.gpu.cudagraph_utils"
+_RUNNER = "vllm.v1.worker.gpu_model_runner"
+_PLAN = "vllm.v1.worker.startup_plan"
+
+ADAPTERS = (
+    Adapter(
+        (0, 32),
+        (0, 33),
+        (
+            Seam(_WRAPPER, "CUDAGraphWrapper.__call__", ("self", "args", "kwargs")),
+            Seam(_WRAPPER, "CUDAGraphEntry.batch_descriptor"),
+            Seam(_WRAPPER, "CUDAGraphEntry.cudagraph"),
+            Seam(_WRAPPER, "CUDAGraphEntry.output"),
+            Seam(_WRAPPER, "CUDAGraphEntry.input_addresses"),
+            Seam(_WRAPPER, "get_forward_context", ()),
+            Seam(_MANAGER, "CudaGraphManager.capture", ("self", "create_forward_fn", "progress_bar_desc")),
+            Seam(_MANAGER, "CudaGraphManager.run_fullgraph", ("self", "desc")),
+            Seam(
+                _MANAGER, "ModelCudaGraphManager.capture", ("self", "model", "model_state", "input_buffers")
+            ),
+            Seam(_MANAGER, "BatchExecutionDescriptor.num_tokens"),
+            Seam(_MANAGER, "BatchExecutionDescriptor.cg_mode"),
+            Seam(_RUNNER, "GPUModelRunner._warmup_and_capture", ("self", "desc", "cudagraph_runtime_mode")),
+            Seam(_RUNNER, "GPUModelRunner.capture_model", ("self",)),
+            Seam(_PLAN, "compute_plan_fingerprint", ("vllm_config", "rank", "world_size")),
+            Seam(_PLAN, "maybe_apply_startup_plan", ("worker",)),
+            Seam(_PLAN, "maybe_save_startup_plan", ("worker", "kv_cache_memory_bytes")),
+        ),
+    ),
+)
+
+
+def adapter(version: str) -> Adapter:
+    """The adapter of a vLLM version. Raises Refused: graphs are captured normally there."""
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    for one in ADAPTERS:
+        if len(numbers) == 2 and one.low <= numbers < one.high:
+            return one
+    raise Refused(f"no adapter for vLLM {version}")

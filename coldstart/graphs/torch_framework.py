@@ -1,0 +1,136 @@
+"""FrameworkApi over PyTorch: names for memory, segments of the private pool, capture through CUDAGraph.
+
+Not exercised without a GPU beyond its pure parts; benchmarks/gpu/verify.py runs it on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from coldstart.graphs.api import Captured, DriverApi, Event
+from coldstart.graphs.errors import GraphError, Refused
+from coldstart.graphs.table import Region
+
+Capture = Callable[[str], Any]
+
+
+class TorchFramework:
+    """`tensors` maps symbols (param:, buffer:, kv:, static:) to tensors; `capture` returns a kept CUDAGraph.
+
+    `pool` is the id of the private memory pool (torch.cuda.graph_pool_handle()). Memory history should be
+    recorded in capturing processes: without it, segments of equal size cannot be told apart by order.
+    """
+
+    def __init__(
+        self,
+        driver: DriverApi,
+        tensors: Mapping[str, Any],
+        sizes: Mapping[str, int],
+        capture: Capture,
+        pool: tuple[int, int],
+        trigger: Callable[[], object] = lambda: None,
+    ) -> None:
+        import torch
+
+        self.torch, self.driver, self._pool = torch, driver, pool
+        self.tensors, self._sizes, self._capture, self._trigger = tensors, dict(sizes), capture, trigger
+        self.refusals: dict[str, str] = {}
+        self.reserved: list[Any] = []
+
+    def sizes(self) -> dict[str, int]:
+        return dict(self._sizes)
+
+    def regions(self) -> list[Region]:
+        return tensor_regions(self.tensors)
+
+    def pool(self) -> list[Region]:
+        return pool_segments(self._snapshot(), self._pool)
+
+    def _snapshot(self) -> dict[str, Any]:
+        snapshot: dict[str, Any] = self.torch.cuda.memory._snapshot()
+        return snapshot
+
+    def reserve_pool(self, sizes: Sequence[int]) -> list[int]:
+        """Plain allocations that live as long as this object: a pool region needs only its size."""
+        new = [self.torch.empty(size, dtype=self.torch.uint8, device="cuda") for size in sizes]
+        self.reserved += new
+        return [tensor.data_ptr() for tensor in new]
+
+    def trace(self) -> list[Event]:
+        return trace_events(self._snapshot())
+
+    def launches(self, key: str) -> list[int]:
+        """PyTorch does not record launches: matching is against what is alive after capture."""
+        return []
+
+    def capture(self, key: str) -> Captured:
+        """An ordinary capture, instantiated by the driver. Raises Refused where PyTorch cannot capture."""
+        try:
+            graph = self._capture(key)
+            raw = int(graph.raw_cuda_graph())
+        except RuntimeError as error:
+            raise Refused(f"{key} cannot be captured: {error}") from error
+        return Captured(raw, self.driver.instantiate(raw), [graph])
+
+    def refusal(self, key: str) -> str | None:
+        return self.refusals.get(key)
+
+    def stream(self) -> int:
+        return int(self.torch.cuda.current_stream().cuda_stream)
+
+    def trigger(self) -> None:
+        self._trigger()
+
+    def view(self, region: Region, base: int, offset: int, like: Mapping[str, Any]) -> Any:
+        """A tensor over restored memory; `like` has shape, stride and dtype (a torch name)."""
+        holder = next((t for t in self.reserved if t.data_ptr() == base), None)
+        if holder is None:
+            raise GraphError(f"{region.symbol} is not memory that this object reserved")
+        dtype = getattr(self.torch, like["dtype"])
+        flat = holder[offset:].view(dtype) if (region.size - offset) % dtype.itemsize == 0 else None
+        if flat is None:
+            raise GraphError(f"an output at {region.symbol}+{offset} does not fit its type")
+        return self.torch.as_strided(flat, like["shape"], like["stride"])
+
+
+def tensor_regions(tensors: Mapping[str, Any]) -> list[Region]:
+    """One region per storage (views and tied weights share theirs), by the first symbol in order."""
+    regions = []
+    for symbol, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            regions.append(Region(symbol, int(storage.nbytes()), int(storage.data_ptr())))
+    return regions
+
+
+def module_tensors(module: Any) -> dict[str, Any]:
+    """param:<fqn> and buffer:<fqn> of a torch module."""
+    named = {f"param:{name}": p.data for name, p in module.named_parameters()}
+    return named | {f"buffer:{name}": b for name, b in module.named_buffers()}
+
+
+def pool_segments(snapshot: Mapping[str, Any], pool: tuple[int, int]) -> list[Region]:
+    """Segments of one private pool, in order of allocation as far as the trace knows, then by size."""
+    mine = [s for s in snapshot["segments"] if tuple(s.get("segment_pool_id", (0, 0))) == tuple(pool)]
+    first = {address: at for at, address in enumerate(_segment_addresses(snapshot))}
+    mine.sort(key=lambda s: (first.get(s["address"], len(first)), s["total_size"]))
+    return [Region(f"pool:{i}", int(s["total_size"]), int(s["address"])) for i, s in enumerate(mine)]
+
+
+def _entries(snapshot: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    return (entry for trace in snapshot.get("device_traces", []) for entry in trace)
+
+
+def _segment_addresses(snapshot: Mapping[str, Any]) -> list[int]:
+    return [e["addr"] for e in _entries(snapshot) if e["action"] == "segment_alloc"]
+
+
+def trace_events(snapshot: Mapping[str, Any]) -> list[Event]:
+    """Allocation and free events of the caching allocator, in order."""
+    kinds = {"alloc": "alloc", "free_completed": "free"}
+    return [
+        Event(kinds[e["action"]], int(e["addr"]), int(e["size"]))
+        for e in _entries(snapshot)
+        if e["action"] in kinds
+    ]
