@@ -88,7 +88,10 @@ class Ladder:
 
 
 def check_layout(kernel: Kernel, image: bytes) -> None:
-    """Raise AlteredTable unless the binary itself declares the parameters that the tables say."""
+    """Raise AlteredTable where the binary declares other parameters than the tables, or lacks the kernel.
+
+    A binary that says nothing of its parameters (a newer attribute) is taken at the driver's word.
+    """
     declared = read_cubin(image).kernels.get(kernel.name)
-    if declared != kernel.layout:
+    if declared is None or (declared and declared != kernel.layout):
         raise AlteredTable(f"kernel {kernel.name}: the binary declares other parameters than the tables")

@@ -42,7 +42,7 @@ class ModuleLog:
 
     def digest(self, name: str, layout: Layout, siblings: Callable[[], set[str]]) -> str | None:
         """The binary of a function; `siblings` lists the names in its module, asked only when needed."""
-        fits = [d for d in self._by_name.get(name, []) if self.cubins[d].kernels[name] == layout]
+        fits = [d for d in self._by_name.get(name, []) if self.cubins[d].kernels[name] in (layout, ())]
         if len(fits) > 1:
             names = siblings()
             fits = [d for d in fits if set(self.cubins[d].kernels) == names]

@@ -80,7 +80,8 @@ def test_the_manager_gets_restored_graphs_and_captures_the_rest() -> None:
     hooked(manager, None)
     found = {(d.cg_mode.name, d.num_tokens): g for d, g in manager.graphs.items()}
     assert found == {
-    hooked = vllm_hook._runner_capture(lambda _, desc, mode: called.append(desc.num_tokens), Source({4}), print)
+        ("FULL", 4): "restored 4", ("FULL", 2): "captured 2", ("FULL", 1): "captured 1",
+        ("PIECEWISE", 8): "captured 8",
     }  # fmt: skip
     assert [d.num_tokens for d in manager._capture_descs[Mode.FULL]] == [4, 2, 1]
     assert manager.hidden_states == "buffer" and "captured normally" in said[0]
