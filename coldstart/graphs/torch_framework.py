@@ -94,6 +94,17 @@ class TorchFramework:
         return self.torch.as_strided(flat, like["shape"], like["stride"])
 
 
+def consumes_random(graph: Any) -> bool:
+    """Whether one replay moves the default generator: such a graph holds offsets that replay() rewrites."""
+    import torch
+
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    before = generator.get_offset()
+    graph.replay()
+    torch.cuda.synchronize()
+    return bool(generator.get_offset() != before)
+
+
 def tensor_regions(tensors: Mapping[str, Any]) -> list[Region]:
     """One region per storage (views and tied weights share theirs), by the first symbol in order."""
     regions = []
