@@ -92,6 +92,9 @@ class Event:
 class DriverApi(Protocol):
     """What the package asks of a driver."""
 
+    def adopt_thread(self) -> None:
+        """Called first in every thread that is to make driver calls."""
+
     def nodes(self, graph: int) -> list[int]: ...
     def edges(self, graph: int) -> list[Edge]: ...
     def kind(self, node: int) -> int: ...
@@ -162,6 +165,9 @@ class FrameworkApi(Protocol):
         """Segments of the graph-private pool after capture, in order of allocation."""
 
     def reserve_pool(self, sizes: Sequence[int]) -> list[int]: ...
+    def release_pool(self) -> None:
+        """Give back what reserve_pool gave: the bundle is not used after all."""
+
     def trace(self) -> list[Event]: ...
     def capture(self, key: str) -> Captured: ...
     def launches(self, key: str) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,32 +13,36 @@ from coldstart.graphs.table import ABSOLUTE, TENSOR_MAP_BYTES, Array, Region, Ta
 from coldstart.graphs.trace import live_allocation
 
 
-def bases(tables: Tables, driver: DriverApi, framework: FrameworkApi) -> Array:
-    """The address of every symbol in this process (u64). Raises MissingRegion."""
-    named = {r.symbol: r for r in framework.regions()}
-    pools = [r for r in tables.regions if r.symbol.startswith("pool:")]
-    reserved = framework.reserve_pool([r.size for r in pools]) if pools else []
-    placed = dict(zip((r.symbol for r in pools), reserved, strict=True))
-    return np.array([_base(r, named, placed, driver, framework) for r in tables.regions], np.uint64)
+@dataclass
+class Bases:
+    """Addresses of a bundle's symbols in this process, and what was allocated for them."""
 
+    driver: DriverApi
+    framework: FrameworkApi
+    allocated: list[int] = field(default_factory=list)
 
-def _base(
-    region: Region,
-    named: dict[str, Region],
-    placed: dict[str, int],
-    driver: DriverApi,
-    framework: FrameworkApi,
-) -> int:
-    kind = region.symbol.partition(":")[0]
-    if kind == "pool":
-        return placed[region.symbol]
-    if kind == "lib":
-        return driver.allocate(region.size)
-    if region.symbol.startswith("alloc#"):
-        found = live_allocation(framework.trace(), int(region.symbol[6:]))
-        return _sized(region, found)
-    here = named.get(region.symbol)
-    return _sized(region, (here.base, here.size) if here else None)
+    def find(self, tables: Tables) -> Array:
+        """The address of every symbol (u64). Raises MissingRegion."""
+        named = {r.symbol: r for r in self.framework.regions()}
+        pools = [r for r in tables.regions if r.symbol.startswith("pool:")]
+        reserved = self.framework.reserve_pool([r.size for r in pools]) if pools else []
+        placed = dict(zip((r.symbol for r in pools), reserved, strict=True))
+        return np.array([placed.get(r.symbol) or self._base(r, named) for r in tables.regions], np.uint64)
+
+    def _base(self, region: Region, named: dict[str, Region]) -> int:
+        if region.symbol.startswith("lib:"):
+            self.allocated.append(self.driver.allocate(region.size))
+            return self.allocated[-1]
+        if region.symbol.startswith("alloc#"):
+            return _sized(region, live_allocation(self.framework.trace(), int(region.symbol[6:])))
+        here = named.get(region.symbol)
+        return _sized(region, (here.base, here.size) if here else None)
+
+    def release(self) -> None:
+        """Give everything back: an ordinary capture needs the memory. Raises DriverFailure."""
+        self.framework.release_pool()
+        while self.allocated:
+            self.driver.free(self.allocated.pop())
 
 
 def _sized(region: Region, found: tuple[int, int] | None) -> int:

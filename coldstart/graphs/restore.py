@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, NodeKind
 from coldstart.graphs.errors import GraphError, Refused
 from coldstart.graphs.kernels import Ladder, check_layout
-from coldstart.graphs.link import Rows, bases, broken_assumptions, launch_rows, relocate
+from coldstart.graphs.link import Bases, Rows, broken_assumptions, launch_rows, relocate
 from coldstart.graphs.store import load, load_binary
 from coldstart.graphs.table import MEMCPY, MEMSET, Array, Tables
 
@@ -66,6 +67,7 @@ class Restorer:
         self._lock = threading.RLock()
         self._linked: Linked | None = None
         self._thread: threading.Thread | None = None
+        self._bases = Bases(driver, framework)
 
     # --- linking -------------------------------------------------------------------------------------
     def link(self) -> bool:
@@ -75,11 +77,12 @@ class Restorer:
             self._linked = self._link(load(self.directory))
         except GraphError as error:
             self.fallbacks["*"] = str(error)
+            self._attempt("release", self._bases.release)
         self._note("graphs: link", start, time.monotonic(), "graphs")
         return self._linked is not None
 
     def _link(self, tables: Tables) -> Linked:
-        base = bases(tables, self.driver, self.framework)
+        base = self._bases.find(tables)
         payload = relocate(tables.payload, tables.relocations, base, self.driver)
         self._write_contents(tables, base)
         functions, missing = self._resolve(tables)
@@ -152,15 +155,16 @@ class Restorer:
         try:
             executable = self._fill(graph, linked, index)
         except GraphError:
-            self._discard(graph)
+            self._attempt("destroy", partial(self.driver.destroy, graph, 0))
             raise
         return Replayable(self.driver, self.framework, executable, restored=True, keep=[linked.rows, graph])
 
-    def _discard(self, graph: int) -> None:
+    def _attempt(self, what: str, work: Callable[[], None]) -> None:
+        """Tidying up after a failure may fail too; the first failure stays the reason."""
         try:
-            self.driver.destroy(graph, 0)
+            work()
         except GraphError as error:
-            self.fallbacks.setdefault("destroy", str(error))
+            self.fallbacks.setdefault(what, str(error))
 
     def _fill(self, graph: int, linked: Linked, index: int) -> int:
         nodes, edges, _ = linked.tables.graph(index)
@@ -206,6 +210,7 @@ class Restorer:
         return set(self._linked.tables.keys) if self._linked else set()
 
     def _background(self, keys: Sequence[str]) -> None:
+        self._attempt("thread", self.driver.adopt_thread)
         for key in reversed(keys):
             with self._lock:
                 if key in self._graphs:

@@ -57,6 +57,9 @@ class TorchFramework:
         self.reserved += new
         return [tensor.data_ptr() for tensor in new]
 
+    def release_pool(self) -> None:
+        self.reserved.clear()
+
     def trace(self) -> list[Event]:
         return trace_events(self._snapshot())
 

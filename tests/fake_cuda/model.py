@@ -42,6 +42,7 @@ class FakeModel:
         self.library = self.driver.load_library(IMAGE)
         self.functions = {name: self.driver.library_kernel(self.library, name) for name in LAYOUTS}
         self.segments: list[Region] = []
+        self.reserved: list[int] = []
 
     def write(self, symbol: str, values: Array) -> None:
         self.driver.write(self.named[symbol].base, values.tobytes())
@@ -103,7 +104,12 @@ class FakeModel:
         return self.segments
 
     def reserve_pool(self, sizes: Sequence[int]) -> list[int]:
-        return [self.driver.allocate(size) for size in sizes]
+        self.reserved += (new := [self.driver.allocate(size) for size in sizes])
+        return new
+
+    def release_pool(self) -> None:
+        while self.reserved:
+            self.driver.free(self.reserved.pop())
 
     def trace(self) -> list[Event]:
         return []

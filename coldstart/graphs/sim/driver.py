@@ -87,6 +87,9 @@ class SimDriver:
             raise DriverFailure(call, "INVALID_HANDLE")
         return value
 
+    def adopt_thread(self) -> None:
+        return None
+
     # --- modules -------------------------------------------------------------------------------------
     def function(self, library: str, name: str) -> int:
         """Load the module lazily, as the first launch of any of its kernels does."""

@@ -78,6 +78,7 @@ class SimModel:
         self._places: dict[str, list[int]] = {}
         self._launches: list[int] | None = None
         self._stale = [self.rng.randrange(1 << 32) for _ in range(8)]
+        self.reserved: list[int] = []
         self._pairs: dict[str, tuple[int, int, int]] = {}
         self._weights()
         self._buffers()
@@ -265,7 +266,12 @@ class SimModel:
         return self.private.regions()
 
     def reserve_pool(self, sizes: Sequence[int]) -> list[int]:
-        return [self.driver.allocate(size) for size in sizes]
+        self.reserved += (new := [self.driver.allocate(size) for size in sizes])
+        return new
+
+    def release_pool(self) -> None:
+        while self.reserved:
+            self.driver.free(self.reserved.pop())
 
     def trace(self) -> list[Event]:
         return self._trace

@@ -85,3 +85,29 @@ def test_a_background_failure_is_recorded_and_the_graph_is_captured_when_asked(
         restorer.wait()
     assert set(restorer.fallbacks) == {"decode:8", "decode:64"}
     assert restorer.graph("decode:8").restored
+
+
+def test_a_failed_link_gives_its_memory_back(bundle_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SimModel(SMALL, 33)
+    before = len(model.driver.memory._bases)
+
+    def broken(address: int, data: bytes) -> None:
+        raise DriverFailure("cuMemcpyHtoD", "injected")
+
+    monkeypatch.setattr(model.driver, "write", broken)
+    assert not Restorer(bundle_directory, model.driver, model).link()
+    assert len(model.driver.memory._bases) == before and not model.reserved
+
+
+def test_the_background_thread_adopts_the_context(
+    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    model, adopted = SimModel(SMALL, 34), []
+    monkeypatch.setattr(model.driver, "adopt_thread", lambda: adopted.append(threading.current_thread().name))
+    restorer = Restorer(bundle_directory, model.driver, model)
+    restorer.link()
+    restorer.start()
+    restorer.wait()
+    assert adopted == ["graphs"]
