@@ -21,7 +21,7 @@ from coldstart.graphs.errors import BaseCollision
 from coldstart.graphs.intervals import NONE, Reading
 from coldstart.graphs.sides import Pairing, Side, Symbols, Words
 from coldstart.graphs.snapshot import Snapshot
-from coldstart.graphs.table import ABSOLUTE, TENSOR_MAP, TENSOR_MAP_BYTES, Array
+from coldstart.graphs.table import ABSOLUTE, TENSOR_MAP, TENSOR_MAP_BYTES, Array, Region
 
 Found = tuple[Array, Array, Array, Array]
 
@@ -62,6 +62,7 @@ class _Differential:
         self.open: Array = np.asarray(self.a.tables.payload != self.b.tables.payload)
 
     def run(self) -> Classified:
+        check_collision(self.a, self.b)
         parts = [self._aligned(), self._maps(), self._packed()]
         noise, conflict = self._rest()
         place, region, offset, kind = (np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -76,7 +77,6 @@ class _Differential:
     def _aligned(self) -> Found:
         """Windows at 4-byte stride."""
         words = self._words(windows.places(self.a.tables))
-        check_collision(self.left, self.right, words.a[words.a == words.b])
         differs = words.a != words.b
         return self._explain(Words(words.place[differs], words.a[differs], words.b[differs]))
 
@@ -186,20 +186,30 @@ def _merge(out: Reading, firsts: list[Reading], seconds: list[Reading]) -> None:
             out.region[fresh], out.offset[fresh] = one.region[fresh], one.offset[fresh]
 
 
-def check_collision(left: Side, right: Side, equal: Array) -> None:
-    """Raise BaseCollision: a region that did not move makes its pointers look like constants."""
-    for one, other, names in (
-        (left.named, right.named, [r.symbol for r in left.snapshot.regions]),
-        (left.mapped, right.mapped, ["a driver allocation"] * len(left.mapped.base)),
-    ):
-        stuck = one.order[np.isin(one.base, other.base)]
-        hit = one.inside(equal)
-        bad = (hit.region != NONE) & np.isin(hit.region, stuck)
-        if bad.any():
-            symbol = names[int(hit.region[int(np.argmax(bad))])]
+def check_collision(a: Snapshot, b: Snapshot) -> None:
+    """Raise BaseCollision: what did not move makes its pointers look like constants."""
+    stuck = unmoved(a, b)
+    if not stuck:
+        return
+    at = windows.places(a.tables, 1)
+    first, second = (windows.values(s.tables.payload, at) for s in (a, b))
+    equal = first[first == second]
+    for region in stuck:
+        if ((equal >= region.base) & (equal <= region.base + region.size)).any():
             raise BaseCollision(
-                f"{symbol} has one address in both captures and parameter words point into it"
+                f"{region.symbol} has one address in both captures and parameter words point into it"
             )
+
+
+def unmoved(a: Snapshot, b: Snapshot) -> list[Region]:
+    """Named regions, driver allocations and traced allocations with one address in both."""
+    theirs, ranges = set(b.regions), {r.base for r in b.ranges}
+    found = [r for r in a.regions if r in theirs]
+    found += [Region("a driver allocation", r.size, r.base) for r in a.ranges if r.base in ranges]
+    one, other = (s.trace[s.trace["kind"] == 0] for s in (a, b))
+    count = min(len(one), len(other))
+    same = np.flatnonzero(one["address"][:count] == other["address"][:count])
+    return found + [Region(f"alloc#{i}", int(one["size"][i]), int(one["address"][i])) for i in same.tolist()]
 
 
 def choose(place: Array, proven: Array) -> Array:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from mmap import mmap
 
 from coldstart.graphs.errors import AlteredTable
 
+Buffer = bytes | mmap
 KPARAM_INFO = 0x17
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -49,7 +51,7 @@ def read_cubin(image: bytes) -> Cubin:
         raise AlteredTable(f"kernel binary is not a whole cubin: {error}") from error
 
 
-def sections(image: bytes) -> list[Section]:
+def sections(image: Buffer) -> list[Section]:
     """All sections in order. Raises ValueError or struct.error where the file is not whole."""
     head = _HEADER.unpack_from(image)
     if head[0][:6] != b"\x7fELF\x02\x01":
@@ -60,7 +62,7 @@ def sections(image: bytes) -> list[Section]:
     return [Section(_string(strings, r[0]), r[1], r[2], r[6], _body(image, r)) for r in rows]
 
 
-def _body(image: bytes, row: tuple[int, ...]) -> bytes:
+def _body(image: Buffer, row: tuple[int, ...]) -> bytes:
     if row[1] in (0, 8):
         return b""
     if row[4] + row[5] > len(image):

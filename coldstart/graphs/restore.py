@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, NodeKind
-from coldstart.graphs.errors import GraphError, Refused
+from coldstart.graphs.errors import GraphError, MissingRegion, Refused
 from coldstart.graphs.kernels import Ladder, check_layout
 from coldstart.graphs.link import Bases, Rows, broken_assumptions, launch_rows, relocate
+from coldstart.graphs.references import fetch, loaded_libraries
 from coldstart.graphs.store import load, load_binary
-from coldstart.graphs.table import MEMCPY, MEMSET, Array, Tables
+from coldstart.graphs.table import MEMCPY, MEMSET, Array, Region, Tables
 
 Note = Callable[[str, float, float, str], None]
 
@@ -97,6 +98,7 @@ class Restorer:
             self.driver.write(int(base[region]) + offset, data[start : start + length].tobytes())
 
     def _resolve(self, tables: Tables) -> tuple[list[int], dict[int, str]]:
+        self._references = tables.report.get("references", {})
         self.ladder = Ladder(self.driver, self.framework, self._binary)
         functions, missing = [0] * len(tables.kernels), {}
         for number, kernel in enumerate(tables.kernels):
@@ -109,7 +111,9 @@ class Restorer:
         return functions, missing
 
     def _binary(self, digest: str) -> bytes:
-        return load_binary(self.directory, digest)
+        if (self.directory / "kernels" / digest).exists():
+            return load_binary(self.directory, digest)
+        return fetch(digest, self._references, loaded_libraries())
 
     # --- building ------------------------------------------------------------------------------------
     def graph(self, key: str) -> Replayable:
@@ -204,6 +208,17 @@ class Restorer:
         rest = [key for key in order if key not in first and key in self._restorable()]
         self._thread = threading.Thread(target=self._background, args=(rest,), name="graphs", daemon=True)
         self._thread.start()
+
+    def holds(self, key: str) -> bool:
+        """Whether the linked bundle has this graph."""
+        return key in self._restorable()
+
+    def region(self, symbol: str) -> tuple[Region, int]:
+        """A symbol and its address here. Raises MissingRegion."""
+        for number, region in enumerate(self._linked.tables.regions if self._linked else []):
+            if self._linked is not None and region.symbol == symbol:
+                return region, int(self._linked.base[number])
+        raise MissingRegion(f"the bundle has no region {symbol}")
 
     def _restorable(self) -> set[str]:
         """Only these may be built in a thread: capture belongs to the thread that owns the framework."""

@@ -212,3 +212,20 @@ def test_naive_ranges_of_the_driver_alone_adopt_it() -> None:
     a, b = _in_segment(1), _in_segment(2)
     a.trace = b.trace = a.trace[:0]
     assert [r.symbol for r in combine(a, b).tables.regions] == ["lib:0"]
+
+
+@pytest.mark.parametrize("at", [0, 8, 3])
+def test_a_traced_allocation_that_did_not_move_is_a_collision_too(at: int) -> None:
+    """One past its end, and in a packed struct as well."""
+    filler = [Field("constant", 0, at, value=b"\x01" * at)] if at else []
+    program = _program(*filler, Field("pointer", at, 8, 1, SIZES[1]), size=at + 8)
+    program.symbols[1] = "alloc"
+    shots = []
+    for seed in (1, 2):
+        placed = place(program, seed)
+        placed.bases[1] = 0x7F9000000000
+        placed.trace.insert(0, Event("alloc", placed.bases[1], SIZES[1]))
+        placed.places = [p + 1 for p in placed.places]
+        shots.append(snapshot(program, placed))
+    with pytest.raises(BaseCollision, match="alloc#0"):
+        combine(*shots)

@@ -1,0 +1,160 @@
+"""The vLLM plug-in's parts that need no GPU: names, keys, outputs, and doing nothing when not asked."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from graphs_tools import SMALL
+
+from coldstart.graphs import vllm_plugin
+from coldstart.graphs.errors import MissingRegion, NotProven, Refused
+from coldstart.graphs.restore import Restorer
+from coldstart.graphs.sim.model import SimModel
+from coldstart.graphs.table import Region
+from coldstart.graphs.vllm_names import runner_tensors
+
+torch = pytest.importorskip("torch")
+
+
+class Buffers:
+    """Looks like one of vLLM's own classes."""
+
+    __module__ = "vllm.v1.worker.gpu.input_batch"
+
+    def __init__(self) -> None:
+        self.ids, self.nested = torch.zeros(4), {"a": [torch.ones(2), None]}
+        self.me = self
+
+
+class Foreign:
+    """Not vLLM's: never entered."""
+
+    def __init__(self) -> None:
+        self.hidden = torch.zeros(9)
+
+
+def _runner() -> Any:
+    model = torch.nn.Linear(2, 2)
+    wrapper = SimpleNamespace(unwrap=lambda: model)
+    layers = {
+        "layers.0": SimpleNamespace(kv_cache=torch.zeros(3)),
+        "layers.1": SimpleNamespace(kv_cache=[torch.zeros(3)] * 2),
+    }
+    runner = type("Runner", (), {"__module__": "vllm.v1.worker.gpu.model_runner"})()
+    runner.__dict__ |= {
+        "model": wrapper, "input_buffers": Buffers(), "other": Foreign(),
+        "compilation_config": SimpleNamespace(static_forward_context=layers),
+        "parallel_config": SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+    }  # fmt: skip
+    return runner
+
+
+def test_names_of_everything_a_runner_reaches() -> None:
+    assert sorted(runner_tensors(_runner(), lambda tensor: True)) == [
+        "kv:layers.0", "kv:layers.1.0", "kv:layers.1.1", "param:bias", "param:weight",
+        "static:input_buffers.ids", "static:input_buffers.nested.a.0",
+    ]  # fmt: skip
+
+
+def test_only_device_tensors_are_named() -> None:
+    assert runner_tensors(_runner()) == {}
+
+
+def test_not_asked_nothing_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (vllm_plugin.RECORD, vllm_plugin.RESTORE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(vllm_plugin, "import_module", lambda name: pytest.fail(f"imported {name}"))
+    vllm_plugin.register()
+
+
+def test_a_bundle_without_proof_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setenv(vllm_plugin.RESTORE, str(tmp_path))
+    monkeypatch.setattr(vllm_plugin.vllm_hook, "checked_adapter", lambda: None)
+    monkeypatch.setattr(vllm_plugin, "import_module", lambda name: pytest.fail(f"imported {name}"))
+    logger = logging.getLogger("vllm.coldstart.graphs")
+    logger.addHandler(caplog.handler)
+    vllm_plugin.register()
+    logger.removeHandler(caplog.handler)
+    assert "captured as always" in caplog.text
+    with pytest.raises(NotProven):
+        vllm_plugin.Restoring(tmp_path)
+
+
+def test_several_ranks_are_refused() -> None:
+    runner = _runner()
+    vllm_plugin._refuse_parallel(runner)
+    runner.parallel_config.tensor_parallel_size = 2
+    with pytest.raises(Refused, match="collectives"):
+        vllm_plugin._refuse_parallel(runner)
+
+
+def test_profiling_captures_are_left_alone() -> None:
+    seen: list[Any] = []
+    hooked = vllm_plugin._wrapped(
+        lambda self, profile_only=False: "own", lambda runner, own: seen.append(own())
+    )
+    assert hooked(object(), profile_only=True) == "own" and seen == []
+    hooked(object())
+    assert seen == ["own"]
+
+
+def test_outputs_are_places_in_the_pool() -> None:
+    tensor = torch.zeros(4, 8, dtype=torch.bfloat16)
+    pool = [Region("pool:0", 4096, tensor.data_ptr() - 512)]
+    found = vllm_plugin.describe(tensor[2:], pool)
+    assert found == {
+        "symbol": "pool:0",
+        "offset": 512 + 32,
+        "shape": [2, 8],
+        "stride": [8, 1],
+        "dtype": "bfloat16",
+    }
+    assert vllm_plugin.describe(tensor, []) is None and vllm_plugin.describe((tensor,), pool) is None
+
+
+def test_graphs_of_either_runner_by_key() -> None:
+    from dataclasses import make_dataclass
+
+    descriptor = make_dataclass("D", ["num_tokens"], frozen=True)(4)
+    entries = {
+        descriptor: SimpleNamespace(cudagraph="g", output="o"),
+        "empty": SimpleNamespace(cudagraph=None),
+    }
+    one = SimpleNamespace(model=SimpleNamespace(concrete_cudagraph_entries=entries))
+    assert vllm_plugin.captured_graphs(one) == {"FULL:num_tokens=4": (descriptor, "g", "o")}
+
+
+def test_a_refused_binding_runs_the_ordinary_capture(
+    bundle_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(bundle_directory, tmp_path / "b")
+    with pytest.raises(Refused, match="not recorded from vLLM"):
+        vllm_plugin.Restoring(tmp_path / "b")
+    (tmp_path / "b" / vllm_plugin.EXTRAS).write_text(json.dumps({"attributes": {}, "outputs": {}}))
+    session = vllm_plugin.Restoring(tmp_path / "b")
+
+    def broken(runner: Any) -> None:
+        raise Refused("no device")
+
+    monkeypatch.setattr(session, "_bind", broken)
+    assert session.run(_runner(), lambda: "captured") == "captured"
+
+
+def test_the_hook_asks_the_restorer(bundle_directory: Path) -> None:
+    model = SimModel(SMALL, 41)
+    restorer = Restorer(bundle_directory, model.driver, model)
+    assert not restorer.holds("decode:1")
+    restorer.link()
+    assert restorer.holds("decode:1") and not restorer.holds("decode:3")
+    region, base = restorer.region("static:out")
+    assert (region.symbol, base) == ("static:out", model.named["static:out"].base)
+    with pytest.raises(MissingRegion):
+        restorer.region("pool:99")

@@ -1,0 +1,89 @@
+"""Kernels by reference: found by build id and offset, verified by digest, left to lower rungs otherwise."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from graphs_tools import SMALL
+
+from coldstart.graphs import references, store
+from coldstart.graphs.errors import MissingKernel
+from coldstart.graphs.restore import Restorer
+from coldstart.graphs.sim.model import SimModel
+
+needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+
+
+@pytest.fixture(scope="module")
+def library(bundle_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real shared library with the bundle's binaries inside."""
+    root = tmp_path_factory.mktemp("library")
+    lines = ['__asm__(".section .rodata\\n"']
+    lines += [
+        f'".balign 16\\n.incbin \\"{path}\\"\\n"' for path in sorted((bundle_directory / "kernels").iterdir())
+    ]
+    (root / "code.c").write_text("\n".join([*lines, ");", "int here(void) { return 1; }"]))
+    target = root / "libkernels.so"
+    command = ["cc", "-shared", "-fPIC", "-Wl,--build-id", "-o", str(target), str(root / "code.c")]
+    subprocess.run(command, check=True, capture_output=True)
+    return target
+
+
+def _binaries(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (directory / "kernels").iterdir()}
+
+
+@needs_cc
+def test_a_bundle_without_binaries_restores_from_the_library(
+    bundle_directory: Path, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = store.load(bundle_directory)
+    tables.report["references"] = references.refer(_binaries(bundle_directory), [library])
+    assert len(tables.report["references"]) == 2
+    store.save(tables, tmp_path / "light", {})
+    model = SimModel(SMALL, 51)
+    monkeypatch.setattr("coldstart.graphs.restore.loaded_libraries", lambda: [library])
+    restorer = Restorer(tmp_path / "light", model.driver, model)
+    restorer.link()
+    assert restorer.graph("decode:1").restored and set(restorer.ladder.rungs) == {"bundled"}
+
+
+@needs_cc
+def test_another_build_is_not_read(bundle_directory: Path, library: Path, tmp_path: Path) -> None:
+    found = references.refer(_binaries(bundle_directory), [library])
+    digest = next(iter(found))
+    assert store.sha256(references.fetch(digest, found, [library])) == digest
+    found[digest] |= {"build_id": "00"}
+    with pytest.raises(MissingKernel, match="not on this machine"):
+        references.fetch(digest, found, [library])
+    with pytest.raises(MissingKernel, match="nor referred"):
+        references.fetch("unknown", found, [library])
+
+
+@needs_cc
+def test_a_changed_library_is_not_believed(bundle_directory: Path, library: Path, tmp_path: Path) -> None:
+    found = references.refer(_binaries(bundle_directory), [library])
+    digest, where = next(iter(found.items()))
+    copy = tmp_path / library.name
+    data = bytearray(library.read_bytes())
+    data[where["offset"] + 200] ^= 1
+    copy.write_bytes(data)
+    with pytest.raises(MissingKernel):
+        references.fetch(digest, found, [copy])
+
+
+def test_without_binaries_and_references_the_lower_rungs_are_used(
+    bundle_directory: Path, tmp_path: Path
+) -> None:
+    store.save(store.load(bundle_directory), tmp_path / "light", {})
+    model = SimModel(SMALL, 52)
+    restorer = Restorer(tmp_path / "light", model.driver, model)
+    restorer.link()
+    assert restorer.graph("decode:256").restored and "bundled" not in restorer.ladder.rungs
+
+
+def test_libraries_of_this_process_are_listed() -> None:
+    assert any("libc" in path.name for path in references.loaded_libraries())
