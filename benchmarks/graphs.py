@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from coldstart.graphs import capture, contents, gate, materialize, store  # noqa: E402
+from coldstart.graphs.compare import compare  # noqa: E402
 from coldstart.graphs.errors import AlteredTable, GraphError  # noqa: E402
 from coldstart.graphs.link import broken_assumptions  # noqa: E402
 from coldstart.graphs.restore import Restorer  # noqa: E402
@@ -122,6 +124,7 @@ def step(name: str, shape: Shape, seed: int, directory: Path) -> dict[str, Any]:
     store.save(tables, directory / "bundle", snapshot.binaries)
     return {
         "assumptions": len(tables.assumed),
+        "classifiers": [asdict(score) for score in compare(first, snapshot)],
         "graphs": len(tables.keys), "nodes": len(tables.nodes), "relocations": len(tables.relocations),
         "bytes_per_node": round(tables.bytes_per_node(), 1), "contents_bytes": int(tables.contents.nbytes),
         "refused": len(tables.refused),

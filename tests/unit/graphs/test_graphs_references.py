@@ -21,6 +21,7 @@ needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"
 def library(bundle_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real shared library with the bundle's binaries inside."""
     root = tmp_path_factory.mktemp("library")
+    images = sorted((bundle_directory / "kernels").iterdir())
     lines = ['__asm__(".section .rodata\\n"']
     lines += [
         f'".balign 16\\n.incbin \\"{path}\\"\\n"' for path in sorted((bundle_directory / "kernels").iterdir())
@@ -75,9 +76,7 @@ def test_a_changed_library_is_not_believed(bundle_directory: Path, library: Path
         references.fetch(digest, found, [copy])
 
 
-def test_without_binaries_and_references_the_lower_rungs_are_used(
-    bundle_directory: Path, tmp_path: Path
-) -> None:
+def test_without_binaries_the_lower_rungs_are_used(bundle_directory: Path, tmp_path: Path) -> None:
     store.save(store.load(bundle_directory), tmp_path / "light", {})
     model = SimModel(SMALL, 52)
     restorer = Restorer(tmp_path / "light", model.driver, model)
