@@ -1,8 +1,8 @@
 """Kernels by reference, not by value: (library, build id, offset, size), for who may not copy binaries.
 
-Invariant: what `fetch` returns has the digest that the tables name, or MissingKernel is raised.  Only binaries
-that lie uncompressed inside a shared library can be referred to; the others are left to the ladder's lower
-rungs.
+Invariant: what `fetch` returns has the digest that the tables name, or MissingKernel is raised.  Only
+binaries that lie uncompressed inside a shared library can be referred to; the others are left to the ladder's
+lower rungs.
 """
 
 from __future__ import annotations

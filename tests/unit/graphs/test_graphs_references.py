@@ -23,9 +23,7 @@ def library(bundle_directory: Path, tmp_path_factory: pytest.TempPathFactory) ->
     root = tmp_path_factory.mktemp("library")
     images = sorted((bundle_directory / "kernels").iterdir())
     lines = ['__asm__(".section .rodata\\n"']
-    lines += [
-        f'".balign 16\\n.incbin \\"{path}\\"\\n"' for path in sorted((bundle_directory / "kernels").iterdir())
-    ]
+    lines += [f'".balign 16\\n.incbin \\"{path}\\"\\n"' for path in images]
     (root / "code.c").write_text("\n".join([*lines, ");", "int here(void) { return 1; }"]))
     target = root / "libkernels.so"
     command = ["cc", "-shared", "-fPIC", "-Wl,--build-id", "-o", str(target), str(root / "code.c")]
