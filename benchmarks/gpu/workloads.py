@@ -53,11 +53,16 @@ class Workload:
         with torch.no_grad():
             self.forward(self.keys()[key])
 
-    def capture(self, key: str) -> Any:
+    def first_layer(self, size: int) -> None:
+        """The least work that launches every kernel of this size (section 5.2 of the paper)."""
+        self.forward(size)
+
+    def capture(self, key: str, *, whole: bool = True) -> Any:
         """A CUDAGraph whose raw graph is kept."""
+        run = self.forward if whole else self.first_layer
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.no_grad(), torch.cuda.graph(graph, pool=self.pool):
-            self.forward(self.keys()[key])
+            run(self.keys()[key])
         return graph
 
     def prepare(self, key: str, seed: int) -> None:
@@ -157,12 +162,15 @@ class Llama(Workload):
             self.static[f"kv:{i}"].view(2, most, LENGTH, -1)[:, :n].normal_(generator=g)
         self.static["static:out"].zero_()
 
-    def forward(self, size: int) -> None:
+    def first_layer(self, size: int) -> None:
+        self.forward(size, 1)
+
+    def forward(self, size: int, layers: int | None = None) -> None:
         x = (
             F.embedding(self.static["static:ids"][:size], self.weights["embed"])
             + self.static["static:noise"][:size]
         )
-        for i in range(self.shape.layers):
+        for i in range(self.shape.layers if layers is None else layers):
             x = x + self._attention(i, self._norm(x), size)
             gate, up = (self._norm(x) @ self.weights[f"{i}.up"]).chunk(2, -1)
             x = x + (F.silu(gate) * up) @ self.weights[f"{i}.down"]

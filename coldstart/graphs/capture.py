@@ -10,7 +10,7 @@ from coldstart.graphs import trace as traces
 from coldstart.graphs import windows
 from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, NodeKind, Range
 from coldstart.graphs.builder import Builder
-from coldstart.graphs.errors import Refused
+from coldstart.graphs.errors import DriverFailure, Refused
 from coldstart.graphs.intervals import NONE, Intervals
 from coldstart.graphs.sides import library_ranges
 from coldstart.graphs.snapshot import MAP, Snapshot
@@ -160,8 +160,11 @@ def _decode_maps(driver: DriverApi, tables: Tables) -> Array:
     masks: list[int] = []
     for place in windows.maps(tables).tolist():
         descriptor = tables.payload[place : place + 128].tobytes()
-        masks = masks or bit_masks(driver, descriptor)
-        address = decode_map(driver, descriptor, masks)
+        try:
+            masks = masks or bit_masks(driver, descriptor)
+            address = decode_map(driver, descriptor, masks)
+        except DriverFailure:  # 128 bytes that are no tensor map
+            continue
         if address is not None:
             found.append((place, address))
     return np.array(found, MAP)

@@ -7,7 +7,8 @@ mutable globals is never loaded a second time: two copies of a variable are two 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from coldstart.graphs.api import DriverApi, FrameworkApi
@@ -21,11 +22,16 @@ Load = Callable[[str], bytes]
 
 @dataclass
 class Ladder:
-    """Resolves kernels of one process; `load` gives a verified binary by digest, or raises."""
+    """Resolves kernels of one process; `load` gives a verified binary by digest, or raises.
+
+    A process that did not watch its modules cannot tell a loaded function's binary.  Such a function is taken
+    for a kernel of its name and parameters unless `ambiguous` says that the bundle has several of that name.
+    """
 
     driver: DriverApi
     framework: FrameworkApi
     load: Load
+    ambiguous: frozenset[str] = frozenset()
     rungs: dict[str, int] = field(default_factory=dict)
     _libraries: dict[str, int] = field(default_factory=dict)
     _known: dict[Identity, int] = field(default_factory=dict)
@@ -61,10 +67,17 @@ class Ladder:
     def _loaded(self, kernel: Kernel) -> int:
         if not self._known:
             self._enumerate()
-        found = self._known.get((kernel.name, kernel.binary))
-        if found is None:
-            raise MissingKernel("no loaded module holds it")
-        return found
+        for function in (self._known.get((kernel.name, binary)) for binary in (kernel.binary, None)):
+            if function is not None and self._fits(function, kernel):
+                return function
+        raise MissingKernel("no loaded module holds it")
+
+    def _fits(self, function: int, kernel: Kernel) -> bool:
+        """The same binary, or an unknown one where name and parameters leave no doubt."""
+        here = self.driver.kernel(function)
+        if here.binary is None:
+            return here.layout == kernel.layout and kernel.name not in self.ambiguous
+        return here.binary == kernel.binary
 
     def _enumerate(self) -> None:
         for function in self.driver.loaded_functions():
@@ -82,9 +95,15 @@ class Ladder:
         function = self.driver.exported(kernel.name, kernel.library)
         if function is None:
             raise MissingKernel("no library exports it")
-        if self.driver.kernel(function).binary != kernel.binary:
+        if not self._fits(function, kernel):
             raise MissingKernel("a library exports the name with another binary")
         return function
+
+
+def ambiguous_names(kernels: Iterable[Kernel]) -> frozenset[str]:
+    """Names that several binaries of a bundle define."""
+    counts = Counter(name for name, _ in {(k.name, k.binary) for k in kernels})
+    return frozenset(name for name, count in counts.items() if count > 1)
 
 
 def check_layout(kernel: Kernel, image: bytes) -> None:

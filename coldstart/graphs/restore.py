@@ -19,7 +19,7 @@ import numpy as np
 
 from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, NodeKind
 from coldstart.graphs.errors import GraphError, MissingRegion, Refused
-from coldstart.graphs.kernels import Ladder, check_layout
+from coldstart.graphs.kernels import Ladder, ambiguous_names, check_layout
 from coldstart.graphs.link import Bases, Rows, broken_assumptions, launch_rows, relocate
 from coldstart.graphs.references import fetch, loaded_libraries
 from coldstart.graphs.store import load, load_binary
@@ -99,7 +99,8 @@ class Restorer:
 
     def _resolve(self, tables: Tables) -> tuple[list[int], dict[int, str]]:
         self._references = tables.report.get("references", {})
-        self.ladder = Ladder(self.driver, self.framework, self._binary)
+        ambiguous = ambiguous_names(tables.kernels)
+        self.ladder = Ladder(self.driver, self.framework, self._binary, ambiguous)
         functions, missing = [0] * len(tables.kernels), {}
         for number, kernel in enumerate(tables.kernels):
             try:

@@ -12,7 +12,6 @@
 static long calls, fail_at = -1;
 static int fail_on;
 static int initialised;
-
 static int failing(void) { return ++calls == fail_at || (fail_on && fail_at >= 0 && calls > fail_at); }
 #define COUNT() do { if (failing()) return UNKNOWN; } while (0)
 #define API __attribute__((visibility("default")))
@@ -23,7 +22,6 @@ API long fake_calls(void) { return calls; }
 /* --- device memory: a list of live allocations ------------------------------------------------------ */
 typedef struct Block { uint64_t base; size_t size; struct Block *next; } Block;
 static Block *blocks;
-
 static Block *holder(uint64_t address) {
     for (Block *b = blocks; b; b = b->next)
         if (address >= b->base && address < b->base + b->size) return b;
@@ -130,7 +128,6 @@ static Body bodies[] = {
     {"k_mapped", 3, {{0, 128}, {128, 8}, {136, 4}}, run_mapped},
 };
 enum { BODIES = sizeof bodies / sizeof *bodies };
-
 typedef struct Module Module;
 typedef struct { Body *body; Module *module; int attributes[32]; } Function;
 struct Module { Function functions[BODIES]; int count; };
@@ -384,10 +381,8 @@ API Result cuDevicePrimaryCtxRetain(void **out, int device) { COUNT(); *out = &i
 API Result cuCtxSetCurrent(void *context) { COUNT(); return OK; }
 API Result cuCtxGetCurrent(void **out) { *out = &initialised; return OK; }
 API Result cuCtxSynchronize(void) { COUNT(); return OK; }
-API Result cuCtxSynchronize_v2(void *context) { COUNT(); return OK; }
 
 static const char *suffixes[] = {"_v2", "", "WithFlags", "_v3"};
-
 API Result cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status) {
     char symbol[128];
     *out = NULL;

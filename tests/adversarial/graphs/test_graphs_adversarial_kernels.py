@@ -1,0 +1,201 @@
+"""Kernels that are not what their name says, graphs that must be refused; naive companions beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from graphs_tools import SMALL, offline
+
+from coldstart.graphs import capture
+from coldstart.graphs.api import NodeKind
+from coldstart.graphs.errors import DriverFailure, GraphError, MissingKernel
+from coldstart.graphs.kernels import Ladder, ambiguous_names
+from coldstart.graphs.sim.driver import Library, Node, SimDriver
+from coldstart.graphs.sim.images import cubin
+from coldstart.graphs.sim.kernels import ROUTINES
+from coldstart.graphs.sim.model import Shape, SimModel, libraries
+from coldstart.graphs.table import Kernel
+
+# --- kernels ---
+
+
+def _twins(driver: SimDriver) -> tuple[Kernel, Kernel]:
+    return driver.kernel(driver.function("twin", "twin")), driver.kernel(driver.function("other", "twin"))
+
+
+def _run(driver: SimDriver, function: int) -> float:
+    x, out = driver.allocate(512), driver.allocate(512)
+    driver.memory.array(x, np.float32, 1)[:] = 1
+    payload = ROUTINES["scale"].fields.pack(x, out, 1)
+    driver.submit(Node(NodeKind.KERNEL, payload, function))
+    return float(driver.memory.array(out, np.float32, 1)[0])
+
+
+def test_two_binaries_with_one_kernel_name_are_two_kernels() -> None:
+    source = SimDriver(1, libraries())
+    one, other = _twins(source)
+    assert one.name == other.name and one != other
+    model = SimModel(SMALL, 2)
+    ladder = Ladder(model.driver, model, source.binary)
+    assert _run(model.driver, ladder.resolve(one)) == 2
+    assert _run(model.driver, ladder.resolve(other)) == 3
+
+
+def test_naive_a_name_alone_picks_the_wrong_binary() -> None:
+    model = SimModel(SMALL, 2)
+    _, other = _twins(model.driver)
+    by_name = {model.driver.kernel(f).name: f for f in reversed(model.driver.loaded_functions())}
+    assert _run(model.driver, by_name[other.name]) == 2
+
+
+def _unbundled(digest: str) -> bytes:
+    raise MissingKernel("not bundled")
+
+
+def test_hidden_kernels_come_from_modules_that_the_first_layer_loads() -> None:
+    source = SimModel(SMALL, 1)
+    hidden = source.driver.kernel(source.driver.function("blas", "blas_gemm_split"))
+    model = SimModel(SMALL, 2)
+    ladder = Ladder(model.driver, model, _unbundled)
+    assert model.driver.kernel(ladder.resolve(hidden)).name == "blas_gemm_split"
+    assert ladder.rungs == {"triggering": 1}
+
+
+def test_naive_dlsym_cannot_see_hidden_kernels() -> None:
+    model = SimModel(SMALL, 2)
+    assert model.driver.exported("blas_gemm_split", "blas") is None
+    assert model.driver.exported("fw_embed", "framework") is not None
+
+
+def test_exported_kernels_need_no_trigger() -> None:
+    model = SimModel(SMALL, 2)
+    kernel = SimModel(SMALL, 1).driver
+    wanted = kernel.kernel(kernel.function("framework", "fw_embed"))
+    model.trigger = lambda: None  # type: ignore[method-assign]
+    ladder = Ladder(model.driver, model, _unbundled)
+    ladder.resolve(wanted)
+    assert ladder.rungs == {"exported": 1}
+
+
+def test_a_binary_with_mutable_globals_is_never_loaded_twice() -> None:
+    image = cubin({"k": ("scale", ROUTINES["scale"].layout)}, globals_=("counter",))
+    extra = (*libraries(), Library("stateful", image, exported=False))
+    kernel = (one := SimDriver(1, extra)).kernel(one.function("stateful", "k"))
+    model = SimModel(SMALL, 2, driver=SimDriver(2, extra))
+    with pytest.raises(MissingKernel, match="mutable globals"):
+        Ladder(model.driver, model, one.binary).resolve(kernel)
+    loaded = model.driver.function("stateful", "k")
+    assert Ladder(model.driver, model, one.binary).resolve(kernel) == loaded
+
+
+def test_function_attributes_are_set_again() -> None:
+    source = SimDriver(1, libraries())
+    handle = source.function("framework", "fw_embed")
+    source.set_function_attributes(handle, [(8, 100 << 10)])
+    model = SimModel(SMALL, 2)
+    again = Ladder(model.driver, model, source.binary).resolve(source.kernel(handle))
+    assert model.driver.kernel(again).attributes == ((8, 100 << 10),)
+
+
+def test_naive_without_them_a_big_shared_buffer_is_an_error() -> None:
+    driver = SimDriver(1, libraries())
+    driver.begin_capture()
+    driver.submit(Node(NodeKind.KERNEL, b"", driver.function("framework", "fw_embed"), shared=100 << 10))
+    with pytest.raises(DriverFailure):
+        driver.instantiate(driver.end_capture())
+
+
+def _unwatched(model: SimModel) -> None:
+    """A process that did not see its modules load knows no binaries."""
+    real = model.driver.kernel
+    model.driver.kernel = lambda function: replace(real(function), binary=None)  # type: ignore[method-assign]
+
+
+def test_without_watching_modules_name_and_parameters_decide() -> None:
+    source = SimModel(SMALL, 1)
+    hidden = source.driver.kernel(source.driver.function("blas", "blas_gemm_split"))
+    model = SimModel(SMALL, 2)
+    _unwatched(model)
+    ladder = Ladder(model.driver, model, _unbundled)
+    assert model.driver.kernel(ladder.resolve(hidden)).name == "blas_gemm_split"
+    with pytest.raises(MissingKernel):
+        ladder.resolve(replace(hidden, layout=((0, 8),)))
+
+
+def test_without_watching_modules_twins_are_not_guessed() -> None:
+    source = SimDriver(1, libraries())
+    twins = _twins(source)
+    assert ambiguous_names(twins) == {"twin"} and ambiguous_names([twins[0], twins[0]]) == frozenset()
+    model = SimModel(SMALL, 2)
+    _twins(model.driver)
+    _unwatched(model)
+    with pytest.raises(MissingKernel):
+        Ladder(model.driver, model, _unbundled, ambiguous_names(twins)).resolve(twins[1])
+
+
+# --- refusals ---
+
+
+def _refusal(spoil: object) -> str:
+    """What the report says of a graph to which `spoil` added a node."""
+    model = SimModel(Shape("one", 1, sizes=(8,)), 5)
+    real = model.forward
+
+    def forward(size: int, layers: int | None = None) -> None:
+        real(size, layers)
+        if model.driver.capturing is not None:
+            spoil(model)  # type: ignore[operator]
+
+    model.forward = forward  # type: ignore[method-assign]
+    half = offline(5, model=model)
+    return half.snapshot.tables.refused.get("decode:8", "")
+
+
+@pytest.mark.parametrize(
+    "kind", [NodeKind.HOST, NodeKind.CONDITIONAL, NodeKind.ALLOC, NodeKind.FREE, NodeKind.CHILD]
+)
+def test_unsupported_nodes_are_refused_by_name(kind: NodeKind) -> None:
+    assert kind.name.lower() in _refusal(lambda m: m.driver.submit(Node(kind)))
+
+
+def test_copies_from_host_memory_are_refused() -> None:
+    def spoil(m: SimModel) -> None:
+        m._copy(m.driver.memory.allocate(512, host=True), m._at("static:out"), 16)
+
+    assert "host memory" in _refusal(spoil)
+
+
+def test_pinned_host_pointers_are_refused() -> None:
+    def call(m: SimModel) -> None:
+        function = m.driver.function("twin", "twin")
+        host = m.driver.memory.allocate(512, host=True)
+        m._mark()
+        m.driver.submit(
+            Node(NodeKind.KERNEL, ROUTINES["scale"].fields.pack(host, m._at("static:out"), 1), function)
+        )
+
+    assert "pinned host pointer" in _refusal(call)
+
+
+def test_collectives_are_refused() -> None:
+    image = cubin({"ncclDevKernel_AllReduce": ("scale", ROUTINES["scale"].layout)})
+    driver = SimDriver(6, (*libraries(), Library("nccl", image, exported=True)))
+    kernel = driver.kernel(driver.function("nccl", "ncclDevKernel_AllReduce"))
+    with pytest.raises(GraphError, match="collective"):
+        capture._refuse_collective(kernel)
+
+
+def test_random_number_graphs_are_refused_by_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimModel, "refusal", lambda self, key: "the graph consumes random numbers")
+    half = offline(7)
+    assert set(half.snapshot.tables.refused.values()) == {"the graph consumes random numbers"}
+
+
+def test_naive_replaying_a_pinned_pointer_elsewhere_faults() -> None:
+    model = SimModel(SMALL, 8)
+    host = model.driver.memory.allocate(512, host=True)
+    other = SimModel(SMALL, 9)
+    with pytest.raises(GraphError):
+        other.driver.read(host, 4)
