@@ -145,7 +145,7 @@ def restore(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
     """No forward before: link, build all; then eager, captured and restored outputs and latencies."""
     process = Process(case, seed, layers)
     directory, free = _bundle_of(case, where), process.free_memory()
-    restorer = Restorer(directory, process.driver, process.framework)
+    restorer = Restorer(directory, process.driver, process.framework, adopt=True)
     with process.timed("link_s"):
         linked = restorer.link()
     keys = process.order()
@@ -175,7 +175,7 @@ def prove(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
     """The publish gate itself."""
     process = Process(case, seed, layers)
     directory = _bundle_of(case, where)
-    restorer = Restorer(directory, process.driver, process.framework)
+    restorer = Restorer(directory, process.driver, process.framework, adopt=True)
     proof = gate.prove(restorer, process.driver, process.framework, process.work)
     gate.publish(proof, directory)
     return {"proven": len(proof.proven), "failed": proof.failed, "canary": proof.canary}
@@ -194,7 +194,7 @@ def shifted(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
     binaries = {d: store.load_binary(source, d) for d in {k.binary for k in tables.kernels if k.binary}}
     store.save(replace(tables, relocations=rows), naive, binaries)
     process = Process(case, seed, layers)
-    restorer = Restorer(naive, process.driver, process.framework)
+    restorer = Restorer(naive, process.driver, process.framework, adopt=True)
     proof = gate.prove(restorer, process.driver, process.framework, process.work, seeds=(1,))
     return {"caught": bool(proof.failed), "failed": proof.failed}
 
@@ -205,11 +205,11 @@ def missing(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
     shutil.copytree(source, copy)
     next((copy / "kernels").iterdir()).unlink()
     process = Process(case, seed, layers)
-    restorer = Restorer(copy, process.driver, process.framework)
+    restorer = Restorer(copy, process.driver, process.framework, adopt=True)
     restorer.link()
     graphs = [restorer.graph(key) for key in process.order()[:3]]
     process.resize_a_region()
-    other = Restorer(source, process.driver, process.framework)
+    other = Restorer(source, process.driver, process.framework, adopt=True)
     same = load_snapshot(where / f"{case}-1")
     try:
         materialize.combine(same, same)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import statistics
 import time
@@ -64,6 +65,8 @@ class Process:
             for key in self.order():
                 self.work.eager(key)
                 self.driver.synchronize()
+        gc.collect()
+        gc.freeze()
         with self.timed("capture_s"):
             graphs = {key: self.work.capture(key) for key in self.order()}
         with self.timed("instantiate_s"):

@@ -33,7 +33,9 @@ def take(driver: DriverApi, framework: FrameworkApi, captured: dict[str, Capture
     return Snapshot(
         tables=tables, regions=regions, ranges=ranges, trace=trace, launches=launches,
         maps=_decode_maps(driver, tables),
-        contents=_contents(driver, [*framework.pool(), *libraries]),
+        contents=_contents(
+            driver, [*framework.pool(), *libraries, *_unnamed(tables, regions, trace, launches)]
+        ),
         binaries={d: driver.binary(d) for d in digests},
     )  # fmt: skip
 
@@ -148,6 +150,19 @@ def _libraries(tables: Tables, regions: list[Region], ranges: list[Range], trace
     mine = library_ranges(mapped, regions, trace)
     used = np.unique(Intervals(mine).inside(_candidates(tables)[1]).region)
     return [mine[i] for i in used.tolist() if i != NONE]
+
+
+def _unnamed(tables: Tables, regions: list[Region], trace: Array, launches: Array) -> list[Region]:
+    """Traced allocations without a name that words point into and that are still live."""
+    at, found = _candidates(tables)
+    outside = Intervals(regions).inside(found).region == NONE
+    places = launches[windows.owners(tables, at[outside])].tolist()
+    matches = traces.match_backwards(trace, zip(places, found[outside].tolist(), strict=True))
+    ordinals = {match[0] for pair in matches.values() for match in pair if match is not None}
+    live = traces.live_blocks(trace)
+    blocks = [Region(f"alloc#{i}", live[i][1], live[i][0]) for i in sorted(ordinals) if i in live]
+    named = Intervals(regions).inside(np.array([b.base for b in blocks], np.uint64)).region
+    return [b for b, covered in zip(blocks, named, strict=True) if covered == NONE]
 
 
 def _contents(driver: DriverApi, regions: Iterable[Region]) -> dict[int, bytes]:

@@ -15,10 +15,18 @@ from coldstart.graphs.trace import live_allocation
 
 @dataclass
 class Bases:
-    """Addresses of a bundle's symbols in this process, and what was allocated for them."""
+    """Addresses of a bundle's symbols in this process, and what was allocated for them.
+
+    `owned` are symbols whose memory this object gave: their contents come from the bundle.  With `adopt`, an
+    unnamed allocation that this process has not made is owned as well, instead of being an error: right for
+    workspaces and constants, wrong for state that code outside the graphs changes, so the proof must be made
+    with it too.
+    """
 
     driver: DriverApi
     framework: FrameworkApi
+    adopt: bool = False
+    owned: set[str] = field(default_factory=set)
     allocated: list[int] = field(default_factory=list)
 
     def find(self, tables: Tables) -> Array:
@@ -27,16 +35,22 @@ class Bases:
         pools = [r for r in tables.regions if r.symbol.startswith("pool:")]
         reserved = self.framework.reserve_pool([r.size for r in pools]) if pools else []
         placed = dict(zip((r.symbol for r in pools), reserved, strict=True))
+        self.owned |= set(placed)
         return np.array([placed.get(r.symbol) or self._base(r, named) for r in tables.regions], np.uint64)
 
     def _base(self, region: Region, named: dict[str, Region]) -> int:
         if region.symbol.startswith("lib:"):
-            self.allocated.append(self.driver.allocate(region.size))
-            return self.allocated[-1]
+            return self._own(region)
         if region.symbol.startswith("alloc#"):
-            return _sized(region, live_allocation(self.framework.trace(), int(region.symbol[6:])))
+            found = live_allocation(self.framework.trace(), int(region.symbol[6:]))
+            return self._own(region) if found is None and self.adopt else _sized(region, found)
         here = named.get(region.symbol)
         return _sized(region, (here.base, here.size) if here else None)
+
+    def _own(self, region: Region) -> int:
+        self.owned.add(region.symbol)
+        self.allocated.append(self.driver.allocate(region.size))
+        return self.allocated[-1]
 
     def release(self) -> None:
         """Give everything back: an ordinary capture needs the memory. Raises DriverFailure."""

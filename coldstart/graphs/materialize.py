@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from coldstart.graphs import trace as traces
 from coldstart.graphs import windows
 from coldstart.graphs.builder import drop_unused_regions, subset
 from coldstart.graphs.classify import Classified, differential, settle
@@ -140,7 +141,14 @@ def relocations(found: Classified) -> Array:
 def _adopted(b: Snapshot, found: Classified) -> list[Region]:
     """Pool segments and library allocations, with their addresses in `b`."""
     pool = [r for r in b.regions if r.symbol.startswith("pool:")]
-    return pool + [Region(f"lib:{n}", r.size, r.base) for n, r in enumerate(found.libraries.theirs)]
+    libraries = [Region(f"lib:{n}", r.size, r.base) for n, r in enumerate(found.libraries.theirs)]
+    return [*pool, *libraries, *_unnamed(b)]
+
+
+def _unnamed(snapshot: Snapshot) -> list[Region]:
+    """Live traced allocations whose contents were kept: memory of tensors that have no name."""
+    live = traces.live_blocks(snapshot.trace)
+    return [Region(f"alloc#{i}", n, a) for i, (a, n) in live.items() if a in snapshot.contents]
 
 
 def _with_contents(tables: Tables, a: Snapshot, b: Snapshot, found: Classified, symbols: Symbols) -> Tables:
@@ -148,9 +156,12 @@ def _with_contents(tables: Tables, a: Snapshot, b: Snapshot, found: Classified, 
     left, right = Side(a, symbols), Side(b, symbols)
     pools = [(r.symbol, r.base) for r in a.regions if r.symbol.startswith("pool:")]
     mine = dict(pools) | {f"lib:{n}": r.base for n, r in enumerate(found.libraries.mine)}
+    mine |= {r.symbol: r.base for r in _unnamed(a)}
+    wanted = set(found.region.tolist()) | {symbols.number[symbol] for symbol, _ in pools}
     blocks, data, rows, start = [], [], [], 0
     for region in _adopted(b, found):
-        if region.symbol not in symbols.number or region.base not in b.contents:
+        kept = region.base in b.contents and mine.get(region.symbol) in a.contents
+        if symbols.number.get(region.symbol, NONE) not in wanted or not kept:
             continue
         number = symbols.number[region.symbol]
         one, other = (

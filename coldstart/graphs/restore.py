@@ -59,7 +59,13 @@ class Restorer:
     """One bundle in one process; thread-safe: any thread may ask for any graph."""
 
     def __init__(
-        self, directory: Path, driver: DriverApi, framework: FrameworkApi, *, note: Note | None = None
+        self,
+        directory: Path,
+        driver: DriverApi,
+        framework: FrameworkApi,
+        *,
+        note: Note | None = None,
+        adopt: bool = False,
     ) -> None:
         self.directory, self.driver, self.framework = directory, driver, framework
         self.fallbacks: dict[str, str] = {}
@@ -68,7 +74,7 @@ class Restorer:
         self._lock = threading.RLock()
         self._linked: Linked | None = None
         self._thread: threading.Thread | None = None
-        self._bases = Bases(driver, framework)
+        self._bases = Bases(driver, framework, adopt)
 
     # --- linking -------------------------------------------------------------------------------------
     def link(self) -> bool:
@@ -95,7 +101,8 @@ class Restorer:
             return
         data = relocate(tables.contents, tables.content_relocations, base)
         for region, length, offset, start in tables.blocks.tolist():
-            self.driver.write(int(base[region]) + offset, data[start : start + length].tobytes())
+            if tables.regions[region].symbol in self._bases.owned:
+                self.driver.write(int(base[region]) + offset, data[start : start + length].tobytes())
 
     def _resolve(self, tables: Tables) -> tuple[list[int], dict[int, str]]:
         self._references = tables.report.get("references", {})

@@ -76,6 +76,19 @@ def match_backwards(trace: Array, wanted: Iterable[tuple[int, int]]) -> dict[tup
     return found
 
 
+def live_blocks(trace: Array) -> dict[int, tuple[int, int]]:
+    """Ordinal to (address, size) of every allocation that is live at the end of the trace."""
+    live: dict[int, tuple[int, int, int]] = {}
+    ordinal = 0
+    for kind, base, size in trace.tolist():
+        if kind == 0:
+            live[base] = (ordinal, base, size)
+            ordinal += 1
+        elif kind == 1:
+            live.pop(base, None)
+    return {number: (base, size) for number, base, size in live.values()}
+
+
 def live_allocation(events: Sequence[Event], ordinal: int) -> tuple[int, int] | None:
     """(address, size) of allocation `ordinal` if it is still live at the end of the trace."""
     count, found = -1, None

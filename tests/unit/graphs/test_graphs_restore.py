@@ -116,3 +116,26 @@ def test_the_canary_passes_on_a_good_bundle(bundle_directory: Path) -> None:
     model, restorer = _restorer(bundle_directory)
     restorer.link()
     assert gate.canary(gate.read_proof(bundle_directory), restorer, model.driver, model)
+
+
+def test_unnamed_memory_that_was_never_allocated_here(
+    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without adoption the graph is captured; with it the memory comes from the bundle."""
+    model, plain = _restorer(bundle_directory)
+    monkeypatch.setattr(model, "trace", list)
+    assert not plain.link() and "alloc#" in plain.fallbacks["*"]
+    adopting = Restorer(bundle_directory, model.driver, model, adopt=True)
+    assert adopting.link()
+    graph = adopting.graph("decode:64")
+    assert graph.restored
+    assert outputs(model, graph.executable, "decode:64") == outputs(
+        model, model.capture("decode:64").executable, "decode:64"
+    )
+
+
+def test_unnamed_memory_that_exists_is_left_as_it_is(bundle_directory: Path) -> None:
+    model, restorer = _restorer(bundle_directory)
+    model.driver.fill(model.rope_table, 64, 0)
+    restorer.link()
+    assert model.driver.read(model.rope_table, 64) == bytes(64)
