@@ -94,6 +94,8 @@ def load(name: str) -> Any:
         app.command(name, help=module.__doc__)(module.command)
     loaded = typer.main.get_command(app)
     loaded.name = name
+    # Not on the whole program: a COLDSTART_VERSION in a container would then be its --version.
+    loaded.context_settings["auto_envvar_prefix"] = f"{settings.PREFIX}_{name}".upper().replace("-", "_")
     return loaded
 
 
@@ -114,7 +116,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": settings.PREFIX},
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 

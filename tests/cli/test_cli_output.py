@@ -98,3 +98,8 @@ def test_table_aligns_numbers_right() -> None:
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (1 << 40, "1.0 TiB")])
 def test_bytes(count: int, text: str) -> None:
     assert human_bytes(count) == text
+
+
+def test_the_program_itself_reads_no_variables(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLDSTART_VERSION", "1")
+    assert "bundles" in run("list", "--format", "json").stdout
