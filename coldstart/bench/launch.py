@@ -194,6 +194,16 @@ def free_port() -> int:
     return int(port)
 
 
+def end_strays(before: usage.Snapshot) -> None:
+    """SIGKILL every descendant of this process that came after `before`, and wait for it."""
+    for process in usage.new_processes(before, usage.snapshot(), [os.getpid()]):
+        send(process.pid, signal.SIGKILL)
+    deadline_s = time.monotonic() + LEFTOVER_S
+    while usage.new_processes(before, usage.snapshot(), [os.getpid()]) and time.monotonic() < deadline_s:
+        reap_orphans(before)
+        time.sleep(0.02)
+
+
 def reap_orphans(before: usage.Snapshot, *, keep: int | None = None) -> None:
     """Wait for ended children that this process adopted since `before` (all but `keep`)."""
     for process in usage.snapshot().values():

@@ -90,7 +90,7 @@ class ColdstartLauncher:
     def _template(self, action: str, *arguments: str) -> None:
         environment = self._environment()
         # A file, not a pipe: the template that stays behind would keep a pipe open.
-        log = self.runtime / f"template-{action}.log"
+        log = self.runtime / f"{self.mode}-{action}.log"
         with log.open("wb") as output:
             done = subprocess.run(
                 [*console(), "template", action, *arguments],
@@ -119,13 +119,14 @@ class ColdstartLauncher:
 
 def launchers(subject: Subject, modes: Sequence[str], work: Path) -> list[Launcher]:
     """One launcher per mode, keeping its state under `work`."""
-    return [_launcher(subject, mode, work / mode) for mode in modes]
+    return [_launcher(subject, mode, work) for mode in modes]
 
 
-def _launcher(subject: Subject, mode: str, directory: Path) -> Launcher:
+def _launcher(subject: Subject, mode: str, work: Path) -> Launcher:
     if mode in plan.BASELINES:
-        return VllmLauncher(subject, directory / "caches", mode == plan.VLLM_WARM)
-    return ColdstartLauncher(subject, mode, directory / "run")
+        return VllmLauncher(subject, work / mode / "caches", mode == plan.VLLM_WARM)
+    # One short directory: the path of a unix socket below it may have 107 bytes.
+    return ColdstartLauncher(subject, mode, work / "run")
 
 
 def console() -> list[str]:

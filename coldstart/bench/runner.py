@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.bench import floor, plan, usage
-from coldstart.bench.launch import Launcher, ServerDied, Unavailable
+from coldstart.bench.launch import Launcher, ServerDied, Unavailable, end_strays
 from coldstart.bench.measure import Run, Settings, run
 from coldstart.bench.stats import Summary, summarize
 from coldstart.errors import NO_BUNDLE, ColdstartError, Failed, NoBundle
@@ -59,11 +59,15 @@ class Bench:
     measure_floor: bool = True
 
     def measure(self, runs: int, warmup: int) -> Measured:
-        """Raises NoBundle when a coldstart mode finds no bundle, ValueError for an impossible plan."""
+        """Nothing that was started is alive afterwards, however it ends.
+
+        Raises NoBundle when a coldstart mode finds no bundle, ValueError for an impossible plan.
+        """
         modes = [launcher.mode for launcher in self.launchers]
         measured = Measured(modes)
         schedule = plan.rounds(modes, runs)
         usage.adopt_orphans()
+        before = usage.snapshot()
         try:
             for launcher in self.launchers:
                 self._prepare(launcher, warmup, measured)
@@ -71,6 +75,7 @@ class Bench:
                 self._round(index, order, measured)
         finally:
             self._close()
+            end_strays(before)
         self._fork_floor(measured)
         return measured
 
@@ -93,6 +98,7 @@ class Bench:
 
     def _run(self, launcher: Launcher, name: str, index: int, measured: Measured) -> None:
         directory = self.work / launcher.mode / name
+        self.progress(f"{launcher.mode} {name} ...")
         try:
             done = run(launcher, directory, self.settings, index)
         except ColdstartError as error:

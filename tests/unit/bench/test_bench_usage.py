@@ -49,7 +49,7 @@ def test_a_child_that_we_reaped_is_counted_and_our_own_time_is_not() -> None:
     while time.process_time() < began + 0.3:
         pass
     spent = usage.cpu_between(before, usage.snapshot())
-    assert 0.18 <= spent < 0.3
+    assert 0.18 <= spent < 0.45
 
 
 def test_what_an_older_process_used_before_is_not_counted() -> None:
