@@ -78,11 +78,15 @@ class Store:
         return [self._bundle(entry) for entry in self.layout.entries() if self._is_bundle(entry)]
 
     def find(self, key: Key, *, name: str | None = None) -> Bundle:
-        """The newest version for `key`. Raises NotFound; `name` also counts a bundle as of the same model."""
+        """The newest version for `key`. Raises NotFound, and what Bundle.manifest raises.
+
+        `name` also counts a bundle as of the same model."""
         found = [bundle for bundle in self.list() if bundle.key_digest == key.digest]
         if not found:
             raise NotFound(f"no bundle for key {key.short}", self._nearest(key, name))
-        return max(found, key=lambda bundle: bundle.version)
+        newest = max(found, key=lambda bundle: bundle.version)
+        _ = newest.manifest  # What the index says about the key is believed only if the config says it too.
+        return newest
 
     def get(self, ref: str) -> Bundle:
         """The bundle for NAME (newest), NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest
@@ -138,7 +142,13 @@ class Store:
         return Bundle(self, entry, commit.version_of(entry))
 
     def _is_bundle(self, entry: oci.Descriptor) -> bool:
-        return entry.artifact_type == oci.BUNDLE_TYPE
+        if entry.artifact_type is not None or entry.media_type != oci.MANIFEST_TYPE:
+            return entry.artifact_type == oci.BUNDLE_TYPE
+        try:
+            # Some clients copy a manifest and leave its artifact type and annotations out of the index.
+            return self._bundle(entry).image.artifact_type == oci.BUNDLE_TYPE
+        except BundleError:
+            return False  # Nothing says that this is one of ours.
 
     def _matching(self, ref: str, bundles: Sequence[Bundle]) -> Bundles:
         if "@" in ref:

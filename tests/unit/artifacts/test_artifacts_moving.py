@@ -89,6 +89,17 @@ def test_a_directory_with_several_keys_wants_a_choice(store: Store, tmp_path: Pa
     assert remote.pull(Store(tmp_path / "a"), f"{store.root}@{first.digest}") == first
 
 
+def test_a_layout_whose_index_another_client_wrote_bare(store: Store, tmp_path: Path) -> None:
+    bundle = _signed(store, tmp_path)
+    bare = [oci.Descriptor(entry.media_type, entry.digest, entry.size) for entry in store.layout.entries()]
+    store.layout.write_index(bare)
+    assert store.list() == [bundle] and store.find(key()).name == NAME and store.get(NAME) == bundle
+    _same(store.list()[0], bundle, tmp_path)
+    _same(remote.pull(Store(tmp_path / "other"), str(store.root)), bundle, tmp_path)
+    store.prune()
+    assert store.list() == [bundle] and bundle.verify("checksum") == []
+
+
 def test_a_directory_that_is_no_layout(store: Store, tmp_path: Path) -> None:
     with pytest.raises(NotALayout):
         remote.pull(store, str(tmp_path))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import registry, remote, sign
 from coldstart.artifacts.blobs import blob_path
-from coldstart.artifacts.errors import InvalidReference, MissingBlob, RemoteFailed
+from coldstart.artifacts.errors import DigestMismatch, InvalidReference, MissingBlob, RemoteFailed
 from coldstart.artifacts.limits import CHUNK
 from coldstart.artifacts.store import Store
 from tools.bundles import flip, key, provenance, publish, write_tree
@@ -81,6 +81,15 @@ def test_one_bad_chunk_of_a_large_section_is_fetched_alone(host: str, store: Sto
     outcome = store.repair(bundle, [remote.source(address)])
     assert [(r.subject, r.mended, r.fetched) for r in outcome] == [("snapshot", True, CHUNK)]
     assert path.read_bytes() == stored
+
+
+def test_a_damaged_blob_is_not_pushed(host: str, store: Store, tmp_path: Path) -> None:
+    bundle = publish(store, tmp_path, run="damaged")
+    flip(blob_path(store.root, bundle.entry("kv").digest), 3)
+    with pytest.raises(DigestMismatch):
+        remote.push(bundle, f"oci://{host}/damaged/tiny:v1")
+    with pytest.raises(MissingBlob):
+        remote.pull(Store(tmp_path / "pulled"), f"oci://{host}/damaged/tiny:v1")
 
 
 def test_what_is_not_there(host: str, store: Store) -> None:

@@ -16,6 +16,7 @@ from coldstart.artifacts.errors import (
     NotALayout,
     SectionMissing,
     SectionUnsupported,
+    TooLarge,
 )
 from coldstart.artifacts.key import Mismatch
 from coldstart.artifacts.store import NotFound, Store
@@ -197,3 +198,9 @@ def test_several_threads_and_any_number_of_them_give_the_same_bytes(store: Store
         with store.begin(key()) as draft:
             digests.add(draft.add_tree("snapshot", tmp_path / "tree", level=1, threads=threads).digest)
     assert len(digests) == 1
+
+
+def test_what_no_reader_would_accept_is_not_published(store: Store) -> None:
+    with store.begin(key()) as draft, pytest.raises(TooLarge):
+        draft.publish(replace(provenance(), arguments=("x" * 5000,)))
+    assert store.list() == []
