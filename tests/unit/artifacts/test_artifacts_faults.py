@@ -65,6 +65,8 @@ def test_writers_killed_at_random_points_tear_nothing(store: Store) -> None:
 
     for kill in range(KILLS):
         child = _child(work)
+        while kill % 10 == 0 and len(store.list()) < 2:
+            time.sleep(0.001)  # On a loaded machine random kills alone might all come before the first publish.
         time.sleep(chance.uniform(0, 0.03))
         os.kill(child, signal.SIGKILL)
         assert _status(child) == -signal.SIGKILL
