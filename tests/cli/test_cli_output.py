@@ -1,6 +1,9 @@
 """stdout carries the result and nothing else, in each of its forms."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +55,19 @@ def test_progress_goes_to_stderr(run: Run, mode: str, lines: int) -> None:
     done = run("doctor", "--progress", mode, "--format", "json", code=None)
     json.loads(done.stdout)
     assert sum("examine this machine" in line for line in done.stderr.splitlines()) == lines
+
+
+def test_a_terminal_gets_a_moving_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    master, slave = os.openpty()
+    program = [sys.executable, "-m", "coldstart.cli", "doctor", "--format", "json"]
+    done = subprocess.run(program, stdout=subprocess.PIPE, stderr=slave, check=False, timeout=60)
+    os.close(slave)
+    shown = os.read(master, 1 << 16)
+    os.close(master)
+    assert b"examine this machine" in shown
+    assert b"examine this machine ..." not in shown
+    assert json.loads(done.stdout)["schema_version"] == 1
 
 
 def test_json_progress_is_json(run: Run) -> None:
