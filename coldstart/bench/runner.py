@@ -140,7 +140,10 @@ def _keep(done: Run, measured: Measured) -> None:
 
 def _reasons(done: Run) -> str:
     fallbacks = done.readiness.get("fallbacks")
-    return "; ".join(str(entry) for entry in fallbacks) if isinstance(fallbacks, list) else "no reason given"
+    listed = fallbacks if isinstance(fallbacks, list) else []
+    return (
+        "; ".join(f"{entry.get('section')}: {entry.get('reason')}" for entry in listed) or "no reason given"
+    )
 
 
 def _require_bundle(error: ColdstartError) -> None:
