@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from coldstart import timeline
 from coldstart.engine import handoff
@@ -116,15 +116,21 @@ def _exit_code(code: int | None) -> int | None:
     return code if code is None or code >= 0 else 128 - code
 
 
-def fresh(plan: LaunchPlan) -> tuple[Process, int]:
-    """Start a server from nothing; the process and the descriptor on which it will acknowledge."""
+def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[Process, int]:
+    """Start a server from nothing; the process and the descriptor on which it will acknowledge.
+
+    Its log goes to `output`, by default to our own standard error.
+    """
     reader, writer = os.pipe()
     with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="coldstart-plan-", delete=False) as file:
         json.dump(plan.document(), file)
     environment = os.environ | {READY_FD_ENV: str(writer)} | plan.env
     command = [sys.executable, "-m", "coldstart.engine.server", file.name]
     # Its own session: a Ctrl-C at the terminal reaches the server through us, once.
-    process = subprocess.Popen(command, env=environment, pass_fds=(writer,), start_new_session=True)
+    sink = output or sys.stderr
+    process = subprocess.Popen(
+        command, env=environment, pass_fds=(writer,), start_new_session=True, stdout=sink, stderr=sink
+    )
     os.close(writer)
     return Child(process), reader
 
@@ -140,7 +146,7 @@ def forked(
     reader, writer = os.pipe()
     request = {"plan": plan.document(), "cwd": str(Path.cwd()), "env": dict(os.environ)}
     try:
-        handoff.send(connection, request, (0, 1, 2, writer))
+        handoff.send(connection, request, (0, 2, 2, writer))
     finally:
         os.close(writer)
     return Leased(connection, guardian), reader
@@ -155,9 +161,20 @@ def _outer_pid(guardian: int, inner: int) -> int:
         names = next(line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:"))
         if len(names) > 1 and int(names[-1]) == inner:
             return pid
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            pending += [int(child) for child in (task / "children").read_text().split()]
+        pending += _children(pid)
     raise handoff.HandoffError(f"the template forked process {inner}, which is gone already")
+
+
+def memory_bytes(pid: int) -> int:
+    """Proportional set size of a process and its descendants: shared pages are counted by their share."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    own = next(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:"))
+    return own + sum(memory_bytes(child) for child in _children(pid))
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def acknowledged(process: Process, reader: int, since: float, timeout: float | None) -> Running:

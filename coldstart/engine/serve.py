@@ -7,56 +7,44 @@ next one, down to vLLM's ordinary start, and every step down is named in the ser
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from coldstart import keys, models, paths, timeline
-from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart import arguments, inspection, models, paths, timeline
+from coldstart.artifacts.bundle import Trust
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.key import Key, Mismatch
-from coldstart.artifacts.store import NotFound, Store
-from coldstart.engine import handoff, launch, pool, prepare
+from coldstart.artifacts.store import Store
+from coldstart.engine import handoff, launch, materialize, pool, prepare
+from coldstart.engine.materialize import Phase
 from coldstart.engine.plan import LaunchPlan
-from coldstart.errors import NoBundle
-from coldstart.models import Model
+from coldstart.inspection import Lookup
 
+DEFAULT_PORT = 8000
 MODES = ("fresh", "template-runtime", "template-engine", "snapshot")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for. `mode` is one of MODES or "auto"; `trust` judges whose code may run here."""
+    """What the user asked for.
+
+    `listen` are vLLM's host and port arguments, `mode` is one of MODES or "auto", `on_miss` fail, warn or materialize,
+    `trust` judges whose code may run here.
+    """
 
     model: str
     vllm_args: Sequence[str] = ()
+    listen: Sequence[str] = ()
     mode: str = "auto"
+    on_miss: str = "fail"
     revision: str | None = None
     offline: bool = False
     cache_dir: Path | None = None
     ready_timeout: float | None = None
-    trust: Trust | None = None
-
-
-@dataclass
-class Found:
-    """A model and the bundle that fits it here, or why none does."""
-
-    model: Model
-    key: Key
-    bundle: Bundle | None
-    nearest: Bundle | None = None
-    mismatches: Sequence[Mismatch] = ()
-
-    def why(self) -> str:
-        """The miss in one line a field: wanted and found."""
-        if not self.mismatches:
-            return f"no bundle for {self.model.name} (key {self.key.short})"
-        fields = [f"{m.field}: wanted {m.wanted}, found {m.found}" for m in self.mismatches]
-        return f"no bundle of {self.model.name} fits; the nearest differs in " + "; ".join(fields)
+    trust: Trust = inspection.trust
 
 
 @dataclass
@@ -83,45 +71,56 @@ class Start:
         }
 
 
-def find(request: Request) -> Found:
-    """Resolve the model, compose its key on this machine and look it up.
-
-    Raises what `models.resolve` and `keys.compose_argv` raise.
-    """
-    model = models.resolve(
-        request.model, revision=request.revision, offline=request.offline, cache_dir=request.cache_dir
+def find(request: Request) -> Lookup:
+    """Resolve the model, compose its key on this machine and look it up. Raises what `inspection.look_up` raises."""
+    return inspection.look_up(
+        Store(paths.store_dir(request.cache_dir)),
+        request.model,
+        request.vllm_args,
+        offline=request.offline,
+        revision=request.revision,
+        cache_dir=request.cache_dir,
     )
-    key = keys.compose_argv(model, request.vllm_args)
-    try:
-        return Found(model, key, Store(paths.store_dir(request.cache_dir)).find(key, name=model.name))
-    except NotFound as miss:
-        nearest, mismatches = miss.nearest or (None, [])
-        return Found(model, key, None, nearest, mismatches)
 
 
-def plan_for(request: Request, found: Found) -> LaunchPlan:
-    """The plan from the found bundle. Raises NoBundle when there is none: the caller decides what a miss means."""
+def plan(request: Request, phase: Phase) -> tuple[Lookup, LaunchPlan]:
+    """What the store has for the request, and the plan made of it, after dealing with a miss as it asks.
+
+    Raises NoBundle on a miss with `on_miss` fail, and what `materialize` raises.
+    """
+    found = find(request)
+    if found.bundle is None and request.on_miss == "materialize":
+        offline = materialize.Request(
+            request.model,
+            request.vllm_args,
+            revision=request.revision,
+            offline=request.offline,
+            cache_dir=request.cache_dir,
+        )
+        found = replace(found, bundle=materialize.materialize(offline, phase), mismatches=())
+    if found.bundle is None and request.on_miss == "fail":
+        raise inspection.miss(found)
     model = models.ensure_weights(found.model, offline=request.offline)
+    passed = [*request.vllm_args, *request.listen]
     if found.bundle is None:
-        raise NoBundle(found.why(), mend=f"coldstart materialize {found.model.name}")
-    trust = request.trust or host_trust
-    return prepare.prepare(found.bundle, model, request.vllm_args, cache_dir=request.cache_dir, trust=trust)
+        reason = inspection.miss(found).message
+        return found, prepare.ordinary(model, passed, request.cache_dir, found.key.digest, reason)
+    made = prepare.prepare(found.bundle, model, passed, cache_dir=request.cache_dir, trust=request.trust)
+    return found, made
 
 
-def ordinary_plan(request: Request, found: Found) -> LaunchPlan:
-    """vLLM's ordinary start of the same model, for want of a bundle."""
-    model = models.ensure_weights(found.model, offline=request.offline)
-    return prepare.ordinary(model, request.vllm_args, request.cache_dir, found.key.digest, found.why())
+def url(made: LaunchPlan) -> str:
+    """Where the planned server will answer."""
+    given = arguments.parse(made.vllm_args)
+    if uds := given.get("uds"):
+        return f"unix:{uds}"
+    host = str(given.get("host") or "127.0.0.1")
+    scheme = "https" if given.get("ssl_certfile") else "http"
+    shown = f"[{host}]" if ":" in host else {"0.0.0.0": "127.0.0.1"}.get(host, host)
+    return f"{scheme}://{shown}:{given.get('port', DEFAULT_PORT)}"
 
 
-def host_trust(bundle: Bundle) -> Any:
-    """Trust what was made on this machine, and what a key that the user trusts has signed."""
-    from coldstart.artifacts import sign
-
-    return sign.trusted(bundle, paths.trust_dir())
-
-
-def start(request: Request, found: Found, plan: LaunchPlan) -> Start:
+def start(request: Request, found: Lookup, made: LaunchPlan) -> Start:
     """Start the server by the asked mode, stepping down where it cannot be taken, and wait until it is ready.
 
     Raises Failed when the server dies or is not ready in time.
@@ -130,14 +129,14 @@ def start(request: Request, found: Found, plan: LaunchPlan) -> Start:
     steps: list[dict[str, str]] = []
     for mode in _ladder(request.mode):
         try:
-            process, reader = _launch(mode, request, found, plan)
+            process, reader = _launch(mode, request, found, made)
         except (handoff.HandoffError, BundleError, _Unavailable) as error:
             if request.mode != "auto":
                 steps.append({"section": mode, "reason": str(error)})
             continue
         with ending(process):
             running = launch.acknowledged(process, reader, began, request.ready_timeout)
-        return Start(mode, plan, running, steps)
+        return Start(mode, made, running, steps)
     raise AssertionError("the ladder ends with fresh, which is always there")
 
 
@@ -150,27 +149,27 @@ def _ladder(mode: str) -> Sequence[str]:
     return order if mode == "auto" else tuple(dict.fromkeys((mode, "fresh")))
 
 
-def _launch(mode: str, request: Request, found: Found, plan: LaunchPlan) -> tuple[launch.Process, int]:
+def _launch(mode: str, request: Request, found: Lookup, made: LaunchPlan) -> tuple[launch.Process, int]:
     if mode == "fresh":
-        return launch.fresh(plan)
+        return launch.fresh(made)
     if mode == "snapshot":
-        return _thaw(request, found, plan)
+        return _thaw(request, found, made)
     warm = pool.find(mode.removeprefix("template-"), found.key.digest)
     if warm is None:
         raise _Unavailable(f"no {mode} runs for {found.model.name}: coldstart template start {found.model.name}")
-    return launch.forked(plan, warm.socket)
+    return launch.forked(made, warm.socket)
 
 
-def _thaw(request: Request, found: Found, plan: LaunchPlan) -> tuple[launch.Process, int]:
+def _thaw(request: Request, found: Lookup, made: LaunchPlan) -> tuple[launch.Process, int]:
     from coldstart.engine import snapshot
 
     if found.bundle is None or not found.bundle.has("snapshot"):
         raise _Unavailable("the bundle has no snapshot: coldstart materialize MODEL --snapshot")
     try:
-        socket_path, guardian = snapshot.thaw(found.bundle, request.cache_dir, request.trust or host_trust)
+        socket_path, guardian = snapshot.thaw(found.bundle, request.cache_dir, request.trust)
     except snapshot.Unusable as error:
         raise _Unavailable(str(error)) from error
-    return launch.forked(plan, socket_path, guardian)
+    return launch.forked(made, socket_path, guardian)
 
 
 @contextmanager
@@ -185,14 +184,18 @@ def ending(process: launch.Process) -> Iterator[None]:
         raise
 
 
-def forward_signals(process: launch.Process) -> Callable[[], int | None]:
-    """Pass SIGINT and SIGTERM on to the server; the returned function tells which one came first, if any."""
+def stay(process: launch.Process) -> int:
+    """Live as long as the server, passing SIGINT and SIGTERM on; the exit code that this process should end with.
+
+    130 or 143 when a signal ended it; 1 when it ended by itself, whatever it said: a server is not expected to.
+    """
     caught: list[int] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
         caught.append(number)
-        process.signal(signal.SIGTERM if number == signal.SIGINT and len(caught) == 1 else number)
+        process.signal(signal.SIGTERM if len(caught) == 1 else signal.SIGKILL)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, forward)
-    return lambda: caught[0] if caught else None
+    code = process.wait()
+    return 128 + caught[0] if caught else code or 1
