@@ -16,7 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tools.bundles import forge, key, provenance, write_tree
 
-_TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 _JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -54,7 +54,7 @@ def test_keys_differ_exactly_where_diff_says(
     assert Key(dict(reversed(left.items()))).digest == one.digest
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(_FILES, _JSON)
 def test_a_bundle_moves_through_an_archive_unchanged(files: dict[str, bytes], value: object) -> None:
     names = [PurePosixPath(name) for name in files]
@@ -116,7 +116,7 @@ def test_no_damaged_tar_crashes_or_escapes_the_reader(data: st.DataObject) -> No
     assert all(not name.startswith("/") and ".." not in name.split("/") for name in names)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.binary(max_size=500))
 def test_no_section_bytes_crash_a_validation(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as place:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -210,3 +211,13 @@ def test_names_of_imported_bundles_answer(store: Store, tmp_path: Path) -> None:
     other = Store(tmp_path / "other")
     remote.pull(other, str(store.root))
     assert other.get(f"{NAME}:v1") == bundle
+
+
+def test_the_installed_hub_client_takes_the_calls_that_are_made(tmp_path: Path) -> None:
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=False)
+    signature(api.create_repo).bind("me/x", exist_ok=True)
+    signature(api.upload_folder).bind(repo_id="me/x", folder_path=str(tmp_path), path_in_repo="v1")
+    signature(api.list_repo_files).bind("me/x")
+    signature(api.snapshot_download).bind("me/x", allow_patterns=["v1/*"], local_dir=str(tmp_path))

@@ -19,6 +19,7 @@ from coldstart.artifacts.errors import (
     TooLarge,
 )
 from coldstart.artifacts.key import Mismatch
+from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.store import NotFound, Store
 from tools.bundles import CODE, KV, NAME, TOKENIZER, key, provenance, publish
 
@@ -166,7 +167,7 @@ def test_a_section_of_a_newer_minor_is_kept_and_reported(
     from coldstart.artifacts import bundle as bundle_module
 
     made = publish(store, tmp_path)
-    known = {name: kind for name, kind in bundle_module.SECTION_TYPES.items() if name != "compile"}
+    known = {name: kind for name, kind in SECTION_TYPES.items() if name != "compile"}
     monkeypatch.setattr(bundle_module, "SECTION_TYPES", known)
     assert not made.has("compile")
     assert [(f.code, f.severity) for f in made.verify()] == [("CS-SECTION-UNKNOWN", "note")]
