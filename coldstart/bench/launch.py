@@ -86,7 +86,7 @@ class Launcher(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Whatever must stand before the first run. Raises Unavailable with the reason."""
+        """Whatever must stand before the first run. Raises Unavailable, Failed, NoBundle."""
         ...
 
     def command(self, files: RunFiles) -> Command:

@@ -84,6 +84,9 @@ class Bench:
             launcher.prepare()
         except Unavailable as error:
             measured.drop(launcher.mode, str(error))
+        except Failed as error:
+            measured.failed.add(launcher.mode)
+            measured.drop(launcher.mode, error.message)
         for number in range(plan.warmups(launcher.mode, warmup)):
             if launcher.mode not in measured.unavailable:
                 self._run(launcher, f"warm-up-{number}", -1, measured)
@@ -126,7 +129,7 @@ class Bench:
         for launcher in self.launchers:
             try:
                 launcher.close()
-            except Unavailable as error:
+            except (Unavailable, Failed) as error:
                 self.progress(f"{launcher.mode}: {error}")
 
 

@@ -68,12 +68,12 @@ def _starter(request: Request) -> checks.StartCheck | None:
         model = models.resolve(made.model_name, offline=request.offline, cache_dir=request.cache_dir)
         arguments = tuple(request.vllm_args or made.arguments)
         target = str(model.path or model.repo_id)
-        return Subject(model.argument, target, arguments, _serve_arguments(request))
+        return Subject(model.argument, target, arguments, _common_arguments(request))
 
     return Starts(real_pair(subject))
 
 
-def _serve_arguments(request: Request) -> tuple[str, ...]:
+def _common_arguments(request: Request) -> tuple[str, ...]:
     cache = ("--cache-dir", str(request.cache_dir)) if request.cache_dir else ()
     return (*cache, "--offline") if request.offline else cache
 
