@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 EVENTS_VARIABLE = "COLDSTART_TIMELINE_EVENTS"
+# Seconds to add to this process's clock: a process thawed into a time namespace has one of its own.
+OFFSET_VARIABLE = "COLDSTART_TIMELINE_OFFSET_S"
 MIN_WIDTH = 40
 
 now = time.monotonic
@@ -34,7 +36,8 @@ def emit(
     """
     path = os.environ.get(EVENTS_VARIABLE)
     if path:
-        append(path, Span(name, start_s, end_s, track, args))
+        offset_s = float(os.environ.get(OFFSET_VARIABLE, "0"))
+        append(path, Span(name, start_s + offset_s, end_s + offset_s, track, args))
 
 
 def append(path: str | Path, span: Span) -> None:

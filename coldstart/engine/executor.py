@@ -14,8 +14,8 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from coldstart import timeline
+from coldstart.engine.lifeline import die_with_parent
 from coldstart.engine.plan import LaunchPlan
-from coldstart.engine.server import die_with_parent
 
 # vLLM's CPU worker replaces torch.set_num_threads by a refusal; a worker adopted after a fork still needs it.
 _set_num_threads = torch.set_num_threads
@@ -41,6 +41,7 @@ def prebuild(config: VllmConfig) -> None:
     _set_num_threads(1)
     executor = _Prebuilder(config)
     _built[worker_key(config)] = executor.driver_worker
+    torch.set_num_threads = _set_num_threads
 
 
 def worker_key(config: VllmConfig) -> tuple[str, str, str, int]:

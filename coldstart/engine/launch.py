@@ -52,6 +52,15 @@ class Running:
     ready_s: float
 
 
+class Guardian(Protocol):
+    """Whoever holds the namespaces of a thawed template."""
+
+    pid: int
+
+    def end(self) -> None:
+        """End the template and all that lives in its namespaces, and leave nothing behind."""
+
+
 class Child:
     """A server that is our own child."""
 
@@ -79,7 +88,7 @@ class Child:
 class Leased:
     """A server forked by a template; the connection is its lease."""
 
-    def __init__(self, connection: socket.socket, guardian: subprocess.Popen[bytes] | None) -> None:
+    def __init__(self, connection: socket.socket, guardian: Guardian | None) -> None:
         self.connection, self.guardian = connection, guardian
         self._replies = handoff.replies(connection)
         self._code: int | None = None
@@ -103,8 +112,7 @@ class Leased:
         if self._code is None:
             self._code = next((_exit_code(int(m["exit"])) or 0 for m in self._replies if "exit" in m), 1)
             if self.guardian is not None:
-                self.guardian.kill()
-                self.guardian.wait()
+                self.guardian.end()
         return self._code
 
     def signal(self, number: int) -> None:
@@ -136,7 +144,7 @@ def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[Process, i
 
 
 def forked(
-    plan: LaunchPlan, socket_path: Path, guardian: subprocess.Popen[bytes] | None = None
+    plan: LaunchPlan, socket_path: Path, guardian: Guardian | None = None
 ) -> tuple[Process, int]:
     """Have a template fork the server; `guardian` holds the namespaces of a thawed one, and ends with the server.
 
@@ -144,7 +152,7 @@ def forked(
     """
     connection = handoff.connect(socket_path)
     reader, writer = os.pipe()
-    request = {"plan": plan.document(), "cwd": str(Path.cwd()), "env": dict(os.environ)}
+    request = {"plan": plan.document(), "cwd": str(Path.cwd()), "env": dict(os.environ), "now": timeline.now()}
     try:
         handoff.send(connection, request, (0, 2, 2, writer))
     finally:

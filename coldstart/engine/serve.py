@@ -166,10 +166,10 @@ def _thaw(request: Request, found: Lookup, made: LaunchPlan) -> tuple[launch.Pro
     if found.bundle is None or not found.bundle.has("snapshot"):
         raise _Unavailable("the bundle has no snapshot: coldstart materialize MODEL --snapshot")
     try:
-        socket_path, guardian = snapshot.thaw(found.bundle, request.cache_dir, request.trust)
+        thawed = snapshot.thaw(found.bundle, request.cache_dir, request.trust)
     except snapshot.Unusable as error:
         raise _Unavailable(str(error)) from error
-    return launch.forked(made, socket_path, guardian)
+    return launch.forked(made, thawed.socket, thawed)
 
 
 @contextmanager

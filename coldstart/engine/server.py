@@ -8,11 +8,9 @@ collected before the server listens, and that the server says it is ready only w
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import json
 import os
-import signal
 import sys
 from argparse import Namespace
 from collections.abc import AsyncIterator
@@ -20,12 +18,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from coldstart import timeline
+from coldstart.engine.lifeline import die_with_parent
 from coldstart.engine.plan import READY_FD_ENV, LaunchPlan
 
 EXECUTOR = "coldstart.engine.executor.ColdExecutor"
 WORKER = "coldstart.engine.worker.ColdWorker"
 FALLBACK_PROMPT = [1, 2, 3, 4]
-_PR_SET_PDEATHSIG = 1
 
 
 def import_runtime() -> None:
@@ -68,11 +66,6 @@ def ours(args: Namespace) -> bool:
 
     single = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size == 1
     return current_platform.is_cpu() and single and not args.distributed_executor_backend and args.worker_cls == "auto"
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when the one that started it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ import os
 import platform
 import select
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from typing import Any
 from coldstart import criu, paths
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.engine import pool
+from coldstart.engine.lifeline import die_with_parent
 from coldstart.engine.plan import LaunchPlan
 from coldstart.errors import Failed
 
@@ -55,8 +57,26 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float) -> None:
     (out / ABOUT).write_text(json.dumps(about, sort_keys=True))
 
 
-def thaw(bundle: Bundle, cache_dir: Path | None, trust: Trust) -> tuple[Path, subprocess.Popen[bytes]]:
-    """Thaw the bundle's snapshot; the template's socket and the process that holds its namespaces.
+class Thawed:
+    """A thawed template: where it listens, and the process that holds its namespaces."""
+
+    def __init__(self, directory: Path, process: subprocess.Popen[bytes]) -> None:
+        self.directory, self.process, self.pid = directory, process, process.pid
+
+    @property
+    def socket(self) -> Path:
+        """Where it listens."""
+        return self.directory / "socket"
+
+    def end(self) -> None:
+        """End the template and all that lives in its namespaces, and leave nothing behind."""
+        self.process.kill()
+        self.process.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def thaw(bundle: Bundle, cache_dir: Path | None, trust: Trust) -> Thawed:
+    """Thaw the bundle's snapshot.
 
     Raises Unusable with the reason, BundleError when the section is missing, damaged or not trusted.
     """
@@ -81,37 +101,42 @@ def check(about: Mapping[str, Any]) -> None:
             raise Unusable(f"the snapshot maps {path} ({size} bytes), found {'nothing' if found is None else found}")
 
 
-def _restore(images: Path, meeting: Path) -> tuple[Path, subprocess.Popen[bytes]]:
+def _restore(images: Path, meeting: Path) -> Thawed:
     meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
     own = Path(tempfile.mkdtemp(prefix="thawed-", dir=paths.runtime_dir()))
     os.mkfifo(own / "resumed")
     resumed = os.open(own / "resumed", os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        process = _spawn(images, meeting, own)
-        pidfd = os.pidfd_open(process.pid)
-        ended = pidfd in select.select([resumed, pidfd], [], [])[0]
-        os.close(pidfd)
-    finally:
-        os.close(resumed)
+    thawed = Thawed(own, _spawn(images, meeting, own))
+    pidfd = os.pidfd_open(thawed.pid)
+    ended = pidfd in select.select([resumed, pidfd], [], [])[0]
+    os.close(pidfd)
+    os.close(resumed)
     if ended:
-        process.wait()
         reason = last_error(own / "restore.log")
-        shutil.rmtree(own, ignore_errors=True)
+        thawed.end()
         raise Unusable(f"CRIU could not thaw the snapshot: {reason}")
-    return own / "socket", process
+    return thawed
 
 
 def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
     namespaces = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", _THAW, "sh"]
-    acknowledge = f'[ "$CRTOOLS_SCRIPT_ACTION" != post-resume ] || echo > "{own}/resumed"'
+    acknowledge = own / "acknowledge"
+    acknowledge.write_text(f'#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" != post-resume ] || echo > "{own}/resumed"\n')
+    acknowledge.chmod(0o700)
     restore = [*criu.command(), "restore", "-D", str(images), "-o", str(own / "restore.log"), *_OPTIONS]
     return subprocess.Popen(
-        [*namespaces, str(own), str(meeting), *restore, "--action-script", acknowledge],
+        [*namespaces, str(own), str(meeting), *restore, "--action-script", str(acknowledge)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        # Not a lease but its own life: unshare kills its child, and with it the pid namespace.
+        preexec_fn=_die_with_us,
     )
+
+
+def _die_with_us() -> None:
+    die_with_parent(signal.SIGKILL)
 
 
 def meeting_dir() -> Path:

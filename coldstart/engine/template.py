@@ -19,7 +19,9 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from coldstart import timeline
 from coldstart.engine import handoff, server
+from coldstart.engine.lifeline import die_with_parent
 from coldstart.engine.plan import READY_FD_ENV, LaunchPlan
 
 
@@ -98,27 +100,32 @@ class Template:
             handoff.reply(connection, error=str(error))
             connection.close()
             return
+        received = timeline.now()
         pid = os.fork()
         if pid == 0:
-            self._become_server(request, descriptors, connection)
+            self._become_server(request, received, descriptors, connection)
         for descriptor in descriptors:
             os.close(descriptor)
         self.servers[pid] = connection
         self.selector.register(connection, selectors.EVENT_READ, pid)
         handoff.reply(connection, pid=pid)
 
-    def _become_server(self, request: dict[str, Any], descriptors: list[int], connection: socket.socket) -> None:
+    def _become_server(
+        self, request: dict[str, Any], received: float, descriptors: list[int], connection: socket.socket
+    ) -> None:
         """In the child: shed the template, take the client's place, serve, and never return."""
         code = 1
         try:
             self._shed(connection)
-            server.die_with_parent()
+            die_with_parent()
             for target, descriptor in enumerate(descriptors[:3]):
                 os.dup2(descriptor, target)
             os.chdir(request["cwd"])
             os.environ.clear()
             os.environ.update(request["env"])
             os.environ[READY_FD_ENV] = str(descriptors[3])
+            # A thawed process may live in a time namespace whose CLOCK_MONOTONIC is not its client's.
+            os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
             renew_random_state()
             code = server.run(LaunchPlan(**request["plan"]), imported=True)
         except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and leave
