@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coldstart.artifacts import blobs, canonical, manifest, oci, unpack
+from coldstart.artifacts import blobs, canonical, manifest, oci
 from coldstart.artifacts.errors import (
     IndexMismatch,
     InvalidReference,
@@ -161,6 +161,8 @@ class Bundle:
         DestinationExists, DigestMismatch, MissingBlob, Bomb, InvalidTree, UnsafePath, UnsafeLink,
         UnsafeMember, DuplicateMember, PickleFound, CodeFound, NoSpace.
         """
+        from coldstart.artifacts import unpack  # a start whose trees are unpacked already does without it
+
         entry, declared = self.entry(name), SECTION_TYPES[name]
         if declared.encoding != "tar.zst":
             raise SectionUnsupported(f"section {name} is not a tree", mend="read it with Bundle.json")

@@ -10,21 +10,25 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from coldstart.artifacts import commit, files, oci, prune, repair
+from coldstart.artifacts import commit, files, oci
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.errors import Ambiguous, BundleError, InvalidReference
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.layout import Layout
-from coldstart.artifacts.receive import receive
-from coldstart.artifacts.source import LayoutSource, Source
 from coldstart.artifacts.staging import Staging, staging
 
+if TYPE_CHECKING:
+    # What only writers need is imported where it is used: readers start servers, and their time is counted.
+    from coldstart.artifacts.draft import Draft
+    from coldstart.artifacts.prune import Pruned
+    from coldstart.artifacts.repair import Repair
+    from coldstart.artifacts.source import Source
+
+    Repairs = list[Repair]
 Bundles = list[Bundle]
 Mismatches = list[Mismatch]
-Repairs = list[repair.Repair]
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
 _VERSIONED = re.compile(r"(?P<name>[^@]+?):v(?P<version>[1-9]\d{0,8})")
 
@@ -55,6 +59,8 @@ class Store:
 
         What is not published when the block ends is gone. Raises ReadOnlyStore, NoSpace.
         """
+        from coldstart.artifacts.draft import Draft
+
         with staging(self.layout) as place:
             draft = Draft(self, key, place)
             try:
@@ -102,6 +108,8 @@ class Store:
 
     def signatures(self, bundle: Bundle) -> Sequence[bytes]:
         """Signature documents about `bundle`, unverified; sign.trusted judges them."""
+        from coldstart.artifacts.source import LayoutSource
+
         return LayoutSource(self).signatures(bundle.descriptor)
 
     def commit(
@@ -119,12 +127,14 @@ class Store:
 
     def prune(
         self, keep: int | None = 1, *, drop: Sequence[Bundle] = (), dry_run: bool = False
-    ) -> prune.Pruned:
+    ) -> Pruned:
         """Keep the newest `keep` versions of each key (None: all), less `drop`; collect what nothing refers
         to.
 
         Raises ReadOnlyStore.
         """
+        from coldstart.artifacts import prune
+
         return prune.prune(self.layout, keep=keep, drop=drop, dry_run=dry_run)
 
     def repair(self, bundle: Bundle, sources: Sequence[Source]) -> Repairs:
@@ -132,10 +142,14 @@ class Store:
 
         Good ones stay untouched.
         """
+        from coldstart.artifacts import repair
+
         return repair.repair(self, bundle, sources)
 
     def receive(self, source: Source, descriptor: oci.Descriptor) -> Bundle:
         """Take a bundle over from another store, an archive, a registry or the hub."""
+        from coldstart.artifacts.receive import receive
+
         return receive(self, source, descriptor)
 
     def _bundle(self, entry: oci.Descriptor) -> Bundle:
