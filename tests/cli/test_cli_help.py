@@ -13,7 +13,12 @@ from coldstart.cli import COMMANDS
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "help"
 REFRESH = bool(os.environ.get("COLDSTART_REFRESH_GOLDEN"))
-PAGES = [(), *((name,) for name in COMMANDS), *(("trust", name) for name in ("list", "add", "show"))]
+PAGES = [
+    (),
+    *((name,) for name in COMMANDS),
+    *(("trust", name) for name in ("list", "add", "show")),
+    *(("template", name) for name in ("start", "status", "stop")),
+]
 
 
 @pytest.mark.parametrize("words", PAGES, ids=lambda words: "-".join(words) or "coldstart")
