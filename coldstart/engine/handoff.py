@@ -13,10 +13,14 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 MAX_REQUEST = 1 << 20
+# Whoever connects and says nothing must not keep a template from its other clients, nor from its signals.
+PATIENCE_S = 5.0
+_MAX_DESCRIPTORS = 8
 
 
 class HandoffError(RuntimeError):
@@ -58,16 +62,40 @@ def connect(path: Path) -> socket.socket:
 
 
 def send(connection: socket.socket, request: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-    """Send one request: its length, its JSON, and with the first byte the open descriptors."""
+    """Send one request: its length, its JSON, and with the first byte the open descriptors.
+
+    Raises HandoffError when it cannot be sent.
+    """
     body = json.dumps(request).encode()
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-    connection.sendmsg([struct.pack("!I", len(body))], ancillary)
-    connection.sendall(body)
+    try:
+        connection.sendmsg([struct.pack("!I", len(body))], ancillary)
+        connection.sendall(body)
+    except OSError as error:
+        raise HandoffError(f"the template does not take the request: {error.strerror}") from error
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Receive one request and its descriptors. Raises HandoffError on anything cut short or too large."""
-    head, descriptors, _, _ = socket.recv_fds(connection, 4, 8)
+    """Receive one request and its descriptors, which are the caller's to close.
+
+    Raises HandoffError, holding no descriptor, on anything cut short, too large, too slow or no JSON object.
+    """
+    connection.settimeout(PATIENCE_S)
+    descriptors: list[int] = []
+    try:
+        head, descriptors, _, _ = socket.recv_fds(connection, 4, _MAX_DESCRIPTORS)
+        request = _object(connection, head)
+        connection.settimeout(None)
+    except BaseException as error:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if isinstance(error, ValueError | OSError):
+            raise HandoffError(f"malformed request: {error}") from error
+        raise
+    return request, descriptors
+
+
+def _object(connection: socket.socket, head: bytes) -> dict[str, Any]:
     if len(head) != 4 or (size := struct.unpack("!I", head)[0]) > MAX_REQUEST:
         raise HandoffError("malformed request")
     body = b""
@@ -76,19 +104,23 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         if not chunk:
             raise HandoffError("request cut short")
         body += chunk
-    return json.loads(body), descriptors
+    request = json.loads(body)
+    if not isinstance(request, dict):
+        raise HandoffError("malformed request: no JSON object")
+    return request
 
 
 def replies(connection: socket.socket) -> Iterator[dict[str, Any]]:
-    """The template's answers, one JSON object a line, until it closes the connection."""
-    with connection.makefile("r") as lines:
+    """The template's answers, one JSON object a line, until it closes the connection or is killed."""
+    with connection.makefile("r") as lines, suppress(ConnectionResetError):
         for line in lines:
             yield json.loads(line)
 
 
 def reply(connection: socket.socket, **message: Any) -> None:
-    """Send one answer; a client that has gone is no error."""
-    try:
+    """Send one answer; a client that has gone is no error.
+
+    The connection stays open: its end is what tells that the lease has ended.
+    """
+    with suppress(OSError):
         connection.sendall((json.dumps(message) + "\n").encode())
-    except OSError:
-        connection.close()

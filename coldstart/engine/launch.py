@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -116,8 +117,9 @@ class Leased:
         return self._code
 
     def signal(self, number: int) -> None:
-        """As Process."""
-        self.connection.sendall(b"K" if number == signal.SIGKILL else b"T")
+        """As Process; a server that has ended already takes no more signals."""
+        with suppress(OSError):
+            self.connection.sendall(b"K" if number == signal.SIGKILL else b"T")
 
 
 def _exit_code(code: int | None) -> int | None:
@@ -130,15 +132,21 @@ def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[Process, i
     Its log goes to `output`, by default to our own standard error.
     """
     reader, writer = os.pipe()
-    with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="coldstart-plan-", delete=False) as file:
-        json.dump(plan.document(), file)
     environment = os.environ | {READY_FD_ENV: str(writer)} | plan.env
-    command = [sys.executable, "-m", "coldstart.engine.server", file.name]
-    # Its own session: a Ctrl-C at the terminal reaches the server through us, once.
     sink = output or sys.stderr
-    process = subprocess.Popen(
-        command, env=environment, pass_fds=(writer,), start_new_session=True, stdout=sink, stderr=sink
-    )
+    # The plan is a file without a name, so that no end of either process leaves it behind.
+    with tempfile.TemporaryFile("w") as file:
+        json.dump(plan.document(), file)
+        file.flush()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "coldstart.engine.server", f"/proc/self/fd/{file.fileno()}"],
+            env=environment,
+            pass_fds=(writer, file.fileno()),
+            # Its own session: a Ctrl-C at the terminal reaches the server through us, once.
+            start_new_session=True,
+            stdout=sink,
+            stderr=sink,
+        )
     os.close(writer)
     return Child(process), reader
 
@@ -155,9 +163,13 @@ def forked(
     request = {"plan": plan.document(), "cwd": str(Path.cwd()), "env": dict(os.environ), "now": timeline.now()}
     try:
         handoff.send(connection, request, (0, 2, 2, writer))
+        return Leased(connection, guardian), reader
+    except BaseException:
+        connection.close()
+        os.close(reader)
+        raise
     finally:
         os.close(writer)
-    return Leased(connection, guardian), reader
 
 
 def _outer_pid(guardian: int, inner: int) -> int:
@@ -198,7 +210,7 @@ def acknowledged(process: Process, reader: int, since: float, timeout: float | N
         if not ready:
             process.signal(signal.SIGKILL)
             raise Failed(
-                f"The server was not ready within {timeout:.0f} s and was ended.",
+                f"The server was not ready within {timeout:g} s and was ended.",
                 mend="give it longer: --ready-timeout SECONDS",
             )
         chunk = os.read(reader, 65536)
