@@ -6,6 +6,7 @@ ready and goes with it, so a directory without a listening socket is a template 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -15,12 +16,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from coldstart import paths
-from coldstart.engine import handoff
 from coldstart.engine.plan import LaunchPlan
 from coldstart.errors import Failed, Usage
 
@@ -29,7 +30,10 @@ LEVELS = ("runtime", "engine")
 
 @dataclass(frozen=True)
 class Warm:
-    """One template: `pid` is None when its process is gone; `servers` are the processes it has forked."""
+    """One template: `pid` is None when its process is gone; `servers` are the processes it has forked.
+
+    `python` is the interpreter it runs under: a server forked from it runs that one's vLLM.
+    """
 
     level: str
     key: str
@@ -37,6 +41,7 @@ class Warm:
     model: str
     pid: int | None
     servers: tuple[int, ...] = ()
+    python: str = ""
 
     @property
     def socket(self) -> Path:
@@ -50,8 +55,8 @@ class Warm:
 
 
 def find(level: str, key: str) -> Warm | None:
-    """The ready template for `key` at `level`, or None. A runtime template serves every key."""
-    fits = (warm for warm in listed() if warm.level == level and warm.ready)
+    """The ready template for `key` at `level`, or None. A runtime template serves every key of its own interpreter."""
+    fits = (warm for warm in listed() if warm.level == level and warm.ready and warm.python == sys.executable)
     return next((warm for warm in fits if level == "runtime" or warm.key == key), None)
 
 
@@ -63,7 +68,8 @@ def listed() -> Iterator[Warm]:
         except (OSError, ValueError):
             continue  # being written, or being removed
         pid = about["pid"] if _is_template(about["pid"]) else None
-        yield Warm(about["level"], about["key"], directory, about["model"], pid, _children(pid))
+        python = about.get("python", "")
+        yield Warm(about["level"], about["key"], directory, about["model"], pid, _children(pid), python)
 
 
 def start(level: str, plan: LaunchPlan, model: str, timeout: float) -> Warm:
@@ -74,20 +80,37 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float) -> Warm:
     if level not in LEVELS:
         raise Usage(f"There is no template level {level!r}.", mend=f"take one of {', '.join(LEVELS)}")
     directory = _root() / f"{level}-{plan.key.removeprefix('sha256:')[:12]}"
-    if any(warm.directory == directory and warm.pid for warm in listed()):
-        raise Usage(f"A template of level {level} runs already for {model}.", mend="coldstart template status")
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir()
+    with _alone(directory, f"A template of level {level} is being started for {model}."):
+        if any(warm.directory == directory and warm.pid for warm in listed()):
+            raise Usage(f"A template of level {level} runs already for {model}.", mend="coldstart template status")
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        process = _spawn_logged(level, plan, directory, timeout)
+        about = {"level": level, "key": plan.key, "model": model, "pid": process.pid, "python": sys.executable}
+        (directory / "about.json").write_text(json.dumps(about))
+    return Warm(level, plan.key, directory, model, process.pid, python=sys.executable)
+
+
+@contextmanager
+def _alone(directory: Path, otherwise: str) -> Iterator[None]:
+    with directory.with_name(f"{directory.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Usage(otherwise, mend="wait for it, then: coldstart template status") from error
+        yield
+
+
+def _spawn_logged(level: str, plan: LaunchPlan, directory: Path, timeout: float) -> subprocess.Popen[bytes]:
     try:
         with (directory / "log").open("wb") as log:
-            process = spawn(level, plan, directory / "socket", log, timeout)
-    except Failed as error:
+            return spawn(level, plan, directory / "socket", log, timeout)
+    except BaseException as error:
         tail = "\n".join((directory / "log").read_text(errors="replace").splitlines()[-12:])
         shutil.rmtree(directory, ignore_errors=True)
-        raise Failed(f"{error.message} The end of its log:\n{tail}") from error
-    about = {"level": level, "key": plan.key, "model": model, "pid": process.pid}
-    (directory / "about.json").write_text(json.dumps(about))
-    return Warm(level, plan.key, directory, model, process.pid)
+        if isinstance(error, Failed):
+            raise Failed(f"{error.message} The end of its log:\n{tail}", mend=error.mend) from error
+        raise
 
 
 def spawn(level: str, plan: LaunchPlan, socket: Path, log: IO[bytes] | int, timeout: float) -> subprocess.Popen[bytes]:
@@ -106,15 +129,22 @@ def spawn(level: str, plan: LaunchPlan, socket: Path, log: IO[bytes] | int, time
             cwd="/",
         )
         os.close(writer)
-        ready = bool(select.select([reader], [], [], timeout)[0])
-        acknowledged = ready and os.read(reader, 1) != b""
-    os.close(reader)
-    if not acknowledged:
-        process.kill()
-        process.wait()
-        what = "ended" if ready else f"was not ready within {timeout:.0f} s"
-        raise Failed(f"The template {what}.")
+        try:
+            _await(reader, timeout)
+        except BaseException:  # Ctrl-C included: nobody would know of it
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            os.close(reader)
     return process
+
+
+def _await(reader: int, timeout: float) -> None:
+    if not select.select([reader], [], [], timeout)[0]:
+        raise Failed(f"The template was not ready within {timeout:g} s.", mend="give it longer: --ready-timeout SECONDS")
+    if os.read(reader, 1) == b"":
+        raise Failed("The template ended.")
 
 
 def stop(warm: Warm, *, force: bool = False) -> None:
