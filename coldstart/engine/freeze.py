@@ -35,7 +35,7 @@ def add_snapshot(bundle: Bundle, model: Model, request: Request, store: Store, p
         request.vllm_args,
         cache_dir=request.cache_dir,
         trust=inspection.trust,
-        unpacked=paths.frozen_dir(),
+        root=paths.frozen_dir(),
     )
     began = timeline.now()
     with phase("freeze a built engine"), store.begin(bundle.key) as draft:

@@ -6,21 +6,28 @@ here stops a server from starting.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from coldstart import arguments, paths
+from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle, Trust
-from coldstart.artifacts.errors import BundleError, DestinationExists
+from coldstart.artifacts.errors import BundleError
 from coldstart.engine import weights
 from coldstart.engine.plan import LaunchPlan
+from coldstart.engine.unpacked import unpacked
 from coldstart.models import Model
 
 KV_FLAG = "kv_cache_memory_bytes"
+# vLLM's own variable for the same on the CPU: whoever sets it has decided.
+KV_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 # Left beside the KV cache for the process itself when the free memory is checked, in bytes.
 HEADROOM = 1 << 30
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.json")
 
 
 def inductor_env(compile_dir: Path) -> dict[str, str]:
@@ -60,7 +67,7 @@ class _Preparation:
     bundle: Bundle
     cache_dir: Path | None
     trust: Trust
-    unpacked: Path
+    root: Path
     fallbacks: list[dict[str, str]] = field(default_factory=list)
 
     def give_up(self, section: str, reason: str) -> None:
@@ -72,31 +79,29 @@ class _Preparation:
         except BundleError as error:
             self.give_up(section, f"{error.message} [{error.code}]")
             return {}
-        return dict(found) if isinstance(found, Mapping) else {}
+        if not isinstance(found, Mapping):
+            self.give_up(section, "it is no JSON object")
+            return {}
+        return dict(found)
 
     def compile_dir(self) -> Path | None:
         """The `compile` section, unpacked once per content and reused by every later start."""
         try:
-            digest = self.bundle.entry("compile").digest.removeprefix("sha256:")
-            place = self.unpacked / digest
-            if not place.is_dir():
-                place.parent.mkdir(parents=True, exist_ok=True)
-                self._extract(place)
+            return unpacked(self.bundle, "compile", self.root, self.trust)
         except BundleError as error:
             self.give_up("compile", f"{error.message} [{error.code}]")
             return None
-        return place
-
-    def _extract(self, place: Path) -> None:
-        try:
-            self.bundle.extract("compile", place, trust=self.trust)
-        except DestinationExists:
-            return  # another start was faster
 
     def kv_args(self, vllm_args: Sequence[str]) -> list[str]:
         """The offline KV size as vLLM's own flag, unless the user gave one or the memory is not there now."""
-        wanted = self.json("kv").get("bytes")
-        if not wanted or KV_FLAG in arguments.parse(vllm_args):
+        if KV_FLAG in arguments.parse(vllm_args) or KV_VARIABLE in os.environ:
+            return []
+        sizing = self.json("kv")
+        if not sizing:
+            return []
+        wanted = sizing.get("bytes")
+        if not isinstance(wanted, int) or wanted <= 0:
+            self.give_up("kv", f"it names no number of bytes, but {wanted!r}")
             return []
         free = available_memory()
         if wanted + HEADROOM > free:
@@ -108,11 +113,11 @@ class _Preparation:
         """The resolved model class put where vLLM looks for it; without it vLLM imports itself once more to ask."""
         info = self.json("modelinfo")
         directory = Path(env["VLLM_CACHE_ROOT"]) / "modelinfos"
-        for name, content in info.get("vllm_modelinfos", {}).items():
-            target = directory / Path(name).name
+        for name, content in _texts(info.get("vllm_modelinfos")).items():
+            target = directory / name
             if not target.exists():
                 directory.mkdir(parents=True, exist_ok=True)
-                target.write_text(content)
+                files.write_atomic(target, content.encode())
         return info
 
 
@@ -123,20 +128,20 @@ def prepare(
     *,
     cache_dir: Path | None,
     trust: Trust,
-    unpacked: Path | None = None,
+    root: Path | None = None,
 ) -> LaunchPlan:
-    """The plan that starts `model` from `bundle`; code is unpacked under the cache root, or under `unpacked`.
+    """The plan that starts `model` from `bundle`; code is unpacked under the cache root, or under `root`.
 
     Raises OSError when neither can be written.
     """
-    made = _Preparation(bundle, cache_dir, trust, unpacked or paths.unpacked_dir(cache_dir))
+    made = _Preparation(bundle, cache_dir, trust, root or paths.unpacked_dir(cache_dir))
     key = bundle.key_digest
     env = base_env(cache_dir, key)
     info = made.modelinfo(env)
     compile_dir = made.compile_dir()
     if compile_dir is not None:
         env |= inductor_env(compile_dir)
-    canary = info.get("canary")
+    canary = _canary(info.get("canary"))
     identity = _weights(made, model)
     if canary and identity != info.get("weights"):
         canary = None  # other weights of the same layout: other tokens
@@ -153,6 +158,19 @@ def prepare(
 
 def _weights(made: _Preparation, model: Model) -> str:
     return weights.identity(model.path, paths.cache_dir(made.cache_dir) / "weights") if model.path else ""
+
+
+def _texts(value: object) -> dict[str, str]:
+    """The file names of `value` with their texts; whatever else a bundle has put there is left alone."""
+    pairs = value.items() if isinstance(value, Mapping) else ()
+    return {k: v for k, v in pairs if isinstance(v, str) and _FILE_NAME.fullmatch(k)}
+
+
+def _canary(value: object) -> dict[str, list[int]] | None:
+    parts = [value.get("prompt"), value.get("tokens")] if isinstance(value, Mapping) else [None]
+    if not all(isinstance(part, list) and part and all(type(item) is int for item in part) for part in parts):
+        return None
+    return dict(zip(("prompt", "tokens"), parts, strict=True))
 
 
 def available_memory() -> int:

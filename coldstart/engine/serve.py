@@ -169,7 +169,11 @@ def _thaw(request: Request, found: Lookup, made: LaunchPlan) -> tuple[launch.Pro
         thawed = snapshot.thaw(found.bundle, request.cache_dir, request.trust)
     except snapshot.Unusable as error:
         raise _Unavailable(str(error)) from error
-    return launch.forked(made, thawed.socket, thawed)
+    try:
+        return launch.forked(made, thawed.socket, thawed)
+    except BaseException:
+        thawed.end()
+        raise
 
 
 @contextmanager

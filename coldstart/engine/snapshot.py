@@ -24,6 +24,7 @@ from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.engine import pool
 from coldstart.engine.lifeline import die_with_parent
 from coldstart.engine.plan import LaunchPlan
+from coldstart.engine.unpacked import unpacked
 from coldstart.errors import Failed
 
 ABOUT = "snapshot.json"
@@ -82,10 +83,7 @@ def thaw(bundle: Bundle, cache_dir: Path | None, trust: Trust) -> Thawed:
     """
     if (reason := criu.missing()) is not None:
         raise Unusable(reason)
-    images = paths.unpacked_dir(cache_dir) / bundle.entry("snapshot").digest.removeprefix("sha256:")
-    if not images.is_dir():
-        images.parent.mkdir(parents=True, exist_ok=True)
-        bundle.extract("snapshot", images, trust=trust)
+    images = unpacked(bundle, "snapshot", paths.unpacked_dir(cache_dir), trust)
     about = json.loads((images / ABOUT).read_text())
     check(about)
     return _restore(images, Path(about["meeting"]))
