@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from coldstart.errors import Usage
 from coldstart.models import weight_files
 
 CHUNK = 16 << 20
@@ -25,7 +26,7 @@ def plan(directory: Path) -> dict[str, Any]:
     """The plan of a model directory: {"chunk": bytes, "files": [{name, size, chunks, tensors}]}.
 
     A tensor is {name, dtype, shape, offset, size, digest}, offset and size in bytes of the file. A format other than
-    safetensors has no tensors, only chunks. Raises OSError.
+    safetensors has no tensors, only chunks. Raises OSError, and Usage for a file that is damaged or cut short.
     """
     return {"chunk": CHUNK, "files": [_file(path) for path in weight_files(directory)]}
 
@@ -37,8 +38,8 @@ def digest(weights_plan: Mapping[str, Any]) -> str:
 
 
 def identity(directory: Path, cache: Path) -> str:
-    """`digest(plan(directory))`, computed again only when a file's size, time or inode has changed."""
-    stamp = [[f.name, s.st_size, s.st_mtime_ns, s.st_ino] for f in weight_files(directory) if (s := f.stat())]
+    """`digest(plan(directory))`, computed again only when a file's size, times or inode have changed."""
+    stamp = [[f.name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for f in weight_files(directory) if (s := f.stat())]
     record = cache / f"{hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]}.json"
     try:
         known = json.loads(record.read_text())
@@ -55,7 +56,7 @@ def identity(directory: Path, cache: Path) -> str:
 
 
 def _file(path: Path) -> dict[str, Any]:
-    tensors = _tensors(path) if path.suffix == ".safetensors" else []
+    tensors = _checked(path) if path.suffix == ".safetensors" else []
     hashes = [hashlib.sha256() for _ in tensors]
     chunks: list[str] = []
     with path.open("rb") as file:
@@ -82,9 +83,22 @@ def _feed(tensors: list[dict[str, Any]], hashes: list[Any], position: int, data:
             made.update(view[first - position : last - position])
 
 
+def _checked(path: Path) -> list[dict[str, Any]]:
+    try:
+        tensors = _tensors(path)
+    except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
+        raise Usage(f"{path.name} is no safetensors file: {error}.", mend="fetch the model again") from error
+    end = max((tensor["offset"] + tensor["size"] for tensor in tensors), default=0)
+    if end > (found := path.stat().st_size):
+        raise Usage(f"{path.name} is cut short: it has {found} of {end} bytes.", mend="fetch the model again")
+    return tensors
+
+
 def _tensors(path: Path) -> list[dict[str, Any]]:
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
+        if length > path.stat().st_size:
+            raise ValueError(f"a header of {length} bytes")
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)
     base = 8 + length
