@@ -21,6 +21,7 @@ from typing import Any
 
 from coldstart import timeline
 from coldstart.engine import compiled, server
+from coldstart.engine.lifeline import die_with_parent
 from coldstart.engine.plan import LaunchPlan
 
 CANARY_PROMPT_TOKENS = 8
@@ -182,6 +183,7 @@ def _write(path: Path, value: object) -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     with open(sys.argv[1], encoding="utf-8") as plan_file:
         run(LaunchPlan.from_json(plan_file.read()), Path(sys.argv[2]))
     sys.stdout.flush()

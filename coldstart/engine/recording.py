@@ -34,9 +34,11 @@ def recording(save_to: Path | None, *, wanted: bool) -> Iterator[Recording]:
         events = outside or str(Path(directory) / "events")
         os.environ[EVENTS_VARIABLE] = events
         emit("coldstart", process_started(), now(), track="command")
-        yield made
-        if outside is None:
-            del os.environ[EVENTS_VARIABLE]
+        try:
+            yield made
+        finally:
+            if outside is None:
+                del os.environ[EVENTS_VARIABLE]
         made.timeline = Timeline.read(events)
     if save_to is not None:
         made.timeline.save(save_to)
