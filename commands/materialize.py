@@ -1,5 +1,6 @@
 """Do a model's cold-start work once, prove the result, and publish it as a bundle."""
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -38,7 +39,7 @@ def command(
         data |= {"sections": list(request.sections), "existing": existing}
         rows = [(name, value) for name, value in planned.key.fields.items()]
         common.out.result(data, lambda: table(("field", "value"), rows) + f"\nsections: {', '.join(request.sections)}")
-        common.out.success(f"Would make key {planned.key.short}", then=f"coldstart materialize {model}")
+        common.out.success(f"Would make key {planned.key.short}", then=_again("materialize", model, common))
         return
     bundle = materialize.materialize(request, common.out.phase)
     manifest = bundle.manifest
@@ -49,5 +50,12 @@ def command(
         data, lambda: table(("section", "version", "bytes", "sha256"), sections) + f"\n{bundle.ref}", brief=bundle.ref
     )
     common.out.success(
-        f"Made {bundle.name} v{bundle.version}, {human_bytes(bundle.size)},", where="the store", then=f"coldstart serve {model}"
+        f"Made {bundle.name} v{bundle.version}, {human_bytes(bundle.size)},",
+        where="the store",
+        then=_again("serve", model, common),
     )
+
+
+def _again(command: str, model: str, common: Common) -> str:
+    # With the same arguments: they are part of the key.
+    return shlex.join(["coldstart", command, model, *(["--", *common.vllm_args] if common.vllm_args else [])])

@@ -10,6 +10,8 @@ import typer
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
+from coldstart.errors import Usage
+
 Mode = Literal["auto", "fresh", "template-runtime", "template-engine", "snapshot"]
 OnMiss = Literal["fail", "warn", "materialize"]
 
@@ -29,7 +31,7 @@ def command(
     ready_file: Annotated[
         Path | None, typer.Option("--ready-file", metavar="FILE", help="Write how it came up, as JSON, once ready.")
     ] = None,
-    trace: Annotated[
+    timeline: Annotated[
         Path | None, typer.Option("--timeline", metavar="FILE", help="Write the start as Chrome trace-event JSON.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started.")] = False,
@@ -38,6 +40,8 @@ def command(
     from coldstart.engine import serve
     from coldstart.engine.recording import recording
 
+    for file in filter(None, (ready_file, timeline)):
+        _require_place(file)
     listen = [*(["--host", host] if host else []), *(["--port", str(port)] if port is not None else [])]
     request = serve.Request(
         model,
@@ -55,7 +59,7 @@ def command(
         planned = {"url": serve.url(plan), "bundle": found.bundle.ref if found.bundle else None, **plan.document()}
         common.out.result(planned, lambda: json.dumps(planned, indent=2))
         return
-    with recording(trace, wanted=common.out.verbose) as recorded:
+    with recording(timeline, wanted=common.out.verbose) as recorded:
         started = serve.start(request, found, plan)
         report = started.document() | {"url": serve.url(plan)}
     for fallback in report["fallbacks"]:
@@ -65,6 +69,12 @@ def command(
     common.out.result(report, lambda: f"{report['url']}  {started.mode}, ready in {report['ready_s']:.2f} s")
     common.out.detail(recorded.timeline.draw())
     raise typer.Exit(serve.stay(started.running.process))
+
+
+def _require_place(file: Path) -> None:
+    # Asked before the start: a server that came up must not end for want of a directory.
+    if not os.access(file.absolute().parent, os.W_OK):
+        raise Usage(f"{file} cannot be written.", mend=f"mkdir -p {file.absolute().parent}, or name another file")
 
 
 def _write(path: Path, text: str) -> None:

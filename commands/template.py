@@ -1,5 +1,6 @@
 """Keep warm processes that fork servers: the runtime imported, or a model's engine built."""
 
+import shlex
 from typing import Annotated, Literal
 
 import typer
@@ -39,7 +40,9 @@ def start(
         warm = pool.start(level, plan, found.model.name, ready_timeout)
     data = {"level": level, "model": warm.model, "key": warm.key, "pid": warm.pid}
     common.out.result(data, f"{level} template of {warm.model}, pid {warm.pid}")
-    common.out.success("Started a template", then=f"coldstart serve {model} --mode template-{level}")
+    passed = ["--", *common.vllm_args] if common.vllm_args else []
+    then = shlex.join(["coldstart", "serve", model, "--mode", f"template-{level}", *passed])
+    common.out.success("Started a template", then=then)
 
 
 @app.command(help="List the templates and the servers forked from them.")
