@@ -201,5 +201,5 @@ def stay(process: launch.Process) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, forward)
-    code = process.wait()
-    return 128 + caught[0] if caught else code or 1
+    process.wait()
+    return 128 + caught[0] if caught else 1
