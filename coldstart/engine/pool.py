@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -155,19 +155,17 @@ def stop(warm: Warm, *, force: bool = False) -> None:
             mend="stop them first, or: coldstart template stop --force",
         )
     if warm.pid is not None:
-        os.kill(warm.pid, signal.SIGTERM)
-        _gone(warm.pid)
+        _end(warm.pid)
     shutil.rmtree(warm.directory, ignore_errors=True)
 
 
-def _gone(pid: int) -> None:
-    try:
+def _end(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it may have ended meanwhile
         descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    if not select.select([descriptor], [], [], 10)[0]:
-        os.kill(pid, signal.SIGKILL)
-    os.close(descriptor)
+        os.kill(pid, signal.SIGTERM)
+        if not select.select([descriptor], [], [], 10)[0]:
+            os.kill(pid, signal.SIGKILL)
+        os.close(descriptor)
 
 
 def _root() -> Path:

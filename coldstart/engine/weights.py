@@ -39,13 +39,13 @@ def digest(weights_plan: Mapping[str, Any]) -> str:
 
 def identity(directory: Path, cache: Path) -> str:
     """`digest(plan(directory))`, computed again only when a file's size, times or inode have changed."""
-    stamp = [[f.name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for f in weight_files(directory) if (s := f.stat())]
+    stamp = [_stamp(file) for file in weight_files(directory)]
     record = cache / f"{hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]}.json"
     try:
         known = json.loads(record.read_text())
         if known["stamp"] == stamp:
             return str(known["digest"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass  # never computed, or written by another release: compute
     found = digest(plan(directory))
     cache.mkdir(parents=True, exist_ok=True)
@@ -53,6 +53,11 @@ def identity(directory: Path, cache: Path) -> str:
     temporary.write_text(json.dumps({"stamp": stamp, "digest": found}))
     temporary.replace(record)
     return found
+
+
+def _stamp(path: Path) -> list[str | int]:
+    found = path.stat()
+    return [path.name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
 def _file(path: Path) -> dict[str, Any]:
