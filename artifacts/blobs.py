@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from coldstart.artifacts import fields
-from coldstart.artifacts.errors import BundleError, DigestMismatch, MissingBlob, TooLarge, UnsafeLink
+from coldstart.artifacts.errors import (
+    BundleError,
+    DigestMismatch,
+    MissingBlob,
+    TooLarge,
+    Unreadable,
+    UnsafeLink,
+)
 
 
 def blob_path(root: Path, digest: str) -> Path:
@@ -22,7 +29,7 @@ def blob_path(root: Path, digest: str) -> Path:
 
 
 def open_unverified(root: Path, digest: str) -> BinaryIO:
-    """The raw file. Raises MissingBlob or UnsafeLink; the caller hashes what it reads."""
+    """The raw file. Raises MissingBlob, UnsafeLink or Unreadable; the caller hashes what it reads."""
     try:
         handle = os.open(blob_path(root, digest), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -30,7 +37,7 @@ def open_unverified(root: Path, digest: str) -> BinaryIO:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise UnsafeLink(f"blob {digest} is a link") from error
-        raise
+        raise Unreadable(f"blob {digest} cannot be opened: {error.strerror}") from error
     return os.fdopen(handle, "rb", buffering=0)
 
 
@@ -49,7 +56,10 @@ class VerifiedReader(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Read into `buffer`; 0 only at a verified end."""
-        data = self._source.read(len(buffer))
+        try:
+            data = self._source.read(len(buffer))
+        except OSError as error:
+            raise Unreadable(f"blob {self._digest} cannot be read: {error.strerror}") from error
         self._hash.update(data)
         self._seen += len(data)
         if self._seen > self._size:
@@ -92,10 +102,10 @@ def read(root: Path, digest: str, size: int, *, cap: int) -> bytes:
 
 
 def fault(root: Path, digest: str, size: int) -> BundleError | None:
-    """What is wrong with a blob: MissingBlob, DigestMismatch, UnsafeLink, or None."""
+    """What is wrong with a blob: MissingBlob, DigestMismatch, UnsafeLink, Unreadable, or None."""
     try:
         with open_verified(root, digest, size) as reader:
             reader.drain()
-    except (MissingBlob, DigestMismatch, UnsafeLink) as error:
+    except (MissingBlob, DigestMismatch, UnsafeLink, Unreadable) as error:
         return error
     return None

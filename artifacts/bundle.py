@@ -11,8 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coldstart.artifacts import blobs, canonical, manifest, oci, unpack
+from coldstart.artifacts import blobs, canonical, manifest, oci
 from coldstart.artifacts.errors import (
+    IndexMismatch,
     InvalidReference,
     SectionMissing,
     SectionUnsupported,
@@ -49,16 +50,23 @@ def anyone(bundle: Bundle) -> TrustResult:
     return TrustResult(True, None, f"{bundle.name} was not checked: the caller allows untrusted code")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bundle:
     """One version of one key's artifacts.
 
     `digest` is that of the image manifest and names all of the content.
     """
 
-    store: Store = field(repr=False, compare=False)
+    store: Store = field(repr=False)
     descriptor: oci.Descriptor
-    version: int = field(compare=False)
+    version: int
+
+    def __eq__(self, other: object) -> bool:
+        # The digest names all of the content; version and index annotations belong to the store.
+        return isinstance(other, Bundle) and other.digest == self.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
     @property
     def digest(self) -> str:
@@ -81,12 +89,18 @@ class Bundle:
     def manifest(self) -> Manifest:
         """Key, provenance and section table.
 
-        Raises what `image` does, SectionTable, FormatTooNew and FormatTooOld.
+        Raises what `image` does, IndexMismatch, SectionTable, FormatTooNew and FormatTooOld.
         """
         config = self.image.config
-        return manifest.parse(
-            blobs.read(self.store.root, config.digest, config.size, cap=LIMITS.config), self.image
-        )
+        data = blobs.read(self.store.root, config.digest, config.size, cap=LIMITS.config)
+        found = manifest.parse(data, self.image)
+        says = self.descriptor.annotations
+        named = (says.get(oci.NAME, found.provenance.model_name), says.get(oci.KEY, found.key.digest))
+        if named != (found.provenance.model_name, found.key.digest):
+            raise IndexMismatch(
+                f"the index calls {found.provenance.model_name} {named[0]} with key {named[1]}"
+            )
+        return found
 
     @cached_property
     def name(self) -> str:
@@ -147,6 +161,8 @@ class Bundle:
         DestinationExists, DigestMismatch, MissingBlob, Bomb, InvalidTree, UnsafePath, UnsafeLink,
         UnsafeMember, DuplicateMember, PickleFound, CodeFound, NoSpace.
         """
+        from coldstart.artifacts import unpack  # a start whose trees are unpacked already does without it
+
         entry, declared = self.entry(name), SECTION_TYPES[name]
         if declared.encoding != "tar.zst":
             raise SectionUnsupported(f"section {name} is not a tree", mend="read it with Bundle.json")

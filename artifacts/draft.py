@@ -15,7 +15,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import DraftClosed, SectionUnsupported, TooLarge
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.manifest import MEMBERS, UNPACKED, Manifest, Provenance, SectionEntry
+from coldstart.artifacts.manifest import MEMBERS, UNPACKED, Manifest, Provenance, SectionEntry, parse
 from coldstart.artifacts.section import SECTION_TYPES, Encoding, SectionType
 from coldstart.artifacts.staging import HashingFile, Staging
 
@@ -94,13 +94,14 @@ class Draft:
     def publish(self, provenance: Provenance, *, signer: Signer | None = None) -> Bundle:
         """Make the bundle visible as the key's next version, durable and whole; signed in the same step.
 
-        Raises DraftClosed, NoSpace, ReadOnlyStore, TooLarge.
+        Raises DraftClosed, NoSpace, ReadOnlyStore, TooLarge, InvalidManifest.
         """
         self._check_open()
         manifest = Manifest(
             self.key, tuple(self.sections[name] for name in sorted(self.sections)), provenance
         )
         image = manifest.image()
+        parse(manifest.config(), image)  # What no reader would accept must not be published.
         self.staging.put(manifest.config(), oci.CONFIG_TYPE)
         descriptor = self.staging.put(image.document(), oci.MANIFEST_TYPE)
         signatures = [signer.sign(descriptor.digest)] if signer else []

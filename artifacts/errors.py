@@ -63,6 +63,13 @@ class MissingBlob(BundleError):
     default_mend = DigestMismatch.default_mend
 
 
+class Unreadable(BundleError):
+    """The operating system refuses to read a blob: permissions, or a failing disk."""
+
+    code = "CS-UNREADABLE"
+    default_mend = "check the permissions and the disk, or fetch it again: coldstart validate REF --repair"
+
+
 class InvalidManifest(BundleError):
     """The manifest or its config blob breaks the schema."""
 
@@ -73,6 +80,13 @@ class SectionTable(InvalidManifest):
     """The section table in the config and the layers of the manifest disagree."""
 
     code = "CS-SECTION-TABLE"
+
+
+class IndexMismatch(InvalidManifest):
+    """The index names another key or model than the config."""
+
+    code = "CS-INDEX"
+    default_mend = "prune the entry and take the bundle over again: coldstart import, or coldstart pull"
 
 
 class InvalidKey(BundleError):

@@ -20,6 +20,7 @@ from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.ranges import read_full
 from coldstart.artifacts.registry_auth import Session
 from coldstart.artifacts.source import LayoutSource, payloads, signed_by
+from urllib3.exceptions import HTTPError
 
 _REFERENCE = re.compile(
     r"(?P<host>[A-Za-z0-9.-]+(:\d{1,5})?|\[[0-9a-f:]+\](:\d{1,5})?)/"
@@ -50,7 +51,7 @@ class Repository:
         if answer.status_code == 404:
             raise MissingBlob(f"{blob.digest} is not in {self.host}/{self.name}")
         _expect(answer, 200, 206)
-        body = cast("BinaryIO", answer.raw)
+        body = cast("BinaryIO", _Body(answer))
         if offset and answer.status_code == 200:
             _skip(body, offset)  # The registry ignored the range.
         return body
@@ -62,7 +63,7 @@ class Repository:
         if answer.status_code == 404:
             raise MissingBlob(f"{self.host}/{self.name}:{reference} does not exist", mend="check the tag")
         _expect(answer, 200)
-        data = read_full(cast("BinaryIO", answer.raw), LIMITS.manifest + 1)
+        data = _document(answer, LIMITS.manifest)
         oci.parse_manifest(data)
         found = oci.describe(data, oci.MANIFEST_TYPE)
         if reference.startswith("sha256:") and found.digest != reference:
@@ -115,14 +116,33 @@ class Repository:
         answer = self.session.ask("GET", self.url("referrers", digest), headers=_ACCEPT, stream=True)
         if answer.status_code != 200 or oci.INDEX_TYPE not in answer.headers.get("Content-Type", ""):
             return self._tagged(digest)
-        return oci.parse_index(read_full(cast("BinaryIO", answer.raw), LIMITS.manifest))
+        return oci.parse_index(_document(answer, LIMITS.index))
 
     def _tagged(self, digest: str) -> list[oci.Descriptor]:
         url = self.url("manifests", _fallback(digest))
         answer = self.session.ask("GET", url, headers=_ACCEPT, stream=True)
         if answer.status_code != 200:
             return []
-        return oci.parse_index(read_full(cast("BinaryIO", answer.raw), LIMITS.manifest))
+        return oci.parse_index(_document(answer, LIMITS.index))
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """A response's bytes; a connection that breaks is RemoteFailed."""
+
+    answer: requests.Response
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return cast("bytes", self.answer.raw.read(None if size < 0 else size))
+        except (HTTPError, OSError) as error:
+            raise RemoteFailed(f"the connection broke: {type(error).__name__}") from error
+
+    def __enter__(self) -> _Body:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.answer.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +171,11 @@ def repository(reference: str) -> Repository:
         raise InvalidReference(f"{reference!r} is not a registry reference", mend=mend)
     chosen = matched["tag"] or matched["digest"]
     return Repository(matched["host"], matched["name"], chosen, Session(matched["host"], matched["name"]))
+
+
+def _document(answer: requests.Response, cap: int) -> bytes:
+    with _Body(answer) as body:
+        return read_full(cast("BinaryIO", body), cap + 1)
 
 
 def _fallback(digest: str) -> str:

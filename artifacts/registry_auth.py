@@ -13,8 +13,10 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlencode, urlsplit
 
 import requests
+from coldstart.artifacts import fields
 from coldstart.artifacts.errors import BundleError, RemoteDenied, RemoteFailed
 
 _LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
@@ -87,14 +89,18 @@ class Session:
 
     def _token(self, challenge: Mapping[str, str], known: str | None) -> str:
         realm = challenge.get("realm", "")
-        if not realm.startswith("https://") and not _LOCAL.match(realm.removeprefix("http://")):
+        where = urlsplit(realm)
+        if where.scheme != "https" and not (where.scheme == "http" and _LOCAL.fullmatch(where.netloc)):
             raise RemoteDenied(f"{self._host} names a token realm that is not https")
         query = {"service": challenge.get("service", ""), "scope": f"repository:{self._name}:pull,push"}
-        headers = {"Authorization": f"Basic {known}"} if known else {}
-        answer = self._http.get(realm, params=query, headers=headers, timeout=_TIMEOUT)
+        headers = {"Authorization": f"Basic {known}"} if known else None
+        answer = self._send("GET", f"{realm}?{urlencode(query)}", headers, None, False)
         if answer.status_code != 200:
             raise RemoteDenied(f"{self._host} gives no token for {self._name}")
-        body = answer.json()
+        try:
+            body = fields.mapping(answer.json(), "token")
+        except ValueError as error:
+            raise RemoteDenied(f"{self._host} answers with a token that is not JSON") from error
         return str(body.get("token") or body.get("access_token") or "")
 
 

@@ -50,7 +50,7 @@ def signed_by(
     source: Source, entries: Sequence[oci.Descriptor], subject: oci.Descriptor
 ) -> list[tuple[oci.Descriptor, oci.ImageManifest]]:
     """Of `entries`, each readable signature manifest whose subject is `subject`."""
-    signed = [entry for entry in entries if entry.artifact_type == oci.SIGNATURE_TYPE]
+    signed = [entry for entry in entries if entry.artifact_type in (oci.SIGNATURE_TYPE, None)]
     found = [(entry, _signature(source, entry, subject)) for entry in signed]
     return [(entry, image) for entry, image in found if image is not None][:MAX_SIGNATURES]
 
@@ -77,7 +77,8 @@ def _signature(source: Source, entry: oci.Descriptor, subject: oci.Descriptor) -
         image = oci.parse_manifest(small(source, entry, LIMITS.manifest))
     except BundleError:
         return None  # A signature that cannot be read vouches for nothing.
-    fits = image.subject is not None and image.subject.digest == subject.digest and len(image.layers) == 1
+    ours = image.artifact_type == oci.SIGNATURE_TYPE and len(image.layers) == 1
+    fits = ours and image.subject is not None and image.subject.digest == subject.digest
     return image if fits else None
 
 

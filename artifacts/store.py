@@ -10,21 +10,25 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from coldstart.artifacts import commit, files, oci, prune, repair
+from coldstart.artifacts import commit, files, oci
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.errors import Ambiguous, BundleError, InvalidReference
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.layout import Layout
-from coldstart.artifacts.receive import receive
-from coldstart.artifacts.source import LayoutSource, Source
 from coldstart.artifacts.staging import Staging, staging
 
+if TYPE_CHECKING:
+    # What only writers need is imported where it is used: readers start servers, and their time is counted.
+    from coldstart.artifacts.draft import Draft
+    from coldstart.artifacts.prune import Pruned
+    from coldstart.artifacts.repair import Repair
+    from coldstart.artifacts.source import Source
+
+    Repairs = list[Repair]
 Bundles = list[Bundle]
 Mismatches = list[Mismatch]
-Repairs = list[repair.Repair]
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
 _VERSIONED = re.compile(r"(?P<name>[^@]+?):v(?P<version>[1-9]\d{0,8})")
 
@@ -55,6 +59,8 @@ class Store:
 
         What is not published when the block ends is gone. Raises ReadOnlyStore, NoSpace.
         """
+        from coldstart.artifacts.draft import Draft
+
         with staging(self.layout) as place:
             draft = Draft(self, key, place)
             try:
@@ -78,11 +84,15 @@ class Store:
         return [self._bundle(entry) for entry in self.layout.entries() if self._is_bundle(entry)]
 
     def find(self, key: Key, *, name: str | None = None) -> Bundle:
-        """The newest version for `key`. Raises NotFound; `name` also counts a bundle as of the same model."""
+        """The newest version for `key`. Raises NotFound, and what Bundle.manifest raises.
+
+        `name` also counts a bundle as of the same model."""
         found = [bundle for bundle in self.list() if bundle.key_digest == key.digest]
         if not found:
             raise NotFound(f"no bundle for key {key.short}", self._nearest(key, name))
-        return max(found, key=lambda bundle: bundle.version)
+        newest = max(found, key=lambda bundle: bundle.version)
+        _ = newest.manifest  # What the index says about the key is believed only if the config says it too.
+        return newest
 
     def get(self, ref: str) -> Bundle:
         """The bundle for NAME (newest), NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest
@@ -98,6 +108,8 @@ class Store:
 
     def signatures(self, bundle: Bundle) -> Sequence[bytes]:
         """Signature documents about `bundle`, unverified; sign.trusted judges them."""
+        from coldstart.artifacts.source import LayoutSource
+
         return LayoutSource(self).signatures(bundle.descriptor)
 
     def commit(
@@ -115,12 +127,14 @@ class Store:
 
     def prune(
         self, keep: int | None = 1, *, drop: Sequence[Bundle] = (), dry_run: bool = False
-    ) -> prune.Pruned:
+    ) -> Pruned:
         """Keep the newest `keep` versions of each key (None: all), less `drop`; collect what nothing refers
         to.
 
         Raises ReadOnlyStore.
         """
+        from coldstart.artifacts import prune
+
         return prune.prune(self.layout, keep=keep, drop=drop, dry_run=dry_run)
 
     def repair(self, bundle: Bundle, sources: Sequence[Source]) -> Repairs:
@@ -128,17 +142,27 @@ class Store:
 
         Good ones stay untouched.
         """
+        from coldstart.artifacts import repair
+
         return repair.repair(self, bundle, sources)
 
     def receive(self, source: Source, descriptor: oci.Descriptor) -> Bundle:
         """Take a bundle over from another store, an archive, a registry or the hub."""
+        from coldstart.artifacts.receive import receive
+
         return receive(self, source, descriptor)
 
     def _bundle(self, entry: oci.Descriptor) -> Bundle:
         return Bundle(self, entry, commit.version_of(entry))
 
     def _is_bundle(self, entry: oci.Descriptor) -> bool:
-        return entry.artifact_type == oci.BUNDLE_TYPE
+        if entry.artifact_type is not None or entry.media_type != oci.MANIFEST_TYPE:
+            return entry.artifact_type == oci.BUNDLE_TYPE
+        try:
+            # Some clients copy a manifest and leave its artifact type and annotations out of the index.
+            return self._bundle(entry).image.artifact_type == oci.BUNDLE_TYPE
+        except BundleError:
+            return False  # Nothing says that this is one of ours.
 
     def _matching(self, ref: str, bundles: Sequence[Bundle]) -> Bundles:
         if "@" in ref:

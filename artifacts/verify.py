@@ -46,9 +46,6 @@ def check_manifest(bundle: Bundle) -> list[Finding]:
     except BundleError as error:
         return [_finding(error, "manifest")]
     found = [_unknown(entry) for entry in manifest.sections if not supported(entry)]
-    if bundle.key_digest != manifest.key.digest or bundle.name != manifest.provenance.model_name:
-        mend = "import the bundle again under its own name: coldstart export, then coldstart import"
-        found.append(Finding("CS-INDEX", "error", "the index names another key or model", mend, "index"))
     if any(
         argument.partition("=")[2].startswith("/") or argument.startswith("/")
         for argument in manifest.provenance.arguments

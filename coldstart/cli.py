@@ -23,6 +23,9 @@ from coldstart.errors import NEEDS_AUTH, NO, NO_BUNDLE, TROUBLE, ColdstartError
 
 # name: (module, one line of help, heading)
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
+    "materialize": ("coldstart.commands.materialize", "Do the cold-start work once, offline.", "Cold start"),
+    "serve": ("coldstart.commands.serve", "Start a vLLM server from a bundle.", "Cold start"),
+    "template": ("coldstart.commands.template", "Keep warm processes that fork servers.", "Cold start"),
     "inspect": ("coldstart.commands.inspect", "Show a bundle, a key, or why a key misses.", "Bundles"),
     "list": ("coldstart.commands.list", "List the bundles in the store.", "Bundles"),
     "prune": ("coldstart.commands.prune", "Remove old versions of bundles.", "Bundles"),
@@ -94,6 +97,8 @@ def load(name: str) -> Any:
         app.command(name, help=module.__doc__)(module.command)
     loaded = typer.main.get_command(app)
     loaded.name = name
+    # Not on the whole program: a COLDSTART_VERSION in a container would then be its --version.
+    loaded.context_settings["auto_envvar_prefix"] = f"{settings.PREFIX}_{name}".upper().replace("-", "_")
     return loaded
 
 
@@ -114,7 +119,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": settings.PREFIX},
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 

@@ -8,9 +8,10 @@ import os
 import platform
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from coldstart import nvml
-from coldstart.nvml import Gpu
+if TYPE_CHECKING:
+    from coldstart.nvml import Gpu
 
 Scalar = str | int | float | bool | None
 
@@ -46,6 +47,8 @@ def usable_threads() -> int:
 
 def gpu() -> dict[str, Scalar]:
     """gpu.* of the first device; empty where there is none. How many are used is an engine argument."""
+    from coldstart import nvml  # ctypes: a start on the CPU does without it
+
     found = nvml.query()
     return _gpu_fields(found[0]) if found else {}
 
@@ -55,7 +58,7 @@ def fingerprint() -> dict[str, Scalar]:
     return {**cpu(), **gpu()}
 
 
-def _gpu_fields(first: Gpu) -> dict[str, Scalar]:
+def _gpu_fields(first: "Gpu") -> dict[str, Scalar]:
     return {
         "gpu.name": first.name,
         "gpu.multiprocessors": first.multiprocessors,

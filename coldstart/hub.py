@@ -15,6 +15,9 @@ _PAGE = "https://huggingface.co/{repo_id}"
 _IGNORE = ["*.msgpack", "*.h5", "*.onnx", "*.tflite", "original/*", "consolidated*", "*.ot", "*.mlmodel"]
 
 
+WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
+
+
 class NotThere(Exception):
     """The hub has no such repository, revision or file; the caller knows what the user meant."""
 
@@ -42,9 +45,13 @@ def snapshot(repo_id: str, revision: str | None, offline: bool) -> Path:
     with _named_errors(repo_id):
         if not offline and _has_safetensors(list_repo_files(repo_id, revision=revision)):
             ignore += ["*.bin", "*.pt", "*.pth"]
-        return Path(
+        path = Path(
             snapshot_download(repo_id, revision=revision, ignore_patterns=ignore, local_files_only=offline)
         )
+    # Offline, the hub's client returns a snapshot of which only the configuration was ever fetched.
+    if offline and not any(any(path.glob(pattern)) for pattern in WEIGHT_PATTERNS):
+        raise _not_cached(repo_id)
+    return path
 
 
 def _has_safetensors(files: list[str]) -> bool:

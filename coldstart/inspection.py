@@ -10,7 +10,6 @@ from pathlib import Path
 
 from coldstart import keys, models, paths
 from coldstart.aliases import NAMES
-from coldstart.artifacts import sign, tar, unpack
 from coldstart.artifacts.bundle import Bundle, TrustResult
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.section import SECTION_TYPES
@@ -83,6 +82,8 @@ def _after(vllm_args: Sequence[str]) -> list[str]:
 
 def trust(bundle: Bundle) -> TrustResult:
     """Whether a key that this user trusts signed ``bundle``."""
+    from coldstart.artifacts import sign  # cryptography: a start whose code is unpacked already does without it
+
     return sign.trusted(bundle, sign.trust_dir(paths.state_dir()))
 
 
@@ -124,6 +125,8 @@ def _section_differences(left: Bundle, right: Bundle) -> list[Mismatch]:
 
 
 def _members(bundle: Bundle, name: str) -> list[tuple[str, int]]:
+    from coldstart.artifacts import tar, unpack
+
     entry = bundle.entry(name)
     with bundle.open_blob(name) as reader:
         stream = unpack.Budgeted(reader, unpack.budget(entry))

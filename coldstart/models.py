@@ -18,7 +18,6 @@ from coldstart.errors import Usage
 
 _REPO_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def ensure_weights(model: Model, *, offline: bool = False) -> Model:
         model = replace(model, path=hub.snapshot(model.repo_id, model.revision, offline))
     if model.path is None or not weight_files(model.path):
         raise Usage(
-            f"{model.name} has a configuration but no weights ({', '.join(_WEIGHT_PATTERNS)}).",
+            f"{model.name} has a configuration but no weights ({', '.join(hub.WEIGHT_PATTERNS)}).",
             mend="bring them there, or do without them: coldstart materialize "
             f"{model.argument} --load-format dummy",
         )
@@ -88,7 +87,7 @@ def ensure_weights(model: Model, *, offline: bool = False) -> Model:
 
 def weight_files(directory: Path) -> list[Path]:
     """The weight files of a model directory by name; safetensors alone where there are any, as in vLLM."""
-    for pattern in _WEIGHT_PATTERNS:
+    for pattern in hub.WEIGHT_PATTERNS:
         if found := sorted(directory.glob(pattern)):
             return found
     return []

@@ -40,7 +40,8 @@ def query() -> list[Gpu]:
         if library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
             return []
         driver = _text(library.nvmlSystemGetDriverVersion)
-        return [_device(library, index, driver) for index in visible(count.value)]
+        found = [_device(library, index, driver) for index in visible(count.value)]
+        return [device for device in found if device is not None]
 
 
 def visible(count: int) -> list[int]:
@@ -67,10 +68,11 @@ def _library() -> Iterator[ctypes.CDLL | None]:
         library.nvmlShutdown()
 
 
-def _device(library: ctypes.CDLL, index: int, driver: str) -> Gpu:
+def _device(library: ctypes.CDLL, index: int, driver: str) -> Gpu | None:
     handle, memory = ctypes.c_void_p(), _Memory()
     major, minor = ctypes.c_int(), ctypes.c_int()
-    library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+    if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):
+        return None  # fallen off the bus, or not this user's
     library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
     library.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
     capability = f"{major.value}.{minor.value}"

@@ -67,7 +67,18 @@ def runtime_dir() -> Path:
     """
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     fallback = Path(tempfile.gettempdir()) / f"coldstart-{os.getuid()}"
-    path = Path(base) / "coldstart" if Path(base).is_absolute() else fallback
+    return _private(Path(base) / "coldstart" if Path(base).is_absolute() else fallback)
+
+
+def frozen_dir() -> Path:
+    """Where a process snapshot finds the files that it maps: one place per user, the same on every machine.
+
+    A frozen process knows its files by absolute path, so this one follows neither HOME nor the cache root.
+    """
+    return _private(Path("/var/tmp") / f"coldstart-{os.getuid()}")
+
+
+def _private(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:

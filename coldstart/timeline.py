@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 EVENTS_VARIABLE = "COLDSTART_TIMELINE_EVENTS"
+# Seconds to add to this process's clock: a process thawed into a time namespace has one of its own.
+OFFSET_VARIABLE = "COLDSTART_TIMELINE_OFFSET_S"
 MIN_WIDTH = 40
 
 now = time.monotonic
@@ -34,7 +36,8 @@ def emit(
     """
     path = os.environ.get(EVENTS_VARIABLE)
     if path:
-        append(path, Span(name, start_s, end_s, track, args))
+        offset_s = float(os.environ.get(OFFSET_VARIABLE, "0"))
+        append(path, Span(name, start_s + offset_s, end_s + offset_s, track, args))
 
 
 def append(path: str | Path, span: Span) -> None:
@@ -164,7 +167,9 @@ class Timeline:
         """
         if not self.spans:
             return ""
-        return _Drawing(self, max(width, MIN_WIDTH), encoding or sys.stdout.encoding or "ascii").text()
+        from coldstart.report.drawing import Drawing
+
+        return Drawing(self, max(width, MIN_WIDTH), encoding or sys.stdout.encoding or "ascii").text()
 
 
 def _lanes(spans: list[Span]) -> list[tuple[tuple[int, str], list[Span]]]:
@@ -203,48 +208,3 @@ def _complete(span: Span, tid: int, origin_s: float) -> dict[str, object]:
         "tid": tid,
         "args": span.args,
     }
-
-
-class _Drawing:
-    """Layout: `label  bar  seconds`; the bar area shares one time axis over all tracks."""
-
-    def __init__(self, timeline: Timeline, width: int, encoding: str) -> None:
-        self.timeline = timeline
-        self.block, self.ellipsis = ("█", "…") if _can_encode("█…", encoding) else ("#", "~")
-        self.encoding = encoding
-        self.origin_s = timeline.origin_s
-        self.total_s = max(span.end_s for span in timeline.spans) - self.origin_s
-        longest = max(len(span.name) + 2 for span in timeline.spans)
-        self.label_width = min(longest, width // 3)
-        self.bar_width = width - self.label_width - 12
-
-    def text(self) -> str:
-        tracks: dict[str, list[Span]] = {}
-        for span in sorted(self.timeline.spans, key=lambda span: span.start_s):
-            tracks.setdefault(span.track, []).append(span)
-        lines = []
-        for track, spans in tracks.items():
-            lines.append(self._clip(track, self.label_width + self.bar_width))
-            lines.extend(self._line(span) for span in spans)
-        lines.append(f"{'':{self.label_width}} 0{'':{self.bar_width - 1}} {self.total_s:8.3f} s")
-        return "\n".join(lines)
-
-    def _line(self, span: Span) -> str:
-        scale = self.bar_width / self.total_s if self.total_s else 0.0
-        left = min(int((span.start_s - self.origin_s) * scale), self.bar_width - 1)
-        length = max(1, min(round(span.duration_s * scale), self.bar_width - left))
-        bar = " " * left + self.block * length
-        label = self._clip("  " + span.name, self.label_width)
-        return f"{label:{self.label_width}} {bar:{self.bar_width}} {span.duration_s:8.3f} s"
-
-    def _clip(self, text: str, width: int) -> str:
-        text = text.encode(self.encoding, "replace").decode(self.encoding)
-        return text if len(text) <= width else text[: width - 1] + self.ellipsis
-
-
-def _can_encode(text: str, encoding: str) -> bool:
-    try:
-        text.encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

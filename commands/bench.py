@@ -6,7 +6,7 @@ What follows -- goes to vLLM in all modes.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,11 +16,11 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
-from coldstart.bench.session import Request, run
+from coldstart.bench.request import Request, run
 from coldstart.errors import Failed, Usage
 from coldstart.report import html, markdown, rows
 
-EXPORTS = {
+EXPORTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "markdown": markdown.render,
     "html": html.render,
     "json": lambda document: json.dumps(document, indent=2),

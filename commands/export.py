@@ -13,7 +13,7 @@ from coldstart.commands._output import human_bytes
 @declare()
 def command(
     common: Common,
-    refs: Annotated[list[str], typer.Argument(metavar="REF...", help="Bundles to write.")],
+    refs: Annotated[list[str], typer.Argument(help="Bundles to write.")],
     to: Annotated[
         Path | None, typer.Option("--to", metavar="FILE", help="The archive [default: NAME-vN.oci.tar].")
     ] = None,

@@ -14,10 +14,8 @@ from coldstart.commands._received import report
 
 
 @declare()
-def command(
-    common: Common, archive: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to read.")]
-) -> None:
+def command(common: Common, file: Annotated[Path, typer.Argument(help="The archive to read.")]) -> None:
     """Import, verified byte by byte."""
-    with common.out.phase(f"read {archive.name}"):
-        bundles = import_archive(common.store(), archive)
+    with common.out.phase(f"read {file.name}"):
+        bundles = import_archive(common.store(), file)
     report(common, bundles, f"Imported {len(bundles)} bundles")

@@ -22,7 +22,7 @@ from coldstart.inspection import Lookup
 @declare(takes_vllm_args=True)
 def command(
     common: Common,
-    ref: Annotated[str, typer.Argument(metavar="REF", help="A bundle or a model.")],
+    ref: Annotated[str, typer.Argument(help="A bundle or a model.")],
     manifest: Annotated[bool, typer.Option("--manifest", help="Print the manifest as it is stored.")] = False,
     tree: Annotated[bool, typer.Option("--tree", help="List the files of each section.")] = False,
     key: Annotated[bool, typer.Option("--key", help="Print the fields of the key.")] = False,

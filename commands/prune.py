@@ -11,9 +11,7 @@ from coldstart.commands._output import human_bytes
 @declare()
 def command(
     common: Common,
-    refs: Annotated[
-        list[str] | None, typer.Argument(metavar="[REF]...", help="Bundles to remove besides old versions.")
-    ] = None,
+    refs: Annotated[list[str] | None, typer.Argument(help="Bundles to remove besides old versions.")] = None,
     keep: Annotated[int, typer.Option("--keep", min=0, help="Newest versions of each key to keep.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:

@@ -11,10 +11,8 @@ from coldstart.commands._options import command as declare
 @declare()
 def command(
     common: Common,
-    ref: Annotated[str, typer.Argument(metavar="REF", help="The bundle to send.")],
-    address: Annotated[
-        str, typer.Argument(metavar="ADDRESS", help="DIR, oci://HOST/NAME[:TAG] or hf://ORG/REPO[:TAG].")
-    ],
+    ref: Annotated[str, typer.Argument(help="The bundle to send.")],
+    address: Annotated[str, typer.Argument(help="DIR, oci://HOST/NAME[:TAG] or hf://ORG/REPO[:TAG].")],
 ) -> None:
     """Push, and say from where it can be pulled."""
     common.require_network(address)

@@ -35,9 +35,7 @@ def list_keys(common: Common) -> None:
 @declare()
 def add_key(
     common: Common,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A public key (PEM), as trust show prints it.")
-    ],
+    file: Annotated[Path, typer.Argument(help="A public key (PEM), as trust show prints it.")],
     name: Annotated[str, typer.Option("--name", help="What to call it here.")] = "added",
 ) -> None:
     """Trust the bundles that the owner of this key signs."""

@@ -16,7 +16,7 @@ from coldstart.commands._options import command as declare
 from coldstart.errors import Failed
 from coldstart.validate import formats, sarif
 from coldstart.validate.checks import FailLevel, Level, Report
-from coldstart.validate.session import Request, check_request, run
+from coldstart.validate.request import Request, check_request, run
 
 ReportFormat = Annotated[
     Literal["text", "json", "junit", "github", "sarif"], typer.Option("--format", help="Form of the result.")

@@ -86,7 +86,7 @@ class Launcher(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Whatever must stand before the first run. Raises Unavailable with the reason."""
+        """Whatever must stand before the first run. Raises Unavailable, Failed, NoBundle."""
         ...
 
     def command(self, files: RunFiles) -> Command:
@@ -192,6 +192,16 @@ def free_port() -> int:
         probe.bind((HOST, 0))
         port = probe.getsockname()[1]
     return int(port)
+
+
+def end_strays(before: usage.Snapshot) -> None:
+    """SIGKILL every descendant of this process that came after `before`, and wait for it."""
+    for process in usage.new_processes(before, usage.snapshot(), [os.getpid()]):
+        send(process.pid, signal.SIGKILL)
+    deadline_s = time.monotonic() + LEFTOVER_S
+    while usage.new_processes(before, usage.snapshot(), [os.getpid()]) and time.monotonic() < deadline_s:
+        reap_orphans(before)
+        time.sleep(0.02)
 
 
 def reap_orphans(before: usage.Snapshot, *, keep: int | None = None) -> None:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart.bench import plan
-from coldstart.bench.launch import HOST, Command, Launcher, RunFiles, Unavailable
+from coldstart.bench.launch import HOST, TAIL_CHARACTERS, Command, Launcher, RunFiles
+from coldstart.errors import NO_BUNDLE, Failed, NoBundle
 from coldstart.timeline import EVENTS_VARIABLE
 
 ENTRY_POINT = "vllm.entrypoints.openai.api_server"
@@ -26,12 +27,16 @@ CPU_KV_GIB = "1"
 
 @dataclass(frozen=True)
 class Subject:
-    """What is started: the model as the user named it, as vLLM can open it, and vLLM's own arguments."""
+    """What is started: the model as the user named it, as vLLM can open it, and vLLM's own arguments.
+
+    `common_args` are options that every coldstart command takes.
+    """
 
     model: str
     target: str
     vllm_args: tuple[str, ...] = ()
-    serve_args: tuple[str, ...] = ()
+    common_args: tuple[str, ...] = ()
+    revision: str | None = None
 
     @property
     def is_local(self) -> bool:
@@ -73,24 +78,42 @@ class ColdstartLauncher:
     runtime: Path
     tells_readiness: bool = True
     prepare_timeout_s: float = 600.0
+    _started: bool = False
 
     def prepare(self) -> None:
-        if self.mode in (plan.TEMPLATE_RUNTIME, plan.TEMPLATE_ENGINE):
-            self._template("start", *self._level(), *self._passed())
+        """Start the template. Raises NoBundle, or Failed when it does not come up."""
+        if self._is_template:
+            self._template("start", self.subject.model, *self._level(), *self._passed())
+            self._started = True
 
     def command(self, files: RunFiles) -> Command:
-        argv = [*console(), "serve", self.subject.model, "--mode", self.mode, *self.subject.serve_args]
+        revision = ["--revision", self.subject.revision] if self.subject.revision else []
+        argv = [
+            *console(),
+            "serve",
+            self.subject.model,
+            "--mode",
+            self.mode,
+            *revision,
+            *self.subject.common_args,
+        ]
         argv += ["--host", HOST, "--port", str(files.port), "--ready-file", str(files.ready), *self._passed()]
         return Command(argv, {**self._environment(), EVENTS_VARIABLE: str(files.events)})
 
     def close(self) -> None:
-        if self.mode in (plan.TEMPLATE_RUNTIME, plan.TEMPLATE_ENGINE):
-            self._template("stop")
+        """Stop the template. Raises Failed when it does not stop."""
+        if self._started:
+            self._started = False
+            self._template("stop", *self._level())
+
+    @property
+    def _is_template(self) -> bool:
+        return self.mode in (plan.TEMPLATE_RUNTIME, plan.TEMPLATE_ENGINE)
 
     def _template(self, action: str, *arguments: str) -> None:
         environment = self._environment()
         # A file, not a pipe: the template that stays behind would keep a pipe open.
-        log = self.runtime / f"template-{action}.log"
+        log = self.runtime / f"{self.mode}-{action}.log"
         with log.open("wb") as output:
             done = subprocess.run(
                 [*console(), "template", action, *arguments],
@@ -102,11 +125,16 @@ class ColdstartLauncher:
                 check=False,
             )
         if done.returncode:
-            last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
-            raise Unavailable(f"coldstart template {action} ended with {done.returncode}: {last[0]}")
+            said = log.read_text(errors="replace").strip()[-TAIL_CHARACTERS:]
+            message = f"coldstart template {action} ended with status {done.returncode}: {said}"
+            raise (
+                NoBundle(message)
+                if done.returncode == NO_BUNDLE
+                else Failed(message, mend="coldstart doctor")
+            )
 
     def _level(self) -> list[str]:
-        return [self.subject.model, "--level", self.mode.removeprefix("template-"), *self.subject.serve_args]
+        return ["--level", self.mode.removeprefix("template-"), *self.subject.common_args]
 
     def _passed(self) -> list[str]:
         return ["--", *self.subject.vllm_args] if self.subject.vllm_args else []
@@ -119,13 +147,14 @@ class ColdstartLauncher:
 
 def launchers(subject: Subject, modes: Sequence[str], work: Path) -> list[Launcher]:
     """One launcher per mode, keeping its state under `work`."""
-    return [_launcher(subject, mode, work / mode) for mode in modes]
+    return [_launcher(subject, mode, work) for mode in modes]
 
 
-def _launcher(subject: Subject, mode: str, directory: Path) -> Launcher:
+def _launcher(subject: Subject, mode: str, work: Path) -> Launcher:
     if mode in plan.BASELINES:
-        return VllmLauncher(subject, directory / "caches", mode == plan.VLLM_WARM)
-    return ColdstartLauncher(subject, mode, directory / "run")
+        return VllmLauncher(subject, work / mode / "caches", mode == plan.VLLM_WARM)
+    # One short directory: the path of a unix socket below it may have 107 bytes.
+    return ColdstartLauncher(subject, mode, work / "run")
 
 
 def console() -> list[str]:

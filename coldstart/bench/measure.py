@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from coldstart.bench import usage
+from coldstart.bench import usage, vllm_log
 from coldstart.bench.client import Client, NoAnswer
 from coldstart.bench.launch import HOST, Launcher, RunFiles, Server, launch
 from coldstart.errors import Failed
@@ -95,7 +95,7 @@ def _measure(launcher: Launcher, server: Server, settings: Settings, index: int)
         cpu_s=usage.cpu_between(server.before, after, _served(readiness)),
         pss_bytes=pss,
         rss_bytes=max(memory.values(), default=0),
-        phases=_phases(timeline),
+        phases=_phases(timeline) | _told(launcher, server),
         spans=_relative(timeline, server.launched_s),
         answers=answers(client, settings),
         steady=steady(client, settings) if settings.steady else None,
@@ -145,6 +145,11 @@ def _phases(timeline: Timeline) -> dict[str, float]:
     harness = [span for span in timeline.spans if span.track == HARNESS]
     reported = [span for span in timeline.spans if span.track != HARNESS]
     return Timeline(harness).phases() | Timeline(reported).phases()
+
+
+def _told(launcher: Launcher, server: Server) -> dict[str, float]:
+    told = server.files.log.read_text(errors="replace")
+    return {} if launcher.tells_readiness else vllm_log.phases(told)
 
 
 def _relative(timeline: Timeline, origin_s: float) -> list[Mapping[str, object]]:

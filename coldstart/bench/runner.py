@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.bench import floor, plan, usage
-from coldstart.bench.launch import Launcher, ServerDied, Unavailable
+from coldstart.bench.launch import Launcher, ServerDied, Unavailable, end_strays
 from coldstart.bench.measure import Run, Settings, run
 from coldstart.bench.stats import Summary, summarize
 from coldstart.errors import NO_BUNDLE, ColdstartError, Failed, NoBundle
@@ -59,11 +59,15 @@ class Bench:
     measure_floor: bool = True
 
     def measure(self, runs: int, warmup: int) -> Measured:
-        """Raises NoBundle when a coldstart mode finds no bundle, ValueError for an impossible plan."""
+        """Nothing that was started is alive afterwards, however it ends.
+
+        Raises NoBundle when a coldstart mode finds no bundle, ValueError for an impossible plan.
+        """
         modes = [launcher.mode for launcher in self.launchers]
         measured = Measured(modes)
         schedule = plan.rounds(modes, runs)
         usage.adopt_orphans()
+        before = usage.snapshot()
         try:
             for launcher in self.launchers:
                 self._prepare(launcher, warmup, measured)
@@ -71,6 +75,7 @@ class Bench:
                 self._round(index, order, measured)
         finally:
             self._close()
+            end_strays(before)
         self._fork_floor(measured)
         return measured
 
@@ -79,6 +84,9 @@ class Bench:
             launcher.prepare()
         except Unavailable as error:
             measured.drop(launcher.mode, str(error))
+        except Failed as error:
+            measured.failed.add(launcher.mode)
+            measured.drop(launcher.mode, error.message)
         for number in range(plan.warmups(launcher.mode, warmup)):
             if launcher.mode not in measured.unavailable:
                 self._run(launcher, f"warm-up-{number}", -1, measured)
@@ -93,6 +101,7 @@ class Bench:
 
     def _run(self, launcher: Launcher, name: str, index: int, measured: Measured) -> None:
         directory = self.work / launcher.mode / name
+        self.progress(f"{launcher.mode} {name} ...")
         try:
             done = run(launcher, directory, self.settings, index)
         except ColdstartError as error:
@@ -120,7 +129,7 @@ class Bench:
         for launcher in self.launchers:
             try:
                 launcher.close()
-            except Unavailable as error:
+            except (Unavailable, Failed) as error:
                 self.progress(f"{launcher.mode}: {error}")
 
 
@@ -134,7 +143,10 @@ def _keep(done: Run, measured: Measured) -> None:
 
 def _reasons(done: Run) -> str:
     fallbacks = done.readiness.get("fallbacks")
-    return "; ".join(str(entry) for entry in fallbacks) if isinstance(fallbacks, list) else "no reason given"
+    listed = fallbacks if isinstance(fallbacks, list) else []
+    return (
+        "; ".join(f"{entry.get('section')}: {entry.get('reason')}" for entry in listed) or "no reason given"
+    )
 
 
 def _require_bundle(error: ColdstartError) -> None:

@@ -80,7 +80,7 @@ def cpu_between(before: Snapshot, after: Snapshot, served: int | None = None) ->
     """
     me = os.getpid()
     pids = tree(after, [me])
-    if served in after and served not in pids:
+    if served in after and served not in pids and _earlier(before, after[served]) is None:
         pids |= tree(after, [served]) | {after[served].parent}
     spent = sum(_spent(before, after[pid]) for pid in pids - {me, 0, 1} if pid in after)
     return spent + after[me].reaped_s - before[me].reaped_s

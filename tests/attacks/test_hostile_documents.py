@@ -143,3 +143,6 @@ def test_index_that_names_another_key(store: Store, tmp_path: Path) -> None:
     index = store.root / oci.INDEX_FILE
     index.write_text(index.read_text().replace(bundle.key.digest, f"sha256:{'1' * 64}"))
     assert [finding.code for finding in store.list()[0].verify("manifest")] == ["CS-INDEX"]
+    with pytest.raises(BundleError) as caught:
+        store.list()[0].json("kv")
+    assert caught.value.code == "CS-INDEX"

@@ -1,4 +1,4 @@
-"""Trees made to escape, exhaust or confuse the extractor: each is refused with its own code, leaving nothing."""
+"""Trees made to escape, exhaust or confuse the extractor: each is refused with its code, leaving nothing."""
 
 from __future__ import annotations
 

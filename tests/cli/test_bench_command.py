@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coldstart import cli
-from coldstart.bench import floor, plan, session
+from coldstart.bench import floor, plan, request
 from coldstart.bench.launch import Command, Launcher, RunFiles, Unavailable
 from coldstart.bench.launchers import Subject
 
@@ -45,8 +45,8 @@ def fakes(subject: Subject, modes: Sequence[str], work: Path) -> list[Launcher]:
 @pytest.fixture(autouse=True)
 def faked(monkeypatch: pytest.MonkeyPatch) -> None:
     BEHAVIOUR.clear()
-    monkeypatch.setattr(session, "launchers", fakes)
-    monkeypatch.setattr(session, "subject", lambda request: Subject(request.model, request.model))
+    monkeypatch.setattr(request, "launchers", fakes)
+    monkeypatch.setattr(request, "subject", lambda wanted: Subject(wanted.model, wanted.model))
     monkeypatch.setattr(floor, "imports_s", lambda: 0.01)
 
 

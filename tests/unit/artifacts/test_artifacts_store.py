@@ -16,8 +16,10 @@ from coldstart.artifacts.errors import (
     NotALayout,
     SectionMissing,
     SectionUnsupported,
+    TooLarge,
 )
 from coldstart.artifacts.key import Mismatch
+from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.store import NotFound, Store
 from tools.bundles import CODE, KV, NAME, TOKENIZER, key, provenance, publish
 
@@ -165,7 +167,7 @@ def test_a_section_of_a_newer_minor_is_kept_and_reported(
     from coldstart.artifacts import bundle as bundle_module
 
     made = publish(store, tmp_path)
-    known = {name: kind for name, kind in bundle_module.SECTION_TYPES.items() if name != "compile"}
+    known = {name: kind for name, kind in SECTION_TYPES.items() if name != "compile"}
     monkeypatch.setattr(bundle_module, "SECTION_TYPES", known)
     assert not made.has("compile")
     assert [(f.code, f.severity) for f in made.verify()] == [("CS-SECTION-UNKNOWN", "note")]
@@ -197,3 +199,9 @@ def test_several_threads_and_any_number_of_them_give_the_same_bytes(store: Store
         with store.begin(key()) as draft:
             digests.add(draft.add_tree("snapshot", tmp_path / "tree", level=1, threads=threads).digest)
     assert len(digests) == 1
+
+
+def test_what_no_reader_would_accept_is_not_published(store: Store) -> None:
+    with store.begin(key()) as draft, pytest.raises(TooLarge):
+        draft.publish(replace(provenance(), arguments=("x" * 5000,)))
+    assert store.list() == []

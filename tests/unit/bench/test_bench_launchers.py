@@ -1,11 +1,15 @@
 """The commands that start real servers; none is started here."""
 
+import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from coldstart.bench import floor, launchers, plan
 from coldstart.bench.launch import RunFiles
+from coldstart.errors import Failed, NoBundle
 
 SUBJECT = launchers.Subject("tiny-llama", "/models/tiny", ("--max-model-len", "256"))
 
@@ -75,3 +79,50 @@ def test_the_fork_floor_grows_with_memory() -> None:
     summary = floor.fork_s(4 << 20)
     assert summary["n"] == floor.FORKS
     assert 0 < summary["min"] <= summary["median"]
+
+
+CONSOLE = """
+import json, os, sys
+from pathlib import Path
+log = Path(os.environ["XDG_RUNTIME_DIR"]) / "calls"
+with log.open("a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+sys.exit(int(os.environ.get("FAKE_STATUS", "0")))
+"""
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[list[str]]]:
+    """Replaces the console script by one that notes its arguments."""
+    monkeypatch.setattr(launchers, "console", lambda: [sys.executable, "-I", "-c", CONSOLE])
+    path = tmp_path / "run" / "calls"
+    return lambda: [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_template_is_started_and_stopped_once(tmp_path: Path, calls: Callable[[], list[list[str]]]) -> None:
+    (template,) = launchers.launchers(SUBJECT, [plan.TEMPLATE_RUNTIME], tmp_path)
+    template.close()
+    assert calls() == []
+    template.prepare()
+    template.close()
+    template.close()
+    assert calls() == [
+        ["template", "start", "tiny-llama", "--level", "runtime", "--", "--max-model-len", "256"],
+        ["template", "stop", "--level", "runtime"],
+    ]
+
+
+@pytest.mark.parametrize(("status", "error"), [("1", Failed), ("3", NoBundle)])
+def test_a_template_that_does_not_come_up(
+    tmp_path: Path,
+    calls: Callable[[], list[list[str]]],
+    monkeypatch: pytest.MonkeyPatch,
+    status: str,
+    error: type[Exception],
+) -> None:
+    monkeypatch.setenv("FAKE_STATUS", status)
+    (template,) = launchers.launchers(SUBJECT, [plan.TEMPLATE_ENGINE], tmp_path)
+    with pytest.raises(error, match=f"ended with status {status}"):
+        template.prepare()
+    template.close()
+    assert len(calls()) == 1

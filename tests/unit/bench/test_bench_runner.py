@@ -1,6 +1,8 @@
 """The whole bench over fake servers: what it reports, and what makes it fail."""
 
 import json
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,7 @@ def test_a_good_bench(fake: Fake, settings: Settings, tmp_path: Path) -> None:
     document, told = bench(launchers, settings, tmp_path)
     assert document["failures"] == []
     assert document["tokens_identical"] is True
-    assert len(told) == 4 * 2 + 1  # vllm-warm is warmed once
+    assert sum("first token after" in line for line in told) == 4 * 2 + 1  # vllm-warm is warmed once
     for mode in ("vllm-cold", "vllm-warm", "fresh", "template-engine"):
         found = document["modes"][mode]
         assert set(found["first_token_s"]) == set(found["cpu_s"]) == {"median", "min", "max", "n"}
@@ -122,3 +124,18 @@ def test_readiness_that_says_nothing_is_no_proof(fake: Fake, settings: Settings,
     ]:
         changed = type(run)(**{**run.__dict__, "readiness": readiness})
         assert result.slow_paths([changed]) == [reason]
+
+
+def test_an_interrupted_bench_leaves_no_process(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+    stray = fake("template-engine")
+    children: list[subprocess.Popen[bytes]] = []
+
+    def prepare() -> None:
+        children.append(subprocess.Popen(["sleep", "60"], start_new_session=True))
+        raise KeyboardInterrupt
+
+    stray.prepare = prepare
+    with pytest.raises(KeyboardInterrupt):
+        bench([stray], settings, tmp_path)
+    assert stray.closed == 1
+    assert children[0].wait(5) in (0, -signal.SIGKILL)  # 0: the bench was first to wait for it

@@ -60,11 +60,10 @@ def subject(request: Request) -> Subject:
         request.model, revision=request.revision, offline=request.offline, cache_dir=request.cache_dir
     )
     model = models.ensure_weights(model, offline=request.offline)
-    passed = [("--revision", request.revision), ("--cache-dir", request.cache_dir)]
-    serve_args = [part for flag, value in passed if value for part in (flag, str(value))]
-    offline = ["--offline"] if request.offline else []
+    cache = ("--cache-dir", str(request.cache_dir)) if request.cache_dir else ()
+    common = (*cache, "--offline") if request.offline else cache
     target = str(model.path or model.repo_id)
-    return Subject(request.model, target, tuple(request.vllm_args), (*serve_args, *offline))
+    return Subject(request.model, target, tuple(request.vllm_args), common, request.revision)
 
 
 def _measure(request: Request, about: Subject, modes: Sequence[str], progress: Progress) -> result.Document:

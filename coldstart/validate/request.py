@@ -66,21 +66,16 @@ def _starter(request: Request) -> checks.StartCheck | None:
     def subject(bundle: Bundle) -> Subject:
         made = bundle.manifest.provenance
         model = models.resolve(made.model_name, offline=request.offline, cache_dir=request.cache_dir)
-        arguments = tuple(request.vllm_args) or _passed_on(made.arguments)
+        arguments = tuple(request.vllm_args or made.arguments)
         target = str(model.path or model.repo_id)
-        return Subject(model.argument, target, arguments, _serve_arguments(request))
+        return Subject(model.argument, target, arguments, _common_arguments(request))
 
     return Starts(real_pair(subject))
 
 
-def _serve_arguments(request: Request) -> tuple[str, ...]:
+def _common_arguments(request: Request) -> tuple[str, ...]:
     cache = ("--cache-dir", str(request.cache_dir)) if request.cache_dir else ()
     return (*cache, "--offline") if request.offline else cache
-
-
-def _passed_on(arguments: Sequence[str]) -> tuple[str, ...]:
-    listed = list(arguments)
-    return tuple(listed[listed.index("--") + 1 :]) if "--" in listed else ()
 
 
 def check_request(request: Request) -> None:

@@ -1,0 +1,156 @@
+"""The templates of a user: started once, found, told apart from dead ones, stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coldstart.engine import launch, pool
+from coldstart.engine.plan import LaunchPlan
+from coldstart.errors import Failed, Usage
+
+KEY = "sha256:" + "a" * 64
+PLAN = LaunchPlan(["serves"], key=KEY)
+FakeEngine = Callable[[str], None]
+
+
+@pytest.fixture(autouse=True)
+def user(home: Path) -> Path:
+    return home
+
+
+def test_a_template_is_started_listed_found_and_stopped(fake_engine: FakeEngine) -> None:
+    fake_engine("serves")
+    assert list(pool.listed()) == [] and pool.find("engine", KEY) is None
+    warm = pool.start("engine", PLAN, "tiny", 20)
+    assert list(pool.listed()) == [warm] == [pool.find("engine", KEY)]
+    assert warm.ready and warm.servers == ()
+    assert pool.find("engine", "sha256:" + "b" * 64) is None and pool.find("runtime", KEY) is None
+    pool.stop(warm)
+    assert list(pool.listed()) == [] and not warm.directory.exists()
+    assert warm.pid is not None and not pool._is_template(warm.pid)
+
+
+def test_a_runtime_template_serves_every_key_of_its_own_interpreter(
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("serves")
+    warm = pool.start("runtime", PLAN, "tiny", 20)
+    assert pool.find("runtime", "sha256:" + "b" * 64) == warm
+    monkeypatch.setattr(sys, "executable", "/another/venv/bin/python")
+    assert pool.find("runtime", KEY) is None
+    pool.stop(warm)
+
+
+def test_a_second_start_is_refused(fake_engine: FakeEngine) -> None:
+    fake_engine("serves")
+    warm = pool.start("engine", PLAN, "tiny", 20)
+    with pytest.raises(Usage, match="runs already for tiny"):
+        pool.start("engine", PLAN, "tiny", 20)
+    assert pool.find("engine", KEY) == warm
+    pool.stop(warm)
+
+
+def test_a_second_start_is_refused_while_the_first_is_under_way(fake_engine: FakeEngine) -> None:
+    fake_engine("slow")
+    first: list[pool.Warm] = []
+    thread = threading.Thread(target=lambda: first.append(pool.start("engine", PLAN, "tiny", 20)))
+    thread.start()
+    while not list(pool._root().glob("*/log")):
+        time.sleep(0.005)
+    with pytest.raises(Usage, match="is being started for tiny"):
+        pool.start("engine", PLAN, "tiny", 20)
+    thread.join()
+    assert list(pool.listed()) == first
+    pool.stop(first[0])
+
+
+def test_the_log_of_a_template_that_died_is_in_the_error(fake_engine: FakeEngine) -> None:
+    fake_engine("dies")
+    with pytest.raises(Failed, match=r"ended\. The end of its log:\nno memory for the template") as caught:
+        pool.start("engine", PLAN, "tiny", 20)
+    assert caught.value.exit_code == 1
+    assert list(pool._root().glob("*/")) == []
+
+
+def test_a_template_that_is_not_ready_in_time_is_ended(fake_engine: FakeEngine) -> None:
+    fake_engine("never-ready")
+    with pytest.raises(Failed, match=r"not ready within 0\.3 s") as caught:
+        pool.start("engine", PLAN, "tiny", 0.3)
+    assert caught.value.mend == "give it longer: --ready-timeout SECONDS"
+    assert list(pool._root().glob("*/")) == []
+
+
+def test_an_interrupted_start_leaves_no_process(
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("never-ready")
+    started: list[int] = []
+
+    def interrupted(*_: object) -> None:
+        started.extend(int(p.name) for p in Path("/proc").glob("[0-9]*") if _is_child(p))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "_await", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.start("engine", PLAN, "tiny", 20)
+    assert started and not any(Path(f"/proc/{pid}").exists() for pid in started)
+    assert list(pool._root().glob("*/")) == []
+
+
+def test_stopping_is_refused_while_servers_run(fake_engine: FakeEngine) -> None:
+    fake_engine("serves")
+    pool.start("engine", PLAN, "tiny", 20)
+    process, reader = launch.forked(PLAN, next(iter(pool.listed())).socket)
+    (warm,) = pool.listed()
+    assert warm.servers == (process.pid,)
+    with pytest.raises(Failed, match="1 server"):
+        pool.stop(warm)
+    assert process.poll() is None
+    pool.stop(warm, force=True)
+    assert process.wait() == 1
+    os.close(reader)
+
+
+def test_a_killed_template_is_gone_and_can_be_replaced(fake_engine: FakeEngine) -> None:
+    fake_engine("serves")
+    warm = pool.start("engine", PLAN, "tiny", 20)
+    assert warm.pid is not None
+    os.kill(warm.pid, signal.SIGKILL)
+    os.waitpid(warm.pid, 0)
+    (dead,) = pool.listed()
+    assert dead.pid is None and not dead.ready and pool.find("engine", KEY) is None
+    again = pool.start("engine", PLAN, "tiny", 20)
+    assert pool.find("engine", KEY) == again
+    pool.stop(again)
+
+
+def test_a_pid_that_belongs_to_something_else_is_no_template(fake_engine: FakeEngine) -> None:
+    directory = pool._root() / "engine-000000000000"
+    directory.mkdir()
+    (directory / "about.json").write_text(
+        f'{{"level": "engine", "key": "{KEY}", "model": "m", "pid": {os.getpid()}}}'
+    )
+    (found,) = pool.listed()
+    assert found.pid is None
+    pool.stop(found)
+    assert not directory.exists()
+
+
+def test_an_unknown_level() -> None:
+    with pytest.raises(Usage, match="no template level 'warm'"):
+        pool.start("warm", PLAN, "tiny", 1)
+
+
+def _is_child(process: Path) -> bool:
+    try:
+        return f"\nPPid:\t{os.getpid()}\n" in (process / "status").read_text()
+    except OSError:
+        return False
