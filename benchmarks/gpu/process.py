@@ -27,13 +27,11 @@ class Process:
 
     def __init__(self, case: str, seed: int, layers: int, *, watch: bool = False) -> None:
         self.log, self.times, self.notes = ModuleLog(), dict[str, float](), dict[str, str]()
+        if watch:
+            self._watch_modules()
         torch.cuda.init()
         if watch:
             torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=2_000_000)
-            try:
-                self.watch = Watch(self.log)
-            except GraphError as error:
-                self.notes["cupti"] = str(error)
         with self.timed("weights_s"):
             self.work: Any = make(case, seed, layers)
         self.driver: Any = CudaDriver(self.log)
@@ -45,6 +43,13 @@ class Process:
             self.work.pool,
             self.trigger,
         )
+
+    def _watch_modules(self) -> None:
+        """Before the context exists, so that no module is missed."""
+        try:
+            self.watch = Watch(self.log)
+        except GraphError as error:
+            self.notes["cupti"] = str(error)
 
     def trigger(self) -> None:
         """Capture the first layer at every size and look at its kernels' modules; keeps nothing."""

@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from coldstart import timeline
 from coldstart.graphs import capture, gate, vllm_hook
 from coldstart.graphs.cuda.backend import CudaDriver
 from coldstart.graphs.cuda.cupti import Watch
@@ -203,7 +204,7 @@ class Restoring:
             setattr(manager, name, tensor)
         sizes = dict.fromkeys(self.extras["outputs"], 0)
         self.framework = TorchFramework(driver, runner_tensors(runner), sizes, _no_capture, (0, 0))
-        self.restorer = Restorer(self.directory, driver, self.framework)
+        self.restorer = Restorer(self.directory, driver, self.framework, note=timeline.emit)
         if not self.restorer.link():
             for name in self._made:
                 setattr(manager, name, None)

@@ -15,11 +15,9 @@ import numpy as np
 from coldstart.graphs.api import LAUNCH
 from coldstart.graphs.cuda.calls import bytes_at, call
 from coldstart.graphs.cuda.modules import ModuleLog
-from coldstart.graphs.cuda.reader import MEMORY_DEVICE, CudaReader
+from coldstart.graphs.cuda.reader import EDGE_BYTES, MEMORY_DEVICE, CudaReader
 from coldstart.graphs.errors import DriverFailure
 from coldstart.graphs.table import Array, Attributes
-
-EDGE_BYTES = 8
 
 
 class CudaDriver(CudaReader):

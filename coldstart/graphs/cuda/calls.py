@@ -11,13 +11,22 @@ from typing import Any
 from coldstart.graphs.errors import DriverFailure
 
 
+OLDEST = 13  # calls with edge data have another signature before
+
+
 @cache
 def bindings() -> Any:
     """The module cuda.bindings.driver. Raises DriverFailure with the mend where it is missing."""
     try:
-        return import_module("cuda.bindings.driver")
+        driver = import_module("cuda.bindings.driver")
+        version = str(import_module("cuda.bindings").__version__)
     except ImportError as error:
         raise DriverFailure("import cuda.bindings", f"{error}: pip install coldstart[gpu]") from error
+    if int(version.split(".")[0]) < OLDEST:
+        raise DriverFailure(
+            "import cuda.bindings", f"{version} is too old: pip install 'cuda-bindings>={OLDEST}'"
+        )
+    return driver
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:

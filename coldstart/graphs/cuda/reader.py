@@ -20,6 +20,7 @@ NODE_ATTRIBUTES = (2, 4, 5, 6, 8, 9, 10, 11, 14)
 DEFAULTS = {9: b"\0\1", 14: b"\xff\xff\xff\xff"}
 FUNCTION_ATTRIBUTES = (8, 9, 14)  # dynamic shared bytes, carve-out, non-portable cluster
 MEMORY_HOST, MEMORY_DEVICE = 1, 2
+EDGE_BYTES = 8
 
 
 class CudaReader:
@@ -45,13 +46,22 @@ class CudaReader:
         return [int(n) for n in call(self.d.cuGraphGetNodes, handle, count)[0]]
 
     def edges(self, graph: int) -> list[Edge]:
-        handle = self.d.CUgraph(graph)
-        count = call(self.d.cuGraphGetEdges, handle)[3]
-        if not count:
-            return []
-        sources, targets, data, _ = call(self.d.cuGraphGetEdges, handle, count)
-        rows = zip(sources, targets, data, strict=True)
-        return [Edge(int(s), int(t), int(x.from_port), int(x.to_port), int(x.type)) for s, t, x in rows]
+        """Read into buffers of our own: bindings 13.0 return edge data whose memory is freed already."""
+        count = ctypes.c_size_t()
+        self._get_edges(graph, None, None, None, count)
+        sources, targets = ((ctypes.c_uint64 * count.value)() for _ in range(2))
+        data = (ctypes.c_uint8 * (EDGE_BYTES * count.value))()
+        if count.value:
+            self._get_edges(graph, sources, targets, data, count)
+        ports = (data[i : i + 3] for i in range(0, len(data), EDGE_BYTES))
+        return [Edge(s, t, *p) for s, t, p in zip(sources, targets, ports, strict=True)]
+
+    @staticmethod
+    def _get_edges(graph: int, sources: Any, targets: Any, data: Any, count: ctypes.c_size_t) -> None:
+        get = ctypes.CDLL("libcuda.so.1").cuGraphGetEdges_v2
+        result = get(ctypes.c_void_p(graph), sources, targets, data, ctypes.byref(count))
+        if result:
+            raise DriverFailure("cuGraphGetEdges", result)
 
     def kind(self, node: int) -> int:
         return int(call(self.d.cuGraphNodeGetType, self.d.CUgraphNode(node)))
