@@ -10,7 +10,6 @@ from typing import Any
 
 from coldstart.graphs.errors import DriverFailure
 
-
 OLDEST = 13  # calls with edge data have another signature before
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from ctypes.util import find_library
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_cuda.build import available, build, run
 
+from coldstart.graphs.cuda import calls
+from coldstart.graphs.cuda.backend import CudaDriver
 from coldstart.graphs.cuda.modules import ModuleLog
+from coldstart.graphs.errors import DriverFailure
 from coldstart.graphs.sim.images import cubin
 
 LAYOUT = ((0, 8),)
@@ -58,3 +63,18 @@ def test_a_function_is_known_by_its_binary() -> None:
     assert log.digest("k", ((0, 4),), set) is None
     log.see(b"no cubin")
     assert log.unreadable == 1
+
+
+@pytest.mark.skipif(find_library("cuda") is not None, reason="a driver is installed")
+def test_without_a_driver_the_failure_says_so() -> None:
+    pytest.importorskip("cuda.bindings")
+    with pytest.raises(DriverFailure, match="cuInit"):
+        CudaDriver()
+
+
+def test_old_bindings_are_refused_with_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "import_module", lambda name: SimpleNamespace(__version__="12.9.1"))
+    calls.bindings.cache_clear()
+    with pytest.raises(DriverFailure, match=r"12\.9\.1 is too old: pip install"):
+        calls.bindings()
+    calls.bindings.cache_clear()
