@@ -23,13 +23,17 @@ PROOF = "proof.json"
 
 @dataclass
 class Proof:
-    """`canary` is (key, seed, sha256 of the outputs) of the smallest graph."""
+    """`canary` is (key, seed, sha256 of the outputs) of the smallest graph.
+
+    `adopt` says that unnamed memory was adopted in the proof: a restore does what its proof did.
+    """
 
     seal: str
     seeds: list[int]
     proven: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     canary: tuple[str, int, str] | None = None
+    adopt: bool = False
 
 
 def digest(data: bytes) -> str:
@@ -45,7 +49,7 @@ def prove(
     seeds: Sequence[int] = (1, 2),
 ) -> Proof:
     """Restore every graph of the bundle first, then capture each, then compare. Nothing is written."""
-    proof = Proof(seal=read_manifest(restorer.directory)["seal"], seeds=list(seeds))
+    proof = Proof(seal=read_manifest(restorer.directory)["seal"], seeds=list(seeds), adopt=restorer.adopt)
     if not restorer.link():
         raise NotProven(f"the bundle cannot be linked: {restorer.fallbacks['*']}")
     keys = sorted(_keys(restorer), key=lambda key: framework.sizes()[key])

@@ -69,6 +69,7 @@ class Restorer:
     ) -> None:
         self.directory, self.driver, self.framework = directory, driver, framework
         self.fallbacks: dict[str, str] = {}
+        self.adopt = adopt
         self._note = note or (lambda name, start, end, track: None)
         self._graphs: dict[str, Replayable] = {}
         self._lock = threading.RLock()

@@ -173,7 +173,7 @@ class Restoring:
     """The online half in a worker; also the hook's Source."""
 
     def __init__(self, directory: Path) -> None:
-        gate.read_proof(directory)
+        self.adopt = gate.read_proof(directory).adopt
         self.directory = directory
         try:
             self.extras: dict[str, Any] = json.loads((directory / EXTRAS).read_text())
@@ -204,7 +204,7 @@ class Restoring:
             setattr(manager, name, tensor)
         sizes = dict.fromkeys(self.extras["outputs"], 0)
         self.framework = TorchFramework(driver, runner_tensors(runner), sizes, _no_capture, (0, 0))
-        self.restorer = Restorer(self.directory, driver, self.framework, note=timeline.emit)
+        self.restorer = Restorer(self.directory, driver, self.framework, note=timeline.emit, adopt=self.adopt)
         if not self.restorer.link():
             for name in self._made:
                 setattr(manager, name, None)

@@ -139,3 +139,12 @@ def test_unnamed_memory_that_exists_is_left_as_it_is(bundle_directory: Path) -> 
     model.driver.fill(model.rope_table, 64, 0)
     restorer.link()
     assert model.driver.read(model.rope_table, 64) == bytes(64)
+
+
+def test_a_proof_remembers_whether_memory_was_adopted(bundle_directory: Path) -> None:
+    assert not gate.read_proof(bundle_directory).adopt
+    model = SimModel(SMALL, 61)
+    proof = gate.prove(
+        Restorer(bundle_directory, model.driver, model, adopt=True), model.driver, model, model
+    )
+    assert proof.adopt and not proof.failed
