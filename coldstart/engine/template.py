@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import threading
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +27,31 @@ from coldstart.engine.plan import READY_FD_ENV, LaunchPlan
 def build(plan: LaunchPlan, level: str) -> None:
     """Import the runtime and, at level `engine`, build the worker: weights loaded, compiled forward restored.
 
-    Raises RuntimeError when another Python thread is alive: such a process must not be forked.
+    Raises RuntimeError when another Python thread is alive, or at level `engine` for more than one rank: such a process must
+    not be forked.
     """
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0  # its monitor is a thread
     plan.install()
     server.import_runtime()
     server.import_engine()
+    args = server.parse_args(plan.vllm_args)
+    config = server.configure(args)
+    server.warm_app(args, config)
     if level == "engine":
-        prebuild_worker(server.parse_args(plan.vllm_args))
+        server.warm_tokenizer(config)
+        prebuild_worker(config)
     if threading.active_count() > 1:
         raise RuntimeError(f"threads alive before the fork: {[t.name for t in threading.enumerate()]}")
     gc.collect()
     gc.freeze()
 
 
-def prebuild_worker(args: Namespace) -> None:
-    """Build a worker for `args` and keep it for the executor of a forked engine to adopt."""
-    from tqdm import tqdm
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.usage.usage_lib import UsageContext
-
+def prebuild_worker(config: Any) -> None:
+    """Build a worker for `config` and keep it for the executor of a forked engine to adopt."""
     from coldstart.engine import executor
 
-    tqdm.monitor_interval = 0  # its monitor is a thread
-    config = AsyncEngineArgs.from_cli_args(args).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     if config.parallel_config.world_size > 1:
         raise RuntimeError("an engine template needs one rank: gloo's threads do not survive a fork")
     executor.prebuild(config)
