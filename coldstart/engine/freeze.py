@@ -52,4 +52,3 @@ def add_snapshot(bundle: Bundle, model: Model, request: Request, store: Store, p
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         frozen = replace(made, created=now, seconds=seconds)
         return draft.publish(frozen, signer=sign.host_key(paths.state_dir()))
-

@@ -34,7 +34,14 @@ from coldstart.inspection import Lookup
 
 SECTIONS = ("kv", "compile", "modelinfo", "tokenizer", "weights", "iterations", "stages")
 Phase = Callable[[str], AbstractContextManager[None]]
-_TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*")
+_TOKENIZER = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,10 @@ class Request:
 
     def __post_init__(self) -> None:
         if unknown := set(self.only) - set(SECTIONS):
-            raise Usage(f"There is no section {', '.join(sorted(unknown))}.", mend=f"choose among {', '.join(SECTIONS)}")
+            raise Usage(
+                f"There is no section {', '.join(sorted(unknown))}.",
+                mend=f"choose among {', '.join(SECTIONS)}",
+            )
 
     @property
     def sections(self) -> tuple[str, ...]:
@@ -124,7 +134,13 @@ class _Run:
     """The stages of one run, over its work directory."""
 
     def __init__(self, request: Request, planned: Lookup, work: Path, phase: Phase) -> None:
-        self.request, self.model, self.key, self.work, self.phase = request, planned.model, planned.key, work, phase
+        self.request, self.model, self.key, self.work, self.phase = (
+            request,
+            planned.model,
+            planned.key,
+            work,
+            phase,
+        )
         self.out = work / "out"
         self.out.mkdir()
         self.seconds: dict[str, float] = {}
@@ -135,7 +151,13 @@ class _Run:
         env |= prepare.inductor_env(self.work / "unused")
         plan = LaunchPlan(prepare.base_args(self.model, self.request.vllm_args), key=self.key.digest, env=env)
         plan.save(self.work / "offline.json")
-        command = [sys.executable, "-m", "coldstart.engine.offline", str(self.work / "offline.json"), str(self.out)]
+        command = [
+            sys.executable,
+            "-m",
+            "coldstart.engine.offline",
+            str(self.work / "offline.json"),
+            str(self.out),
+        ]
         with self._stage("run the engine offline"):
             _run(command, self.work / "offline.log", self.events("offline"))
 
@@ -176,20 +198,28 @@ class _Run:
         return {
             "ready_s": running.ready_s,
             "memory_bytes": memory,
-            "spans": {event["name"]: event["end_s"] - event["start_s"] for event in _events(self.events("proof"))},
+            "spans": {
+                event["name"]: event["end_s"] - event["start_s"] for event in _events(self.events("proof"))
+            },
             "offline_spans": {e["name"]: e["end_s"] - e["start_s"] for e in _events(self.events("offline"))},
         }
 
     def _proof_plan(self) -> LaunchPlan:
         info, compile_dir = self._read("modelinfo"), self.out / "compile"
         env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
-        args = prepare.base_args(self.model, self.request.vllm_args) + ["--uds", str(self.work / "proof.sock")]
+        args = [
+            *prepare.base_args(self.model, self.request.vllm_args),
+            "--uds",
+            str(self.work / "proof.sock"),
+        ]
         if not compile_dir.is_dir():
             return LaunchPlan(args, key=self.key.digest, canary=info.get("canary"), env=env)
         # A copy elsewhere: the proof is of a bundle that has moved.
         moved = shutil.copytree(compile_dir, self.work / "moved")
         env |= prepare.inductor_env(moved)
-        return LaunchPlan(args, key=self.key.digest, compile_dir=str(moved), canary=info.get("canary"), env=env)
+        return LaunchPlan(
+            args, key=self.key.digest, compile_dir=str(moved), canary=info.get("canary"), env=env
+        )
 
     def add(self, draft: Any, name: str) -> None:
         """Add one section, if this model has it."""
@@ -212,7 +242,11 @@ class _Run:
     def provenance(self) -> Provenance:
         """Who made it, with what, in how long."""
         distribution, version = runtime.vllm_distribution() or ("vllm", "unknown")
-        tool = {"coldstart": coldstart.__version__, distribution: version, "torch": runtime.torch_build()["__version__"]}
+        tool = {
+            "coldstart": coldstart.__version__,
+            distribution: version,
+            "torch": runtime.torch_build()["__version__"],
+        }
         return Provenance(
             created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             tool=tool,
@@ -241,7 +275,9 @@ class _Run:
 
 def _require_fast_path(report: Any, *, has_code: bool, canary: bool) -> None:
     if has_code and not report["fast_path"].get("compile"):
-        raise Failed(f"The proof start did not take its fast path: {report['fallbacks']}. Nothing was published.")
+        raise Failed(
+            f"The proof start did not take its fast path: {report['fallbacks']}. Nothing was published."
+        )
     if canary and not report.get("canary"):
         raise Failed("The proof start answered another token than the reference. Nothing was published.")
 

@@ -156,7 +156,9 @@ def _launch(mode: str, request: Request, found: Lookup, made: LaunchPlan) -> tup
         return _thaw(request, found, made)
     warm = pool.find(mode.removeprefix("template-"), found.key.digest)
     if warm is None:
-        raise _Unavailable(f"no {mode} runs for {found.model.name}: coldstart template start {found.model.name}")
+        raise _Unavailable(
+            f"no {mode} runs for {found.model.name}: coldstart template start {found.model.name}"
+        )
     return launch.forked(made, warm.socket)
 
 
