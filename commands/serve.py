@@ -40,6 +40,9 @@ def command(
         Path | None,
         typer.Option("--timeline", metavar="FILE", help="Write the start as Chrome trace-event JSON."),
     ] = None,
+    require_signature: Annotated[
+        bool, typer.Option("--require-signature", help="Refuse a bundle that nobody trusted has signed.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started.")] = False,
 ) -> None:
     """Look up, start, say when it is ready, and stay until it ends."""
@@ -59,6 +62,7 @@ def command(
         offline=common.offline,
         cache_dir=common.cache_dir,
         ready_timeout=ready_timeout,
+        require_signature=require_signature,
     )
     found, plan = serve.plan(request, common.out.phase)
     if dry_run:
