@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from threading import Thread
+from pathlib import Path
 from typing import Any
 
 from coldstart import timeline
@@ -44,8 +45,8 @@ def import_engine() -> None:
     """Import what the engine process will need beyond `import_runtime`, whatever the model."""
     with timeline.measure("import engine", track="server"):
         import vllm.v1.core.sched.scheduler
-        import vllm.v1.structured_output
-        import xgrammar
+        import vllm.v1.structured_output  # noqa: F401
+        import xgrammar  # noqa: F401
 
         import coldstart.engine.executor
         import coldstart.engine.worker  # noqa: F401
@@ -57,7 +58,7 @@ def parse_args(vllm_args: list[str]) -> Namespace:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = make_arg_parser(FlexibleArgumentParser())
-    args = parser.parse_args(vllm_args)
+    args: Namespace = parser.parse_args(vllm_args)
     if ours(args):
         args.distributed_executor_backend, args.worker_cls = EXECUTOR, WORKER
     validate_parsed_serve_args(args)
@@ -69,7 +70,12 @@ def ours(args: Namespace) -> bool:
     from vllm.platforms import current_platform
 
     single = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size == 1
-    return current_platform.is_cpu() and single and not args.distributed_executor_backend and args.worker_cls == "auto"
+    return (
+        current_platform.is_cpu()
+        and single
+        and not args.distributed_executor_backend
+        and args.worker_cls == "auto"
+    )
 
 
 def configure(args: Namespace) -> Any:
@@ -77,7 +83,9 @@ def configure(args: Namespace) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
-    return AsyncEngineArgs.from_cli_args(args).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    return AsyncEngineArgs.from_cli_args(args).create_engine_config(
+        usage_context=UsageContext.OPENAI_API_SERVER
+    )
 
 
 @asynccontextmanager
@@ -181,7 +189,9 @@ class Readiness:
         canary = self.plan.canary or {"prompt": FALLBACK_PROMPT}
         params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
         start, tokens = timeline.now(), []
-        async for output in self.engine.generate(TokensPrompt(prompt_token_ids=canary["prompt"]), params, "coldstart"):
+        async for output in self.engine.generate(
+            TokensPrompt(prompt_token_ids=canary["prompt"]), params, "coldstart"
+        ):
             tokens = list(output.outputs[0].token_ids)
         timeline.emit("first token", start, timeline.now(), track="server")
         return tokens
@@ -219,5 +229,4 @@ def run(plan: LaunchPlan, imported: bool = False) -> int:
 
 if __name__ == "__main__":
     die_with_parent()
-    with open(sys.argv[1], encoding="utf-8") as file:
-        sys.exit(run(LaunchPlan.from_json(file.read())))
+    sys.exit(run(LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))))

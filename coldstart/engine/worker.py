@@ -33,7 +33,12 @@ class LazyZeros(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.zeros and len(args) == 1 and isinstance(args[0], int) and kwargs.get("dtype") is torch.int8:
+        if (
+            func is torch.zeros
+            and len(args) == 1
+            and isinstance(args[0], int)
+            and kwargs.get("dtype") is torch.int8
+        ):
             size: int = args[0]
             if size >= LAZY_ARENA_BYTES:
                 return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.int8)
@@ -83,7 +88,9 @@ class ColdWorker(CPUWorker):
         except Exception as error:  # noqa: BLE001 - a damaged or foreign artifact must never stop a server
             self._fall_back("compile", f"{type(error).__name__}: {error}")
         if built := len(compiled.kernels(directory) - kernels):
-            self._fall_back("compile", f"{built} kernels were built again: Python or its packages lie elsewhere")
+            self._fall_back(
+                "compile", f"{built} kernels were built again: Python or its packages lie elsewhere"
+            )
 
     def _fall_back(self, section: str, reason: str) -> None:
         logger.warning("coldstart: section %s not used as it is: %s", section, reason)
@@ -99,7 +106,8 @@ class ColdWorker(CPUWorker):
 
     def determine_available_memory(self) -> int:
         self.warm_up()
-        return super().determine_available_memory()
+        available: int = super().determine_available_memory()
+        return available
 
     def _should_warm_up_model(self) -> bool:
         return not self.restored and super()._should_warm_up_model()
