@@ -19,7 +19,7 @@ from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.store import Store
 from coldstart.engine import handoff, launch, materialize, pool, prepare
-from coldstart.engine.materialize import Phase
+from coldstart.engine.assembly import Phase
 from coldstart.engine.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.inspection import Lookup

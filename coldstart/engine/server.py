@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from threading import Thread
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from coldstart import timeline
