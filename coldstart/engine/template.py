@@ -57,6 +57,9 @@ def prebuild_worker(config: Any) -> None:
     executor.prebuild(config)
 
 
+_HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+
+
 class Template:
     """The accept loop: forks one server per request and reports its end.
 
@@ -66,14 +69,14 @@ class Template:
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
         self.selector = selectors.DefaultSelector()
-        self.servers: dict[int, socket.socket] = {}
+        self.servers: dict[int, socket.socket | None] = {}
         self.stopping = False
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT; servers already forked are ended with their clients' leases."""
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writer)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        for number in _HANDLED:
             signal.signal(number, self._on_signal)
         self.selector.register(self.listener, selectors.EVENT_READ)
         self.selector.register(reader, selectors.EVENT_READ)
@@ -102,9 +105,12 @@ class Template:
             connection.close()
             return
         received = timeline.now()
+        # A signal for the child must wait until it has shed our handlers, or it would be taken for one of ours.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         pid = os.fork()
         if pid == 0:
             self._become_server(request, received, descriptors, connection)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         for descriptor in descriptors:
             os.close(descriptor)
         self.servers[pid] = connection
@@ -139,10 +145,11 @@ class Template:
     def _shed(self, connection: socket.socket) -> None:
         os.setsid()
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        for number in _HANDLED:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         self.selector.close()
-        for held in (self.listener, connection, *self.servers.values()):
+        for held in (self.listener, connection, *filter(None, self.servers.values())):
             held.close()
 
     def _reap(self) -> None:
@@ -159,10 +166,19 @@ class Template:
     def _end_lease(self, pid: int) -> None:
         """The client has gone, or asks by a byte: b"T" and b"K" are SIGTERM and SIGKILL, the end is SIGTERM."""
         connection = self.servers[pid]
+        if connection is None:
+            return
         word = connection.recv(1)
-        os.killpg(pid, signal.SIGKILL if word == b"K" else signal.SIGTERM)
+        number = signal.SIGKILL if word == b"K" else signal.SIGTERM
+        try:
+            os.killpg(pid, number)
+        except ProcessLookupError:
+            os.kill(pid, number)  # not yet the leader of its group; until it is reaped its pid is ours
         if not word:
+            # Nobody is left to be told of the server's end.
+            self.servers[pid] = None
             self.selector.unregister(connection)
+            connection.close()
 
 
 def renew_random_state() -> None:

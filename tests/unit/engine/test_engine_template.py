@@ -127,7 +127,6 @@ def test_several_servers_at_once(warm: pool.Warm) -> None:
         assert one.process.wait() == 137
 
 
-@pytest.mark.xfail(strict=True, reason="Template._reap unregisters a lease that _end_lease has unregistered")
 def test_the_end_of_the_lease_ends_the_server_and_not_the_template(warm: pool.Warm) -> None:
     with raw(warm, "serves") as (_, pid):
         assert not gone(pid)()
@@ -135,7 +134,6 @@ def test_the_end_of_the_lease_ends_the_server_and_not_the_template(warm: pool.Wa
     assert start(warm, "serves").process.poll() is None
 
 
-@pytest.mark.xfail(strict=True, reason="Template._reap unregisters a lease that _end_lease has unregistered")
 def test_a_client_that_goes_at_once_leaves_no_server(warm: pool.Warm) -> None:
     for _ in range(20):
         with handoff.connect(warm.socket) as connection:
