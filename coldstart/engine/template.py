@@ -168,7 +168,10 @@ class Template:
         connection = self.servers[pid]
         if connection is None:
             return
-        word = connection.recv(1)
+        try:
+            word = connection.recv(1)
+        except ConnectionResetError:
+            word = b""  # it went without reading our answer
         number = signal.SIGKILL if word == b"K" else signal.SIGTERM
         try:
             os.killpg(pid, number)
