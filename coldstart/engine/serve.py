@@ -12,17 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coldstart import arguments, inspection, models, paths, timeline
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.store import Store
-from coldstart.engine import handoff, launch, materialize, pool, prepare
-from coldstart.engine.assembly import Phase
+from coldstart.engine import handoff, launch, pool, prepare
 from coldstart.engine.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.inspection import Lookup
+
+if TYPE_CHECKING:
+    from coldstart.engine.assembly import Phase
 
 DEFAULT_PORT = 8000
 MODES = ("fresh", "template-runtime", "template-engine", "snapshot")
@@ -93,6 +95,8 @@ def plan(request: Request, phase: Phase) -> tuple[Lookup, LaunchPlan]:
     """
     found = find(request)
     if found.bundle is None and request.on_miss == "materialize":
+        from coldstart.engine import materialize
+
         offline = materialize.Request(
             request.model,
             request.vllm_args,
