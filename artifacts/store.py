@@ -125,9 +125,7 @@ class Store:
         """
         return self._bundle(commit.publish(self.layout, place, descriptor, identity, signatures))
 
-    def prune(
-        self, keep: int | None = 1, *, drop: Sequence[Bundle] = (), dry_run: bool = False
-    ) -> Pruned:
+    def prune(self, keep: int | None = 1, *, drop: Sequence[Bundle] = (), dry_run: bool = False) -> Pruned:
         """Keep the newest `keep` versions of each key (None: all), less `drop`; collect what nothing refers
         to.
 

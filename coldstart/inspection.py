@@ -82,7 +82,9 @@ def _after(vllm_args: Sequence[str]) -> list[str]:
 
 def trust(bundle: Bundle) -> TrustResult:
     """Whether a key that this user trusts signed ``bundle``."""
-    from coldstart.artifacts import sign  # cryptography: a start whose code is unpacked already does without it
+    from coldstart.artifacts import (
+        sign,  # cryptography: a start whose code is unpacked already does without it
+    )
 
     return sign.trusted(bundle, sign.trust_dir(paths.state_dir()))
 

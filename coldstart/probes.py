@@ -9,11 +9,11 @@ import os
 import re
 import resource
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from coldstart import criu as snapshots
 from coldstart import hardware, nvml, paths, runtime
 from coldstart.errors import ColdstartError
 
@@ -24,8 +24,6 @@ _OPEN_FILES = 4096
 _SHM_BYTES = 1 << 30
 _FREE_BYTES = 5 << 30
 _CHECKPOINT_DRIVER = 570
-# Bits of CapEff (linux/capability.h).
-_SYS_ADMIN, _CHECKPOINT_RESTORE = 21, 40
 
 
 @dataclass(frozen=True)
@@ -86,21 +84,19 @@ def cuda_checkpoint() -> Probe:
 
 
 def criu() -> Probe:
-    """CRIU and the right to use it, which a CPU snapshot needs."""
-    program = shutil.which("criu")
-    if program is None:
-        return Probe(
-            "criu", "missing", "no criu in PATH", "apt-get install criu (4.2.1 or newer for Linux 6.18)"
-        )
-    if not _has_capability(_CHECKPOINT_RESTORE, _SYS_ADMIN):
-        return Probe(
-            "criu", "missing", "no CAP_CHECKPOINT_RESTORE", f"setcap cap_checkpoint_restore+eip {program}"
-        )
-    version = re.search(r"[\d.]+", _run([program, "--version"])[1])
-    code, text = _run([program, "check"])
-    last = (text.strip().splitlines() or [""])[-1]
+    """CRIU and the right to use it, which a snapshot of a CPU engine needs."""
+    if (lacking := snapshots.missing()) is not None:
+        newer = f"name CRIU 4.2 or newer in {snapshots.VARIABLE}, or: apt-get install criu; and run as root"
+        return Probe("criu", "missing", lacking, newer)
+    try:
+        version = re.search(r"\d[\d.]*", snapshots.run("--version").stdout)
+        checked = snapshots.run("check")
+    except OSError as error:
+        return Probe("criu", "missing", str(error), f"name another CRIU in {snapshots.VARIABLE}")
+    last = ((checked.stdout + checked.stderr).strip().splitlines() or [""])[-1]
     label = f"{version[0] if version else '?'}, check: {last}"
-    return Probe("criu", "missing" if code else "ok", label, f"{program} check -v4" if code else None)
+    mend = f"{snapshots.command()[0]} check -v4" if checked.returncode else None
+    return Probe("criu", "missing" if mend else "ok", label, mend)
 
 
 def shared_memory() -> Probe:
@@ -197,22 +193,8 @@ def _meminfo(name: str, unit: int = 1024) -> float:
     return float(match[1]) * unit if match else 0.0
 
 
-def _has_capability(*bits: int) -> bool:
-    match = re.search(r"^CapEff:\s+(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    mask = int(match[1], 16) if match else 0
-    return any(mask >> bit & 1 for bit in bits)
-
-
 def _exports(library: str, symbol: str) -> bool:
     try:
         return hasattr(ctypes.CDLL(library), symbol)
     except OSError:
         return False
-
-
-def _run(command: list[str]) -> tuple[int, str]:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return 1, str(error)
-    return done.returncode, done.stdout + done.stderr

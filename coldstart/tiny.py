@@ -101,7 +101,7 @@ def _make_tokenizer() -> Any:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", specials.index("<s>"))]
     )
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_max_length=_POSITIONS,
         chat_template=_CHAT_TEMPLATE,
@@ -157,7 +157,7 @@ def _fill(model: Any) -> None:
 def _write(name: str, target: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(_make_config(name))  # type: ignore[no-untyped-call]
+    model = AutoModelForCausalLM.from_config(_make_config(name))
     _fill(model)
     model.save_pretrained(target)
     _make_tokenizer().save_pretrained(target)

@@ -20,20 +20,29 @@ OnMiss = Literal["fail", "warn", "materialize"]
 def command(
     common: Common,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")],
-    mode: Annotated[Mode, typer.Option("--mode", help="How to start; auto takes a template that fits.")] = "auto",
+    mode: Annotated[
+        Mode, typer.Option("--mode", help="How to start; auto takes a template that fits.")
+    ] = "auto",
     on_miss: Annotated[OnMiss, typer.Option("--on-miss", help="What to do when no bundle fits.")] = "fail",
     host: Annotated[str | None, typer.Option("--host", help="Address to listen at, as for vLLM.")] = None,
     port: Annotated[int | None, typer.Option("--port", help="Port to listen at, as for vLLM.")] = None,
-    revision: Annotated[str | None, typer.Option("--revision", help="Commit, branch or tag on the hub.")] = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="Commit, branch or tag on the hub.")
+    ] = None,
     ready_timeout: Annotated[
         float | None, typer.Option("--ready-timeout", metavar="SECONDS", help="Give up after this long.")
     ] = None,
     ready_file: Annotated[
-        Path | None, typer.Option("--ready-file", metavar="FILE", help="Write how it came up, as JSON, once ready.")
+        Path | None,
+        typer.Option("--ready-file", metavar="FILE", help="Write how it came up, as JSON, once ready."),
     ] = None,
     timeline: Annotated[
-        Path | None, typer.Option("--timeline", metavar="FILE", help="Write the start as Chrome trace-event JSON.")
+        Path | None,
+        typer.Option("--timeline", metavar="FILE", help="Write the start as Chrome trace-event JSON."),
     ] = None,
+    require_signature: Annotated[
+        bool, typer.Option("--require-signature", help="Refuse a bundle that nobody trusted has signed.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started.")] = False,
 ) -> None:
     """Look up, start, say when it is ready, and stay until it ends."""
@@ -53,10 +62,15 @@ def command(
         offline=common.offline,
         cache_dir=common.cache_dir,
         ready_timeout=ready_timeout,
+        require_signature=require_signature,
     )
     found, plan = serve.plan(request, common.out.phase)
     if dry_run:
-        planned = {"url": serve.url(plan), "bundle": found.bundle.ref if found.bundle else None, **plan.document()}
+        planned = {
+            "url": serve.url(plan),
+            "bundle": found.bundle.ref if found.bundle else None,
+            **plan.document(),
+        }
         common.out.result(planned, lambda: json.dumps(planned, indent=2))
         return
     with recording(timeline, wanted=common.out.verbose) as recorded:
@@ -74,11 +88,13 @@ def command(
 def _require_place(file: Path) -> None:
     # Asked before the start: a server that came up must not end for want of a directory.
     if not os.access(file.absolute().parent, os.W_OK):
-        raise Usage(f"{file} cannot be written.", mend=f"mkdir -p {file.absolute().parent}, or name another file")
+        raise Usage(
+            f"{file} cannot be written.", mend=f"mkdir -p {file.absolute().parent}, or name another file"
+        )
 
 
 def _write(path: Path, text: str) -> None:
     # Whoever waits for the file must never see half of it.
     with tempfile.NamedTemporaryFile("w", dir=path.absolute().parent, delete=False) as file:
         file.write(text)
-    os.replace(file.name, path)
+    Path(file.name).replace(path)

@@ -52,10 +52,20 @@ def status(common: Common) -> None:
     from coldstart.engine import pool
 
     found = list(pool.listed())
-    rows = [(w.level, w.model, w.key[7:19], w.pid or "gone", "yes" if w.ready else "no", len(w.servers)) for w in found]
+    rows = [
+        (w.level, w.model, w.key[7:19], w.pid or "gone", "yes" if w.ready else "no", len(w.servers))
+        for w in found
+    ]
     data = {
         "templates": [
-            {"level": w.level, "model": w.model, "key": w.key, "pid": w.pid, "ready": w.ready, "servers": w.servers}
+            {
+                "level": w.level,
+                "model": w.model,
+                "key": w.key,
+                "pid": w.pid,
+                "ready": w.ready,
+                "servers": w.servers,
+            }
             for w in found
         ]
     }

@@ -7,6 +7,20 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts.store import Store
 
+from coldstart import nvml, runtime
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip, with the reason, what this machine cannot run."""
+    lacking: dict[str, str] = {}
+    if runtime.vllm_distribution() is None:
+        lacking["vllm"] = "vLLM is not installed: pip install 'coldstart[cpu]'"
+    if not nvml.query():
+        lacking["gpu"] = "no NVIDIA device answers"
+    for item in items:
+        for marker in lacking.keys() & {mark.name for mark in item.iter_markers()}:
+            item.add_marker(pytest.mark.skip(reason=lacking[marker]))
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:

@@ -41,11 +41,18 @@ def save(model: Any, directory: Path) -> list[str]:
     for index, (name, module) in enumerate(compiled_modules(model)):
         function = getattr(module, "aot_compiled_fn", None)
         if function is None:
-            raise CompiledMismatch(f"module {name!r} ({type(module).__name__}) has no ahead-of-time compiled forward")
+            raise CompiledMismatch(
+                f"module {name!r} ({type(module).__name__}) has no ahead-of-time compiled forward"
+            )
         function.save_compiled_function(str(directory / f"{index}.aot"))
         names.append(name)
     (directory / INDEX).write_text(json.dumps(names))
     return names
+
+
+def kernels(directory: Path) -> set[Path]:
+    """The kernels in an artifact directory: the shared objects that inductor has built or found."""
+    return set((directory / INDUCTOR_DIR).rglob("*.so"))
 
 
 def restore(model: Any, directory: Path) -> int:

@@ -40,6 +40,7 @@ def prebuild(config: VllmConfig) -> None:
     """Build a worker with one OpenMP thread (no team, so the process can be forked) and keep it for adoption."""
     _set_num_threads(1)
     executor = _Prebuilder(config)
+    executor.collective_rpc("warm_up")
     _built[worker_key(config)] = executor.driver_worker
     torch.set_num_threads = _set_num_threads
 

@@ -17,7 +17,8 @@ from coldstart.errors import Failed
 from coldstart.models import Model
 
 if TYPE_CHECKING:
-    from coldstart.engine.materialize import Phase, Request
+    from coldstart.engine.assembly import Phase
+    from coldstart.engine.materialize import Request
 
 _TIMEOUT_S = 600.0
 # Gloo would bind the address of this machine's first interface, and a thawed process needs the same one.
@@ -52,4 +53,3 @@ def add_snapshot(bundle: Bundle, model: Model, request: Request, store: Store, p
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         frozen = replace(made, created=now, seconds=seconds)
         return draft.publish(frozen, signer=sign.host_key(paths.state_dir()))
-

@@ -151,16 +151,19 @@ def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[Process, i
     return Child(process), reader
 
 
-def forked(
-    plan: LaunchPlan, socket_path: Path, guardian: Guardian | None = None
-) -> tuple[Process, int]:
+def forked(plan: LaunchPlan, socket_path: Path, guardian: Guardian | None = None) -> tuple[Process, int]:
     """Have a template fork the server; `guardian` holds the namespaces of a thawed one, and ends with the server.
 
     Raises handoff.HandoffError when none answers.
     """
     connection = handoff.connect(socket_path)
     reader, writer = os.pipe()
-    request = {"plan": plan.document(), "cwd": str(Path.cwd()), "env": dict(os.environ), "now": timeline.now()}
+    request = {
+        "plan": plan.document(),
+        "cwd": str(Path.cwd()),
+        "env": dict(os.environ),
+        "now": timeline.now(),
+    }
     try:
         handoff.send(connection, request, (0, 2, 2, writer))
         return Leased(connection, guardian), reader

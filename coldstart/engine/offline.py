@@ -95,7 +95,9 @@ def iteration_profile(engine: OfflineEngine) -> dict[str, Any]:
     This is the job profiler that skip-join needs (FastServe section 4.1): a prompt's first iteration by its length, a later
     one by the batch it runs in.
     """
-    limit = min(engine.config.scheduler_config.max_num_batched_tokens, engine.config.model_config.max_model_len - 2)
+    limit = min(
+        engine.config.scheduler_config.max_num_batched_tokens, engine.config.model_config.max_model_len - 2
+    )
     batches = min(engine.config.scheduler_config.max_num_seqs, MAX_PROFILED_BATCH)
     return {
         "prefill": [[n, _prefill(engine, n)] for n in _powers(16, limit)],
@@ -155,7 +157,10 @@ def run(plan: LaunchPlan, out: Path) -> None:
     server.import_runtime()
     with timeline.measure("start engine, compile", track="offline"):
         engine = OfflineEngine(plan.vllm_args)
-    info: dict[str, Any] = {"architectures": engine.config.model_config.architectures, "vllm_modelinfos": modelinfos()}
+    info: dict[str, Any] = {
+        "architectures": engine.config.model_config.architectures,
+        "vllm_modelinfos": modelinfos(),
+    }
     if engine.config.model_config.runner_type == "generate":
         with timeline.measure("reference tokens", track="offline"):
             info["canary"] = canary(engine)
@@ -184,8 +189,7 @@ def _write(path: Path, value: object) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    with open(sys.argv[1], encoding="utf-8") as plan_file:
-        run(LaunchPlan.from_json(plan_file.read()), Path(sys.argv[2]))
+    run(LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
     sys.stdout.flush()
     # Nothing is left to do, and vLLM's teardown takes seconds.
     os._exit(0)

@@ -82,11 +82,19 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float) -> Warm:
     directory = _root() / f"{level}-{plan.key.removeprefix('sha256:')[:12]}"
     with _alone(directory, f"A template of level {level} is being started for {model}."):
         if any(warm.directory == directory and warm.pid for warm in listed()):
-            raise Usage(f"A template of level {level} runs already for {model}.", mend="coldstart template status")
+            raise Usage(
+                f"A template of level {level} runs already for {model}.", mend="coldstart template status"
+            )
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
         process = _spawn_logged(level, plan, directory, timeout)
-        about = {"level": level, "key": plan.key, "model": model, "pid": process.pid, "python": sys.executable}
+        about = {
+            "level": level,
+            "key": plan.key,
+            "model": model,
+            "pid": process.pid,
+            "python": sys.executable,
+        }
         (directory / "about.json").write_text(json.dumps(about))
     return Warm(level, plan.key, directory, model, process.pid, python=sys.executable)
 
@@ -113,7 +121,9 @@ def _spawn_logged(level: str, plan: LaunchPlan, directory: Path, timeout: float)
         raise
 
 
-def spawn(level: str, plan: LaunchPlan, socket: Path, log: IO[bytes] | int, timeout: float) -> subprocess.Popen[bytes]:
+def spawn(
+    level: str, plan: LaunchPlan, socket: Path, log: IO[bytes] | int, timeout: float
+) -> subprocess.Popen[bytes]:
     """A template process that listens at `socket`. Raises Failed when it dies or is not ready in `timeout` seconds."""
     reader, writer = os.pipe()
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -142,7 +152,10 @@ def spawn(level: str, plan: LaunchPlan, socket: Path, log: IO[bytes] | int, time
 
 def _await(reader: int, timeout: float) -> None:
     if not select.select([reader], [], [], timeout)[0]:
-        raise Failed(f"The template was not ready within {timeout:g} s.", mend="give it longer: --ready-timeout SECONDS")
+        raise Failed(
+            f"The template was not ready within {timeout:g} s.",
+            mend="give it longer: --ready-timeout SECONDS",
+        )
     if os.read(reader, 1) == b"":
         raise Failed("The template ended.")
 

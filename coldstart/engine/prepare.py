@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from coldstart import arguments, paths
 from coldstart.artifacts import files
@@ -56,7 +56,9 @@ def base_env(cache_dir: Path | None, key: str) -> dict[str, str]:
     return {"VLLM_CACHE_ROOT": str(root), "VLLM_NO_USAGE_STATS": "1"}
 
 
-def ordinary(model: Model, vllm_args: Sequence[str], cache_dir: Path | None, key: str, reason: str) -> LaunchPlan:
+def ordinary(
+    model: Model, vllm_args: Sequence[str], cache_dir: Path | None, key: str, reason: str
+) -> LaunchPlan:
     """A plan without a bundle: vLLM's ordinary start, with the reason."""
     fallbacks = [{"section": "bundle", "reason": reason}]
     return LaunchPlan(base_args(model, vllm_args), key=key, env=base_env(cache_dir, key), fallbacks=fallbacks)
@@ -167,10 +169,13 @@ def _texts(value: object) -> dict[str, str]:
 
 
 def _canary(value: object) -> dict[str, list[int]] | None:
-    parts = [value.get("prompt"), value.get("tokens")] if isinstance(value, Mapping) else [None]
-    if not all(isinstance(part, list) and part and all(type(item) is int for item in part) for part in parts):
-        return None
-    return dict(zip(("prompt", "tokens"), parts, strict=True))
+    given = value if isinstance(value, Mapping) else {}
+    prompt, tokens = given.get("prompt"), given.get("tokens")
+    return {"prompt": prompt, "tokens": tokens} if _are_tokens(prompt) and _are_tokens(tokens) else None
+
+
+def _are_tokens(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
 
 def available_memory() -> int:

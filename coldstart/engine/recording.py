@@ -22,8 +22,8 @@ class Recording:
 def recording(save_to: Path | None, *, wanted: bool) -> Iterator[Recording]:
     """Record what is started in the block; written to `save_to` as Chrome trace-event JSON when it is named.
 
-    Records when `wanted`, when there is a file to save to, or when somebody outside has named the events file; that one is kept.
-    Raises OSError when the file cannot be written.
+    Records when `wanted`, when there is a file to save to, or when somebody outside has named the events file; that one is
+    kept. Raises OSError when the file cannot be written.
     """
     made = Recording()
     outside = os.environ.get(EVENTS_VARIABLE)

@@ -12,16 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coldstart import arguments, inspection, models, paths, timeline
-from coldstart.artifacts.bundle import Trust
+from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.store import Store
-from coldstart.engine import handoff, launch, materialize, pool, prepare
-from coldstart.engine.materialize import Phase
+from coldstart.engine import handoff, launch, pool, prepare
 from coldstart.engine.plan import LaunchPlan
+from coldstart.errors import Failed
 from coldstart.inspection import Lookup
+
+if TYPE_CHECKING:
+    from coldstart.engine.assembly import Phase
 
 DEFAULT_PORT = 8000
 MODES = ("fresh", "template-runtime", "template-engine", "snapshot")
@@ -32,7 +35,8 @@ class Request:
     """What the user asked for.
 
     `listen` are vLLM's host and port arguments, `mode` is one of MODES or "auto", `on_miss` fail, warn or materialize,
-    `trust` judges whose code may run here.
+    `trust` judges whose code may run here; with `require_signature` a bundle it does not accept is refused as a whole,
+    otherwise only its code is left alone.
     """
 
     model: str
@@ -44,6 +48,7 @@ class Request:
     offline: bool = False
     cache_dir: Path | None = None
     ready_timeout: float | None = None
+    require_signature: bool = False
     trust: Trust = inspection.trust
 
 
@@ -90,6 +95,8 @@ def plan(request: Request, phase: Phase) -> tuple[Lookup, LaunchPlan]:
     """
     found = find(request)
     if found.bundle is None and request.on_miss == "materialize":
+        from coldstart.engine import materialize
+
         offline = materialize.Request(
             request.model,
             request.vllm_args,
@@ -100,6 +107,8 @@ def plan(request: Request, phase: Phase) -> tuple[Lookup, LaunchPlan]:
         found = replace(found, bundle=materialize.materialize(offline, phase), mismatches=())
     if found.bundle is None and request.on_miss == "fail":
         raise inspection.miss(found)
+    if found.bundle is not None and request.require_signature:
+        _require_signature(found.bundle, request.trust)
     model = models.ensure_weights(found.model, offline=request.offline)
     passed = [*request.vllm_args, *request.listen]
     if found.bundle is None:
@@ -107,6 +116,15 @@ def plan(request: Request, phase: Phase) -> tuple[Lookup, LaunchPlan]:
         return found, prepare.ordinary(model, passed, request.cache_dir, found.key.digest, reason)
     made = prepare.prepare(found.bundle, model, passed, cache_dir=request.cache_dir, trust=request.trust)
     return found, made
+
+
+def _require_signature(bundle: Bundle, trust: Trust) -> None:
+    judged = trust(bundle)
+    if not judged.ok:
+        raise Failed(
+            f"{bundle.ref} is not signed by anyone trusted here: {judged.reason}.",
+            mend="coldstart trust add FILE, with the signer's public key",
+        )
 
 
 def url(made: LaunchPlan) -> str:
@@ -156,7 +174,9 @@ def _launch(mode: str, request: Request, found: Lookup, made: LaunchPlan) -> tup
         return _thaw(request, found, made)
     warm = pool.find(mode.removeprefix("template-"), found.key.digest)
     if warm is None:
-        raise _Unavailable(f"no {mode} runs for {found.model.name}: coldstart template start {found.model.name}")
+        raise _Unavailable(
+            f"no {mode} runs for {found.model.name}: coldstart template start {found.model.name}"
+        )
     return launch.forked(made, warm.socket)
 
 

@@ -13,8 +13,12 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from coldstart import timeline
@@ -41,7 +45,8 @@ def import_engine() -> None:
     """Import what the engine process will need beyond `import_runtime`, whatever the model."""
     with timeline.measure("import engine", track="server"):
         import vllm.v1.core.sched.scheduler
-        import vllm.v1.structured_output
+        import vllm.v1.structured_output  # noqa: F401
+        import xgrammar  # noqa: F401
 
         import coldstart.engine.executor
         import coldstart.engine.worker  # noqa: F401
@@ -53,7 +58,7 @@ def parse_args(vllm_args: list[str]) -> Namespace:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = make_arg_parser(FlexibleArgumentParser())
-    args = parser.parse_args(vllm_args)
+    args: Namespace = parser.parse_args(vllm_args)
     if ours(args):
         args.distributed_executor_backend, args.worker_cls = EXECUTOR, WORKER
     validate_parsed_serve_args(args)
@@ -65,36 +70,81 @@ def ours(args: Namespace) -> bool:
     from vllm.platforms import current_platform
 
     single = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size == 1
-    return current_platform.is_cpu() and single and not args.distributed_executor_backend and args.worker_cls == "auto"
+    return (
+        current_platform.is_cpu()
+        and single
+        and not args.distributed_executor_backend
+        and args.worker_cls == "auto"
+    )
+
+
+def configure(args: Namespace) -> Any:
+    """vLLM's whole configuration for these arguments, as its API server would make it."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    return AsyncEngineArgs.from_cli_args(args).create_engine_config(
+        usage_context=UsageContext.OPENAI_API_SERVER
+    )
 
 
 @asynccontextmanager
-async def engine_client(args: Namespace) -> AsyncIterator[Any]:
-    """vLLM's asynchronous engine over a forked engine process."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
+async def engine_client(args: Namespace, warm: bool) -> AsyncIterator[Any]:
+    """vLLM's asynchronous engine over a forked engine process; `warm` says that the API's modules are imported."""
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    engine_args = AsyncEngineArgs.from_cli_args(args)
     with timeline.measure("configure", track="server"):
-        config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        config = configure(args)
     if args.worker_cls == WORKER:
         # Creating the configuration forces "spawn" on the CPU, for the sake of a worker process that we do not have.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    # The forked engine inherits our loggers; configuring them again costs more than adopting a built worker.
+    if config.logging_config.pylogging_config_file is None:
+        config.logging_config = replace(config.logging_config, configure_logging=False)
+    if not warm:
+        _once_after_fork(partial(warm_app, args, config))
     # What is imported stays: without this each gc.collect() of vLLM's loader walks it, at half a second a time.
     gc.freeze()
     with timeline.measure("start engine", track="server"):
         engine = AsyncLLM.from_vllm_config(
             config,
             usage_context=UsageContext.OPENAI_API_SERVER,
-            enable_log_requests=engine_args.enable_log_requests,
-            aggregate_engine_logging=engine_args.aggregate_engine_logging,
-            disable_log_stats=engine_args.disable_log_stats,
+            enable_log_requests=args.enable_log_requests,
+            aggregate_engine_logging=args.aggregate_engine_logging,
+            disable_log_stats=args.disable_log_stats,
         )
     try:
         yield engine
     finally:
         engine.shutdown(timeout=config.shutdown_timeout)
+
+
+def _once_after_fork(work: Callable[[], None]) -> None:
+    """Do `work` in a thread of this process after its next fork, while the engine builds itself in the other one."""
+    pending = [work]
+
+    def begin() -> None:
+        if pending:
+            Thread(target=pending.pop(), name="warm app", daemon=True).start()
+
+    os.register_at_fork(after_in_parent=begin)
+
+
+def warm_app(args: Namespace, config: Any) -> None:
+    """Build and drop the API application, so that its modules are imported and its routes' schemas known."""
+    with timeline.measure("import app", track="server"):
+        import uvicorn
+        from vllm.entrypoints.launchers.app import build_app
+
+        uvicorn.Config(build_app(args, ("generate",), config.model_config)).load()
+
+
+def warm_tokenizer(config: Any) -> None:
+    """Load the tokenizer into vLLM's own cache of tokenizers."""
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    cached_tokenizer_from_config(config.model_config)
 
 
 class Readiness:
@@ -104,6 +154,7 @@ class Readiness:
         self.plan, self.engine, self.worker_reports = plan, engine, worker_reports
         self.descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))
         self.token = asyncio.create_task(self._first_token())
+        self.began = timeline.now()
         self.done = False
 
     async def listening(self) -> None:
@@ -111,6 +162,7 @@ class Readiness:
         if self.done:
             return
         self.done = True
+        timeline.emit("build app", self.began, timeline.now(), track="server")
         report = await self._report()
         gc.enable()
         if self.descriptor >= 0:
@@ -137,13 +189,15 @@ class Readiness:
         canary = self.plan.canary or {"prompt": FALLBACK_PROMPT}
         params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
         start, tokens = timeline.now(), []
-        async for output in self.engine.generate(TokensPrompt(prompt_token_ids=canary["prompt"]), params, "coldstart"):
+        async for output in self.engine.generate(
+            TokensPrompt(prompt_token_ids=canary["prompt"]), params, "coldstart"
+        ):
             tokens = list(output.outputs[0].token_ids)
         timeline.emit("first token", start, timeline.now(), track="server")
         return tokens
 
 
-async def serve(args: Namespace, plan: LaunchPlan) -> int:
+async def serve(args: Namespace, plan: LaunchPlan, warm: bool) -> int:
     """Serve until a signal (0) or the engine's death (1), as vLLM's `run_server` does."""
     from vllm.entrypoints.launchers.api_server.entry import build_and_serve
     from vllm.entrypoints.launchers.launcher import setup_server
@@ -151,7 +205,7 @@ async def serve(args: Namespace, plan: LaunchPlan) -> int:
 
     decorate_logs("APIServer", skip_if_decorated=True)
     address, sock = setup_server(args, reuse_port=False)
-    async with engine_client(args) as engine:
+    async with engine_client(args, warm) as engine:
         readiness = Readiness(plan, engine, worker_reports=args.worker_cls == WORKER)
         shutdown = await build_and_serve(engine, address, sock, args, callback_notify=readiness.listening)
         died = engine.errored
@@ -170,10 +224,9 @@ def run(plan: LaunchPlan, imported: bool = False) -> int:
         import_runtime()
     import uvloop
 
-    return uvloop.run(serve(parse_args(plan.vllm_args), plan))
+    return uvloop.run(serve(parse_args(plan.vllm_args), plan, imported))
 
 
 if __name__ == "__main__":
     die_with_parent()
-    with open(sys.argv[1], encoding="utf-8") as file:
-        sys.exit(run(LaunchPlan.from_json(file.read())))
+    sys.exit(run(LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))))

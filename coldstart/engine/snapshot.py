@@ -1,8 +1,9 @@
 """Process snapshots: a built engine template frozen by CRIU, thawed where the machine permits it.
 
 What is frozen is the template and not a server: it holds no port, no event loop and no client, so one snapshot starts any
-number of servers, at any address, in namespaces of their own. The image is bound to files by path, so the compiled kernels it maps
-are unpacked to one place per user that does not depend on the cache root, and `files` lists the rest with their sizes.
+number of servers, at any address, in namespaces of their own. The image is bound to files by path, so the compiled
+kernels it maps are unpacked to one place per user that does not depend on the cache root, and `files` lists the rest with
+their sizes.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float) -> None:
         process.kill()
         process.wait()
     if done.returncode != 0:
-        raise Failed(f"CRIU could not freeze the engine: {last_error(out / 'dump.log')}", mend="coldstart doctor")
+        raise Failed(
+            f"CRIU could not freeze the engine: {last_error(out / 'dump.log')}", mend="coldstart doctor"
+        )
     about = {"kernel": kernel(), "criu": criu.version(), "files": files, "meeting": str(meeting)}
     (out / ABOUT).write_text(json.dumps(about, sort_keys=True))
 
@@ -94,9 +97,11 @@ def check(about: Mapping[str, Any]) -> None:
     if kernel() != about["kernel"]:
         raise Unusable(f"the snapshot was taken on kernel {about['kernel']}, this is {kernel()}")
     for path, size in about["files"].items():
-        found = os.stat(path).st_size if os.path.exists(path) else None
+        found = Path(path).stat().st_size if Path(path).exists() else None
         if found != size:
-            raise Unusable(f"the snapshot maps {path} ({size} bytes), found {'nothing' if found is None else found}")
+            raise Unusable(
+                f"the snapshot maps {path} ({size} bytes), found {'nothing' if found is None else found}"
+            )
 
 
 def _restore(images: Path, meeting: Path) -> Thawed:
@@ -119,7 +124,9 @@ def _restore(images: Path, meeting: Path) -> Thawed:
 def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
     namespaces = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", _THAW, "sh"]
     acknowledge = own / "acknowledge"
-    acknowledge.write_text(f'#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" != post-resume ] || echo > "{own}/resumed"\n')
+    acknowledge.write_text(
+        f'#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" != post-resume ] || echo > "{own}/resumed"\n'
+    )
     acknowledge.chmod(0o700)
     restore = [*criu.command(), "restore", "-D", str(images), "-o", str(own / "restore.log"), *_OPTIONS]
     return subprocess.Popen(
@@ -129,7 +136,7 @@ def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         # Not a lease but its own life: unshare kills its child, and with it the pid namespace.
-        preexec_fn=_die_with_us,
+        preexec_fn=_die_with_us,  # noqa: PLW1509 - only prctl, and this process has no other thread
     )
 
 
@@ -148,7 +155,11 @@ def mapped_files(pid: int) -> dict[str, int]:
     """The regular files that a process has mapped, with their sizes in bytes."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     found = {line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6}
-    return {path: os.stat(path).st_size for path in sorted(found) if path.startswith("/") and os.path.isfile(path)}
+    return {
+        path: Path(path).stat().st_size
+        for path in sorted(found)
+        if path.startswith("/") and Path(path).is_file()
+    }
 
 
 def kernel() -> str:

@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import threading
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +27,37 @@ from coldstart.engine.plan import READY_FD_ENV, LaunchPlan
 def build(plan: LaunchPlan, level: str) -> None:
     """Import the runtime and, at level `engine`, build the worker: weights loaded, compiled forward restored.
 
-    Raises RuntimeError when another Python thread is alive: such a process must not be forked.
+    Raises RuntimeError when another Python thread is alive, or at level `engine` for more than one rank: such a process must
+    not be forked.
     """
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0  # its monitor is a thread
     plan.install()
     server.import_runtime()
     server.import_engine()
+    args = server.parse_args(plan.vllm_args)
+    config = server.configure(args)
+    server.warm_app(args, config)
     if level == "engine":
-        prebuild_worker(server.parse_args(plan.vllm_args))
+        server.warm_tokenizer(config)
+        prebuild_worker(config)
     if threading.active_count() > 1:
         raise RuntimeError(f"threads alive before the fork: {[t.name for t in threading.enumerate()]}")
     gc.collect()
     gc.freeze()
 
 
-def prebuild_worker(args: Namespace) -> None:
-    """Build a worker for `args` and keep it for the executor of a forked engine to adopt."""
-    from tqdm import tqdm
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.usage.usage_lib import UsageContext
-
+def prebuild_worker(config: Any) -> None:
+    """Build a worker for `config` and keep it for the executor of a forked engine to adopt."""
     from coldstart.engine import executor
 
-    tqdm.monitor_interval = 0  # its monitor is a thread
-    config = AsyncEngineArgs.from_cli_args(args).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     if config.parallel_config.world_size > 1:
         raise RuntimeError("an engine template needs one rank: gloo's threads do not survive a fork")
     executor.prebuild(config)
+
+
+_HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 
 class Template:
@@ -65,14 +69,14 @@ class Template:
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
         self.selector = selectors.DefaultSelector()
-        self.servers: dict[int, socket.socket] = {}
+        self.servers: dict[int, socket.socket | None] = {}
         self.stopping = False
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT; servers already forked are ended with their clients' leases."""
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writer)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        for number in _HANDLED:
             signal.signal(number, self._on_signal)
         self.selector.register(self.listener, selectors.EVENT_READ)
         self.selector.register(reader, selectors.EVENT_READ)
@@ -101,9 +105,12 @@ class Template:
             connection.close()
             return
         received = timeline.now()
+        # A signal for the child must wait until it has shed our handlers, or it would be taken for one of ours.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         pid = os.fork()
         if pid == 0:
             self._become_server(request, received, descriptors, connection)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         for descriptor in descriptors:
             os.close(descriptor)
         self.servers[pid] = connection
@@ -138,10 +145,11 @@ class Template:
     def _shed(self, connection: socket.socket) -> None:
         os.setsid()
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        for number in _HANDLED:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         self.selector.close()
-        for held in (self.listener, connection, *self.servers.values()):
+        for held in (self.listener, connection, *filter(None, self.servers.values())):
             held.close()
 
     def _reap(self) -> None:
@@ -158,10 +166,22 @@ class Template:
     def _end_lease(self, pid: int) -> None:
         """The client has gone, or asks by a byte: b"T" and b"K" are SIGTERM and SIGKILL, the end is SIGTERM."""
         connection = self.servers[pid]
-        word = connection.recv(1)
-        os.killpg(pid, signal.SIGKILL if word == b"K" else signal.SIGTERM)
+        if connection is None:
+            return
+        try:
+            word = connection.recv(1)
+        except ConnectionResetError:
+            word = b""  # it went without reading our answer
+        number = signal.SIGKILL if word == b"K" else signal.SIGTERM
+        try:
+            os.killpg(pid, number)
+        except ProcessLookupError:
+            os.kill(pid, number)  # not yet the leader of its group; until it is reaped its pid is ours
         if not word:
+            # Nobody is left to be told of the server's end.
+            self.servers[pid] = None
             self.selector.unregister(connection)
+            connection.close()
 
 
 def renew_random_state() -> None:

@@ -33,7 +33,12 @@ class LazyZeros(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.zeros and len(args) == 1 and isinstance(args[0], int) and kwargs.get("dtype") is torch.int8:
+        if (
+            func is torch.zeros
+            and len(args) == 1
+            and isinstance(args[0], int)
+            and kwargs.get("dtype") is torch.int8
+        ):
             size: int = args[0]
             if size >= LAZY_ARENA_BYTES:
                 return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.int8)
@@ -64,7 +69,7 @@ class ColdWorker(CPUWorker):
     def init_device(self) -> None:
         super().init_device()
         self.plan = LaunchPlan.current()
-        self.fast_path, self.fallbacks = {}, []
+        self.fast_path, self.fallbacks, self.restored, self.warm = {}, [], False, False
         if type(self.model_runner) is CPUModelRunner:
             self.model_runner.__class__ = LazyKvRunner
 
@@ -76,26 +81,36 @@ class ColdWorker(CPUWorker):
                 self._restore(Path(self.plan.compile_dir))
 
     def _restore(self, directory: Path) -> None:
+        kernels = compiled.kernels(directory)
         try:
             compiled.restore(self.model_runner.model, directory)
-            self.fast_path["compile"] = True
+            self.restored = self.fast_path["compile"] = True
         except Exception as error:  # noqa: BLE001 - a damaged or foreign artifact must never stop a server
             self._fall_back("compile", f"{type(error).__name__}: {error}")
+        if built := len(compiled.kernels(directory) - kernels):
+            self._fall_back(
+                "compile", f"{built} kernels were built again: Python or its packages lie elsewhere"
+            )
 
     def _fall_back(self, section: str, reason: str) -> None:
-        logger.warning("coldstart: section %s not used (%s); taking vLLM's ordinary way", section, reason)
+        logger.warning("coldstart: section %s not used as it is: %s", section, reason)
         self.fast_path[section] = False
         self.fallbacks.append({"section": section, "reason": reason})
 
+    def warm_up(self) -> None:
+        """Run the restored forward once, a few tokens long: what it initialises lazily is then initialised."""
+        if self.restored and not self.warm:
+            with timeline.measure("warm up", track="engine"):
+                self.model_runner._dummy_run(WARMUP_TOKENS)
+            self.warm = True
+
     def determine_available_memory(self) -> int:
-        if not self.fast_path.get("compile"):
-            return super().determine_available_memory()
-        with timeline.measure("warm up", track="engine"):
-            self.model_runner._dummy_run(WARMUP_TOKENS)
-        return super().determine_available_memory()
+        self.warm_up()
+        available: int = super().determine_available_memory()
+        return available
 
     def _should_warm_up_model(self) -> bool:
-        return not self.fast_path.get("compile") and super()._should_warm_up_model()
+        return not self.restored and super()._should_warm_up_model()
 
     def coldstart_report(self) -> dict[str, Any]:
         """What was restored and what was not, for whoever started this server."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart import doctor, hardware, nvml, probes, runtime
+from coldstart import criu, doctor, hardware, nvml, probes, runtime
 from coldstart.nvml import Gpu
 from coldstart.probes import Probe
 
@@ -64,15 +64,38 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probes.compiler().mend == "apt-get install g++"
 
 
-def test_criu_answers_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = tmp_path / "criu"
-    program.write_text("#!/bin/sh\n[ $1 = check ] && echo 'Looks good.' || echo 'Version: 4.2.1'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(probes, "_has_capability", lambda *bits: True)
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    made = tmp_path / "criu"
+    made.write_text("#!/bin/sh\n[ $1 = check ] && echo 'Looks good.' || echo 'Version: 4.2.1'\n")
+    made.chmod(0o755)
+    monkeypatch.setenv(criu.VARIABLE, str(made))
+    monkeypatch.setattr(criu, "_status", lambda field: f"{(1 << 41) - 1:x}")
+    return made
+
+
+def test_criu_answers_are_read(program: Path) -> None:
     assert probes.criu() == Probe("criu", "ok", "4.2.1, check: Looks good.")
-    monkeypatch.setattr(probes, "_has_capability", lambda *bits: False)
+
+
+def test_a_criu_that_finds_fault(program: Path) -> None:
+    program.write_text(
+        "#!/bin/sh\n[ $1 = check ] && { echo 'Error: no ptrace'; exit 1; }; echo 'Version: 4.2.1'\n"
+    )
+    assert probes.criu() == Probe("criu", "missing", "4.2.1, check: Error: no ptrace", f"{program} check -v4")
+
+
+def test_a_criu_that_cannot_be_run(program: Path) -> None:
+    program.write_bytes(bytes(64))
+    assert probes.criu().status == "missing"
+    assert criu.VARIABLE in str(probes.criu().mend)
+
+
+def test_no_criu_and_no_right_to_it(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(criu, "_status", lambda field: "0")
     assert "CAP_CHECKPOINT_RESTORE" in probes.criu().found
+    program.unlink()
+    assert criu.VARIABLE in probes.criu().found
 
 
 def test_a_store_that_cannot_be_made(tmp_path: Path) -> None:

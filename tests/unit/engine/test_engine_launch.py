@@ -57,9 +57,7 @@ def test_nothing_is_left_of_the_plan(
 
 
 @pytest.mark.parametrize(("behaviour", "code"), [("dies", 7), ("raises", 1)])
-def test_a_server_that_dies_first(
-    fake_engine: FakeEngine, tmp_path: Path, behaviour: str, code: int
-) -> None:
+def test_a_server_that_dies_first(fake_engine: FakeEngine, tmp_path: Path, behaviour: str, code: int) -> None:
     fake_engine(behaviour)
     with pytest.raises(Failed, match=f"ended with exit code {code} before it was ready"):
         acknowledged(behaviour, tmp_path / "log")

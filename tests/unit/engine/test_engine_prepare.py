@@ -124,9 +124,7 @@ def test_the_users_own_size_wins(publish: Publish, model: Model, given: list[str
     assert plan.vllm_args[4:] == given and plan.fallbacks == []
 
 
-def test_the_users_own_variable_wins(
-    publish: Publish, model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_users_own_variable_wins(publish: Publish, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
     plan = made(publish(kv=KV, modelinfo={}), model)
     assert "--kv-cache-memory-bytes" not in plan.vllm_args and plan.fallbacks == []

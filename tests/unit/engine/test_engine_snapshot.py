@@ -124,9 +124,7 @@ class TestThaw:
         with pytest.raises(snapshot.Unusable, match="is not to be found"):
             thaw(frozen(store, tmp_path))
 
-    def test_without_a_section(
-        self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]
-    ) -> None:
+    def test_without_a_section(self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]) -> None:
         fake_criu(0)
         with store.begin(key()) as draft:
             bundle = draft.publish(provenance())
@@ -167,14 +165,20 @@ class TestThaw:
         self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path], home: Path
     ) -> None:
         calls = fake_criu(1)
-        with pytest.raises(snapshot.Unusable, match=r"could not thaw the snapshot: Error .* no such terminal"):
+        with pytest.raises(
+            snapshot.Unusable, match=r"could not thaw the snapshot: Error .* no such terminal"
+        ):
             thaw(frozen(store, tmp_path, meeting=str(home / "meeting")))
         assert "restore -D" in calls.read_text()
         assert list(paths.runtime_dir().glob("thawed-*")) == []
 
 
 def test_a_dump_that_fails_leaves_no_template(
-    home: Path, tmp_path: Path, fake_engine: FakeEngine, fake_criu: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+    home: Path,
+    tmp_path: Path,
+    fake_engine: FakeEngine,
+    fake_criu: Callable[[int], Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake_engine("serves")
     calls = fake_criu(1)
@@ -187,7 +191,11 @@ def test_a_dump_that_fails_leaves_no_template(
 
 
 def test_what_is_frozen_says_what_it_is_bound_to(
-    home: Path, tmp_path: Path, fake_engine: FakeEngine, fake_criu: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+    home: Path,
+    tmp_path: Path,
+    fake_engine: FakeEngine,
+    fake_criu: Callable[[int], Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake_engine("serves")
     fake_criu(0)

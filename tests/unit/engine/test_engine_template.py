@@ -91,7 +91,11 @@ def test_the_server_takes_the_clients_place(
         finally:
             os.dup2(saved[0], 0)
             os.dup2(saved[1], 2)
-    assert (tmp_path / "out").read_text().split(maxsplit=2) == [str(tmp_path), "something", "read from the client\n"]
+    assert (tmp_path / "out").read_text().split(maxsplit=2) == [
+        str(tmp_path),
+        "something",
+        "read from the client\n",
+    ]
     running.process.signal(signal.SIGKILL)
     assert running.process.wait() == 137
 
@@ -123,7 +127,6 @@ def test_several_servers_at_once(warm: pool.Warm) -> None:
         assert one.process.wait() == 137
 
 
-@pytest.mark.xfail(strict=True, reason="Template._reap unregisters a lease that _end_lease has unregistered")
 def test_the_end_of_the_lease_ends_the_server_and_not_the_template(warm: pool.Warm) -> None:
     with raw(warm, "serves") as (_, pid):
         assert not gone(pid)()
@@ -131,7 +134,6 @@ def test_the_end_of_the_lease_ends_the_server_and_not_the_template(warm: pool.Wa
     assert start(warm, "serves").process.poll() is None
 
 
-@pytest.mark.xfail(strict=True, reason="Template._reap unregisters a lease that _end_lease has unregistered")
 def test_a_client_that_goes_at_once_leaves_no_server(warm: pool.Warm) -> None:
     for _ in range(20):
         with handoff.connect(warm.socket) as connection:
@@ -157,7 +159,11 @@ def test_nonsense_is_answered_and_survived(warm: pool.Warm) -> None:
 
 
 def test_a_request_without_what_a_server_needs_ends_the_server_alone(warm: pool.Warm) -> None:
-    for request in ({}, {"cwd": "/nowhere", "env": {}, "plan": {}, "now": 0}, {"cwd": "/", "env": {}, "plan": {"x": 1}}):
+    for request in (
+        {},
+        {"cwd": "/nowhere", "env": {}, "plan": {}, "now": 0},
+        {"cwd": "/", "env": {}, "plan": {"x": 1}},
+    ):
         with handoff.connect(warm.socket) as client:
             handoff.send(client, request)
             answers = list(handoff.replies(client))

@@ -26,7 +26,11 @@ def write(path: Path, tensors: dict[str, bytes], gap: int = 0) -> bytes:
     data = b""
     for name, content in tensors.items():
         data += b"\xaa" * gap
-        header[name] = {"dtype": "U8", "shape": [len(content)], "data_offsets": [len(data), len(data) + len(content)]}
+        header[name] = {
+            "dtype": "U8",
+            "shape": [len(content)],
+            "data_offsets": [len(data), len(data) + len(content)],
+        }
         data += content
     text = json.dumps(header).encode()
     whole = struct.pack("<Q", len(text)) + text + data

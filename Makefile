@@ -1,0 +1,64 @@
+# Everything from a fresh clone: each target installs what it needs into .venv first. GNU make, Python >= 3.11.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/installed
+MODEL  ?= tiny-llama
+ARGS   ?= --max-model-len 1024 --kv-cache-memory-bytes 268435456
+RUNS   ?= 3
+# Fast suites first, real servers last.
+SUITES := $(filter-out tests/e2e/,$(sort $(wildcard tests/*/))) tests/e2e/
+
+# The user's own bundles, keys and templates are neither used nor touched.
+export COLDSTART_CACHE_DIR := $(CURDIR)/.cache/coldstart
+export XDG_STATE_HOME := $(CURDIR)/.cache/state
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Without compiled modules every start would compile this package anew, and would be measured doing so.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: install demo test lint typing bench dist clean
+
+install: $(STAMP)
+
+$(STAMP): requirements-cpu.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'Python 3.11 or newer is needed; name one: make PYTHON=python3.12 $(MAKECMDGOALS)' >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --no-deps -r requirements-cpu.lock
+	$(BIN)/python -m pip install --no-deps --no-build-isolation -e .
+	@touch $@
+
+# The main job: materialize once, then measure every way of starting against plain vLLM.
+demo: $(STAMP)
+	@if criu=$$(tests/tools/fetch-criu.sh); then export COLDSTART_CRIU="$$criu" snapshot=--snapshot; \
+	else echo 'demo: without CRIU (see above) the snapshot row has no figures.' >&2; fi; set -x; \
+	$(BIN)/coldstart materialize $(MODEL) $$snapshot -- $(ARGS) || \
+	$(BIN)/coldstart materialize $(MODEL) -- $(ARGS) && \
+	$(BIN)/coldstart bench $(MODEL) --runs $(RUNS) --no-steady -- $(ARGS)
+
+bench: RUNS = 7
+bench: $(STAMP)
+	@mkdir -p build
+	@criu=$$(tests/tools/fetch-criu.sh) && export COLDSTART_CRIU="$$criu"; set -x; \
+	$(BIN)/coldstart bench $(MODEL) --runs $(RUNS) --export html=build/bench.html --export json=build/bench.json -- $(ARGS)
+
+test: lint
+	@unset COLDSTART_CACHE_DIR XDG_STATE_HOME; criu=$$(tests/tools/fetch-criu.sh) && export COLDSTART_CRIU="$$criu"; \
+	$(BIN)/python -m pytest $(SUITES)
+
+lint: $(STAMP) typing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	cd build/typing && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy -p coldstart
+
+# The packages as they install (coldstart.artifacts is ./artifacts), for mypy, which knows no package-dir.
+typing:
+	@rm -rf build/typing && mkdir -p build/typing/coldstart
+	@ln -s $(addprefix ../../../,$(filter-out %/__pycache__,$(wildcard coldstart/*)) artifacts commands) build/typing/coldstart/
+
+dist: $(STAMP)
+	$(BIN)/python -m build --no-isolation
+
+# .venv stays: remove it by hand.
+clean:
+	rm -rf build dist *.egg-info .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
