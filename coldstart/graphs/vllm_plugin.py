@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from coldstart import timeline
 from coldstart.graphs import capture, gate, vllm_hook
@@ -89,12 +90,8 @@ class Recording:
         import torch
 
         torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=2_000_000)
-        plain = torch.cuda.CUDAGraph
-        torch.cuda.CUDAGraph = kept_class(plain)  # type: ignore[misc]
-        try:
+        with patch.object(torch.cuda, "CUDAGraph", kept_class(torch.cuda.CUDAGraph)):
             result = own()
-        finally:
-            torch.cuda.CUDAGraph = plain  # type: ignore[misc]
         try:
             _refuse_parallel(runner)
             self._save(runner)
