@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.engine import launch
+from coldstart.engine import handoff, launch
 from coldstart.engine.plan import LaunchPlan
 from coldstart.errors import Failed
 
@@ -115,5 +115,5 @@ def test_memory_is_that_of_the_whole_tree(fake_engine: FakeEngine, tmp_path: Pat
 
 
 def test_a_pid_is_found_below_its_guardian(fake_engine: FakeEngine, tmp_path: Path) -> None:
-    with pytest.raises(launch.handoff.HandoffError, match="which is gone already"):
+    with pytest.raises(handoff.HandoffError, match="which is gone already"):
         launch._outer_pid(os.getpid(), 1)

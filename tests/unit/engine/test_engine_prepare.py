@@ -180,4 +180,4 @@ def test_without_a_bundle_the_start_is_vllms_own(model: Model, home: Path) -> No
 def public_key() -> bytes:
     """The public key of the user that published, whose state directory is the home's."""
     state = Path(paths.cache_dir()).parents[1] / "state_home" / "coldstart"
-    return sign.public_pem(state)
+    return bytes(sign.public_pem(state))

@@ -1,0 +1,113 @@
+"""A bundle moved to another home, store and working directory: code only by trust, then every fast path.
+
+Three starts of one machine, each with the state it needs: the signer unknown, the signer trusted, a blob damaged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coldstart.artifacts.blobs import blob_path
+from tools.bundles import flip
+from tools.machine import Machine, Tokens
+
+pytestmark = pytest.mark.vllm
+COMPILERS = ("g++", "gcc", "c++", "cc", "clang++", "clang")
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The other machine; its compilers note each call in `calls`."""
+
+    machine: Machine
+    calls: Path
+
+    def compiled(self) -> list[str]:
+        """The calls that compile; asking a compiler what it is does not."""
+        calls = self.calls.read_text().splitlines() if self.calls.exists() else []
+        return [call for call in calls if " -o " in call or " -c " in call]
+
+    def unpacked(self) -> dict[str, int]:
+        """Every file of the unpacked code with its size; inductor's empty locks are left out."""
+        root = self.machine.cache / "unpacked"
+        files = [path for path in root.glob("*/**/*") if path.is_file() and path.suffix != ".lock"]
+        return {str(Path(*path.relative_to(root).parts[1:])): path.stat().st_size for path in files}
+
+
+@pytest.fixture(scope="module")
+def elsewhere(machine: Machine, made: Any, tmp_path_factory: pytest.TempPathFactory) -> Elsewhere:
+    scratch = tmp_path_factory.mktemp("elsewhere")
+    machine.run("export", made.ref, "--to", str(scratch / "bundle.tar"))
+    calls = scratch / "calls"
+    path = f"{_watched_compilers(scratch / 'bin', calls)}:{os.environ['PATH']}"
+    root = machine.root.parent / "elsewhere"
+    shutil.rmtree(root, ignore_errors=True)
+    other = Machine(root, {"PATH": path})
+    other.run("import", str(scratch / "bundle.tar"))
+    return Elsewhere(other, calls)
+
+
+@pytest.fixture
+def trusted(machine: Machine, elsewhere: Elsewhere, tmp_path: Path) -> Elsewhere:
+    """The other machine, after its user has trusted the first one's key."""
+    (tmp_path / "key.pem").write_text(machine.run("trust", "show"))
+    elsewhere.machine.run("trust", "add", str(tmp_path / "key.pem"))
+    return elsewhere
+
+
+def test_a_strangers_code_does_not_run(elsewhere: Elsewhere, reference: Tokens) -> None:
+    with elsewhere.machine.serving("tiny-llama") as served:
+        assert served.report["fast_path"] == {"mode": True}
+        (fallback,) = served.report["fallbacks"]
+        assert fallback["section"] == "compile" and "is not a trusted key" in fallback["reason"]
+        assert elsewhere.unpacked() == {}
+        assert served.tokens() == reference
+    assert elsewhere.compiled(), "an ordinary start compiles, or the watch does not work"
+
+
+def test_moved_and_trusted_it_takes_every_fast_path(
+    machine: Machine, made: Any, trusted: Elsewhere, reference: Tokens
+) -> None:
+    trusted.calls.unlink(missing_ok=True)
+    with trusted.machine.serving("tiny-llama", "--mode", "fresh") as served:
+        assert served.report["fast_path"] == {"mode": True, "compile": True}
+        assert served.report["fallbacks"] == [] and served.report["canary"] is True
+        assert served.tokens() == reference
+    assert trusted.compiled() == []
+    assert trusted.unpacked() == _members(machine, made)
+
+
+def test_a_flipped_byte_is_named_and_the_server_answers(trusted: Elsewhere, reference: Tokens) -> None:
+    there = trusted.machine
+    shown = json.loads(there.run("inspect", "tiny-llama", "--format", "json"))
+    digest = next(section["digest"] for section in shown["sections"] if section["type"] == "compile")
+    shutil.rmtree(there.cache / "unpacked", ignore_errors=True)
+    flip(blob_path(there.cache / "bundles", digest), 12345)
+    there.run("validate", shown["name"], code=1)
+    with there.serving("tiny-llama") as served:
+        (fallback,) = served.report["fallbacks"]
+        assert fallback["section"] == "compile" and "CS-DIGEST" in fallback["reason"]
+        assert served.tokens() == reference
+
+
+def _watched_compilers(directory: Path, calls: Path) -> Path:
+    directory.mkdir()
+    for name in COMPILERS:
+        if real := shutil.which(name):
+            script = directory / name
+            # Its own name and PATH as without the watch: what gcc says of itself enters inductor's keys.
+            watch = f'echo "{name} $*" >> "{calls}"\nPATH="${{PATH#*:}}"\nexec -a "{name}" "{real}" "$@"\n'
+            script.write_text(f"#!/bin/bash\n{watch}")
+            script.chmod(0o755)
+    return directory
+
+
+def _members(machine: Machine, made: Any) -> dict[str, int]:
+    tree = json.loads(machine.run("inspect", made.ref, "--tree", "--format", "json"))
+    return {member["path"]: member["size"] for member in tree["sections"]["compile"]}

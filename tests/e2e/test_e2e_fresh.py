@@ -1,0 +1,66 @@
+"""A bundle is made, looked at, checked and served, and answers vLLM's own tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools.machine import VLLM, Machine, Tokens
+
+pytestmark = pytest.mark.vllm
+SECTIONS = {"kv", "compile", "modelinfo", "tokenizer", "weights", "iterations", "stages"}
+SPANS = {
+    "coldstart",
+    "import torch",
+    "import vllm",
+    "load weights",
+    "restore compiled forward",
+    "start engine",
+    "first token",
+}
+
+
+def test_the_bundle_is_complete_and_valid(machine: Machine, made: Any) -> None:
+    shown = json.loads(machine.run("inspect", made.ref, "--format", "json"))
+    assert {section["type"] for section in shown["sections"]} >= SECTIONS
+    assert shown["trust"]["ok"] and shown["provenance"]["arguments"] == list(VLLM)
+    assert str(machine.root) not in json.dumps(shown)
+    assert "valid at level load" in machine.run("validate", made.ref, "--level", "load")
+
+
+def test_materializing_again_makes_nothing(machine: Machine, made: Any) -> None:
+    again = machine.run("materialize", "tiny-llama", "-q", "--", *VLLM)
+    assert again.strip().splitlines()[-1] == made.ref
+
+
+def test_fresh_answers_vllms_tokens(machine: Machine, made: Any, reference: Tokens, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    with machine.serving("tiny-llama", "--mode", "fresh", "--timeline", str(trace)) as served:
+        assert served.report["mode"] == "fresh" and served.report["canary"] is True
+        assert served.report["fast_path"] == {"mode": True, "compile": True}
+        assert served.report["fallbacks"] == []
+        assert served.tokens() == reference
+        assert served.report["url"] in served.output.read_text()
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert {event["name"] for event in events} >= SPANS
+    assert len({event["pid"] for event in events}) == 3  # the command, the server, its engine
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events)
+
+
+def test_a_start_leaves_no_file_behind(machine: Machine, made: Any) -> None:
+    # vLLM leaves its own sockets there.
+    assert list((machine.root / "tmp").glob("coldstart*")) == []
+
+
+def test_a_miss_names_the_field_without_importing_torch(machine: Machine, made: Any) -> None:
+    other = ["--max-model-len", "256", *VLLM[2:]]
+    watched = Machine(machine.root, {"PYTHONPROFILEIMPORTTIME": "1"})
+    watched.run("serve", "tiny-llama", "--on-miss", "fail", "--", *other, code=3)
+    said = watched.error()
+    assert "engine.max_model_len: wanted 256, found 512" in said
+    assert f"coldstart materialize tiny-llama -- {' '.join(other)}" in said
+    imported = {line.rpartition("|")[2].strip() for line in said.splitlines() if "import time:" in line}
+    assert "coldstart.cli" in imported or "coldstart" in imported
+    assert not imported & {"torch", "vllm", "pandas"}

@@ -1,0 +1,61 @@
+"""Other architectures go the same way with no word about them; a killed run leaves nothing in that way."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coldstart.artifacts.store import Store
+from tools.machine import READY_S, VLLM, Machine, remaining
+
+from coldstart.bench import usage
+
+pytestmark = pytest.mark.vllm
+
+
+def test_materialize_is_killed_and_run_again(machine: Machine, made: Any) -> None:
+    before = machine.run("list", "--format", "json")
+    if "tiny-opt" not in before:
+        family = _killed_in_the_middle(machine)
+        assert len(family) >= 2 and remaining(family) == []
+        assert machine.run("list", "--format", "json") == before
+        machine.run("validate", made.ref)
+    _answers_its_canary(machine, "tiny-opt")
+    assert list((machine.cache / "work").iterdir()) == []
+
+
+def test_a_third_architecture(machine: Machine) -> None:
+    _answers_its_canary(machine, "tiny-qwen2")
+
+
+def _killed_in_the_middle(machine: Machine) -> list[usage.Process]:
+    """`materialize` killed once its engine has imported vLLM; all the processes that it had."""
+    process = machine.start("materialize", "tiny-opt", "--", *VLLM, stderr=subprocess.DEVNULL)
+    deadline_s = time.monotonic() + READY_S
+    while "import vllm" not in "".join(events.read_text() for events in _events(machine)):
+        assert process.poll() is None and time.monotonic() < deadline_s
+        time.sleep(0.05)
+    processes = usage.snapshot()
+    family = [processes[pid] for pid in usage.tree(processes, [process.pid])]
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return family
+
+
+def _events(machine: Machine) -> list[Path]:
+    return list((machine.cache / "work").glob("*/offline.events"))
+
+
+def _answers_its_canary(machine: Machine, model: str) -> None:
+    said = json.loads(machine.run("materialize", model, "--format", "json", "--", *VLLM))
+    info: Any = Store(machine.cache / "bundles").get(said["ref"]).json("modelinfo")
+    with machine.serving(model, "--mode", "fresh") as served:
+        assert served.report["fast_path"] == {"mode": True, "compile": True}
+        assert served.report["fallbacks"] == [] and served.report["canary"] is True
+        answer = served.client.complete(info["canary"]["prompt"], len(info["canary"]["tokens"]))
+        assert list(answer.tokens) == info["canary"]["tokens"]

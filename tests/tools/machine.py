@@ -1,0 +1,156 @@
+"""A user at a machine of their own: home, XDG directories, cache root, working directory under one root.
+
+What is run is the installed `coldstart` script; its environment owes nothing to the one of the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coldstart.bench import usage
+from coldstart.bench.client import Client
+from coldstart.bench.launch import HOST, free_port
+from coldstart.bench.launchers import console
+
+PROJECT = Path(__file__).parents[2]
+READY_S = 400.0
+PROMPTS = ("Once upon a time", "a b c d e f g", "The answer is")
+VLLM = ("--max-model-len", "512", "--kv-cache-memory-bytes", "134217728")
+Tokens = list[tuple[int, ...]]
+_OURS = ("COLDSTART_", "HF_", "XDG_", "VLLM_", "TORCH", "TRITON_")
+
+
+def criu() -> str | None:
+    """The CRIU that tests use: COLDSTART_CRIU, else the project's own, else the one in PATH."""
+    unpacked = PROJECT / ".cache" / "criu" / "criu"
+    return os.environ.get("COLDSTART_CRIU") or (str(unpacked) if unpacked.exists() else shutil.which("criu"))
+
+
+@dataclass
+class Served:
+    """A `coldstart serve` that is ready: the process, its ready file, and a client."""
+
+    process: subprocess.Popen[bytes]
+    report: Mapping[str, Any]
+    client: Client
+    log: Path
+    output: Path
+
+    def tokens(self) -> Tokens:
+        """The greedy tokens that follow each of PROMPTS."""
+        return [self.client.complete(prompt, 16).tokens for prompt in PROMPTS]
+
+    def family(self) -> list[usage.Process]:
+        """The supervisor, the server and all their descendants."""
+        processes = usage.snapshot()
+        return [processes[pid] for pid in usage.tree(processes, [self.process.pid, self.report["pid"]])]
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal to the supervisor; its exit code (128 + n after signal n)."""
+        self.process.send_signal(number)
+        return self.code()
+
+    def code(self) -> int:
+        """Wait for the supervisor; its exit code."""
+        code = self.process.wait(timeout=60)
+        return code if code >= 0 else 128 - code
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One user. `extra` is set on top of the environment."""
+
+    root: Path
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def cache(self) -> Path:
+        """The cache root, at its default place below the home."""
+        return self.root / "home" / "cache" / "coldstart"
+
+    def environment(self) -> dict[str, str]:
+        """Every directory below the root; a CRIU where there is one."""
+        places = {"HOME": "home", "XDG_CACHE_HOME": "home/cache", "XDG_STATE_HOME": "home/state"}
+        places |= {"XDG_CONFIG_HOME": "home/config", "XDG_RUNTIME_DIR": "run", "TMPDIR": "tmp"}
+        made = {name: str(self._directory(place)) for name, place in places.items()}
+        found = {"COLDSTART_CRIU": program} if (program := criu()) else {}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+        return kept | made | found | {"HF_HUB_OFFLINE": "1", "NO_COLOR": "1"} | dict(self.extra)
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+        """Start `coldstart ARGUMENTS` in the working directory of this machine."""
+        work = self._directory("work")
+        return subprocess.Popen(
+            [*console(), *arguments], env=self.environment(), cwd=work, stdin=subprocess.DEVNULL, **options
+        )
+
+    def run(self, *arguments: str, code: int = 0) -> str:
+        """Run `coldstart ARGUMENTS` to its end; what it printed. Fails when it exits with another code."""
+        with (self._directory("work") / "stderr").open("w+b") as errors:
+            process = self.start(*arguments, stdout=subprocess.PIPE, stderr=errors)
+            said, _ = process.communicate(timeout=READY_S)
+            errors.seek(0)
+            assert process.returncode == code, errors.read().decode(errors="replace")[-6000:]
+        return said.decode()
+
+    def error(self) -> str:
+        """What the last `run` wrote to its standard error."""
+        return (self.root / "work" / "stderr").read_text(errors="replace")
+
+    @contextmanager
+    def serving(self, model: str, *arguments: str, vllm: Sequence[str] = VLLM) -> Iterator[Served]:
+        """`coldstart serve`, ready when the block is entered, ended (and nothing left of it) afterwards."""
+        port = free_port()
+        place = self._directory(f"served-{port}")
+        options = ["--port", str(port), "--ready-file", str(place / "ready.json"), *arguments, "--", *vllm]
+        with (place / "log").open("wb") as log, (place / "out").open("wb") as out:
+            process = self.start("serve", model, *options, stdout=out, stderr=log, start_new_session=True)
+        family: list[usage.Process] = []
+        try:
+            report = _ready(process, place / "ready.json", place / "log")
+            served = Served(process, report, Client(HOST, port), place / "log", place / "out")
+            family = served.family()
+            yield served
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+            left = remaining(family)
+        assert not left, f"processes outlive their server: {left}"
+
+    def _directory(self, name: str) -> Path:
+        path = self.root / name
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path
+
+
+def remaining(family: Sequence[usage.Process], patience_s: float = 20.0) -> list[usage.Process]:
+    """Those of `family` that still run after some patience."""
+    deadline_s = time.monotonic() + patience_s
+    while (left := [one for one in family if _runs(one)]) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    return left
+
+
+def _runs(process: usage.Process) -> bool:
+    now = usage.snapshot().get(process.pid)
+    return now is not None and now.started == process.started and not now.ended
+
+
+def _ready(process: subprocess.Popen[bytes], ready: Path, log: Path) -> dict[str, Any]:
+    deadline_s = time.monotonic() + READY_S
+    while not ready.exists():
+        said = f"\n{log.read_text(errors='replace')[-6000:]}"
+        assert process.poll() is None, f"coldstart serve ended with {process.returncode}{said}"
+        assert time.monotonic() < deadline_s, f"not ready in {READY_S} s{said}"
+        time.sleep(0.05)
+    return dict(json.loads(ready.read_text()))
