@@ -67,7 +67,8 @@ done
 echo "deb ${signed:-} $mirror unstable main" >"$apt/sources.list"
 set -- -q -o Dir::Etc::SourceList="$apt/sources.list" -o Dir::Etc::SourceParts=/dev/null \
     -o Dir::State::Lists="$apt/lists" -o Dir::State::status=/dev/null -o Dir::Cache="$apt/cache" \
-    -o APT::Sandbox::User=root -o Acquire::Languages=none -o Acquire::Retries=2 -o Acquire::http::Timeout=30
+    -o APT::Sandbox::User=root -o APT::Update::Error-Mode=any -o Acquire::Languages=none \
+    -o Acquire::Retries=2 -o Acquire::http::Timeout=30
 exec 3>"$work/log"
 said() { tail -n 3 "$work/log" | tr '\n' ' '; }
 
