@@ -1,8 +1,8 @@
-"""The `vllm.general_plugins` entry point: record captures offline, restore them online.
+"""The plug-in behind `entry.register`: record captures offline, restore them online.
 
 COLDSTART_GRAPHS_RECORD=<directory>   each capturing worker leaves a snapshot there
 COLDSTART_GRAPHS_RESTORE=<directory>  a proven bundle; descriptors that it holds are not captured
-With neither set nothing is imported or patched.  Whatever goes wrong, vLLM's own capture runs, and the reason
+With neither set `entry` does not even import this.  Whatever goes wrong, vLLM's own capture runs, and the reason
 is logged.  In vLLM every restored graph is built before ready, and the canary is left to the caller.
 """
 
@@ -23,12 +23,12 @@ from coldstart.graphs import capture, gate, vllm_hook
 from coldstart.graphs.cuda.backend import CudaDriver
 from coldstart.graphs.cuda.cupti import Watch
 from coldstart.graphs.cuda.modules import ModuleLog
+from coldstart.graphs.entry import RECORD, RESTORE
 from coldstart.graphs.errors import GraphError, Refused
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.torch_framework import TorchFramework, consumes_random
 from coldstart.graphs.vllm_names import runner_tensors
 
-RECORD, RESTORE = "COLDSTART_GRAPHS_RECORD", "COLDSTART_GRAPHS_RESTORE"
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 EXTRAS = "vllm.json"
 log = logging.getLogger("vllm.coldstart.graphs")
