@@ -52,6 +52,11 @@ class OfflineEngine:
         """The worker inside the executor."""
         return self.core.model_executor.driver_worker.worker
 
+    @property
+    def compiles(self) -> bool:
+        """Whether vLLM compiles any part of this model."""
+        return any(True for _ in compiled.compiled_modules(self.worker.model_runner.model))
+
     def prompt(self, length: int) -> list[int]:
         """`length` token ids that no earlier prompt shares, so that the prefix cache never helps."""
         vocabulary = self.config.model_config.get_vocab_size()
@@ -168,7 +173,8 @@ def run(plan: LaunchPlan, out: Path) -> None:
             _write(out / "iterations.json", iteration_profile(engine))
     _write(out / "modelinfo.json", info)
     _write(out / "kv.json", kv_sizing(engine))
-    if any(True for _ in compiled.compiled_modules(engine.worker.model_runner.model)):
+    # Only our own worker restores compiled code; another one (a GPU's, several ranks') compiles as always.
+    if engine.config.parallel_config.worker_cls == server.WORKER and engine.compiles:
         with timeline.measure("save compiled forward", track="offline"):
             write_compiled(engine, out / "compile")
 
