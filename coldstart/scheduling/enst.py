@@ -1,7 +1,7 @@
 """Estimated next scheduled time (FastServe, section 4.2).
 
 ENST(i) = min(T_promote(i), T_execute(i)),
-T_execute(i) = 1/B * sum over jobs j of higher priority of the quanta from j's level down to, not including, i's.
+T_execute(i) = 1/B * sum over jobs j of higher priority of the quanta from j's level down to i's, exclusive.
 T_execute depends on the level alone, so one pass over the queue lengths gives it for every job.
 """
 

@@ -1,8 +1,8 @@
 """Multi-level feedback queues: skip-join (FastServe, section 4.1, Algorithm 1) and the naive baseline.
 
-Invariants: a job joins the highest queue whose quantum covers its first iteration; it is demoted only after it
-has used its quantum, then by at least eta levels and at least to the level its next iteration asks for; a job
-unserved for alpha moves to the tail of Q1.
+Invariants: a job joins the highest queue whose quantum covers its first iteration; it is demoted only after
+it has used its quantum, then by at least eta levels and at least to the level its next iteration asks for;
+a job unserved for alpha moves to the tail of Q1.
 """
 
 from __future__ import annotations

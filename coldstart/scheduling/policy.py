@@ -38,7 +38,7 @@ class Policy(ABC):
         """Book `seconds` of service that ended at `now`."""
         job.attained_s += seconds
 
-    def tick(self, now: float, batch: int) -> None:
+    def tick(self, now: float, batch: int) -> None:  # noqa: B027 - most policies have no clock
         """Let time pass: promotions, where the policy has any. `batch` is B, the largest batch."""
 
     def enst(self, now: float, batch: int) -> Callable[[Job], float]:

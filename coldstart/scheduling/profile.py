@@ -78,7 +78,7 @@ class IterationProfile:
         return min(self.prefill.ys[0], self.decode.ys[0])
 
     def iteration_s(self, prefill_tokens: int, decode_batch: int) -> float:
-        """One mixed iteration. The parts share the weights' read, so the shorter part's floor is paid once."""
+        """One mixed iteration. Both parts read the same weights, so the smaller floor is paid once."""
         if not prefill_tokens:
             return self.decode(decode_batch) if decode_batch else 0.0
         if not decode_batch:

@@ -1,6 +1,6 @@
 """Quanta q1 < q2 < ... < qn with q(i+1) = growth * q(i), and the level that an iteration time asks for.
 
-Equation (FastServe, Algorithm 1, line 8): level(t) = min i such that q(i) >= t; the last level takes the rest.
+Equation (FastServe, Algorithm 1, line 8): level(t) = min i such that q(i) >= t; the last takes the rest.
 """
 
 from __future__ import annotations

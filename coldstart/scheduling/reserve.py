@@ -1,7 +1,7 @@
 """How many blocks stay idle for bursts (FastServe, section 4.2: sized from recent arrivals).
 
-Equation: reserve = the q-quantile, over the recent windows of one load latency, of the blocks that the arrivals
-within the window asked for. More bursts mean a higher quantile, no arrivals mean no reserve.
+Equation: reserve = the q-quantile, over the recent windows of one load latency, of the blocks that the
+arrivals within the window asked for. More bursts mean a higher quantile, no arrivals mean no reserve.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 
 from coldstart.scheduling.job import Job
 
@@ -47,6 +48,7 @@ def prefetches(hosted: Iterable[Job], enst: Enst, blocks: Blocks, free: int) -> 
 
 def plan(
     resident: Iterable[Job],
+    due: Iterable[Job],
     hosted: Iterable[Job],
     *,
     enst: Enst,
@@ -58,14 +60,14 @@ def plan(
     """Proactive swapping for one step.
 
     resident: jobs on the device that may leave (not picked now, and served since they came back);
-    hosted: jobs whose KV is on the host; free, reserve, urgent: blocks that are free, that are kept for
-    arrivals, and that the picked batch needs now. Loads never use the reserve; a step that must evict
-    for somebody else loads nothing, unless the load is of smaller ENST than every victim.
+    due: jobs on the host whose rank earns a slot now; hosted: the other jobs on the host; free, reserve,
+    urgent: blocks that are free, that are kept for arrivals, and that the picked batch needs now.
+    Due jobs may use the reserve, the others may not.
     """
-    out = victims(resident, enst, blocks, urgent + reserve - free)
-    spare = free + sum(map(blocks, out)) - urgent - reserve
-    into = prefetches(hosted, enst, blocks, spare)
-    soonest = min(map(enst, out), default=None)
-    if soonest is not None:
-        into = [job for job in into if enst(job) < soonest]
-    return Swaps(tuple(out), tuple(into))
+    due = list(due)
+    out = victims(resident, enst, blocks, urgent + reserve + sum(map(blocks, due)) - free)
+    spare = free + sum(map(blocks, out)) - urgent
+    first = prefetches(due, enst, blocks, spare)
+    later = prefetches(hosted, enst, blocks, spare - reserve - sum(map(blocks, due)))
+    soonest = min(map(enst, out), default=inf)
+    return Swaps(tuple(out), tuple(job for job in first + later if enst(job) <= soonest))

@@ -58,7 +58,8 @@ class Engine:
         self.policy.tick(self.now, self.settings.batch)
         picked = pick(self.policy, self.settings.batch, self.placer.ready, self.settings.oldest_share)
         enst = lambda: self.policy.enst(self.now, self.settings.batch)  # noqa: E731
-        placement = self.placer.place([self.live[job.id] for job in picked], enst, self.now)
+        top = {job.id for job in islice(self.policy, self.settings.batch)}
+        placement = self.placer.place([self.live[job.id] for job in picked], top, enst, self.now)
         running = self._budgeted(placement.runnable)
         blocked = self._blocked_on_copies({job.job.id for job, _ in running})
         if not running:

@@ -1,7 +1,7 @@
 """Fit the picked jobs into device memory, by strategy.
 
 Invariants: the returned jobs hold every block their next iteration needs; a job that has produced no token
-since it came back is never a victim; nobody is evicted for a job of lower rank.
+since it came back is a victim of the top job only; nobody is evicted for a job of lower rank.
 """
 
 from __future__ import annotations
@@ -40,23 +40,29 @@ class Placer:
     def arrived(self, job: SimJob, now: float) -> None:
         self.reserve.arrived(self.settings.blocks(job.job.prompt_tokens + 1), now)
 
-    def place(self, picked: list[SimJob], enst: Callable[[], Enst], now: float) -> Placement:
+    def place(self, picked: list[SimJob], top: set[str], enst: Callable[[], Enst], now: float) -> Placement:
+        """`top` names the jobs whose rank earns a slot now, ready or not."""
         if self.settings.device_blocks is None:
             return Placement(picked)
         if self.settings.strategy == "proactive":
-            self._swap_ahead(picked, enst, now)
-        return self._fit(picked, enst, now)
+            self._swap_ahead(picked, top, enst, now)
+        placement = self._fit(picked, enst, now)
+        if not placement.runnable and not self.memory.in_flight:
+            self._force(top, enst(), now)
+        return placement
 
-    def _swap_ahead(self, picked: list[SimJob], enst: Callable[[], Enst], now: float) -> None:
+    def _swap_ahead(self, picked: list[SimJob], top: set[str], enst: Callable[[], Enst], now: float) -> None:
         memory, chosen = self.memory, {job.job.id for job in picked}
         urgent = sum(self._missing(job) for job in picked)
         reserve = self.reserve.blocks(now)
         free = int(memory.free) + memory.leaving
         if free >= urgent + reserve and not memory.hosted:
             return
+        hosted = [job.job for job in memory.hosted.values()]
         swaps = plan(
             [job.job for job in self._evictable(chosen)],
-            [job.job for job in memory.hosted.values()],
+            [job for job in hosted if job.id in top],
+            [job for job in hosted if job.id not in top],
             enst=enst(),
             blocks=lambda job: self.jobs[job.id].blocks,
             free=free,
@@ -71,7 +77,7 @@ class Placer:
             memory.move_in(self.jobs[into.id], now)
 
     def _fit(self, picked: list[SimJob], enst: Callable[[], Enst], now: float) -> Placement:
-        """Give blocks in rank order; when they run out, victims from outside the batch go first, then its tail."""
+        """Give blocks in rank order; victims from outside the batch go first, then the batch's tail."""
         placement, admitting = Placement([]), True
         queue = list(picked)
         while queue:
@@ -106,7 +112,8 @@ class Placer:
             return 0.0
         chosen = {other.job.id for other in (job, *later, *kept)}
         order = enst()
-        victims = sorted(self._evictable(chosen), key=lambda v: order(v.job), reverse=True)
+        anybody = not kept  # the top job must run, or two jobs without progress could block it for ever
+        victims = sorted(self._evictable(chosen, anybody), key=lambda v: order(v.job), reverse=True)
         victims += [v for v in reversed(later) if v.kv is Kv.DEVICE and v.blocks]
         waited = 0.0
         for victim in victims:
@@ -114,6 +121,17 @@ class Placer:
                 break
             waited += self._evict(victim, now + waited)
         return waited
+
+    def _force(self, top: set[str], enst: Enst, now: float) -> None:
+        """Nothing runs and nothing moves: bring the soonest job back, whatever the reserve says."""
+        hosted = sorted(self.memory.hosted.values(), key=lambda job: (job.job.id not in top, enst(job.job)))
+        if not hosted:
+            return
+        resident = sorted(self._evictable(set(), anybody=True), key=lambda job: -enst(job.job))
+        while resident and hosted[0].blocks > self.memory.free + self.memory.leaving:
+            self.memory.move_out(resident.pop(0), now)
+        if hosted[0].blocks <= self.memory.free:
+            self.memory.move_in(hosted[0], now)
 
     def _evict(self, victim: SimJob, now: float) -> float:
         if self.settings.strategy == "recompute":
@@ -124,9 +142,9 @@ class Placer:
             return self.memory.wait_for([victim], now)
         return 0.0
 
-    def _evictable(self, chosen: set[str]) -> list[SimJob]:
+    def _evictable(self, chosen: set[str], anybody: bool = False) -> list[SimJob]:
         resident = (job for job in self.jobs.values() if job.kv is Kv.DEVICE and job.blocks)
-        return [job for job in resident if job.job.id not in chosen and job.progressed]
+        return [job for job in resident if job.job.id not in chosen and (job.progressed or anybody)]
 
     def _missing(self, job: SimJob) -> int:
         return self.memory.missing(job, job.job.context + 1)

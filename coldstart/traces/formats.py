@@ -66,7 +66,7 @@ def parse_mooncake(line: str) -> TraceRequest:
 
 
 def csv_parser(columns: Columns, tokens: tuple[int, int]) -> Callable[[Row], TraceRequest]:
-    """A parser for rows of these columns; `tokens` (prompt, output) stand in where the trace has no lengths."""
+    """A parser for rows of these columns; `tokens` (prompt, output) stand in for lengths not traced."""
 
     def parse(row: Row) -> TraceRequest:
         prompt = _tokens(_cell(row, columns.prompt), columns.prompt) if columns.prompt else tokens[0]

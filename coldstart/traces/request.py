@@ -1,6 +1,6 @@
 """One request of a trace, and what went wrong while reading others.
 
-Invariant: arrival_s >= 0, prompt_tokens >= 1, output_tokens >= 1; arrival is in seconds from the trace's start.
+Invariant: arrival_s >= 0 seconds from the trace's start, prompt_tokens >= 1, output_tokens >= 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TraceError(ValueError):
 
 @dataclass(slots=True)
 class TraceReport:
-    """Filled while a trace is read: rows given out, and rows skipped (the first `keep` with their reasons)."""
+    """Filled while a trace is read: rows given out, rows skipped, the first `keep` with their reasons."""
 
     rows: int = 0
     skipped: int = 0

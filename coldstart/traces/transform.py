@@ -56,7 +56,7 @@ def cap_tokens(
 def map_models(
     rows: Iterable[TraceRequest], models: Sequence[str], mapping: str, seed: int, zipf_s: float = 1.0
 ) -> Iterator[TraceRequest]:
-    """Give each row one of `models`: in turn, by a Zipf law (rank^-s), or by its own column's distinct values.
+    """Give each row one of `models`: in turn, by a Zipf law (rank^-s), or by its own column's values.
 
     'column' assigns the trace's own names to `models` in order of appearance, round again when they run out.
     """
