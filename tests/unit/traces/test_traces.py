@@ -149,9 +149,9 @@ REAL = next((folder for folder in BESIDE if folder.is_dir()), Path("absent"))
 @pytest.mark.parametrize(
     ("file", "name", "count"),
     [
-        ("azure_llm_2023_conv.csv", "azure-llm", 19_365),
+        ("azure_llm_2023_conv.csv", "azure-llm", 19_366),
         ("mooncake_fast25_conversation.jsonl", "mooncake", 12_031),
-        ("azure_functions_2021_sample.csv", "azure-functions", 198),
+        ("azure_functions_2021_sample.csv", "azure-functions", 199),
     ],
 )
 def test_the_real_traces_are_read_whole(file: str, name: str, count: int) -> None:
