@@ -138,7 +138,7 @@ class Checked:
         assert set(places) == live == {job.id for job in scheduler.ranking} == set(scheduler.jobs)
 
     def _watch_evictions(self) -> None:
-        evict, choose = self.scheduler._preempt_request, self.scheduler.room._evict_one
+        evict, choose = self.scheduler._preempt_request, self.scheduler.room._victims
 
         def preempt(request: Request, *args: Any, **kwargs: Any) -> None:
             tokens = request.num_tokens + request.num_output_placeholders
@@ -147,16 +147,15 @@ class Checked:
             self.evicted_at[request.request_id] = tokens
             evict(request, *args, **kwargs)
 
-        def victim(kept: list[Request], enst: Any) -> bool:
-            spared = {request.request_id for request in kept}
-            before = [r for r in self.scheduler.room._evictable() if r.request_id not in spared]
-            left = choose(kept, enst)
-            gone = [r for r in before if r not in self.scheduler.running]
-            assert not gone or enst(gone[0]) >= max(map(enst, before)), "a victim of smaller ENST"
-            return left
+        def victims(spared: set[str], enst: Any) -> list[Request]:
+            found = choose(spared, enst)
+            allowed = {r.request_id for r in self.scheduler.running} - spared - set(self.scheduler.fresh)
+            assert {r.request_id for r in found} <= allowed, "a victim that is picked or without a token"
+            assert list(map(enst, found)) == sorted(map(enst, found)), "victims out of the order of ENST"
+            return found
 
         self.scheduler._preempt_request = preempt
-        self.scheduler.room._evict_one = victim
+        self.scheduler.room._victims = victims
 
     def _finished(self) -> None:
         for name, wanted in self.load.wanted.items():

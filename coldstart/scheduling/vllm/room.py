@@ -25,7 +25,7 @@ class Room:
     def __init__(self, scheduler: PolicyScheduler) -> None:
         self.scheduler = scheduler
         self.waiting_for_loads = 0
-        self._promised = 0
+        self._promised = self._joining = 0
 
     @property
     def free(self) -> int:
@@ -35,13 +35,17 @@ class Room:
 
     def make(self, picked: list[Request], enst: Enst) -> list[Request]:
         """Evict what is needed; the picked requests that can be held now, in rank order."""
-        self._promised = 0
+        self._promised = self._joining = 0
+        if self._roomy(picked):
+            return self._within_budget(picked)
         chosen: list[Request] = []
         later = list(picked)
+        victims = self._victims({request.request_id for request in picked}, enst)
         while later:
             request = later.pop(0)
-            if self._fits(request, chosen, later, enst):
+            if self._fits(request, later, victims):
                 self._promised += self._needs(request)
+                self._joining += request.status != RequestStatus.RUNNING
                 chosen.append(request)
         if picked and picked[0] not in chosen:
             chosen = self._with_leader(picked[0], chosen)
@@ -66,16 +70,40 @@ class Room:
         spare -= used + scheduler.reserve.blocks(now)
         return first + self._fitting(sorted(others, key=enst), spare)
 
-    def _fits(self, request: Request, chosen: list[Request], later: list[Request], enst: Enst) -> bool:
-        kept = [request, *chosen, *later]
-        while not self._holds(request, chosen):
-            if not self._evict_one(kept, enst) and not self._evict_last(later):
+    def _fits(self, request: Request, later: list[Request], victims: list[Request]) -> bool:
+        while not self._holds(request):
+            if victims:
+                self._evict(victims.pop())
+            elif not self._evict_last(later):
                 return False
         return True
 
-    def _holds(self, request: Request, chosen: list[Request]) -> bool:
+    def _roomy(self, picked: list[Request]) -> bool:
+        """Whether everybody fits by a cheap upper bound, which spares asking vLLM about each of them."""
+        scheduler = self.scheduler
+        groups = len(scheduler.kv_cache_config.kv_cache_groups)
+        bound = 0
+        for request in picked:
+            if request.status == RequestStatus.RUNNING and not request.is_prefill_chunk:
+                bound += 2 * groups
+            else:
+                self._joining += request.status != RequestStatus.RUNNING
+                bound += groups * (request.num_tokens // scheduler.block_size + 2)
+        slots = (
+            scheduler.max_num_running_reqs
+            - len(scheduler.running)
+            - scheduler.num_waiting_for_streaming_input
+        )
+        margin = scheduler.kv_cache_manager.watermark_blocks
+        if bound + margin <= self.free and self._joining <= slots and not scheduler.num_spec_tokens:
+            self._promised = bound
+            return True
+        self._joining = 0
+        return False
+
+    def _holds(self, request: Request) -> bool:
         running = request.status == RequestStatus.RUNNING
-        return (running or self._slot_left(chosen)) and self._needs(request) <= self.free
+        return (running or self._slot_left()) and self._needs(request) <= self.free
 
     def _with_leader(self, top: Request, chosen: list[Request]) -> list[Request]:
         """The top of the batch is kept out by requests without a token since their admission.
@@ -91,12 +119,14 @@ class Room:
             return chosen
         chosen = chosen[: scheduler.batch - 1]
         self._promised = sum(map(self._needs, chosen))
+        self._joining = sum(request.status != RequestStatus.RUNNING for request in chosen)
         self._make_way(leader, [leader, *chosen])
-        while chosen and not self._holds(leader, chosen):
+        while chosen and not self._holds(leader):
             dropped = chosen.pop()
             self._promised -= self._needs(dropped)
+            self._joining -= dropped.status != RequestStatus.RUNNING
             self._make_way(leader, [leader, *chosen])
-        if not self._holds(leader, chosen):
+        if not self._holds(leader):
             return chosen
         self._promised += self._needs(leader)
         return [leader, *chosen]
@@ -117,7 +147,7 @@ class Room:
         parked = [r for r in scheduler.running if r.request_id not in scheduler.fresh]
         victims = parked + [scheduler.requests[name] for name in reversed(scheduler.fresh)]
         for victim in victims:
-            if self._holds(request, kept[1:]):
+            if self._holds(request):
                 return
             if victim.request_id not in spared:
                 self._take_from(victim)
@@ -129,27 +159,24 @@ class Room:
         elif self.scheduler.state(victim) is State.LOADED:
             self._unload(victim)
 
-    def _slot_left(self, chosen: list[Request]) -> bool:
+    def _slot_left(self) -> bool:
         """Whether the model runner has a slot beyond the running requests and those about to join them."""
         scheduler = self.scheduler
-        joining = sum(request.status != RequestStatus.RUNNING for request in chosen)
-        taken = len(scheduler.running) + scheduler.num_waiting_for_streaming_input + joining
+        taken = len(scheduler.running) + scheduler.num_waiting_for_streaming_input + self._joining
         return bool(taken < scheduler.max_num_running_reqs)
 
     def _needs(self, request: Request) -> int:
         """Further blocks until the request holds all its tokens and the next one."""
         scheduler = self.scheduler
         remaining: int = scheduler._request_remaining_blocks(request)
-        growth: int = scheduler.kv_cache_manager.watermark_blocks if request not in scheduler.running else 0
+        growth: int = (
+            scheduler.kv_cache_manager.watermark_blocks if request.status != RequestStatus.RUNNING else 0
+        )
         return remaining + growth + len(scheduler.kv_cache_config.kv_cache_groups)
 
-    def _evict_one(self, kept: list[Request], enst: Enst) -> bool:
-        """Evict the parked request of largest ENST; False if nobody may leave."""
-        spared = {request.request_id for request in kept}
-        parked = [r for r in self._evictable() if r.request_id not in spared]
-        if parked:
-            self._evict(max(parked, key=enst))
-        return bool(parked)
+    def _victims(self, spared: set[str], enst: Enst) -> list[Request]:
+        """Parked requests that may leave, the largest ENST last."""
+        return sorted((r for r in self._evictable() if r.request_id not in spared), key=enst)
 
     def _evict_last(self, later: list[Request]) -> bool:
         """Take the blocks of the batch's own tail; it is not picked this step."""

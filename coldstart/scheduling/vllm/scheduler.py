@@ -122,8 +122,9 @@ class PolicyScheduler(AsyncScheduler):
             if request.request_id not in before:
                 self.fresh.setdefault(request.request_id)
                 self.host.forget(request.request_id)
+        decode_s = self.profile.decode(len(scheduled))
         for request_id, tokens in scheduled.items():
-            self._serve(self.requests[request_id], tokens, len(scheduled), now)
+            self._serve(self.requests[request_id], tokens, decode_s, now)
         for request in self.kv_holding_waiting:
             if request.request_id not in self.fresh:
                 self.host.forget(request.request_id)
@@ -134,10 +135,10 @@ class PolicyScheduler(AsyncScheduler):
                 )
         self._count(now)
 
-    def _serve(self, request: Request, tokens: int, batch: int, now: float) -> None:
+    def _serve(self, request: Request, tokens: int, decode_s: float, now: float) -> None:
         job = self.jobs[request.request_id]
         prefill = tokens > 1 or job.generated == 0
-        cost = self.profile.prefill(tokens) if prefill else self.profile.decode(batch)
+        cost = self.profile.prefill(tokens) if prefill else decode_s
         job.generated = request.num_tokens + request.num_output_placeholders - job.prompt_tokens
         job.computed = request.num_computed_tokens
         if not request.is_prefill_chunk:
