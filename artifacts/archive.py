@@ -1,0 +1,159 @@
+"""One file for one or more bundles: an OCI archive, which is an uncompressed tar of an image layout.
+
+import(export(b)) has the digest of b, and equal bundles export to equal bytes. Blobs stream.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
+
+from coldstart.artifacts import blobs, fields, files, oci, tar
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.errors import (
+    DestinationExists,
+    InvalidTree,
+    MissingBlob,
+    NotALayout,
+    named_os_errors,
+)
+from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.ranges import read_full
+from coldstart.artifacts.source import LayoutSource, payloads, signed_by
+from coldstart.artifacts.store import Store
+
+_BLOBS = "blobs/sha256/"
+
+
+def export_archive(bundles: Sequence[Bundle], path: Path, *, replace: bool = False) -> int:
+    """Write `bundles` with their signatures to `path`; the number of bytes. The file appears whole or not at
+    all.
+
+    Raises DestinationExists, DigestMismatch, MissingBlob, NoSpace, ReadOnlyStore.
+    """
+    if path.exists() and not replace:
+        raise DestinationExists(f"{path.name} exists already")
+    partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
+    with named_os_errors(f"writing {path.name}"):
+        try:
+            with partial.open("xb") as file:
+                _write(bundles, file)
+                size = file.tell()
+                file.flush()
+                files.sync_file(file)
+            partial.rename(path)
+        finally:
+            partial.unlink(missing_ok=True)
+        files.sync_directory(path.parent)
+    return size
+
+
+def import_archive(store: Store, path: Path) -> list[Bundle]:
+    """Take over every bundle in the archive. Raises NotALayout, what tar.members and Store.receive raise."""
+    with closing(ArchiveSource(path)) as source:
+        return [store.receive(source, entry) for entry in source.bundles()]
+
+
+class ArchiveSource:
+    """The layout inside a tar file, read in place; nothing is unpacked."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises NotALayout, InvalidTree, UnsafePath, UnsafeLink, UnsafeMember, DuplicateMember or Bomb."""
+        self._file = path.open("rb")
+        self._found: dict[str, tuple[int, int]] = {}
+        try:
+            self._scan()
+            oci.check_layout(self._small(oci.LAYOUT_FILE, LIMITS.pax_header))
+            self.entries = oci.parse_index(self._small(oci.INDEX_FILE, LIMITS.index))
+        except InvalidTree as error:
+            self.close()
+            raise NotALayout(f"{path.name} is not an OCI archive: {error.message}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def bundles(self) -> list[oci.Descriptor]:
+        """The bundles that the archive's index lists."""
+        return [entry for entry in self.entries if entry.artifact_type == oci.BUNDLE_TYPE]
+
+    def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
+        """A blob's bytes in place. Raises MissingBlob."""
+        name = _BLOBS + fields.digest(blob.digest, "digest").removeprefix("sha256:")
+        if name not in self._found:
+            raise MissingBlob(f"blob {blob.digest} is not in the archive")
+        start, size = self._found[name]
+        return _slice(self._file, start + min(offset, size), start + size)
+
+    def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
+        """The payloads that the archive's index lists."""
+        return payloads(self, self.entries, subject)
+
+    def close(self) -> None:
+        """Close the archive."""
+        self._file.close()
+
+    def _scan(self) -> None:
+        for member, body in tar.members(self._file):
+            if not member.is_directory:
+                self._found[member.name] = (self._file.tell(), member.size)
+                body.jump(self._file)
+
+    def _small(self, name: str, cap: int) -> bytes:
+        if name not in self._found:
+            raise NotALayout(f"the archive has no {name}")
+        start, size = self._found[name]
+        self._file.seek(start)
+        return read_full(self._file, min(size, cap + 1))
+
+
+class _Slice(io.RawIOBase):
+    """Bytes [start, end) of a file that others read too."""
+
+    def __init__(self, file: BinaryIO, start: int, end: int) -> None:
+        self._file, self._at, self._end = file, start, end
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        self._file.seek(self._at)
+        data = self._file.read(min(len(buffer), self._end - self._at))
+        self._at += len(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _slice(file: BinaryIO, start: int, end: int) -> BinaryIO:
+    return io.BufferedReader(_Slice(file, start, end))
+
+
+def _write(bundles: Sequence[Bundle], file: BinaryIO) -> None:
+    entries, content = contents(bundles)
+    for name, data in ((oci.LAYOUT_FILE, oci.LAYOUT), (oci.INDEX_FILE, oci.index_document(entries))):
+        file.write(tar.header(tar.Member(name, len(data))) + data + tar.padding(len(data)))
+    for blob, bundle in content.values():
+        file.write(tar.header(tar.Member(_BLOBS + blob.digest.removeprefix("sha256:"), blob.size)))
+        with blobs.open_verified(bundle.store.root, blob.digest, blob.size) as reader:
+            tar.copy(reader, file)
+        file.write(tar.padding(blob.size))
+    file.write(tar.END)
+
+
+def contents(
+    bundles: Sequence[Bundle],
+) -> tuple[list[oci.Descriptor], dict[str, tuple[oci.Descriptor, Bundle]]]:
+    """Index entries and blobs (manifests first) of `bundles` and of the signatures about them."""
+    entries: dict[str, oci.Descriptor] = {}
+    content: dict[str, tuple[oci.Descriptor, Bundle]] = {}
+    for bundle in bundles:
+        _ = bundle.manifest
+        listed = bundle.store.layout.entries()
+        signed = signed_by(LayoutSource(bundle.store), listed, bundle.descriptor)
+        for entry, image in [(bundle.descriptor, bundle.image), *signed]:
+            entries[entry.digest] = entry
+            content |= {blob.digest: (blob, bundle) for blob in (entry, *image.blobs)}
+    return list(entries.values()), content

@@ -1,0 +1,111 @@
+"""Content-addressed blobs: blobs/sha256/<hex> holds exactly the bytes whose sha256 is <hex>.
+
+Nothing read through this module is believed before it is hashed; a link in the place of a blob is refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO
+
+from coldstart.artifacts import fields
+from coldstart.artifacts.errors import (
+    BundleError,
+    DigestMismatch,
+    MissingBlob,
+    TooLarge,
+    Unreadable,
+    UnsafeLink,
+)
+
+
+def blob_path(root: Path, digest: str) -> Path:
+    """Where the blob lives. Raises InvalidManifest unless `digest` is sha256:<hex>, so it cannot climb."""
+    return root / "blobs" / "sha256" / fields.digest(digest, "digest").removeprefix("sha256:")
+
+
+def open_unverified(root: Path, digest: str) -> BinaryIO:
+    """The raw file. Raises MissingBlob, UnsafeLink or Unreadable; the caller hashes what it reads."""
+    try:
+        handle = os.open(blob_path(root, digest), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise MissingBlob(f"blob {digest} is not in the store") from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UnsafeLink(f"blob {digest} is a link") from error
+        raise Unreadable(f"blob {digest} cannot be opened: {error.strerror}") from error
+    return os.fdopen(handle, "rb", buffering=0)
+
+
+class VerifiedReader(io.RawIOBase):
+    """A stream that hashes what passes and raises DigestMismatch at its end unless digest and size are
+    right.
+    """
+
+    def __init__(self, source: BinaryIO, digest: str, size: int) -> None:
+        self._source, self._digest, self._size = source, digest, size
+        self._hash, self._seen, self._checked = sha256(), 0, False
+
+    def readable(self) -> bool:
+        """Always true."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Read into `buffer`; 0 only at a verified end."""
+        try:
+            data = self._source.read(len(buffer))
+        except OSError as error:
+            raise Unreadable(f"blob {self._digest} cannot be read: {error.strerror}") from error
+        self._hash.update(data)
+        self._seen += len(data)
+        if self._seen > self._size:
+            raise DigestMismatch(f"blob {self._digest} is longer than its {self._size} bytes")
+        if not data and len(buffer):
+            self._check()
+        buffer[: len(data)] = data
+        return len(data)
+
+    def drain(self) -> None:
+        """Read to the end, so that the digest is checked even if the consumer stopped early."""
+        while not self._checked:
+            self.read(1 << 20)
+
+    def close(self) -> None:
+        """Close the source too."""
+        self._source.close()
+        super().close()
+
+    def _check(self) -> None:
+        found = "sha256:" + self._hash.hexdigest()
+        if found != self._digest or self._seen != self._size:
+            raise DigestMismatch(
+                f"blob {self._digest} of {self._size} bytes hashes to {found} over {self._seen} bytes"
+            )
+        self._checked = True
+
+
+def open_verified(root: Path, digest: str, size: int) -> VerifiedReader:
+    """Stream a blob, verified at its end. Raises MissingBlob, UnsafeLink; reading raises DigestMismatch."""
+    return VerifiedReader(open_unverified(root, digest), digest, size)
+
+
+def read(root: Path, digest: str, size: int, *, cap: int) -> bytes:
+    """A whole blob, verified. Raises TooLarge past `cap`, MissingBlob, UnsafeLink, DigestMismatch."""
+    if size > cap:
+        raise TooLarge(f"blob {digest} is {size} bytes, the cap is {cap}")
+    with open_verified(root, digest, size) as reader:
+        return reader.readall() or b""
+
+
+def fault(root: Path, digest: str, size: int) -> BundleError | None:
+    """What is wrong with a blob: MissingBlob, DigestMismatch, UnsafeLink, Unreadable, or None."""
+    try:
+        with open_verified(root, digest, size) as reader:
+            reader.drain()
+    except (MissingBlob, DigestMismatch, UnsafeLink, Unreadable) as error:
+        return error
+    return None

@@ -1,0 +1,218 @@
+"""A published bundle, read lazily.
+
+The manifest first, sections on demand, every byte verified, code only if trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coldstart.artifacts import blobs, canonical, manifest, oci
+from coldstart.artifacts.errors import (
+    IndexMismatch,
+    InvalidReference,
+    SectionMissing,
+    SectionUnsupported,
+    Untrusted,
+)
+from coldstart.artifacts.key import Key
+from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.manifest import Manifest, SectionEntry
+from coldstart.artifacts.ranges import read_range
+from coldstart.artifacts.section import SECTION_TYPES, SectionType
+
+if TYPE_CHECKING:
+    from coldstart.artifacts.store import Store
+    from coldstart.artifacts.verify import Finding, Level
+
+
+@dataclass(frozen=True, slots=True)
+class TrustResult:
+    """Whether a bundle's code may run.
+
+    `signer` is the fingerprint of the key, `reason` says why or why not.
+    """
+
+    ok: bool
+    signer: str | None
+    reason: str
+
+
+Trust = Callable[["Bundle"], TrustResult]
+
+
+def anyone(bundle: Bundle) -> TrustResult:
+    """The explicit override: run code that nobody vouches for."""
+    return TrustResult(True, None, f"{bundle.name} was not checked: the caller allows untrusted code")
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """One version of one key's artifacts.
+
+    `digest` is that of the image manifest and names all of the content.
+    """
+
+    store: Store = field(repr=False)
+    descriptor: oci.Descriptor
+    version: int
+
+    def __eq__(self, other: object) -> bool:
+        # The digest names all of the content; version and index annotations belong to the store.
+        return isinstance(other, Bundle) and other.digest == self.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @property
+    def digest(self) -> str:
+        """sha256:<hex> of the image manifest."""
+        return self.descriptor.digest
+
+    @cached_property
+    def image(self) -> oci.ImageManifest:
+        """The OCI image manifest.
+
+        Raises DigestMismatch, MissingBlob, InvalidManifest, InvalidJson, TooLarge.
+        """
+        return oci.parse_manifest(self.image_bytes())
+
+    def image_bytes(self) -> bytes:
+        """The stored bytes of the image manifest, verified."""
+        return blobs.read(self.store.root, self.digest, self.descriptor.size, cap=LIMITS.manifest)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """Key, provenance and section table.
+
+        Raises what `image` does, IndexMismatch, SectionTable, FormatTooNew and FormatTooOld.
+        """
+        config = self.image.config
+        data = blobs.read(self.store.root, config.digest, config.size, cap=LIMITS.config)
+        found = manifest.parse(data, self.image)
+        says = self.descriptor.annotations
+        named = (says.get(oci.NAME, found.provenance.model_name), says.get(oci.KEY, found.key.digest))
+        if named != (found.provenance.model_name, found.key.digest):
+            raise IndexMismatch(
+                f"the index calls {found.provenance.model_name} {named[0]} with key {named[1]}"
+            )
+        return found
+
+    @cached_property
+    def name(self) -> str:
+        """The model's name; from the index where it says so, otherwise from the manifest."""
+        return self.descriptor.annotations.get(oci.NAME) or self.manifest.provenance.model_name
+
+    @cached_property
+    def key_digest(self) -> str:
+        """The key's digest; from the index where it says so, otherwise from the manifest."""
+        return self.descriptor.annotations.get(oci.KEY) or self.manifest.key.digest
+
+    @property
+    def key(self) -> Key:
+        """The key, from the manifest."""
+        return self.manifest.key
+
+    @property
+    def ref(self) -> str:
+        """NAME@sha256:..., which no other bundle answers to."""
+        return f"{self.name}@{self.digest}"
+
+    @property
+    def size(self) -> int:
+        """Bytes of all sections as stored."""
+        return sum(section.size for section in self.manifest.sections)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a section of that type that this release can read."""
+        entry = self.manifest.section(name)
+        return entry is not None and supported(entry)
+
+    def entry(self, name: str) -> SectionEntry:
+        """The entry of a readable section. Raises SectionMissing or SectionUnsupported."""
+        entry = self.manifest.section(name)
+        if entry is None:
+            raise SectionMissing(f"{self.name} v{self.version} has no section {name}")
+        if not supported(entry):
+            raise SectionUnsupported(f"section {name} is of version {entry.version} ({entry.media_type})")
+        return entry
+
+    def json(self, name: str) -> object:
+        """A JSON section.
+
+        Raises SectionMissing, SectionUnsupported, DigestMismatch, MissingBlob, InvalidJson.
+        """
+        entry = self.entry(name)
+        if SECTION_TYPES[name].encoding != "json":
+            raise SectionUnsupported(
+                f"section {name} is a tree", mend="unpack it: coldstart inspect REF --tree"
+            )
+        data = blobs.read(self.store.root, entry.digest, entry.size, cap=LIMITS.json_section)
+        return canonical.loads(data, cap=LIMITS.json_section, what=f"section {name}")
+
+    def extract(self, name: str, dest: Path, *, trust: Trust | None = None) -> int:
+        """Unpack a tree section to the new directory `dest`, which appears whole or not at all; member count.
+
+        An executable section needs `trust` to say yes; `anyone` is the explicit override. Raises Untrusted,
+        DestinationExists, DigestMismatch, MissingBlob, Bomb, InvalidTree, UnsafePath, UnsafeLink,
+        UnsafeMember, DuplicateMember, PickleFound, CodeFound, NoSpace.
+        """
+        from coldstart.artifacts import unpack  # a start whose trees are unpacked already does without it
+
+        entry, declared = self.entry(name), SECTION_TYPES[name]
+        if declared.encoding != "tar.zst":
+            raise SectionUnsupported(f"section {name} is not a tree", mend="read it with Bundle.json")
+        if declared.executable:
+            self._require(trust, name)
+        with self.open_blob(name) as reader:
+            return unpack.extract(reader, entry, dest, plain=not declared.executable)
+
+    def open_blob(self, name: str) -> blobs.VerifiedReader:
+        """Stream a section as stored; reading to the end raises DigestMismatch if it is damaged."""
+        entry = self._stored(name)
+        return blobs.open_verified(self.store.root, entry.digest, entry.size)
+
+    def read_range(self, name: str, offset: int, length: int) -> bytes:
+        """`length` bytes of a section as stored, from `offset`; only the 16 MiB chunks they touch are hashed.
+
+        Raises InvalidReference for a range outside the section, DigestMismatch, MissingBlob.
+        """
+        entry = self._stored(name)
+        if offset < 0 or length < 0 or offset + length > entry.size:
+            raise InvalidReference(
+                f"bytes {offset}+{length} of {entry.size} do not exist", mend="ask for bytes inside it"
+            )
+        with blobs.open_unverified(self.store.root, entry.digest) as file:
+            return read_range(file, entry, offset, length)
+
+    def verify(self, level: Level = "checksum") -> list[Finding]:
+        """Findings at `level`; none means good."""
+        from coldstart.artifacts import verify
+
+        return verify.check(self, level)
+
+    def _stored(self, name: str) -> SectionEntry:
+        entry = self.manifest.section(name)
+        if entry is None:
+            raise SectionMissing(f"{self.name} v{self.version} has no section {name}")
+        return entry
+
+    def _require(self, trust: Trust | None, name: str) -> None:
+        if trust is None:
+            raise Untrusted(f"section {name} is code and no trust was given")
+        result = trust(self)
+        if not result.ok:
+            raise Untrusted(f"section {name} of {self.ref} is code and is not trusted: {result.reason}")
+
+
+def supported(entry: SectionEntry) -> bool:
+    """Whether this release reads the section: known type, known version, the media type that they imply."""
+    known = SECTION_TYPES.get(entry.type)
+    if known is None or not 1 <= entry.version <= known.version:
+        return False
+    implied = SectionType(known.name, entry.version, known.executable, known.encoding)
+    return entry.media_type == implied.media_type

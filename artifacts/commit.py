@@ -1,0 +1,82 @@
+"""From staging to the index: blobs, then manifest, then index.json, under the index lock.
+
+A writer killed at any instruction leaves the old index or the new one, and blobs that nobody names for prune.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from coldstart.artifacts import oci
+from coldstart.artifacts.layout import Layout
+from coldstart.artifacts.staging import Staging
+
+
+def publish(
+    layout: Layout,
+    staging: Staging,
+    descriptor: oci.Descriptor,
+    identity: Mapping[str, str],
+    signatures: Sequence[bytes],
+) -> oci.Descriptor:
+    """The index entry of the bundle, new or already there. `identity` holds the NAME and KEY annotations."""
+    signed = [_stage_signature(staging, descriptor, payload) for payload in signatures]
+    with layout.exclusive():
+        entries = layout.entries()
+        known = next((entry for entry in entries if entry.digest == descriptor.digest), None)
+        entry = known or _entry(descriptor, identity, next_version(entries, identity[oci.KEY]))
+        _place(layout, staging, {descriptor.digest, *(item.digest for item in signed)})
+        have = {item.digest for item in entries}
+        layout.write_index(
+            [*entries, *(new for new in dict_by_digest([entry, *signed]) if new.digest not in have)]
+        )
+    return entry
+
+
+def next_version(entries: Sequence[oci.Descriptor], key: str) -> int:
+    """One more than the newest version of the key; 1 for the first."""
+    return 1 + max(
+        (version_of(entry) for entry in entries if entry.annotations.get(oci.KEY) == key), default=0
+    )
+
+
+def version_of(entry: oci.Descriptor) -> int:
+    """The version in an index entry; 0 where another tool wrote the entry and left it out."""
+    text = entry.annotations.get(oci.VERSION, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+
+
+def tag(name: str, key: str, version: int) -> str:
+    """The ref name that OCI clients see, such as llama2-7b-3fa9c2e11b22-v1: [A-Za-z0-9._-], at most 128."""
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:96]
+    return f"{slug}-{key.removeprefix('sha256:')[:12]}-v{version}"
+
+
+def dict_by_digest(entries: Sequence[oci.Descriptor]) -> list[oci.Descriptor]:
+    """The entries in order, each digest once."""
+    return list({entry.digest: entry for entry in entries}.values())
+
+
+def _entry(descriptor: oci.Descriptor, identity: Mapping[str, str], version: int) -> oci.Descriptor:
+    names = {
+        oci.REF_NAME: tag(identity[oci.NAME], identity[oci.KEY], version),
+        oci.VERSION: str(version),
+    }
+    return replace(descriptor, artifact_type=oci.BUNDLE_TYPE, annotations={**identity, **names})
+
+
+def _stage_signature(staging: Staging, subject: oci.Descriptor, payload: bytes) -> oci.Descriptor:
+    layer = staging.put(payload, f"{oci.SIGNATURE_TYPE}+json")
+    config = staging.put(b"{}", oci.EMPTY_TYPE)
+    image = oci.ImageManifest(oci.SIGNATURE_TYPE, config, (layer,), subject.bare())
+    made = staging.put(image.document(), oci.MANIFEST_TYPE)
+    return replace(made, artifact_type=oci.SIGNATURE_TYPE)
+
+
+def _place(layout: Layout, staging: Staging, manifests: set[str]) -> None:
+    staged = sorted(staging.blobs.items())
+    layout.place(item for item in staged if item[0] not in manifests)
+    layout.place(item for item in staged if item[0] in manifests)
+    staging.blobs.clear()

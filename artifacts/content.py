@@ -1,0 +1,46 @@
+"""A section that is not executable holds no code: no pickle, no compiled object, no program source.
+
+Nothing here is a sandbox. coldstart never unpickles a section; this keeps other tools from being handed a
+pickle.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import re
+from pathlib import PurePosixPath
+
+from coldstart.artifacts.errors import CodeFound, PickleFound
+
+HEAD = 1 << 20
+_PICKLE_NAMES = frozenset({".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".joblib", ".dill", ".npy", ".npz"})
+_CODE_NAMES = frozenset({".py", ".pyc", ".pyd", ".so", ".dll", ".dylib", ".sh", ".cubin", ".fatbin", ".ptx"})
+_CODE_MAGIC = (b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe", b"#!")
+_ZIP_MAGIC = b"PK\x03\x04"
+_BINARY_PICKLE = re.compile(rb"\x80[\x02-\x05]")
+_CALLS = frozenset({"GLOBAL", "INST", "OBJ", "STACK_GLOBAL", "REDUCE"})
+
+
+def check_plain(name: str, head: bytes) -> None:
+    """Judge a member by its name and its first bytes. Raises PickleFound or CodeFound."""
+    suffixes = {suffix.lower() for suffix in PurePosixPath(name).suffixes}
+    if suffixes & _PICKLE_NAMES or _looks_pickled(head):
+        raise PickleFound(f"{name} is a pickle, or a container of pickles")
+    if suffixes & _CODE_NAMES or head.startswith(_CODE_MAGIC):
+        raise CodeFound(f"{name} is program code")
+
+
+def _looks_pickled(head: bytes) -> bool:
+    # torch.save writes a zip archive around a pickle; no tokenizer file is a zip archive.
+    return bool(head.startswith(_ZIP_MAGIC) or _BINARY_PICKLE.match(head) or _is_text_pickle(head))
+
+
+def _is_text_pickle(head: bytes) -> bool:
+    # Protocols 0 and 1 have no magic: only a stream that parses to its STOP and calls something counts.
+    calls = False
+    try:
+        for opcode, _, _ in pickletools.genops(head):
+            calls = calls or opcode.name in _CALLS
+    except Exception:  # noqa: BLE001 - pickletools raises whatever the malformed bytes provoke
+        return False
+    return calls

@@ -1,0 +1,138 @@
+"""A bundle in the making.
+
+Sections go to staging, and publish() makes all of them visible in one rename, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+
+from coldstart.artifacts import canonical, oci, pack
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.errors import DraftClosed, SectionUnsupported, TooLarge
+from coldstart.artifacts.key import Key
+from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.manifest import MEMBERS, UNPACKED, Manifest, Provenance, SectionEntry, parse
+from coldstart.artifacts.section import SECTION_TYPES, Encoding, SectionType
+from coldstart.artifacts.staging import HashingFile, Staging
+
+if TYPE_CHECKING:
+    from coldstart.artifacts.store import Store
+
+
+class Signer(Protocol):
+    """Whoever vouches for a bundle: makes the signature document over a manifest's digest."""
+
+    def sign(self, digest: str) -> bytes: ...
+
+
+@dataclass
+class Draft:
+    """Made by Store.begin. Leaving the `with` block without publish() leaves nothing behind."""
+
+    store: Store
+    key: Key
+    staging: Staging
+    sections: dict[str, SectionEntry] = field(default_factory=dict)
+    closed: bool = False
+
+    def add_json(
+        self, name: str, value: object, annotations: Mapping[str, str] | None = None
+    ) -> SectionEntry:
+        """Add a JSON section. Raises DraftClosed, SectionUnsupported, InvalidJson, TooLarge or NoSpace."""
+        declared = self._declared(name, "json")
+        data = canonical.dumps(value)
+        if len(data) > LIMITS.json_section:
+            raise TooLarge(f"section {name} is {len(data)} bytes, the cap is {LIMITS.json_section}")
+        with self.staging.file() as file:
+            file.write(data)
+        return self._enter(declared, file, annotations or {})
+
+    def add_tree(
+        self,
+        name: str,
+        directory: Path,
+        annotations: Mapping[str, str] | None = None,
+        *,
+        level: int = 10,
+        threads: int = 0,
+        follow_symlinks: bool = False,
+    ) -> SectionEntry:
+        """Add a directory as one tar.zst. For gigabytes take level 1 to 3 and threads=-1 (all cores).
+
+        Raises DraftClosed, SectionUnsupported, NoSpace and what pack.pack raises.
+        """
+        declared = self._declared(name, "tar.zst")
+        with self.staging.file() as file:
+            packed = pack.pack(
+                directory,
+                cast("BinaryIO", file),
+                level=level,
+                threads=threads,
+                executable=declared.executable,
+                follow_symlinks=follow_symlinks,
+            )
+        counted = {UNPACKED: str(packed.unpacked), MEMBERS: str(packed.members)}
+        return self._enter(declared, file, dict(annotations or {}) | counted)
+
+    def keep(self, bundle: Bundle, name: str) -> SectionEntry:
+        """Take over a section of an earlier bundle unchanged.
+
+        Raises DigestMismatch, SectionMissing, NoSpace.
+        """
+        entry = bundle.entry(name)
+        self._declared(name, SECTION_TYPES[name].encoding)
+        with bundle.open_blob(name) as reader, self.staging.file() as file:
+            while data := reader.read(1 << 20):
+                file.write(data)
+        self.sections[name] = entry
+        return entry
+
+    def publish(self, provenance: Provenance, *, signer: Signer | None = None) -> Bundle:
+        """Make the bundle visible as the key's next version, durable and whole; signed in the same step.
+
+        Raises DraftClosed, NoSpace, ReadOnlyStore, TooLarge, InvalidManifest.
+        """
+        self._check_open()
+        manifest = Manifest(
+            self.key, tuple(self.sections[name] for name in sorted(self.sections)), provenance
+        )
+        image = manifest.image()
+        parse(manifest.config(), image)  # What no reader would accept must not be published.
+        self.staging.put(manifest.config(), oci.CONFIG_TYPE)
+        descriptor = self.staging.put(image.document(), oci.MANIFEST_TYPE)
+        signatures = [signer.sign(descriptor.digest)] if signer else []
+        self.closed = True
+        identity = {name: image.annotations[name] for name in (oci.NAME, oci.KEY)}
+        return self.store.commit(self.staging, descriptor, identity, signatures)
+
+    def _enter(
+        self, declared: SectionType, file: HashingFile, annotations: Mapping[str, str]
+    ) -> SectionEntry:
+        entry = SectionEntry(
+            declared.name,
+            declared.version,
+            file.digest,
+            file.size,
+            declared.media_type,
+            annotations,
+            file.chunks,
+        )
+        self.sections[declared.name] = entry
+        return entry
+
+    def _declared(self, name: str, encoding: Encoding) -> SectionType:
+        self._check_open()
+        declared = SECTION_TYPES.get(name)
+        if declared is None or declared.encoding != encoding:
+            raise SectionUnsupported(f"{name} is not a section of encoding {encoding}")
+        if name in self.sections:
+            raise DraftClosed(f"section {name} was added already")
+        return declared
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise DraftClosed("this draft was published or abandoned")

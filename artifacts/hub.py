@@ -1,0 +1,119 @@
+"""Push and pull through the Hugging Face hub: each bundle is an image layout in the folder named by its tag.
+
+The hub stores the files; digests are still checked here, so a changed file is refused like any other.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from coldstart.artifacts import oci
+from coldstart.artifacts.archive import contents
+from coldstart.artifacts.blobs import blob_path
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.errors import (
+    BundleError,
+    InvalidReference,
+    MissingBlob,
+    RemoteDenied,
+    RemoteFailed,
+    named_os_errors,
+)
+from coldstart.artifacts.files import write_atomic
+
+if TYPE_CHECKING:
+    from coldstart.artifacts.store import Store
+
+_REFERENCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?")
+_DENIED = frozenset({401, 403})
+
+
+class Hub(Protocol):
+    """The part of huggingface_hub.HfApi that is used."""
+
+    def create_repo(self, repo_id: str, *, exist_ok: bool) -> object: ...
+
+    def upload_folder(self, *, repo_id: str, folder_path: str, path_in_repo: str) -> object: ...
+
+    def list_repo_files(self, repo_id: str) -> Sequence[str]: ...
+
+    def snapshot_download(self, repo_id: str, *, allow_patterns: list[str], local_dir: str) -> str: ...
+
+
+def push(bundle: Bundle, reference: str, hub: Hub | None = None) -> str:
+    """Upload to ORG/REPO[:TAG]; the full reference. Raises RemoteDenied, RemoteFailed, InvalidReference."""
+    repo, tag = _parse(reference)
+    tag = tag or bundle.descriptor.annotations.get(oci.REF_NAME, f"v{bundle.version}")
+    with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
+        _lay_out(bundle, Path(scratch))
+        try:
+            api = hub or _hub()
+            api.create_repo(repo, exist_ok=True)
+            api.upload_folder(repo_id=repo, folder_path=scratch, path_in_repo=tag)
+        except Exception as error:
+            raise _named(error, repo) from error
+    return f"{repo}:{tag}"
+
+
+def pull(store: Store, reference: str, hub: Hub | None = None) -> Bundle:
+    """Download ORG/REPO[:TAG]; without a tag the repository must hold one bundle.
+
+    Raises RemoteDenied, RemoteFailed, MissingBlob, InvalidReference and what Store.receive raises.
+    """
+    from coldstart.artifacts.remote import pull_directory
+
+    repo, tag = _parse(reference)
+    with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
+        try:
+            api = hub or _hub()
+            chosen = tag or _only_tag(api.list_repo_files(repo), repo)
+            api.snapshot_download(repo, allow_patterns=[f"{chosen}/*"], local_dir=scratch)
+        except BundleError:
+            raise
+        except Exception as error:
+            raise _named(error, repo) from error
+        if not (Path(scratch) / chosen).is_dir():
+            raise MissingBlob(f"{repo} has no bundle {chosen}", mend=f"list the files of {repo} on the hub")
+        return pull_directory(store, Path(scratch) / chosen)
+
+
+def _lay_out(bundle: Bundle, directory: Path) -> None:
+    entries, content = contents([bundle])
+    (directory / "blobs" / "sha256").mkdir(parents=True)
+    with named_os_errors("preparing the upload"):
+        for blob, owner in content.values():
+            stored = blob_path(owner.store.root.absolute(), blob.digest)
+            blob_path(directory, blob.digest).symlink_to(stored)
+        write_atomic(directory / oci.INDEX_FILE, oci.index_document(entries))
+        write_atomic(directory / oci.LAYOUT_FILE, oci.LAYOUT)
+
+
+def _only_tag(listed: Sequence[str], repo: str) -> str:
+    tags = sorted({name.split("/")[0] for name in listed if name.endswith(f"/{oci.LAYOUT_FILE}")})
+    if len(tags) != 1:
+        mend = f"name one: {', '.join(f'{repo}:{tag}' for tag in tags[:8])}" if tags else None
+        raise MissingBlob(f"{repo} holds {len(tags)} bundles", mend=mend)
+    return tags[0]
+
+
+def _parse(reference: str) -> tuple[str, str | None]:
+    matched = _REFERENCE.fullmatch(reference)
+    if not matched:
+        raise InvalidReference(f"{reference!r} is not a hub repository", mend="write ORG/REPO[:TAG]")
+    return matched["repo"], matched["tag"]
+
+
+def _named(error: Exception, repo: str) -> RemoteFailed:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    kind = RemoteDenied if status in _DENIED else RemoteFailed
+    return kind(f"the hub could not serve {repo}: {type(error).__name__}: {str(error)[:200]}")
+
+
+def _hub() -> Hub:
+    from huggingface_hub import HfApi
+
+    return cast("Hub", HfApi())

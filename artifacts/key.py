@@ -1,0 +1,102 @@
+"""The key <hardware, model, runtime, engine>: equal digests if and only if the same artifacts are valid.
+
+digest = sha256(canonical JSON of the flat fields). A key names no path, so a bundle may move.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple, cast
+
+from coldstart.artifacts import canonical
+from coldstart.artifacts.errors import InvalidKey
+from coldstart.artifacts.limits import LIMITS
+
+Scalar = str | int | float | bool | None
+_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[A-Za-z0-9_\-]+)+")
+_PATH = re.compile(r"(/|~|\.\.?/|[A-Za-z]:[\\/])")
+
+
+class Mismatch(NamedTuple):
+    """One field in which a found key differs from the wanted one; an absent field reads as None."""
+
+    field: str
+    wanted: Scalar
+    found: Scalar
+
+
+@dataclass(frozen=True)
+class Key:
+    """Flat dotted names to scalars, such as {"hardware.name": "...", "engine.dtype": "bfloat16"}.
+
+    Raises InvalidKey for a bad name, a container, a non-finite number, or a value that is a path.
+    """
+
+    fields: Mapping[str, Scalar]
+
+    def __post_init__(self) -> None:
+        if not self.fields or len(self.fields) > LIMITS.key_fields:
+            raise InvalidKey(f"a key has 1 to {LIMITS.key_fields} fields, not {len(self.fields)}")
+        clean = {name: _scalar(name, value) for name, value in self.fields.items()}
+        object.__setattr__(self, "fields", MappingProxyType(dict(sorted(clean.items()))))
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256:<hex> of the canonical JSON of the fields."""
+        return canonical.digest(canonical.dumps(dict(self.fields)))
+
+    @property
+    def short(self) -> str:
+        """The first 12 hex digits of the digest."""
+        return self.digest.removeprefix("sha256:")[:12]
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __reduce__(self) -> tuple[type[Key], tuple[dict[str, Scalar]]]:
+        return Key, (dict(self.fields),)
+
+
+def diff(wanted: Key, found: Key) -> list[Mismatch]:
+    """Every field whose values differ, in name order; empty if and only if the keys are equal."""
+    names = sorted({*wanted.fields, *found.fields})
+    pairs = [Mismatch(name, wanted.fields.get(name), found.fields.get(name)) for name in names]
+    return [pair for pair in pairs if not _same(wanted, found, pair)]
+
+
+def _same(wanted: Key, found: Key, pair: Mismatch) -> bool:
+    both = (pair.field in wanted.fields) == (pair.field in found.fields)
+    return both and type(pair.wanted) is type(pair.found) and pair.wanted == pair.found
+
+
+def _scalar(name: str, value: object) -> Scalar:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > 128:
+        raise InvalidKey(f"{name!r} is not a dotted field name such as engine.dtype")
+    if isinstance(value, str):
+        return _text(name, value)
+    if value is not None and not isinstance(value, bool | int | float):
+        raise InvalidKey(f"{name} is a {type(value).__name__}, not a scalar")
+    if isinstance(value, float):
+        return _number(name, value)
+    return cast("Scalar", value)
+
+
+def _text(name: str, value: str) -> str:
+    if len(value) > LIMITS.text:
+        raise InvalidKey(f"{name} is longer than {LIMITS.text} characters")
+    if _PATH.match(value):
+        raise InvalidKey(
+            f"{name} is a path: {value!r}", mend="put the digest of the content in the key instead"
+        )
+    return value
+
+
+def _number(name: str, value: float) -> int | float:
+    if value != value or value in (float("inf"), float("-inf")):
+        raise InvalidKey(f"{name} is not a finite number")
+    # 1.0 and 1 mean the same setting, so they must give the same key.
+    return int(value) if value.is_integer() else value

@@ -1,0 +1,198 @@
+"""What a bundle declares: key, provenance and section table, carried in the config blob and mirrored by the
+layers.
+
+parse(write(m)) == m, and the table and the layers of an accepted bundle agree one to one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import cast
+
+from coldstart.artifacts import canonical, fields, oci
+from coldstart.artifacts.errors import InvalidManifest, SectionTable
+from coldstart.artifacts.key import Key, Scalar
+from coldstart.artifacts.limits import CHUNK, LIMITS
+from coldstart.artifacts.migrate import FORMAT_VERSION, migrate
+
+_CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|\+00:00)")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+_TYPE = re.compile(r"[a-z][a-z0-9-]{0,63}")
+UNPACKED = "dev.coldstart.unpacked-size"
+MEMBERS = "dev.coldstart.members"
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Who made the bundle: `created` in UTC, `seconds` per stage. It names no path and no host."""
+
+    created: str
+    tool: Mapping[str, str]
+    arguments: Sequence[str]
+    seconds: Mapping[str, float]
+    model_name: str
+    host_note: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _CREATED.fullmatch(self.created):
+            raise InvalidManifest(f"provenance.created {self.created!r} is not an ISO 8601 time in UTC")
+        if not _NAME.fullmatch(self.model_name) or len(self.model_name) > 128:
+            raise InvalidManifest(
+                f"provenance.model_name {self.model_name!r} is not a name such as org/model"
+            )
+
+    def document(self) -> dict[str, object]:
+        """The JSON object."""
+        return {
+            "created": self.created,
+            "tool": dict(self.tool),
+            "arguments": list(self.arguments),
+            "seconds": dict(self.seconds),
+            "model_name": self.model_name,
+            "host_note": self.host_note,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SectionEntry:
+    """One section.
+
+    `size` in bytes as stored; `chunks` are the sha256 hex digests of each 16 MiB of the blob.
+    """
+
+    type: str
+    version: int
+    digest: str
+    size: int
+    media_type: str
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    chunks: tuple[str, ...] = ()
+
+    @property
+    def layer(self) -> oci.Descriptor:
+        """The layer that the image manifest must list for this section."""
+        return oci.Descriptor(self.media_type, self.digest, self.size)
+
+    def document(self) -> dict[str, object]:
+        """The JSON object."""
+        made: dict[str, object] = {
+            "type": self.type,
+            "version": self.version,
+            "digest": self.digest,
+            "size": self.size,
+            "media_type": self.media_type,
+            "annotations": dict(self.annotations),
+        }
+        return made | ({"chunks": list(self.chunks)} if self.chunks else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything known about a bundle without opening a section. At most one section of each type."""
+
+    key: Key
+    sections: tuple[SectionEntry, ...]
+    provenance: Provenance
+    format_version: str = FORMAT_VERSION
+
+    def config(self) -> bytes:
+        """Canonical bytes of the config blob."""
+        return canonical.dumps(
+            {
+                "format_version": self.format_version,
+                "key": dict(self.key.fields),
+                "provenance": self.provenance.document(),
+                "sections": [section.document() for section in self.sections],
+            }
+        )
+
+    def image(self) -> oci.ImageManifest:
+        """The OCI image manifest of this bundle."""
+        return oci.ImageManifest(
+            artifact_type=oci.BUNDLE_TYPE,
+            config=oci.describe(self.config(), oci.CONFIG_TYPE),
+            layers=tuple(section.layer for section in self.sections),
+            annotations={
+                oci.CREATED: self.provenance.created,
+                oci.NAME: self.provenance.model_name,
+                oci.KEY: self.key.digest,
+            },
+        )
+
+    def section(self, name: str) -> SectionEntry | None:
+        """The section of that type, or None."""
+        return next((entry for entry in self.sections if entry.type == name), None)
+
+
+def parse(config: bytes, image: oci.ImageManifest) -> Manifest:
+    """The manifest in `config`, checked against the layers of `image`.
+
+    Raises InvalidManifest, SectionTable, FormatTooNew, FormatTooOld, InvalidKey, TooLarge, InvalidJson,
+    DuplicateKey.
+    """
+    found = canonical.loads(config, cap=LIMITS.config, what="config")
+    document = migrate(fields.mapping(found, "config"))
+    table = fields.items(document.get("sections"), "config.sections", cap=LIMITS.sections)
+    made = Manifest(
+        key=Key(cast("Mapping[str, Scalar]", fields.mapping(document.get("key"), "config.key"))),
+        sections=tuple(_section(item, f"config.sections[{n}]") for n, item in enumerate(table)),
+        provenance=_provenance(fields.mapping(document.get("provenance"), "config.provenance")),
+        format_version=fields.text(document.get("format_version"), "config.format_version"),
+    )
+    _check(made, image)
+    return made
+
+
+def _check(made: Manifest, image: oci.ImageManifest) -> None:
+    if image.artifact_type != oci.BUNDLE_TYPE or image.config.media_type != oci.CONFIG_TYPE:
+        raise InvalidManifest(f"{image.artifact_type} is not a coldstart bundle")
+    names = [section.type for section in made.sections]
+    if len(set(names)) != len(names):
+        raise SectionTable("a section type appears twice in the section table")
+    for section, layer in zip_longest(made.sections, image.layers):
+        if section is None or layer is None or section.layer != layer.bare():
+            name = section.type if section else layer.media_type
+            raise SectionTable(f"section {name} and the layers of the manifest disagree")
+    if image.annotations.get(oci.KEY, made.key.digest) != made.key.digest:
+        raise InvalidManifest("the manifest's key annotation is not the digest of the key")
+
+
+def _section(value: object, where: str) -> SectionEntry:
+    members = fields.mapping(value, where)
+    name = fields.text(members.get("type"), f"{where}.type")
+    if not _TYPE.fullmatch(name):
+        raise InvalidManifest(f"{where}.type {name!r} is not a section name")
+    made = SectionEntry(
+        type=name,
+        version=fields.count(members.get("version"), f"{where}.version", cap=1 << 16),
+        digest=fields.digest(members.get("digest"), f"{where}.digest"),
+        size=fields.count(members.get("size"), f"{where}.size", cap=LIMITS.blob),
+        media_type=fields.text(members.get("media_type"), f"{where}.media_type"),
+        annotations=fields.texts(members.get("annotations"), f"{where}.annotations"),
+        chunks=_chunks(members.get("chunks"), f"{where}.chunks"),
+    )
+    if made.chunks and len(made.chunks) != -(-made.size // CHUNK):
+        raise InvalidManifest(f"{where} lists {len(made.chunks)} chunks for {made.size} bytes")
+    return made
+
+
+def _chunks(value: object, where: str) -> tuple[str, ...]:
+    listed = fields.items([] if value is None else value, where, cap=-(-LIMITS.blob // CHUNK))
+    return tuple(fields.digest(f"sha256:{item}", where).removeprefix("sha256:") for item in listed)
+
+
+def _provenance(members: Mapping[str, object]) -> Provenance:
+    note = members.get("host_note")
+    spent = fields.mapping(members.get("seconds"), "provenance.seconds")
+    arguments = fields.items(members.get("arguments"), "provenance.arguments", cap=1024)
+    return Provenance(
+        created=fields.text(members.get("created"), "provenance.created"),
+        tool=fields.texts(members.get("tool"), "provenance.tool"),
+        arguments=tuple(fields.text(item, "provenance.arguments") for item in arguments),
+        seconds={name: fields.number(item, f"provenance.seconds.{name}") for name, item in spent.items()},
+        model_name=fields.text(members.get("model_name"), "provenance.model_name"),
+        host_note=None if note is None else fields.text(note, "provenance.host_note"),
+    )

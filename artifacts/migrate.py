@@ -1,0 +1,42 @@
+"""Format versions MAJOR.MINOR: a reader takes every minor of its own major, migrates older majors step by
+step, or refuses.
+
+A newer minor may only add members and section types, which older readers keep and ignore. FORMAT.md is
+normative.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from coldstart.artifacts import fields
+from coldstart.artifacts.errors import FormatTooNew, FormatTooOld, InvalidManifest
+
+FORMAT_VERSION = "1.0"
+_VERSION = re.compile(r"(0|[1-9]\d{0,3})\.(0|[1-9]\d{0,3})")
+
+Document = Mapping[str, object]
+# From each older major to the next one; a major without a step is refused.
+STEPS: dict[int, Callable[[Document], Document]] = {}
+
+
+def major(version: str) -> int:
+    """The major part. Raises InvalidManifest unless `version` is MAJOR.MINOR."""
+    matched = _VERSION.fullmatch(version)
+    if not matched:
+        raise InvalidManifest(f"format_version {version!r} is not MAJOR.MINOR")
+    return int(matched[1])
+
+
+def migrate(document: Document) -> Document:
+    """`document` in the current major. Raises FormatTooNew or FormatTooOld."""
+    version = fields.text(document.get("format_version"), "config.format_version")
+    found, wanted = major(version), major(FORMAT_VERSION)
+    if found > wanted:
+        raise FormatTooNew(f"format {version} is newer than {FORMAT_VERSION}")
+    for step in range(found, wanted):
+        if step not in STEPS:
+            raise FormatTooOld(f"format {version} is older than {FORMAT_VERSION} and has no migration")
+        document = STEPS[step](document)
+    return document

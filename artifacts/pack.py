@@ -1,0 +1,109 @@
+"""A directory as one solid tar.zst: equal trees give equal bytes (names sorted, no times, no owners).
+
+Level 10 is for small components; a process snapshot of gigabytes takes level 1 to 3 and several threads.
+Output depends on `level` and on whether `threads` is 0, not on the number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import zstandard
+from coldstart.artifacts import tar
+from coldstart.artifacts.content import HEAD, check_plain
+from coldstart.artifacts.errors import InvalidTree, TooLarge, UnsafeLink, UnsafeMember
+from coldstart.artifacts.limits import LIMITS
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What went in: members, and the bytes of the tar stream before compression."""
+
+    members: int
+    unpacked: int
+
+
+@dataclass(slots=True)
+class _Counter:
+    target: zstandard.ZstdCompressionWriter
+    seen: int = 0
+
+    def write(self, data: bytes) -> None:
+        self.target.write(data)
+        self.seen += len(data)
+
+
+def pack(
+    directory: Path,
+    sink: BinaryIO,
+    *,
+    level: int,
+    threads: int,
+    executable: bool,
+    follow_symlinks: bool = False,
+) -> Packed:
+    """Write `directory` to `sink`. With `follow_symlinks`, links to files are stored as the files they name.
+
+    Raises UnsafeLink, UnsafeMember, UnsafePath, PickleFound, CodeFound, TooLarge, InvalidTree (a file
+    changed).
+    """
+    compressor = zstandard.ZstdCompressor(level=level, threads=threads, write_checksum=False)
+    with compressor.stream_writer(sink, closefd=False) as writer:
+        counter, members = _Counter(writer), 0
+        for path, member in _walk(directory, follow_symlinks):
+            members += 1
+            if members > LIMITS.tree_members:
+                raise TooLarge(f"{directory.name} has more than {LIMITS.tree_members} members")
+            counter.write(tar.header(member))
+            if not member.is_directory:
+                _write_file(path, member, counter, plain=not executable)
+        counter.write(tar.END)
+    return Packed(members, counter.seen)
+
+
+def _walk(directory: Path, follow: bool) -> Iterator[tuple[Path, tar.Member]]:
+    if not directory.is_dir():
+        raise InvalidTree(f"{directory.name} is not a directory", mend="give an existing directory")
+    found = sorted(_entries(directory, follow), key=lambda path: path.relative_to(directory).as_posix())
+    for path in found:
+        name = path.relative_to(directory).as_posix()
+        tar.check_name(name)
+        yield path, _member(path, name, follow)
+
+
+def _entries(directory: Path, follow: bool) -> Iterator[Path]:
+    for entry in os.scandir(directory):
+        yield Path(entry.path)
+        if entry.is_dir(follow_symlinks=False):
+            yield from _entries(Path(entry.path), follow)
+
+
+def _member(path: Path, name: str, follow: bool) -> tar.Member:
+    found = path.stat() if follow else path.lstat()
+    if stat.S_ISLNK(found.st_mode) or (path.is_symlink() and stat.S_ISDIR(found.st_mode)):
+        raise UnsafeLink(f"{name} is a link", mend="copy the tree with its links resolved first")
+    if stat.S_ISDIR(found.st_mode):
+        return tar.Member(name, 0, is_directory=True)
+    if not stat.S_ISREG(found.st_mode):
+        raise UnsafeMember(f"{name} is neither a file nor a directory", mend="remove it from the tree")
+    return tar.Member(name, found.st_size, executable=bool(found.st_mode & 0o100))
+
+
+def _write_file(path: Path, member: tar.Member, counter: _Counter, *, plain: bool) -> None:
+    with path.open("rb") as file:
+        data = file.read(min(HEAD, member.size))
+        if plain:
+            check_plain(member.name, data)
+        left = member.size
+        while data:
+            counter.write(data)
+            left -= len(data)
+            data = file.read(min(HEAD, left))
+    if left:
+        raise InvalidTree(f"{member.name} shrank while it was read", mend="pack a tree that nobody writes to")
+    counter.write(tar.padding(member.size))

@@ -1,0 +1,106 @@
+"""Remove old versions and whatever nothing refers to.
+
+The index shrinks first, so no listed bundle loses a blob.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coldstart.artifacts import blobs, oci
+from coldstart.artifacts.commit import version_of
+from coldstart.artifacts.errors import BundleError, named_os_errors
+from coldstart.artifacts.layout import Layout
+from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.staging import abandoned
+
+if TYPE_CHECKING:
+    from coldstart.artifacts.bundle import Bundle
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What went.
+
+    Bundles, files, and the bytes they held; `note` says why blobs were left alone, if they were.
+    """
+
+    removed: tuple[oci.Descriptor, ...]
+    files: int
+    freed: int
+    note: str | None = None
+
+
+def prune(layout: Layout, *, keep: int | None, drop: Collection[Bundle], dry_run: bool) -> Pruned:
+    """Keep the newest `keep` versions of each key (all for None), less `drop`.
+
+    Then collect the unreferenced.
+    """
+    if not layout.exists:
+        return Pruned((), 0, 0)
+    layout.create()
+    with named_os_errors("pruning"), layout.exclusive():
+        entries = layout.entries()
+        doomed = _doomed(entries, keep) | {bundle.digest for bundle in drop}
+        kept = _with_live_subject(layout, [entry for entry in entries if entry.digest not in doomed])
+        garbage, note = _garbage(layout, kept)
+        freed = sum(path.lstat().st_size for path in garbage if not path.is_dir())
+        if not dry_run:
+            if kept != entries:
+                layout.write_index(kept)
+            _remove(garbage)
+        removed = tuple(e for e in entries if e.digest in doomed and e.artifact_type == oci.BUNDLE_TYPE)
+        return Pruned(removed, len(garbage), freed, note)
+
+
+def _doomed(entries: list[oci.Descriptor], keep: int | None) -> set[str]:
+    if keep is None:
+        return set()
+    by_key: dict[str, list[oci.Descriptor]] = {}
+    for entry in entries:
+        if entry.artifact_type == oci.BUNDLE_TYPE and oci.KEY in entry.annotations:
+            by_key.setdefault(entry.annotations[oci.KEY], []).append(entry)
+    newest_first = (sorted(group, key=version_of, reverse=True) for group in by_key.values())
+    return {entry.digest for group in newest_first for entry in group[keep:]}
+
+
+def _with_live_subject(layout: Layout, kept: list[oci.Descriptor]) -> list[oci.Descriptor]:
+    alive = {entry.digest for entry in kept}
+    return [entry for entry in kept if _subject(layout, entry) in (alive | {None})]
+
+
+def _subject(layout: Layout, entry: oci.Descriptor) -> str | None:
+    if entry.artifact_type != oci.SIGNATURE_TYPE:
+        return None
+    try:
+        subject = _image(layout, entry).subject
+    except BundleError:
+        return ""  # A signature that cannot be read vouches for nothing.
+    return subject.digest if subject else ""
+
+
+def _image(layout: Layout, entry: oci.Descriptor) -> oci.ImageManifest:
+    return oci.parse_manifest(blobs.read(layout.root, entry.digest, entry.size, cap=LIMITS.manifest))
+
+
+def _garbage(layout: Layout, kept: list[oci.Descriptor]) -> tuple[list[Path], str | None]:
+    leftovers = [*abandoned(layout), *layout.root.glob(".*.partial"), *layout.blobs.glob(".*.partial")]
+    try:
+        alive = {blob.digest for entry in kept for blob in (entry, *_image(layout, entry).blobs)}
+    except BundleError as error:
+        note = f"no blob was removed, because a manifest cannot be read: {error.message}"
+        return leftovers, note
+    names = {digest.removeprefix("sha256:") for digest in alive}
+    return leftovers + [path for path in sorted(layout.blobs.iterdir()) if path.name not in names], None
+
+
+def _remove(garbage: list[Path]) -> None:
+    for path in garbage:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

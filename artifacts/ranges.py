@@ -1,0 +1,76 @@
+"""Verified reads of part of a blob: the chunks that cover the range are hashed, nothing else is read.
+
+Chunk i of a blob is bytes [i*16 MiB, (i+1)*16 MiB). A blob of at most one chunk is its own chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import BinaryIO
+
+from coldstart.artifacts.errors import DigestMismatch
+from coldstart.artifacts.limits import CHUNK
+from coldstart.artifacts.manifest import SectionEntry
+
+
+def chunk_digests(entry: SectionEntry) -> tuple[str, ...]:
+    """The hex digest of each chunk; one for a small blob, none where a large one lists none."""
+    if entry.chunks or entry.size > CHUNK:
+        return entry.chunks
+    return (entry.digest.removeprefix("sha256:"),)
+
+
+def read_range(file: BinaryIO, entry: SectionEntry, offset: int, length: int) -> bytes:
+    """Bytes [offset, offset+length). Raises DigestMismatch if a chunk that covers them is bad."""
+    digests = chunk_digests(entry)
+    if not digests:
+        raise DigestMismatch(
+            f"section {entry.type} lists no chunks", mend="read the whole section: Bundle.open_blob"
+        )
+    first, last = offset // CHUNK, max(offset, offset + length - 1) // CHUNK
+    parts = [_chunk(file, entry, digests, number) for number in range(first, min(last + 1, len(digests)))]
+    start = offset - first * CHUNK
+    return b"".join(parts)[start : start + length]
+
+
+def bad_chunks(file: BinaryIO, entry: SectionEntry) -> list[int]:
+    """Numbers of the chunks whose bytes are wrong or missing, reading one chunk at a time."""
+    return [n for n, digest in enumerate(chunk_digests(entry)) if not _is_good(file, n, digest)]
+
+
+def span(entry: SectionEntry, number: int) -> tuple[int, int]:
+    """Offset and length in bytes of a chunk."""
+    offset = number * CHUNK
+    return offset, min(CHUNK, entry.size - offset)
+
+
+def pieces(file: BinaryIO, entry: SectionEntry) -> Iterator[tuple[int, bytes]]:
+    """Each chunk's number and whatever bytes the file has for it."""
+    for number in range(len(chunk_digests(entry))):
+        offset, length = span(entry, number)
+        file.seek(offset)
+        yield number, read_full(file, length)
+
+
+def read_full(file: BinaryIO, length: int) -> bytes:
+    """Up to `length` bytes, short only at the end of the file."""
+    parts = []
+    while length and (part := file.read(length)):
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)
+
+
+def _chunk(file: BinaryIO, entry: SectionEntry, digests: tuple[str, ...], number: int) -> bytes:
+    offset, length = span(entry, number)
+    file.seek(offset)
+    data = read_full(file, length)
+    if sha256(data).hexdigest() != digests[number]:
+        raise DigestMismatch(f"chunk {number} of section {entry.type} ({entry.digest}) is damaged")
+    return data
+
+
+def _is_good(file: BinaryIO, number: int, digest: str) -> bool:
+    file.seek(number * CHUNK)
+    return sha256(read_full(file, CHUNK)).hexdigest() == digest

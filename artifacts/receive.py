@@ -1,0 +1,70 @@
+"""Take a bundle over from a source: manifest, config and table are checked before the first section is
+fetched.
+
+What the store already has is linked, not copied; what arrives is hashed as it streams; publishing is one
+step.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, BinaryIO
+from uuid import uuid4
+
+from coldstart.artifacts import blobs, manifest, oci
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.errors import DigestMismatch, TooLarge
+from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.source import Source, small
+from coldstart.artifacts.staging import HashingFile, Staging, staging
+
+if TYPE_CHECKING:
+    from coldstart.artifacts.store import Store
+
+
+def receive(store: Store, source: Source, descriptor: oci.Descriptor) -> Bundle:
+    """The bundle in `store`, with its signatures; the same digest as in the source.
+
+    Raises what parsing a manifest raises, DigestMismatch, MissingBlob, RemoteFailed, NoSpace, ReadOnlyStore.
+    """
+    data = small(source, descriptor, LIMITS.manifest)
+    image = oci.parse_manifest(data)
+    config = small(source, image.config, LIMITS.config)
+    parsed = manifest.parse(config, image)
+    if sum(layer.size for layer in image.layers) > LIMITS.bundle:
+        raise TooLarge(f"the bundle is larger than {LIMITS.bundle} bytes")
+    with staging(store.layout) as place:
+        for layer in image.blobs[1:]:
+            if not _link(store, place, layer):
+                fetch(place, source, layer)
+        place.put(config, image.config.media_type)
+        place.put(data, oci.MANIFEST_TYPE)
+        bare = oci.Descriptor(oci.MANIFEST_TYPE, descriptor.digest, descriptor.size)
+        identity = {oci.NAME: parsed.provenance.model_name, oci.KEY: parsed.key.digest}
+        return store.commit(place, bare, identity, source.signatures(bare))
+
+
+def fetch(place: Staging, source: Source, blob: oci.Descriptor) -> None:
+    """Stream one blob into staging. Raises DigestMismatch, MissingBlob, RemoteFailed, NoSpace."""
+    with source.open(blob) as file, place.file(cap=blob.size + 1) as target:
+        _copy_exactly(file, target, blob)
+
+
+def _copy_exactly(file: BinaryIO, target: HashingFile, blob: oci.Descriptor) -> None:
+    while target.size <= blob.size and (data := file.read(1 << 20)):
+        target.write(data[: blob.size + 1 - target.size])
+    if target.size != blob.size or target.digest != blob.digest:
+        raise DigestMismatch(f"blob {blob.digest} of {blob.size} bytes arrived as {target.digest}")
+
+
+def _link(store: Store, place: Staging, blob: oci.Descriptor) -> bool:
+    # The link keeps the bytes alive if prune runs before the commit.
+    if blobs.fault(store.root, blob.digest, blob.size):
+        return False
+    path = place.directory / f"{uuid4().hex}.partial"
+    try:
+        os.link(blobs.blob_path(store.root, blob.digest), path)
+    except OSError:
+        return False  # Pruned meanwhile, or a file system without links: fetch it like any other.
+    place.blobs[blob.digest] = path
+    return True

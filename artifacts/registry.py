@@ -1,0 +1,195 @@
+"""Push and pull over the OCI distribution API 1.1. Blobs stream both ways; signatures travel as referrers.
+
+A registry without the referrers API gets the fallback that the specification names: an index tagged
+sha256-<hex>.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+from urllib.parse import urljoin, urlsplit
+
+import requests
+from coldstart.artifacts import blobs, fields, oci
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.errors import InvalidReference, MissingBlob, RemoteFailed
+from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.ranges import read_full
+from coldstart.artifacts.registry_auth import Session
+from coldstart.artifacts.source import LayoutSource, payloads, signed_by
+from urllib3.exceptions import HTTPError
+
+_REFERENCE = re.compile(
+    r"(?P<host>[A-Za-z0-9.-]+(:\d{1,5})?|\[[0-9a-f:]+\](:\d{1,5})?)/"
+    r"(?P<name>[a-z0-9]+([._/-]+[a-z0-9]+)*)"
+    r"(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127})|@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+_ACCEPT = {"Accept": f"{oci.MANIFEST_TYPE}, {oci.INDEX_TYPE}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """One repository of one registry; `reference` is a tag or digest."""
+
+    host: str
+    name: str
+    reference: str | None
+    session: Session
+
+    def url(self, kind: str, what: str) -> str:
+        """An address below this repository."""
+        return f"{self.session.base(self.host)}/v2/{self.name}/{kind}/{what}"
+
+    def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
+        """Stream a manifest or blob from `offset`. Raises MissingBlob, RemoteDenied or RemoteFailed."""
+        kind = "manifests" if blob.media_type in (oci.MANIFEST_TYPE, oci.INDEX_TYPE) else "blobs"
+        headers = _ACCEPT if kind == "manifests" else {"Range": f"bytes={offset}-"}
+        answer = self.session.ask("GET", self.url(kind, blob.digest), headers=headers, stream=True)
+        if answer.status_code == 404:
+            raise MissingBlob(f"{blob.digest} is not in {self.host}/{self.name}")
+        _expect(answer, 200, 206)
+        body = cast("BinaryIO", _Body(answer))
+        if offset and answer.status_code == 200:
+            _skip(body, offset)  # The registry ignored the range.
+        return body
+
+    def resolve(self) -> oci.Descriptor:
+        """The manifest that tag or digest names. Raises MissingBlob, RemoteDenied, RemoteFailed, TooLarge."""
+        reference = self.reference or "latest"
+        answer = self.session.ask("GET", self.url("manifests", reference), headers=_ACCEPT, stream=True)
+        if answer.status_code == 404:
+            raise MissingBlob(f"{self.host}/{self.name}:{reference} does not exist", mend="check the tag")
+        _expect(answer, 200)
+        data = _document(answer, LIMITS.manifest)
+        oci.parse_manifest(data)
+        found = oci.describe(data, oci.MANIFEST_TYPE)
+        if reference.startswith("sha256:") and found.digest != reference:
+            raise RemoteFailed(f"{self.host} answered {found.digest} for {reference}")
+        return found
+
+    def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
+        """Payloads of the signatures that refer to `subject`."""
+        return payloads(self, self._referrers(subject.digest), subject)
+
+    def push(self, bundle: Bundle) -> oci.Descriptor:
+        """Upload what is missing: blobs, then the manifest under its tag, then signatures."""
+        root = bundle.store
+        source = LayoutSource(root)
+        for blob in bundle.image.blobs:
+            self._upload(source, blob)
+        self._put(self.reference or "latest", bundle.image_bytes())
+        entries = root.layout.entries()
+        for entry, image in signed_by(source, entries, bundle.descriptor):
+            for blob in image.blobs:
+                self._upload(source, blob)
+            self._attach(bundle.descriptor, entry, image)
+        return bundle.descriptor
+
+    def _upload(self, source: LayoutSource, blob: oci.Descriptor) -> None:
+        if self.session.ask("HEAD", self.url("blobs", blob.digest)).status_code == 200:
+            return
+        begun = self.session.ask("POST", self.url("blobs", "uploads/"))
+        _expect(begun, 202)
+        place = urljoin(begun.url, begun.headers["Location"])
+        place += f"{'&' if '?' in place else '?'}digest={blob.digest}"
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(blob.size)}
+        with blobs.open_verified(source.store.root, blob.digest, blob.size) as file:
+            _expect(self.session.ask("PUT", place, headers=headers, data=_Upload(file, blob.size)), 201)
+
+    def _put(self, reference: str, data: bytes, media_type: str = oci.MANIFEST_TYPE) -> requests.Response:
+        headers = {"Content-Type": media_type}
+        answer = self.session.ask("PUT", self.url("manifests", reference), headers=headers, data=data)
+        _expect(answer, 201)
+        return answer
+
+    def _attach(self, subject: oci.Descriptor, entry: oci.Descriptor, image: oci.ImageManifest) -> None:
+        answer = self._put(entry.digest, image.document())
+        if answer.headers.get("OCI-Subject") == subject.digest:
+            return
+        listed = {item.digest: item for item in [*self._tagged(subject.digest), entry]}
+        self._put(_fallback(subject.digest), oci.index_document(list(listed.values())), oci.INDEX_TYPE)
+
+    def _referrers(self, digest: str) -> list[oci.Descriptor]:
+        answer = self.session.ask("GET", self.url("referrers", digest), headers=_ACCEPT, stream=True)
+        if answer.status_code != 200 or oci.INDEX_TYPE not in answer.headers.get("Content-Type", ""):
+            return self._tagged(digest)
+        return oci.parse_index(_document(answer, LIMITS.index))
+
+    def _tagged(self, digest: str) -> list[oci.Descriptor]:
+        url = self.url("manifests", _fallback(digest))
+        answer = self.session.ask("GET", url, headers=_ACCEPT, stream=True)
+        if answer.status_code != 200:
+            return []
+        return oci.parse_index(_document(answer, LIMITS.index))
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """A response's bytes; a connection that breaks is RemoteFailed."""
+
+    answer: requests.Response
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return cast("bytes", self.answer.raw.read(None if size < 0 else size))
+        except (HTTPError, OSError) as error:
+            raise RemoteFailed(f"the connection broke: {type(error).__name__}") from error
+
+    def __enter__(self) -> _Body:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.answer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    """A body of known length, which HTTP clients otherwise send chunked; registries want Content-Length."""
+
+    file: blobs.VerifiedReader
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[bytes]:
+        while data := self.read(1 << 20):
+            yield data
+
+    def read(self, size: int = -1) -> bytes:
+        return self.file.read(size) or b""
+
+
+def repository(reference: str) -> Repository:
+    """HOST[:PORT]/NAME[:TAG|@DIGEST]. Raises InvalidReference."""
+    matched = _REFERENCE.fullmatch(reference)
+    if not matched:
+        mend = "write HOST[:PORT]/NAME[:TAG], such as registry.example/models/llama2-7b:v1"
+        raise InvalidReference(f"{reference!r} is not a registry reference", mend=mend)
+    chosen = matched["tag"] or matched["digest"]
+    return Repository(matched["host"], matched["name"], chosen, Session(matched["host"], matched["name"]))
+
+
+def _document(answer: requests.Response, cap: int) -> bytes:
+    with _Body(answer) as body:
+        return read_full(cast("BinaryIO", body), cap + 1)
+
+
+def _fallback(digest: str) -> str:
+    return fields.digest(digest, "digest").replace(":", "-")
+
+
+def _expect(answer: requests.Response, *statuses: int) -> None:
+    if answer.status_code not in statuses:
+        where = urlsplit(answer.url).path
+        raise RemoteFailed(
+            f"{answer.request.method} {where} answered {answer.status_code}: {answer.text[:200]}"
+        )
+
+
+def _skip(body: BinaryIO, count: int) -> None:
+    while count and (data := body.read(min(count, 1 << 20))):
+        count -= len(data)

@@ -1,0 +1,94 @@
+"""Push and pull by address: oci://HOST/NAME[:TAG], hf://ORG/REPO[:TAG], or a directory (an image layout)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coldstart.artifacts import oci
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.errors import Ambiguous, InvalidReference, NotALayout
+from coldstart.artifacts.source import LayoutSource, Source
+from coldstart.artifacts.store import Store
+
+if TYPE_CHECKING:
+    from coldstart.artifacts.registry import Repository
+
+OCI, HUB, DIRECTORY = "oci://", "hf://", "dir://"
+
+
+def push(bundle: Bundle, address: str) -> str:
+    """Send a bundle with its signatures; the address from which it can be pulled again.
+
+    Raises RemoteDenied, RemoteFailed, InvalidReference, DigestMismatch, NoSpace, ReadOnlyStore.
+    """
+    if address.startswith(OCI):
+        place = _repository(address)
+        made = place.push(bundle)
+        return f"{OCI}{place.host}/{place.name}@{made.digest}"
+    if address.startswith(HUB):
+        from coldstart.artifacts import hub
+
+        return HUB + hub.push(bundle, address.removeprefix(HUB))
+    target = Store(_directory(address))
+    return f"{target.root}@{target.receive(LayoutSource(bundle.store), bundle.descriptor).digest}"
+
+
+def pull(store: Store, address: str) -> Bundle:
+    """Fetch a bundle with its signatures. From a directory, DIR@sha256:... chooses one of several.
+
+    Raises RemoteDenied, RemoteFailed, MissingBlob, NotALayout, Ambiguous and what Store.receive raises.
+    """
+    if address.startswith(OCI):
+        place = _repository(address)
+        return store.receive(place, place.resolve())
+    if address.startswith(HUB):
+        from coldstart.artifacts import hub
+
+        return hub.pull(store, address.removeprefix(HUB))
+    path, _, digest = address.partition("@sha256:")
+    return pull_directory(store, _directory(path), f"sha256:{digest}" if digest else None)
+
+
+def pull_directory(store: Store, directory: Path, digest: str | None = None) -> Bundle:
+    """The bundle `digest` of a layout, or its only one; of several versions of one key the newest."""
+    other = Store(directory)
+    if not other.layout.exists:
+        raise NotALayout(f"{directory.name} is not an image layout")
+    found = [bundle for bundle in other.list() if digest in (None, bundle.digest)]
+    if not found:
+        raise NotALayout(f"{directory.name} holds no such bundle")
+    if len({bundle.key_digest for bundle in found}) > 1:
+        raise Ambiguous(f"{directory.name} holds bundles of several keys", mend="choose one: DIR@sha256:...")
+    return store.receive(LayoutSource(other), max(found, key=lambda bundle: bundle.version).descriptor)
+
+
+def source(address: str) -> Source:
+    """Where repair may fetch blobs from: a directory, an archive file, or a registry.
+
+    Raises InvalidReference for the hub, from which single blobs are not fetched; NotALayout, RemoteFailed.
+    """
+    if address.startswith(OCI):
+        return _repository(address)
+    if address.startswith(HUB):
+        raise InvalidReference(
+            "single blobs are not fetched from the hub", mend="pull into a directory first"
+        )
+    path = _directory(address)
+    if path.is_file():
+        from coldstart.artifacts.archive import ArchiveSource
+
+        return ArchiveSource(path)
+    if not (path / oci.LAYOUT_FILE).exists():
+        raise NotALayout(f"{path.name} is not an image layout or archive")
+    return LayoutSource(Store(path))
+
+
+def _directory(address: str) -> Path:
+    return Path(address.removeprefix(DIRECTORY))
+
+
+def _repository(address: str) -> Repository:
+    from coldstart.artifacts.registry import repository
+
+    return repository(address.removeprefix(OCI))

@@ -1,0 +1,107 @@
+"""Mend a bundle blob by blob.
+
+A bad blob is fetched again, of a large one only the bad 16 MiB chunks; the rest stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from coldstart.artifacts import blobs, oci, ranges
+from coldstart.artifacts.errors import BundleError, DigestMismatch, MissingBlob, RemoteFailed, named_os_errors
+from coldstart.artifacts.limits import CHUNK
+from coldstart.artifacts.manifest import SectionEntry
+from coldstart.artifacts.receive import fetch
+from coldstart.artifacts.source import Source
+from coldstart.artifacts.staging import Staging, staging
+
+if TYPE_CHECKING:
+    from coldstart.artifacts.bundle import Bundle
+    from coldstart.artifacts.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """The outcome for one bad blob.
+
+    `fetched` bytes came from elsewhere; not `mended` means `subject` is unusable.
+    """
+
+    subject: str
+    digest: str
+    mended: bool
+    fetched: int
+    reason: str
+
+
+def repair(store: Store, bundle: Bundle, sources: Sequence[Source]) -> list[Repair]:
+    """One outcome per bad blob, none for a sound bundle. Raises ReadOnlyStore, NoSpace.
+
+    If the manifest or config cannot be mended the sections are unknown, and the list ends there.
+    """
+    outcomes: list[Repair] = []
+    for subject, blob, entry in _parts(bundle):
+        fault = blobs.fault(store.root, blob.digest, blob.size)
+        if fault is None:
+            continue
+        outcome = _mend(store, sources, subject, blob, entry, fault)
+        outcomes.append(outcome)
+        if entry is None and not outcome.mended:
+            break
+    return outcomes
+
+
+def _parts(bundle: Bundle) -> Iterator[tuple[str, oci.Descriptor, SectionEntry | None]]:
+    yield "manifest", bundle.descriptor, None
+    yield "config", bundle.image.config, None
+    for entry in bundle.manifest.sections:
+        yield entry.type, entry.layer, entry
+
+
+def _mend(
+    store: Store,
+    sources: Sequence[Source],
+    subject: str,
+    blob: oci.Descriptor,
+    entry: SectionEntry | None,
+    fault: BundleError,
+) -> Repair:
+    reasons = [fault.message]
+    for source in sources:
+        try:
+            return Repair(subject, blob.digest, True, _from(store, source, blob, entry), "mended")
+        except (MissingBlob, DigestMismatch, RemoteFailed) as error:
+            reasons.append(str(error))
+    return Repair(subject, blob.digest, False, 0, "; ".join(reasons))
+
+
+def _from(store: Store, source: Source, blob: oci.Descriptor, entry: SectionEntry | None) -> int:
+    with staging(store.layout) as place:
+        fetched = blob.size
+        if entry is None or not entry.chunks or not blobs.blob_path(store.root, blob.digest).is_file():
+            fetch(place, source, blob)
+        else:
+            fetched = _patch(store, place, source, blob, entry)
+        with store.layout.exclusive(), named_os_errors("repairing"):
+            store.layout.place(place.blobs.items())
+    return fetched
+
+
+def _patch(store: Store, place: Staging, source: Source, blob: oci.Descriptor, entry: SectionEntry) -> int:
+    fetched = 0
+    with blobs.open_unverified(store.root, blob.digest) as file, place.file(cap=blob.size) as target:
+        for number, data in ranges.pieces(file, entry):
+            good = sha256(data).hexdigest() == entry.chunks[number]
+            target.write(data if good else _chunk(source, blob, number))
+            fetched += 0 if good else ranges.span(entry, number)[1]
+        if target.digest != blob.digest:
+            raise DigestMismatch(f"blob {blob.digest} is still damaged after repair")
+    return fetched
+
+
+def _chunk(source: Source, blob: oci.Descriptor, number: int) -> bytes:
+    with source.open(blob, number * CHUNK) as file:
+        return ranges.read_full(file, min(CHUNK, blob.size - number * CHUNK))

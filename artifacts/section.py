@@ -1,0 +1,41 @@
+"""What a section may be: its type decides encoding and whether it is code; the bundle cannot claim otherwise.
+
+A type that is not in SECTION_TYPES (from a newer minor version) is kept and reported, never opened or
+executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+Encoding = Literal["json", "tar.zst", "raw"]
+_SUFFIX: Mapping[Encoding, str] = {"json": "+json", "tar.zst": ".tar+zstd", "raw": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class SectionType:
+    """A section's declaration: `version` is the newest that this release reads and the one it writes."""
+
+    name: str
+    version: int
+    executable: bool
+    encoding: Encoding
+
+    @property
+    def media_type(self) -> str:
+        """The OCI media type of the layer, such as application/vnd.coldstart.section.kv.v1+json."""
+        return f"application/vnd.coldstart.section.{self.name}.v{self.version}{_SUFFIX[self.encoding]}"
+
+
+def _declare(names: tuple[str, ...], *, executable: bool, encoding: Encoding) -> dict[str, SectionType]:
+    return {name: SectionType(name, 1, executable, encoding) for name in names}
+
+
+SECTION_TYPES: Mapping[str, SectionType] = MappingProxyType(
+    _declare(("kv", "modelinfo", "weights", "iterations", "stages"), executable=False, encoding="json")
+    | _declare(("tokenizer",), executable=False, encoding="tar.zst")
+    | _declare(("compile", "snapshot", "graphs"), executable=True, encoding="tar.zst")
+)

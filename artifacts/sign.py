@@ -1,0 +1,206 @@
+"""Who vouches for a bundle's code: ed25519 over the digest of the image manifest, which names every other
+byte.
+
+signed message = "coldstart-signature-v1\n" + manifest digest. A bundle is trusted when one of its signatures
+verifies under a public key in the trust directory. The host key is made on first use and trusted on its own
+machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from uuid import uuid4
+
+from coldstart.artifacts import canonical, fields, files
+from coldstart.artifacts.bundle import Bundle, TrustResult
+from coldstart.artifacts.errors import BundleError, InvalidSignature, named_os_errors
+from coldstart.artifacts.limits import LIMITS
+from cryptography.exceptions import InvalidSignature as CryptographyMismatch
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+ALGORITHM = "ed25519"
+_CONTEXT = b"coldstart-signature-v1\n"
+_PEM = serialization.Encoding.PEM
+
+
+@dataclass(frozen=True, slots=True)
+class HostKey:
+    """A private key that signs what this machine makes."""
+
+    private: Ed25519PrivateKey
+
+    @property
+    def fingerprint(self) -> str:
+        """ed25519:<32 hex digits> of the public key."""
+        return fingerprint(self.private.public_key())
+
+    def sign(self, digest: str) -> bytes:
+        """The canonical signature document over a manifest's digest."""
+        raw = _raw(self.private.public_key())
+        made = self.private.sign(_message(digest))
+        return canonical.dumps(
+            {"algorithm": ALGORITHM, "public_key": _b64(raw), "signature": _b64(made), "signs": digest}
+        )
+
+
+def fingerprint(public: Ed25519PublicKey) -> str:
+    """ed25519:<first 32 hex digits of the sha256 of the raw public key>."""
+    return f"{ALGORITHM}:{sha256(_raw(public)).hexdigest()[:32]}"
+
+
+def host_key(state_dir: Path) -> HostKey:
+    """The key in `state_dir`, made on first use and entered in `trust_dir(state_dir)`.
+
+    Raises InvalidSignature for a key file that others can read or that is no ed25519 key; ReadOnlyStore,
+    NoSpace.
+    """
+    path = state_dir / "signing" / "host.pem"
+    with named_os_errors("making the signing key"):
+        if not path.exists():
+            _create_private(path)
+    made = HostKey(_load_private(path))
+    trust(trust_dir(state_dir), _public_pem(made), name="host")
+    return made
+
+
+def trust_dir(state_dir: Path) -> Path:
+    """Where the public keys that this user trusts lie."""
+    return state_dir / "trust"
+
+
+def public_pem(state_dir: Path) -> bytes:
+    """The host's public key, to give to others who are to trust this host's bundles."""
+    return _public_pem(host_key(state_dir))
+
+
+def trust(directory: Path, pem: bytes, *, name: str) -> Path:
+    """Enter a public key (PEM) in the trust directory. Raises InvalidSignature, ReadOnlyStore, NoSpace."""
+    mark = fingerprint(_load_public(pem, name)).removeprefix(f"{ALGORITHM}:")
+    path = directory / f"{name}-{mark}.pub"
+    with named_os_errors("trusting a key"):
+        directory.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            files.write_atomic(path, pem)
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class TrustStore:
+    """A directory of *.pub files; call it with a bundle, or pass it to Bundle.extract."""
+
+    directory: Path
+
+    def __call__(self, bundle: Bundle) -> TrustResult:
+        """Whether a trusted key signed `bundle`.
+
+        Never raises for bad signatures: the reason says what is wrong.
+        """
+        keys = {fingerprint(key): key for key in self._keys()}
+        reasons = []
+        for payload in bundle.store.signatures(bundle):
+            result = _judge(payload, bundle.digest, keys)
+            if result.ok:
+                return result
+            reasons.append(result)
+        return reasons[0] if reasons else TrustResult(False, None, "the bundle is not signed")
+
+    def _keys(self) -> Iterator[Ed25519PublicKey]:
+        for path in sorted(self.directory.glob("*.pub")):
+            yield _load_public(files.read_capped(path, LIMITS.signature), path.name)
+
+
+def trusted(bundle: Bundle, directory: Path) -> TrustResult:
+    """Whether a key in `directory` signed `bundle`.
+
+    Raises InvalidSignature for a malformed key file there.
+    """
+    return TrustStore(directory)(bundle)
+
+
+def _judge(payload: bytes, digest: str, keys: dict[str, Ed25519PublicKey]) -> TrustResult:
+    try:
+        public, signature = _parse(payload, digest)
+    except BundleError as error:
+        return TrustResult(False, None, error.message)
+    signer = fingerprint(public)
+    if signer not in keys:
+        return TrustResult(False, signer, f"its signer {signer} is not a trusted key")
+    try:
+        keys[signer].verify(signature, _message(digest))
+    except CryptographyMismatch:
+        return TrustResult(False, signer, "the signature does not verify")
+    return TrustResult(True, signer, f"signed by {signer}")
+
+
+def _parse(payload: bytes, digest: str) -> tuple[Ed25519PublicKey, bytes]:
+    found = canonical.loads(payload, cap=LIMITS.signature, what="signature")
+    members = fields.mapping(found, "signature")
+    if members.get("algorithm") != ALGORITHM or members.get("signs") != digest:
+        raise InvalidSignature("the signature is of another algorithm or about another bundle")
+    try:
+        raw = base64.b64decode(fields.text(members.get("public_key"), "public_key"), validate=True)
+        signature = base64.b64decode(fields.text(members.get("signature"), "signature"), validate=True)
+        return Ed25519PublicKey.from_public_bytes(raw), signature
+    except ValueError as error:
+        raise InvalidSignature("the signature is malformed") from error
+
+
+def _create_private(path: Path) -> None:
+    pem = Ed25519PrivateKey.generate().private_bytes(
+        _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = path.with_name(f".{path.name}.{uuid4().hex}.partial")
+    files.write_atomic(fresh, pem, mode=0o600)
+    try:
+        # A link, not a rename: of several first users one key wins and all read that one.
+        os.link(fresh, path)
+    except FileExistsError:
+        pass
+    finally:
+        fresh.unlink()
+
+
+def _load_private(path: Path) -> Ed25519PrivateKey:
+    if path.stat().st_mode & 0o077:
+        raise InvalidSignature(f"{path.name} can be read by others", mend=f"chmod 600 on {path.name}")
+    try:
+        found = serialization.load_pem_private_key(files.read_capped(path, LIMITS.signature), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise InvalidSignature(f"{path.name} is not a private key") from error
+    if not isinstance(found, Ed25519PrivateKey):
+        raise InvalidSignature(f"{path.name} is not an ed25519 key")
+    return found
+
+
+def _load_public(pem: bytes, name: str) -> Ed25519PublicKey:
+    try:
+        found = serialization.load_pem_public_key(pem)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise InvalidSignature(f"{name} is not a public key in PEM", mend="remove or replace it") from error
+    if not isinstance(found, Ed25519PublicKey):
+        raise InvalidSignature(f"{name} is not an ed25519 key", mend="remove or replace it")
+    return found
+
+
+def _public_pem(key: HostKey) -> bytes:
+    return key.private.public_key().public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _raw(public: Ed25519PublicKey) -> bytes:
+    return public.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+
+
+def _message(digest: str) -> bytes:
+    return _CONTEXT + digest.encode()
+
+
+def _b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

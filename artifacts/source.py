@@ -1,0 +1,89 @@
+"""Where bundles come from: a layout on disk, an archive, a registry, the hub. None of them is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, Protocol
+
+from coldstart.artifacts import blobs, canonical, oci
+from coldstart.artifacts.errors import BundleError, DigestMismatch, TooLarge
+from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.ranges import read_full
+
+if TYPE_CHECKING:
+    from coldstart.artifacts.store import Store
+
+MAX_SIGNATURES = 64
+
+
+class Source(Protocol):
+    """What a receiver asks of a source; bytes are verified by the receiver."""
+
+    def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
+        """The bytes of `blob` from `offset`. Raises MissingBlob or RemoteFailed."""
+        ...
+
+    def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
+        """Signature documents about the manifest `subject`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutSource:
+    """Another store on disk."""
+
+    store: Store
+
+    def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
+        """The blob's file."""
+        file = blobs.open_unverified(self.store.root, blob.digest)
+        file.seek(offset)
+        return file
+
+    def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
+        """The payloads listed in the index."""
+        return payloads(self, self.store.layout.entries(), subject)
+
+
+def signed_by(
+    source: Source, entries: Sequence[oci.Descriptor], subject: oci.Descriptor
+) -> list[tuple[oci.Descriptor, oci.ImageManifest]]:
+    """Of `entries`, each readable signature manifest whose subject is `subject`."""
+    signed = [entry for entry in entries if entry.artifact_type in (oci.SIGNATURE_TYPE, None)]
+    found = [(entry, _signature(source, entry, subject)) for entry in signed]
+    return [(entry, image) for entry, image in found if image is not None][:MAX_SIGNATURES]
+
+
+def payloads(source: Source, entries: Sequence[oci.Descriptor], subject: oci.Descriptor) -> list[bytes]:
+    """The documents of `signed_by` that can be read."""
+    made = (_payload(source, image.layers[0]) for _, image in signed_by(source, entries, subject))
+    return [payload for payload in made if payload is not None]
+
+
+def small(source: Source, blob: oci.Descriptor, cap: int) -> bytes:
+    """A whole small blob, verified. Raises TooLarge, DigestMismatch, MissingBlob."""
+    if blob.size > cap:
+        raise TooLarge(f"blob {blob.digest} is {blob.size} bytes, the cap is {cap}")
+    with source.open(blob) as file:
+        data = read_full(file, blob.size + 1)
+    if len(data) != blob.size or canonical.digest(data) != blob.digest:
+        raise DigestMismatch(f"blob {blob.digest} of {blob.size} bytes hashes to {canonical.digest(data)}")
+    return data
+
+
+def _signature(source: Source, entry: oci.Descriptor, subject: oci.Descriptor) -> oci.ImageManifest | None:
+    try:
+        image = oci.parse_manifest(small(source, entry, LIMITS.manifest))
+    except BundleError:
+        return None  # A signature that cannot be read vouches for nothing.
+    ours = image.artifact_type == oci.SIGNATURE_TYPE and len(image.layers) == 1
+    fits = ours and image.subject is not None and image.subject.digest == subject.digest
+    return image if fits else None
+
+
+def _payload(source: Source, layer: oci.Descriptor) -> bytes | None:
+    try:
+        return small(source, layer, LIMITS.signature)
+    except BundleError:
+        return None  # As above.

@@ -1,0 +1,137 @@
+"""A writer's private place in the store. Until it is committed nothing refers to it, so a killed writer tears
+nothing.
+
+A staging directory is alive while its lock is held; the kernel drops the lock with the writer, and prune
+collects it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
+
+from coldstart.artifacts import files, oci
+from coldstart.artifacts.errors import TooLarge, named_os_errors
+from coldstart.artifacts.layout import Layout
+from coldstart.artifacts.limits import CHUNK, LIMITS
+
+_LOCK = "lock"
+
+
+class HashingFile:
+    """A new file that hashes what is written: the whole, and each 16 MiB chunk."""
+
+    def __init__(self, file: BinaryIO, cap: int) -> None:
+        self._file, self._cap, self.size = file, cap, 0
+        self._hash, self._chunk = sha256(), sha256()
+        self._chunks: list[str] = []
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Write all of `data`. Raises TooLarge past the cap."""
+        view = memoryview(data)
+        if self.size + len(view) > self._cap:
+            raise TooLarge(f"more than {self._cap} bytes")
+        self._file.write(view)
+        self._hash.update(view)
+        while view:
+            room = CHUNK - self.size % CHUNK
+            part, view = view[:room], view[room:]
+            self._chunk.update(part)
+            self.size += len(part)
+            if self.size % CHUNK == 0:
+                self._close_chunk()
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is held back here; the file is flushed when it is finished."""
+
+    def finish(self) -> None:
+        """Make the bytes durable."""
+        if self.size % CHUNK:
+            self._close_chunk()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    @property
+    def digest(self) -> str:
+        """sha256:<hex> of everything written."""
+        return "sha256:" + self._hash.hexdigest()
+
+    @property
+    def chunks(self) -> tuple[str, ...]:
+        """Chunk digests in hex; empty for a blob of at most one chunk, whose digest says it all."""
+        return tuple(self._chunks) if self.size > CHUNK else ()
+
+    def _close_chunk(self) -> None:
+        self._chunks.append(self._chunk.hexdigest())
+        self._chunk = sha256()
+
+
+@dataclass(slots=True)
+class Staging:
+    """Blobs written but not yet part of the store, by digest."""
+
+    directory: Path
+    blobs: dict[str, Path] = field(default_factory=dict)
+
+    def put(self, data: bytes, media_type: str) -> oci.Descriptor:
+        """Stage a small blob."""
+        with self.file() as file:
+            file.write(data)
+        return oci.Descriptor(media_type, file.digest, file.size)
+
+    @contextmanager
+    def file(self, cap: int = LIMITS.blob) -> Iterator[HashingFile]:
+        """Stage a blob by writing to it.
+
+        Its digest is known once the block ends. Raises NoSpace, TooLarge.
+        """
+        path = self.directory / f"{uuid4().hex}.partial"
+        with named_os_errors("writing a blob"), path.open("xb") as raw:
+            made = HashingFile(raw, cap)
+            try:
+                yield made
+                made.finish()
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+        self.blobs[made.digest] = path
+
+
+@contextmanager
+def staging(layout: Layout) -> Iterator[Staging]:
+    """A fresh staging directory, removed at the end. Raises ReadOnlyStore or NoSpace."""
+    layout.create()
+    # Under the index lock, so that prune cannot collect the directory before its own lock is held.
+    with named_os_errors("preparing to write to the store"), layout.exclusive():
+        directory = layout.staging / uuid4().hex
+        directory.mkdir()
+        handle = files.try_lock(directory / _LOCK)
+    try:
+        yield Staging(directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        if handle is not None:
+            os.close(handle)
+
+
+def abandoned(layout: Layout) -> list[Path]:
+    """Staging directories whose writer is dead. Call under the index lock."""
+    return [path for path in sorted(layout.staging.iterdir()) if _is_dead(path)]
+
+
+def _is_dead(directory: Path) -> bool:
+    if not directory.is_dir():
+        return True
+    handle = files.try_lock(directory / _LOCK)
+    if handle is None:
+        return False
+    os.close(handle)
+    return True

@@ -1,0 +1,217 @@
+"""A store of bundles: an OCI image layout that many processes read and write at once.
+
+A reader needs no write permission and takes no lock. Versions of a key count up and stay until they are
+pruned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from coldstart.artifacts import commit, files, oci
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.errors import Ambiguous, BundleError, InvalidReference
+from coldstart.artifacts.key import Key, Mismatch, diff
+from coldstart.artifacts.layout import Layout
+from coldstart.artifacts.staging import Staging, staging
+
+if TYPE_CHECKING:
+    # What only writers need is imported where it is used: readers start servers, and their time is counted.
+    from coldstart.artifacts.draft import Draft
+    from coldstart.artifacts.prune import Pruned
+    from coldstart.artifacts.repair import Repair
+    from coldstart.artifacts.source import Source
+
+    Repairs = list[Repair]
+Bundles = list[Bundle]
+Mismatches = list[Mismatch]
+_HEX = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
+_VERSIONED = re.compile(r"(?P<name>[^@]+?):v(?P<version>[1-9]\d{0,8})")
+
+
+class NotFound(BundleError):
+    """No bundle has the wanted key or reference.
+
+    `nearest` is the closest one of the same model, if there is one.
+    """
+
+    code: ClassVar[str] = "CS-NOTFOUND"
+
+    def __init__(self, message: str, nearest: tuple[Bundle, Mismatches] | None = None) -> None:
+        super().__init__(message)
+        self.nearest = nearest
+
+
+class Store:
+    """Opens nothing and creates nothing until it is asked to."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root)
+        self.layout = Layout(self.root)
+
+    @contextmanager
+    def begin(self, key: Key) -> Iterator[Draft]:
+        """A draft for `key`.
+
+        What is not published when the block ends is gone. Raises ReadOnlyStore, NoSpace.
+        """
+        from coldstart.artifacts.draft import Draft
+
+        with staging(self.layout) as place:
+            draft = Draft(self, key, place)
+            try:
+                yield draft
+            finally:
+                draft.closed = True
+
+    @contextmanager
+    def lock(self, key: Key) -> Iterator[None]:
+        """Wait for and hold the key's lock, so that of several processes one makes the bundle and the rest
+        find it.
+
+        publish() does not need it. Raises ReadOnlyStore.
+        """
+        self.layout.create()
+        with files.locked(self.layout.key_lock(key.digest)):
+            yield
+
+    def list(self) -> Bundles:
+        """Every bundle in order of publication, without opening any manifest that the index describes."""
+        return [self._bundle(entry) for entry in self.layout.entries() if self._is_bundle(entry)]
+
+    def find(self, key: Key, *, name: str | None = None) -> Bundle:
+        """The newest version for `key`. Raises NotFound, and what Bundle.manifest raises.
+
+        `name` also counts a bundle as of the same model."""
+        found = [bundle for bundle in self.list() if bundle.key_digest == key.digest]
+        if not found:
+            raise NotFound(f"no bundle for key {key.short}", self._nearest(key, name))
+        newest = max(found, key=lambda bundle: bundle.version)
+        _ = newest.manifest  # What the index says about the key is believed only if the config says it too.
+        return newest
+
+    def get(self, ref: str) -> Bundle:
+        """The bundle for NAME (newest), NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest
+        prefix.
+
+        Raises NotFound, Ambiguous, or InvalidReference.
+        """
+        bundles = self.list()
+        found = self._matching(ref, bundles)
+        if not found:
+            raise NotFound(f"no bundle is called {ref!r}")
+        return found[-1] if len(found) == 1 or self._newest_wins(ref, found) else _several(ref, found)
+
+    def signatures(self, bundle: Bundle) -> Sequence[bytes]:
+        """Signature documents about `bundle`, unverified; sign.trusted judges them."""
+        from coldstart.artifacts.source import LayoutSource
+
+        return LayoutSource(self).signatures(bundle.descriptor)
+
+    def commit(
+        self,
+        place: Staging,
+        descriptor: oci.Descriptor,
+        identity: Mapping[str, str],
+        signatures: Sequence[bytes] = (),
+    ) -> Bundle:
+        """Publish what is staged.
+
+        Used by Draft and by imports. `identity` holds the NAME and KEY annotations.
+        """
+        return self._bundle(commit.publish(self.layout, place, descriptor, identity, signatures))
+
+    def prune(
+        self, keep: int | None = 1, *, drop: Sequence[Bundle] = (), dry_run: bool = False
+    ) -> Pruned:
+        """Keep the newest `keep` versions of each key (None: all), less `drop`; collect what nothing refers
+        to.
+
+        Raises ReadOnlyStore.
+        """
+        from coldstart.artifacts import prune
+
+        return prune.prune(self.layout, keep=keep, drop=drop, dry_run=dry_run)
+
+    def repair(self, bundle: Bundle, sources: Sequence[Source]) -> Repairs:
+        """Fetch each bad blob, or only its bad chunks, from the first source that has it.
+
+        Good ones stay untouched.
+        """
+        from coldstart.artifacts import repair
+
+        return repair.repair(self, bundle, sources)
+
+    def receive(self, source: Source, descriptor: oci.Descriptor) -> Bundle:
+        """Take a bundle over from another store, an archive, a registry or the hub."""
+        from coldstart.artifacts.receive import receive
+
+        return receive(self, source, descriptor)
+
+    def _bundle(self, entry: oci.Descriptor) -> Bundle:
+        return Bundle(self, entry, commit.version_of(entry))
+
+    def _is_bundle(self, entry: oci.Descriptor) -> bool:
+        if entry.artifact_type is not None or entry.media_type != oci.MANIFEST_TYPE:
+            return entry.artifact_type == oci.BUNDLE_TYPE
+        try:
+            # Some clients copy a manifest and leave its artifact type and annotations out of the index.
+            return self._bundle(entry).image.artifact_type == oci.BUNDLE_TYPE
+        except BundleError:
+            return False  # Nothing says that this is one of ours.
+
+    def _matching(self, ref: str, bundles: Sequence[Bundle]) -> Bundles:
+        if "@" in ref:
+            name, _, digest = ref.partition("@")
+            return [b for b in bundles if b.name == name and b.digest.startswith(digest) and len(digest) > 12]
+        if found := _by_name(ref, bundles):
+            return found
+        if matched := _HEX.fullmatch(ref):
+            prefix = f"sha256:{matched[1]}"
+            return [b for b in bundles if b.digest.startswith(prefix) or b.key_digest.startswith(prefix)]
+        if not ref or not ref.isprintable():
+            raise InvalidReference(f"{ref!r} is not a reference")
+        return []
+
+    def _newest_wins(self, ref: str, found: Sequence[Bundle]) -> bool:
+        by_name = all(bundle.name == ref for bundle in found)
+        by_key = _HEX.fullmatch(ref) is not None and len({bundle.key_digest for bundle in found}) == 1
+        return by_name or by_key
+
+    def _nearest(self, key: Key, name: str | None) -> tuple[Bundle, Mismatches] | None:
+        candidates = [(b, diff(key, b.key)) for b in self._readable() if _same_model(key, name, b)]
+        return min(candidates, key=lambda pair: len(pair[1]), default=None)
+
+    def _readable(self) -> Iterator[Bundle]:
+        for bundle in self.list():
+            try:
+                _ = bundle.manifest
+            except BundleError:
+                continue  # A damaged bundle is nobody's neighbour; validate reports it.
+            yield bundle
+
+
+def _by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
+    if found := [b for b in bundles if ref in (b.name, b.descriptor.annotations.get(oci.REF_NAME))]:
+        return found
+    if matched := _VERSIONED.fullmatch(ref):
+        return [b for b in bundles if b.name == matched["name"] and b.version == int(matched["version"])]
+    return []
+
+
+def _several(ref: str, found: Sequence[Bundle]) -> Bundle:
+    listed = ", ".join(bundle.ref for bundle in found[:8])
+    raise Ambiguous(f"{ref!r} names {len(found)} bundles: {listed}")
+
+
+def _same_model(key: Key, name: str | None, bundle: Bundle) -> bool:
+    if name is not None and bundle.name == name:
+        return True
+    model = {field: value for field, value in key.fields.items() if field.startswith("model.")}
+    if "model.name" in model:
+        return bundle.key.fields.get("model.name") == model["model.name"]
+    return any(bundle.key.fields.get(field) == value for field, value in model.items())

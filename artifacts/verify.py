@@ -1,0 +1,93 @@
+"""The validate levels that need no engine.
+
+`manifest` reads what the bundle declares, `checksum` every byte of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from coldstart.artifacts import blobs, canonical, unpack
+from coldstart.artifacts.bundle import supported
+from coldstart.artifacts.errors import BundleError
+from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.manifest import SectionEntry
+from coldstart.artifacts.section import SECTION_TYPES
+
+if TYPE_CHECKING:
+    from coldstart.artifacts.bundle import Bundle
+
+Level = Literal["manifest", "checksum"]
+Severity = Literal["error", "warning", "note"]
+LEVELS: tuple[Level, ...] = ("manifest", "checksum")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing found: `code` is stable; `subject` is the section or document it is about."""
+
+    code: str
+    severity: Severity
+    message: str
+    mend: str
+    subject: str
+
+
+def check(bundle: Bundle, level: Level) -> list[Finding]:
+    """Findings at `level`, which includes the levels before it."""
+    return check_manifest(bundle) if level == "manifest" else check_checksum(bundle)
+
+
+def check_manifest(bundle: Bundle) -> list[Finding]:
+    """Index entry, image manifest, config, key, section table and provenance; no section is opened."""
+    try:
+        manifest = bundle.manifest
+    except BundleError as error:
+        return [_finding(error, "manifest")]
+    found = [_unknown(entry) for entry in manifest.sections if not supported(entry)]
+    if any(
+        argument.partition("=")[2].startswith("/") or argument.startswith("/")
+        for argument in manifest.provenance.arguments
+    ):
+        mend = "materialize again with a newer coldstart, which leaves paths out"
+        found.append(Finding("CS-PROVENANCE", "warning", "provenance names a path", mend, "provenance"))
+    return found
+
+
+def check_checksum(bundle: Bundle) -> list[Finding]:
+    """`check_manifest`, the digest of each blob, and a walk through each tree and JSON section."""
+    found = check_manifest(bundle)
+    if any(finding.subject == "manifest" for finding in found):
+        return found
+    return found + [item for entry in bundle.manifest.sections for item in _section(bundle, entry)]
+
+
+def _section(bundle: Bundle, entry: SectionEntry) -> list[Finding]:
+    try:
+        if not supported(entry) or SECTION_TYPES[entry.type].encoding == "raw":
+            fault = blobs.fault(bundle.store.root, entry.digest, entry.size)
+            return [_finding(fault, entry.type)] if fault else []
+        _open(bundle, entry)
+    except BundleError as error:
+        return [_finding(error, entry.type)]
+    return []
+
+
+def _open(bundle: Bundle, entry: SectionEntry) -> None:
+    declared = SECTION_TYPES[entry.type]
+    with bundle.open_blob(entry.type) as reader:
+        if declared.encoding == "tar.zst":
+            unpack.scan(reader, entry, plain=not declared.executable)
+            return
+    data = blobs.read(bundle.store.root, entry.digest, entry.size, cap=LIMITS.json_section)
+    canonical.loads(data, cap=LIMITS.json_section, what=f"section {entry.type}")
+
+
+def _unknown(entry: SectionEntry) -> Finding:
+    message = f"section {entry.type} version {entry.version} is not one this release reads; it is left alone"
+    return Finding("CS-SECTION-UNKNOWN", "note", message, "upgrade coldstart to use it", entry.type)
+
+
+def _finding(error: BundleError, subject: str) -> Finding:
+    return Finding(error.code, "error", error.message, error.mend, subject)

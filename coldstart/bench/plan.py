@@ -1,0 +1,60 @@
+"""Which mode runs when: every round holds each mode once, in an order that rotates from round to round.
+
+Interleaving gives every mode the same share of a machine's slow minutes; rotating the order keeps one mode
+from always running after the same other one (its page cache, its heat).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+VLLM_COLD, VLLM_WARM = "vllm-cold", "vllm-warm"
+FRESH, TEMPLATE_RUNTIME, TEMPLATE_ENGINE, SNAPSHOT = (
+    "fresh",
+    "template-runtime",
+    "template-engine",
+    "snapshot",
+)
+MODES = (VLLM_COLD, VLLM_WARM, FRESH, TEMPLATE_RUNTIME, TEMPLATE_ENGINE, SNAPSHOT)
+BASELINES = (VLLM_COLD, VLLM_WARM)
+REFERENCE = VLLM_WARM
+
+
+def rounds(modes: Sequence[str], runs: int) -> list[list[str]]:
+    """`runs` rounds of all modes; round r starts at mode r modulo their number.
+
+    Raises ValueError for an unknown or repeated mode, or fewer than one run.
+    """
+    check(modes, runs)
+    return [rotated(modes, index) for index in range(runs)]
+
+
+def rotated(modes: Sequence[str], by: int) -> list[str]:
+    """The modes, starting at index `by` modulo their number; in their order, wrapped around."""
+    start = by % len(modes) if modes else 0
+    return [*modes[start:], *modes[:start]]
+
+
+def warmups(mode: str, wanted: int) -> int:
+    """Uncounted runs before the first round.
+
+    A cold start has none, since warming is what it must not have; warm caches need one to exist at all.
+    """
+    if mode == VLLM_COLD:
+        return 0
+    return max(wanted, 1) if mode == VLLM_WARM else wanted
+
+
+def is_process_of_its_own(mode: str) -> bool:
+    """Whether a start in this mode begins with an empty interpreter, and thus has to import."""
+    return mode in (*BASELINES, FRESH)
+
+
+def check(modes: Sequence[str], runs: int) -> None:
+    unknown = [mode for mode in modes if mode not in MODES]
+    if unknown:
+        raise ValueError(f"unknown mode {unknown[0]!r}; the modes are {', '.join(MODES)}")
+    if len(set(modes)) != len(modes) or not modes:
+        raise ValueError("name at least one mode, and each mode once")
+    if runs < 1:
+        raise ValueError(f"at least one run is needed, not {runs}")

@@ -1,0 +1,136 @@
+"""CPU seconds and memory of process trees, read from /proc.
+
+CPU time is conserved: what a process used moves to its parent's `cutime + cstime` when it is waited for, so
+the sum of (own + reaped) over a tree never loses anything while no process leaves the tree. The bench makes
+itself a child subreaper, so daemons that a start leaves behind stay in its tree. A server forked by a
+template or restored from a snapshot is a new process: all it used counts; of the template, what it used
+meanwhile.
+
+Own time comes from the process CPU clock (nanoseconds), reaped time from /proc/PID/stat (clock ticks).
+What escapes: kernel threads (read-ahead, swapping), and children of a process that ignores SIGCHLD.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process at one moment; `started` tells apart two of the same pid, `ended` marks a zombie."""
+
+    pid: int
+    parent: int
+    started: int
+    own_s: float
+    reaped_s: float
+    ended: bool = False
+
+
+Snapshot = dict[int, Process]
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of orphaned descendants. Raises OSError where the kernel refuses."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "the kernel does not let this process adopt orphans")
+
+
+def snapshot() -> Snapshot:
+    """Every process that /proc shows, now."""
+    found = (_read(int(entry)) for entry in os.listdir(PROC) if entry.isdigit())  # noqa: PTH208
+    return {process.pid: process for process in found if process is not None}
+
+
+def tree(processes: Snapshot, roots: Iterable[int]) -> set[int]:
+    """The pids of `roots` and of all their descendants."""
+    children: dict[int, list[int]] = {}
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    found: set[int] = set()
+    waiting = [pid for pid in roots if pid in processes]
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting.extend(children.get(pid, ()))
+    return found
+
+
+def new_processes(before: Snapshot, after: Snapshot, roots: Iterable[int]) -> list[Process]:
+    """Descendants of `roots` (and the roots) in `after` that did not exist in `before`."""
+    return [after[pid] for pid in sorted(tree(after, roots)) if _earlier(before, after[pid]) is None]
+
+
+def cpu_between(before: Snapshot, after: Snapshot, served: int | None = None) -> float:
+    """CPU seconds of a start: of this process's descendants, and of the served process and its parent.
+
+    This process's own time (the client's polling) is left out; children that it reaped meanwhile count.
+    """
+    me = os.getpid()
+    pids = tree(after, [me])
+    if served in after and served not in pids and _earlier(before, after[served]) is None:
+        pids |= tree(after, [served]) | {after[served].parent}
+    spent = sum(_spent(before, after[pid]) for pid in pids - {me, 0, 1} if pid in after)
+    return spent + after[me].reaped_s - before[me].reaped_s
+
+
+def pss_bytes(pids: Iterable[int]) -> int:
+    """Proportional set size in bytes, summed; a process that is gone or not ours to read counts nothing."""
+    return sum(_pss(pid) for pid in pids)
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident bytes of one process; 0 when it is gone."""
+    try:
+        pages = (PROC / str(pid) / "statm").read_text().split()[1]
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(pages) * resource.getpagesize()
+
+
+def _spent(before: Snapshot, now: Process) -> float:
+    then = _earlier(before, now)
+    return now.own_s + now.reaped_s - (then.own_s + then.reaped_s if then else 0.0)
+
+
+def _earlier(before: Snapshot, now: Process) -> Process | None:
+    then = before.get(now.pid)
+    return then if then is not None and then.started == now.started else None
+
+
+def _read(pid: int) -> Process | None:
+    try:
+        # The command name may hold spaces and parentheses: the fields start after the last one.
+        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    own_s = _own_s(pid, int(fields[11]) + int(fields[12]))
+    reaped_s = (int(fields[13]) + int(fields[14])) / TICKS_PER_S
+    return Process(pid, int(fields[1]), int(fields[19]), own_s, reaped_s, ended=fields[0] == "Z")
+
+
+def _own_s(pid: int, ticks: int) -> float:
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # CPUCLOCK_SCHED of that process
+    except OSError:
+        return ticks / TICKS_PER_S
+
+
+def _pss(pid: int) -> int:
+    try:
+        lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))

@@ -1,0 +1,1 @@
+"""The engine: everything that starts, feeds or imitates a vLLM server lives here."""

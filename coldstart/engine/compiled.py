@@ -1,0 +1,85 @@
+"""Compiled forward functions: saved once, loaded at every start, never compiled again.
+
+vLLM keeps a module's ahead-of-time compiled forward in `aot_compiled_fn` and calls it when it is set. That
+attribute is the seam: offline each compiled module's function is serialised with torch's own bundled form; online
+it is deserialised and set before the first forward, so that no cache key and no path takes part.
+
+vLLM's own reload of the same artifact fails on the inductor backend (it asks the deserialised function for
+`finalize_loading`, which torch's bundled form does not have) and compiles again; the way taken here needs no such method.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+INDEX = "modules.json"
+INDUCTOR_DIR = "inductor"
+
+
+class CompiledMismatch(RuntimeError):
+    """The artifact does not fit this model or these sources; the ordinary compilation must run."""
+
+
+def compiled_modules(model: Any) -> Iterator[tuple[str, Any]]:
+    """The submodules of `model` that vLLM compiles, by qualified name ('' is the model itself)."""
+    for name, module in model.named_modules():
+        if getattr(module, "do_not_compile", True) is False:
+            yield name, module
+
+
+def save(model: Any, directory: Path) -> list[str]:
+    """Serialise every compiled forward of `model` into `directory`; returns the modules' names.
+
+    Raises CompiledMismatch when a module that vLLM compiles holds no ahead-of-time function.
+    """
+    names = []
+    for index, (name, module) in enumerate(compiled_modules(model)):
+        function = getattr(module, "aot_compiled_fn", None)
+        if function is None:
+            raise CompiledMismatch(f"module {name!r} ({type(module).__name__}) has no ahead-of-time compiled forward")
+        function.save_compiled_function(str(directory / f"{index}.aot"))
+        names.append(name)
+    (directory / INDEX).write_text(json.dumps(names))
+    return names
+
+
+def restore(model: Any, directory: Path) -> int:
+    """Set the compiled forward of every module in `directory`'s index; returns how many.
+
+    All or nothing: raises CompiledMismatch, with nothing set, when the modules or their sources differ.
+    """
+    modules = dict(compiled_modules(model))
+    names: list[str] = json.loads((directory / INDEX).read_text())
+    if names != list(modules):
+        raise CompiledMismatch(f"compiled modules differ: wanted {list(modules)}, found {names}")
+    loaded = [_load(modules[name], directory / f"{i}.aot") for i, name in enumerate(names)]
+    for name, function in zip(names, loaded, strict=True):
+        modules[name].aot_compiled_fn = function
+        modules[name].was_aot_compile_fn_loaded_from_disk = True
+    return len(loaded)
+
+
+def _load(module: Any, path: Path) -> Any:
+    import torch
+    from vllm.config import set_current_vllm_config
+
+    with set_current_vllm_config(module.vllm_config), path.open("rb") as file:
+        function = torch.compiler.load_compiled_function(file, f_globals=module.forward.__globals__)
+    _check_sources(function.source_info())
+    # As vLLM does: it specialises on nothing but the declared dynamic dimensions and drops every guard.
+    if not module.compilation_config.dynamic_shapes_config.evaluate_guards:
+        function.disable_guard_check()
+    return function
+
+
+def _check_sources(info: Any) -> None:
+    """Refuse an artifact traced from other sources than the ones installed (compared by content, never by path)."""
+    contents = {source.module: source.content for source in info.inlined_sources}
+    for name, content in contents.items():
+        if inspect.getsource(importlib.import_module(name)) != content:
+            raise CompiledMismatch(f"{name} has changed since the artifact was made")

@@ -1,0 +1,191 @@
+"""The offline phase, run once in a process of its own: a real engine is started, measured, and its state written out.
+
+The engine runs inside this process (vLLM's in-process client), so that one call to `step` is one iteration and the
+compiled modules are at hand. It compiles vLLM's ordinary way, in an empty cache; what it answers is therefore the reference
+that every later start must reproduce. Results go to a directory; nothing is published from here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from coldstart import timeline
+from coldstart.engine import compiled, server
+from coldstart.engine.lifeline import die_with_parent
+from coldstart.engine.plan import LaunchPlan
+
+CANARY_PROMPT_TOKENS = 8
+CANARY_TOKENS = 16
+REPEATS = 3
+DECODE_STEPS = 5
+MAX_PROFILED_BATCH = 64
+_KEPT_SUFFIXES = {".so", ".cpp", ".py"}
+
+
+class OfflineEngine:
+    """vLLM's engine in this process; `step_seconds` is the wall time of one iteration."""
+
+    def __init__(self, vllm_args: list[str]) -> None:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        args = AsyncEngineArgs.from_cli_args(server.parse_args(vllm_args))
+        self.config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        self.engine = LLMEngine.from_vllm_config(self.config, disable_log_stats=True)
+        self.core = self.engine.engine_core.engine_core
+        self.random = random.Random(0)
+        self._ids = (f"offline-{number}" for number in count())
+
+    @property
+    def worker(self) -> Any:
+        """The worker inside the executor."""
+        return self.core.model_executor.driver_worker.worker
+
+    def prompt(self, length: int) -> list[int]:
+        """`length` token ids that no earlier prompt shares, so that the prefix cache never helps."""
+        vocabulary = self.config.model_config.get_vocab_size()
+        return [self.random.randrange(vocabulary) for _ in range(length)]
+
+    def add(self, prompt: list[int], tokens: int) -> str:
+        """Queue one greedy request for exactly `tokens` tokens."""
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False)
+        name = next(self._ids)
+        self.engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), params)
+        return name
+
+    def step_seconds(self) -> float:
+        """Run one iteration; its seconds."""
+        start = time.perf_counter()
+        self.engine.step()
+        return time.perf_counter() - start
+
+    def drain(self) -> list[Any]:
+        """Run until every request has finished; the finished outputs."""
+        finished = []
+        while self.engine.has_unfinished_requests():
+            finished += [output for output in self.engine.step() if output.finished]
+        return finished
+
+
+def canary(engine: OfflineEngine) -> dict[str, list[int]]:
+    """A prompt and the greedy tokens that follow it: what every start from the bundle must answer."""
+    prompt = engine.prompt(CANARY_PROMPT_TOKENS)
+    engine.add(prompt, CANARY_TOKENS)
+    (output,) = engine.drain()
+    return {"prompt": prompt, "tokens": list(output.outputs[0].token_ids)}
+
+
+def iteration_profile(engine: OfflineEngine) -> dict[str, Any]:
+    """Seconds per iteration: {"prefill": [[tokens, s]], "decode": [[batch, s]]}, medians of repeated iterations.
+
+    This is the job profiler that skip-join needs (FastServe section 4.1): a prompt's first iteration by its length, a later
+    one by the batch it runs in.
+    """
+    limit = min(engine.config.scheduler_config.max_num_batched_tokens, engine.config.model_config.max_model_len - 2)
+    batches = min(engine.config.scheduler_config.max_num_seqs, MAX_PROFILED_BATCH)
+    return {
+        "prefill": [[n, _prefill(engine, n)] for n in _powers(16, limit)],
+        "decode": [[n, _decode(engine, n)] for n in _powers(1, batches)],
+    }
+
+
+def _prefill(engine: OfflineEngine, length: int) -> float:
+    seconds = []
+    for _ in range(REPEATS):
+        engine.add(engine.prompt(length), 1)
+        seconds.append(engine.step_seconds())
+        engine.drain()
+    return statistics.median(seconds)
+
+
+def _decode(engine: OfflineEngine, batch: int) -> float:
+    for _ in range(batch):
+        engine.add(engine.prompt(8), DECODE_STEPS + 2)
+    engine.step_seconds()  # every prompt is prefilled in this one
+    seconds = [engine.step_seconds() for _ in range(DECODE_STEPS)]
+    engine.drain()
+    return statistics.median(seconds)
+
+
+def _powers(first: int, last: int) -> Iterator[int]:
+    value = first
+    while value < last:
+        yield value
+        value *= 2
+    yield last
+
+
+def write_compiled(engine: OfflineEngine, directory: Path) -> list[str]:
+    """The compiled forward functions and the kernels they load; returns the modules' names."""
+    directory.mkdir()
+    names = compiled.save(engine.worker.model_runner.model, directory)
+    source = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    for file in source.rglob("*"):
+        if file.is_file() and file.suffix in _KEPT_SUFFIXES:
+            target = directory / compiled.INDUCTOR_DIR / file.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, target)
+    return names
+
+
+def modelinfos() -> dict[str, str]:
+    """What vLLM found out about the model class by importing itself in another process, by file name."""
+    directory = Path(os.environ["VLLM_CACHE_ROOT"]) / "modelinfos"
+    return {path.name: path.read_text() for path in sorted(directory.glob("*.json"))}
+
+
+def run(plan: LaunchPlan, out: Path) -> None:
+    """Do the whole offline phase into the existing directory `out`."""
+    plan.install()
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    server.import_runtime()
+    with timeline.measure("start engine, compile", track="offline"):
+        engine = OfflineEngine(plan.vllm_args)
+    info: dict[str, Any] = {"architectures": engine.config.model_config.architectures, "vllm_modelinfos": modelinfos()}
+    if engine.config.model_config.runner_type == "generate":
+        with timeline.measure("reference tokens", track="offline"):
+            info["canary"] = canary(engine)
+        with timeline.measure("iteration profile", track="offline"):
+            _write(out / "iterations.json", iteration_profile(engine))
+    _write(out / "modelinfo.json", info)
+    _write(out / "kv.json", kv_sizing(engine))
+    if any(True for _ in compiled.compiled_modules(engine.worker.model_runner.model)):
+        with timeline.measure("save compiled forward", track="offline"):
+            write_compiled(engine, out / "compile")
+
+
+def kv_sizing(engine: OfflineEngine) -> dict[str, int]:
+    """The KV cache that profiling arrived at: bytes, blocks, tokens per block (MEDUSA section 6)."""
+    cache = engine.config.cache_config
+    return {
+        "bytes": int(engine.core.available_gpu_memory_for_kv_cache),
+        "blocks": int(cache.num_gpu_blocks),
+        "block_tokens": int(cache.block_size),
+    }
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, sort_keys=True))
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    with open(sys.argv[1], encoding="utf-8") as plan_file:
+        run(LaunchPlan.from_json(plan_file.read()), Path(sys.argv[2]))
+    sys.stdout.flush()
+    # Nothing is left to do, and vLLM's teardown takes seconds.
+    os._exit(0)

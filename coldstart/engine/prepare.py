@@ -1,0 +1,181 @@
+"""From a bundle to a launch plan, deciding from the manifest alone, before anything heavy is imported.
+
+Each section that cannot be used becomes a line in `fallbacks` and vLLM does that part its ordinary way; nothing
+here stops a server from starting.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coldstart import arguments, paths
+from coldstart.artifacts import files
+from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.errors import BundleError
+from coldstart.engine import weights
+from coldstart.engine.plan import LaunchPlan
+from coldstart.engine.unpacked import unpacked
+from coldstart.models import Model
+
+KV_FLAG = "kv_cache_memory_bytes"
+# vLLM's own variable for the same on the CPU: whoever sets it has decided.
+KV_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+# Left beside the KV cache for the process itself when the free memory is checked, in bytes.
+HEADROOM = 1 << 30
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.json")
+
+
+def inductor_env(compile_dir: Path) -> dict[str, str]:
+    """Inductor's settings, the same when kernels are built and when they are found again.
+
+    The vector ISA is in the key, so it is not probed by compiling; headers are not precompiled, because a precompiled
+    header's path would enter every kernel's name.
+    """
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(compile_dir / "inductor"),
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+    }
+
+
+def base_args(model: Model, vllm_args: Sequence[str]) -> list[str]:
+    """vLLM's arguments for `model`: its directory, served under the name the user typed."""
+    given = arguments.parse(vllm_args)
+    named = [] if "served_model_name" in given else ["--served-model-name", model.name]
+    return ["--model", str(model.path), *named, *vllm_args]
+
+
+def base_env(cache_dir: Path | None, key: str) -> dict[str, str]:
+    """Where vLLM keeps its own caches for this key: under the cache root, so that a moved HOME changes nothing."""
+    root = paths.cache_dir(cache_dir) / "vllm" / key.removeprefix("sha256:")[:12]
+    return {"VLLM_CACHE_ROOT": str(root), "VLLM_NO_USAGE_STATS": "1"}
+
+
+def ordinary(model: Model, vllm_args: Sequence[str], cache_dir: Path | None, key: str, reason: str) -> LaunchPlan:
+    """A plan without a bundle: vLLM's ordinary start, with the reason."""
+    fallbacks = [{"section": "bundle", "reason": reason}]
+    return LaunchPlan(base_args(model, vllm_args), key=key, env=base_env(cache_dir, key), fallbacks=fallbacks)
+
+
+@dataclass
+class _Preparation:
+    bundle: Bundle
+    cache_dir: Path | None
+    trust: Trust
+    root: Path
+    fallbacks: list[dict[str, str]] = field(default_factory=list)
+
+    def give_up(self, section: str, reason: str) -> None:
+        self.fallbacks.append({"section": section, "reason": reason})
+
+    def json(self, section: str) -> dict[str, Any]:
+        try:
+            found = self.bundle.json(section)
+        except BundleError as error:
+            self.give_up(section, f"{error.message} [{error.code}]")
+            return {}
+        if not isinstance(found, Mapping):
+            self.give_up(section, "it is no JSON object")
+            return {}
+        return dict(found)
+
+    def compile_dir(self) -> Path | None:
+        """The `compile` section, unpacked once per content and reused by every later start."""
+        try:
+            return unpacked(self.bundle, "compile", self.root, self.trust)
+        except BundleError as error:
+            self.give_up("compile", f"{error.message} [{error.code}]")
+            return None
+
+    def kv_args(self, vllm_args: Sequence[str]) -> list[str]:
+        """The offline KV size as vLLM's own flag, unless the user gave one or the memory is not there now."""
+        if KV_FLAG in arguments.parse(vllm_args) or KV_VARIABLE in os.environ:
+            return []
+        sizing = self.json("kv")
+        if not sizing:
+            return []
+        wanted = sizing.get("bytes")
+        if not isinstance(wanted, int) or wanted <= 0:
+            self.give_up("kv", f"it names no number of bytes, but {wanted!r}")
+            return []
+        free = available_memory()
+        if wanted + HEADROOM > free:
+            self.give_up("kv", f"the bundle's KV cache needs {wanted} bytes, {free} are free now")
+            return []
+        return ["--kv-cache-memory-bytes", str(wanted)]
+
+    def modelinfo(self, env: Mapping[str, str]) -> dict[str, Any]:
+        """The resolved model class put where vLLM looks for it; without it vLLM imports itself once more to ask."""
+        info = self.json("modelinfo")
+        directory = Path(env["VLLM_CACHE_ROOT"]) / "modelinfos"
+        for name, content in _texts(info.get("vllm_modelinfos")).items():
+            target = directory / name
+            if not target.exists():
+                directory.mkdir(parents=True, exist_ok=True)
+                files.write_atomic(target, content.encode())
+        return info
+
+
+def prepare(
+    bundle: Bundle,
+    model: Model,
+    vllm_args: Sequence[str],
+    *,
+    cache_dir: Path | None,
+    trust: Trust,
+    root: Path | None = None,
+) -> LaunchPlan:
+    """The plan that starts `model` from `bundle`; code is unpacked under the cache root, or under `root`.
+
+    Raises OSError when neither can be written.
+    """
+    made = _Preparation(bundle, cache_dir, trust, root or paths.unpacked_dir(cache_dir))
+    key = bundle.key_digest
+    env = base_env(cache_dir, key)
+    info = made.modelinfo(env)
+    compile_dir = made.compile_dir()
+    if compile_dir is not None:
+        env |= inductor_env(compile_dir)
+    canary = _canary(info.get("canary"))
+    identity = _weights(made, model)
+    if canary and identity != info.get("weights"):
+        canary = None  # other weights of the same layout: other tokens
+    return LaunchPlan(
+        base_args(model, vllm_args) + made.kv_args(vllm_args),
+        key=key,
+        weights=identity,
+        compile_dir=str(compile_dir) if compile_dir else None,
+        canary=canary,
+        env=env,
+        fallbacks=made.fallbacks,
+    )
+
+
+def _weights(made: _Preparation, model: Model) -> str:
+    return weights.identity(model.path, paths.cache_dir(made.cache_dir) / "weights") if model.path else ""
+
+
+def _texts(value: object) -> dict[str, str]:
+    """The file names of `value` with their texts; whatever else a bundle has put there is left alone."""
+    pairs = value.items() if isinstance(value, Mapping) else ()
+    return {k: v for k, v in pairs if isinstance(v, str) and _FILE_NAME.fullmatch(k)}
+
+
+def _canary(value: object) -> dict[str, list[int]] | None:
+    parts = [value.get("prompt"), value.get("tokens")] if isinstance(value, Mapping) else [None]
+    if not all(isinstance(part, list) and part and all(type(item) is int for item in part) for part in parts):
+        return None
+    return dict(zip(("prompt", "tokens"), parts, strict=True))
+
+
+def available_memory() -> int:
+    """Bytes that a new process can have (MemAvailable)."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0

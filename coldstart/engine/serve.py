@@ -1,0 +1,205 @@
+"""`serve`: from a model's name to a server that has answered one real token, by the fastest way that its bundle allows.
+
+Compatibility is decided from the manifest before anything heavy is imported. A way that cannot be taken is replaced by the
+next one, down to vLLM's ordinary start, and every step down is named in the server's `fallbacks`.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from coldstart import arguments, inspection, models, paths, timeline
+from coldstart.artifacts.bundle import Trust
+from coldstart.artifacts.errors import BundleError
+from coldstart.artifacts.store import Store
+from coldstart.engine import handoff, launch, materialize, pool, prepare
+from coldstart.engine.materialize import Phase
+from coldstart.engine.plan import LaunchPlan
+from coldstart.inspection import Lookup
+
+DEFAULT_PORT = 8000
+MODES = ("fresh", "template-runtime", "template-engine", "snapshot")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for.
+
+    `listen` are vLLM's host and port arguments, `mode` is one of MODES or "auto", `on_miss` fail, warn or materialize,
+    `trust` judges whose code may run here.
+    """
+
+    model: str
+    vllm_args: Sequence[str] = ()
+    listen: Sequence[str] = ()
+    mode: str = "auto"
+    on_miss: str = "fail"
+    revision: str | None = None
+    offline: bool = False
+    cache_dir: Path | None = None
+    ready_timeout: float | None = None
+    trust: Trust = inspection.trust
+
+
+@dataclass
+class Start:
+    """A started server: how it was asked for, how it came up."""
+
+    mode: str
+    plan: LaunchPlan
+    running: launch.Running
+    steps: list[dict[str, str]] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        """The ready file: mode, pid, seconds, and the server's own account of its fast path."""
+        report = self.running.report
+        return {
+            "pid": self.running.process.pid,
+            "mode": self.mode,
+            "ready_s": round(self.running.ready_s, 4),
+            "first_token_s": round(self.running.ready_s, 4),
+            "fast_path": {"mode": not self.steps, **report.get("fast_path", {})},
+            "fallbacks": [*self.steps, *report.get("fallbacks", [])],
+            "canary": report.get("canary"),
+            "tokens": report.get("tokens"),
+        }
+
+
+def find(request: Request) -> Lookup:
+    """Resolve the model, compose its key on this machine and look it up. Raises what `inspection.look_up` raises."""
+    return inspection.look_up(
+        Store(paths.store_dir(request.cache_dir)),
+        request.model,
+        request.vllm_args,
+        offline=request.offline,
+        revision=request.revision,
+        cache_dir=request.cache_dir,
+    )
+
+
+def plan(request: Request, phase: Phase) -> tuple[Lookup, LaunchPlan]:
+    """What the store has for the request, and the plan made of it, after dealing with a miss as it asks.
+
+    Raises NoBundle on a miss with `on_miss` fail, and what `materialize` raises.
+    """
+    found = find(request)
+    if found.bundle is None and request.on_miss == "materialize":
+        offline = materialize.Request(
+            request.model,
+            request.vllm_args,
+            revision=request.revision,
+            offline=request.offline,
+            cache_dir=request.cache_dir,
+        )
+        found = replace(found, bundle=materialize.materialize(offline, phase), mismatches=())
+    if found.bundle is None and request.on_miss == "fail":
+        raise inspection.miss(found)
+    model = models.ensure_weights(found.model, offline=request.offline)
+    passed = [*request.vllm_args, *request.listen]
+    if found.bundle is None:
+        reason = inspection.miss(found).message
+        return found, prepare.ordinary(model, passed, request.cache_dir, found.key.digest, reason)
+    made = prepare.prepare(found.bundle, model, passed, cache_dir=request.cache_dir, trust=request.trust)
+    return found, made
+
+
+def url(made: LaunchPlan) -> str:
+    """Where the planned server will answer."""
+    given = arguments.parse(made.vllm_args)
+    if uds := given.get("uds"):
+        return f"unix:{uds}"
+    host = str(given.get("host") or "127.0.0.1")
+    scheme = "https" if given.get("ssl_certfile") else "http"
+    shown = f"[{host}]" if ":" in host else {"0.0.0.0": "127.0.0.1"}.get(host, host)
+    return f"{scheme}://{shown}:{given.get('port', DEFAULT_PORT)}"
+
+
+def start(request: Request, found: Lookup, made: LaunchPlan) -> Start:
+    """Start the server by the asked mode, stepping down where it cannot be taken, and wait until it is ready.
+
+    Raises Failed when the server dies or is not ready in time.
+    """
+    began = timeline.now()
+    steps: list[dict[str, str]] = []
+    for mode in _ladder(request.mode):
+        try:
+            process, reader = _launch(mode, request, found, made)
+        except (handoff.HandoffError, BundleError, _Unavailable) as error:
+            if request.mode != "auto":
+                steps.append({"section": mode, "reason": str(error)})
+            continue
+        with ending(process):
+            running = launch.acknowledged(process, reader, began, request.ready_timeout)
+        return Start(mode, made, running, steps)
+    raise AssertionError("the ladder ends with fresh, which is always there")
+
+
+class _Unavailable(RuntimeError):
+    """This mode cannot be taken now; the message says why."""
+
+
+def _ladder(mode: str) -> Sequence[str]:
+    order = ("template-engine", "template-runtime", "fresh")
+    return order if mode == "auto" else tuple(dict.fromkeys((mode, "fresh")))
+
+
+def _launch(mode: str, request: Request, found: Lookup, made: LaunchPlan) -> tuple[launch.Process, int]:
+    if mode == "fresh":
+        return launch.fresh(made)
+    if mode == "snapshot":
+        return _thaw(request, found, made)
+    warm = pool.find(mode.removeprefix("template-"), found.key.digest)
+    if warm is None:
+        raise _Unavailable(f"no {mode} runs for {found.model.name}: coldstart template start {found.model.name}")
+    return launch.forked(made, warm.socket)
+
+
+def _thaw(request: Request, found: Lookup, made: LaunchPlan) -> tuple[launch.Process, int]:
+    from coldstart.engine import snapshot
+
+    if found.bundle is None or not found.bundle.has("snapshot"):
+        raise _Unavailable("the bundle has no snapshot: coldstart materialize MODEL --snapshot")
+    try:
+        thawed = snapshot.thaw(found.bundle, request.cache_dir, request.trust)
+    except snapshot.Unusable as error:
+        raise _Unavailable(str(error)) from error
+    try:
+        return launch.forked(made, thawed.socket, thawed)
+    except BaseException:
+        thawed.end()
+        raise
+
+
+@contextmanager
+def ending(process: launch.Process) -> Iterator[None]:
+    """End the server if the block is left by an exception (Ctrl-C included)."""
+    try:
+        yield
+    except BaseException:
+        if process.poll() is None:
+            process.signal(signal.SIGTERM)
+            process.wait()
+        raise
+
+
+def stay(process: launch.Process) -> int:
+    """Live as long as the server, passing SIGINT and SIGTERM on; the exit code that this process should end with.
+
+    130 or 143 when a signal ended it; 1 when it ended by itself, whatever it said: a server is not expected to.
+    """
+    caught: list[int] = []
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        caught.append(number)
+        process.signal(signal.SIGTERM if len(caught) == 1 else signal.SIGKILL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, forward)
+    code = process.wait()
+    return 128 + caught[0] if caught else code or 1

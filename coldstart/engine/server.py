@@ -1,0 +1,179 @@
+"""The server process: vLLM's own API server over an engine forked from this very process.
+
+torch and vllm are imported once. vLLM's functions do all the work; what differs from `vllm serve` is that the engine
+process is forked instead of spawned (it inherits every import), that its worker lives inside it, that garbage is not
+collected before the server listens, and that the server says it is ready only when one real token came back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from coldstart import timeline
+from coldstart.engine.lifeline import die_with_parent
+from coldstart.engine.plan import READY_FD_ENV, LaunchPlan
+
+EXECUTOR = "coldstart.engine.executor.ColdExecutor"
+WORKER = "coldstart.engine.worker.ColdWorker"
+FALLBACK_PROMPT = [1, 2, 3, 4]
+
+
+def import_runtime() -> None:
+    """Import everything that the API server and the engine both need, in one process, once."""
+    with timeline.measure("import torch", track="server"):
+        import torch  # noqa: F401
+    with timeline.measure("import vllm", track="server"):
+        import uvloop  # noqa: F401
+        import vllm.entrypoints.launchers.api_server.entry
+        import vllm.v1.engine.async_llm
+        import vllm.v1.engine.core  # noqa: F401
+
+
+def import_engine() -> None:
+    """Import what the engine process will need beyond `import_runtime`, whatever the model."""
+    with timeline.measure("import engine", track="server"):
+        import vllm.v1.core.sched.scheduler
+        import vllm.v1.structured_output
+
+        import coldstart.engine.executor
+        import coldstart.engine.worker  # noqa: F401
+
+
+def parse_args(vllm_args: list[str]) -> Namespace:
+    """vLLM's own parser over vLLM's own flags, with our executor and worker where the user named none."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    args = parser.parse_args(vllm_args)
+    if ours(args):
+        args.distributed_executor_backend, args.worker_cls = EXECUTOR, WORKER
+    validate_parsed_serve_args(args)
+    return args
+
+
+def ours(args: Namespace) -> bool:
+    """Whether this server can run on our executor: one CPU rank, and no executor or worker of the user's own."""
+    from vllm.platforms import current_platform
+
+    single = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size == 1
+    return current_platform.is_cpu() and single and not args.distributed_executor_backend and args.worker_cls == "auto"
+
+
+@asynccontextmanager
+async def engine_client(args: Namespace) -> AsyncIterator[Any]:
+    """vLLM's asynchronous engine over a forked engine process."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    with timeline.measure("configure", track="server"):
+        config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    if args.worker_cls == WORKER:
+        # Creating the configuration forces "spawn" on the CPU, for the sake of a worker process that we do not have.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    # What is imported stays: without this each gc.collect() of vLLM's loader walks it, at half a second a time.
+    gc.freeze()
+    with timeline.measure("start engine", track="server"):
+        engine = AsyncLLM.from_vllm_config(
+            config,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            enable_log_requests=engine_args.enable_log_requests,
+            aggregate_engine_logging=engine_args.aggregate_engine_logging,
+            disable_log_stats=engine_args.disable_log_stats,
+        )
+    try:
+        yield engine
+    finally:
+        engine.shutdown(timeout=config.shutdown_timeout)
+
+
+class Readiness:
+    """Acknowledges to whoever started the server: once, after it listens and one real token came back."""
+
+    def __init__(self, plan: LaunchPlan, engine: Any, worker_reports: bool) -> None:
+        self.plan, self.engine, self.worker_reports = plan, engine, worker_reports
+        self.descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))
+        self.token = asyncio.create_task(self._first_token())
+        self.done = False
+
+    async def listening(self) -> None:
+        """Called by uvicorn once it accepts connections (and later from time to time)."""
+        if self.done:
+            return
+        self.done = True
+        report = await self._report()
+        gc.enable()
+        if self.descriptor >= 0:
+            os.write(self.descriptor, (json.dumps(report) + "\n").encode())
+            os.close(self.descriptor)
+
+    async def _report(self) -> dict[str, Any]:
+        tokens = await self.token
+        report: dict[str, Any] = {"fast_path": {}, "fallbacks": list(self.plan.fallbacks), "tokens": tokens}
+        if self.worker_reports:
+            (worker,) = await self.engine.collective_rpc("coldstart_report")
+            report["fast_path"] |= worker["fast_path"]
+            report["fallbacks"] += worker["fallbacks"]
+        if self.plan.canary and tokens:
+            report["canary"] = tokens == self.plan.canary["tokens"][: len(tokens)]
+        return report
+
+    async def _first_token(self) -> list[int]:
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+
+        if "generate" not in await self.engine.get_supported_tasks():
+            return []
+        canary = self.plan.canary or {"prompt": FALLBACK_PROMPT}
+        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+        start, tokens = timeline.now(), []
+        async for output in self.engine.generate(TokensPrompt(prompt_token_ids=canary["prompt"]), params, "coldstart"):
+            tokens = list(output.outputs[0].token_ids)
+        timeline.emit("first token", start, timeline.now(), track="server")
+        return tokens
+
+
+async def serve(args: Namespace, plan: LaunchPlan) -> int:
+    """Serve until a signal (0) or the engine's death (1), as vLLM's `run_server` does."""
+    from vllm.entrypoints.launchers.api_server.entry import build_and_serve
+    from vllm.entrypoints.launchers.launcher import setup_server
+    from vllm.utils.system_utils import decorate_logs
+
+    decorate_logs("APIServer", skip_if_decorated=True)
+    address, sock = setup_server(args, reuse_port=False)
+    async with engine_client(args) as engine:
+        readiness = Readiness(plan, engine, worker_reports=args.worker_cls == WORKER)
+        shutdown = await build_and_serve(engine, address, sock, args, callback_notify=readiness.listening)
+        died = engine.errored
+    try:
+        await shutdown
+    finally:
+        sock.close()
+    return 1 if died else 0
+
+
+def run(plan: LaunchPlan, imported: bool = False) -> int:
+    """Run a server for `plan` in this process; returns its exit code when it has ended."""
+    plan.install()
+    gc.disable()
+    if not imported:
+        import_runtime()
+    import uvloop
+
+    return uvloop.run(serve(parse_args(plan.vllm_args), plan))
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    with open(sys.argv[1], encoding="utf-8") as file:
+        sys.exit(run(LaunchPlan.from_json(file.read())))

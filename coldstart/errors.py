@@ -1,0 +1,49 @@
+"""Every failure the user can meet: what was wanted, what was found, and the command that mends it.
+
+Invariant: an error that leaves the engine carries its own exit code, so that the command line needs one table
+and no special case.
+"""
+
+OK = 0
+NO = 1
+TROUBLE = 2
+NO_BUNDLE = 3
+NEEDS_AUTH = 4
+
+
+class ColdstartError(Exception):
+    """A failure with a sentence for the user, the mend where one is known, and an exit code."""
+
+    def __init__(self, message: str, *, mend: str | None = None, exit_code: int = TROUBLE) -> None:
+        super().__init__(message)
+        self.message = message
+        self.mend = mend
+        self.exit_code = exit_code
+
+
+class Failed(ColdstartError):
+    """The answer is no: an invalid bundle, a regression, a server that died (exit 1)."""
+
+    def __init__(self, message: str, *, mend: str | None = None) -> None:
+        super().__init__(message, mend=mend, exit_code=NO)
+
+
+class Usage(ColdstartError):
+    """The request itself cannot be met as written: arguments, configuration (exit 2)."""
+
+    def __init__(self, message: str, *, mend: str | None = None) -> None:
+        super().__init__(message, mend=mend, exit_code=TROUBLE)
+
+
+class NoBundle(ColdstartError):
+    """No bundle for this key, or none that is compatible (exit 3)."""
+
+    def __init__(self, message: str, *, mend: str | None = None) -> None:
+        super().__init__(message, mend=mend, exit_code=NO_BUNDLE)
+
+
+class NeedsAuth(ColdstartError):
+    """The hub refuses without a login, or cannot be reached while offline (exit 4)."""
+
+    def __init__(self, message: str, *, mend: str | None = None) -> None:
+        super().__init__(message, mend=mend, exit_code=NEEDS_AUTH)

@@ -1,0 +1,85 @@
+"""The bench's table: one row of text per mode, the same in the terminal, in Markdown and on the page.
+
+A ratio above 1 is a shorter start than vllm-warm's; the steady state's ratios are this mode over vllm-warm's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+HEADERS = (
+    "mode",
+    "first token (s)",
+    "range",
+    "n",
+    "CPU (s)",
+    "ratio",
+    "95 % interval",
+    "% of floor",
+    "latency ratio",
+    "throughput ratio",
+    "PSS (MiB)",
+)
+NONE = "-"
+
+
+def rows(document: Mapping[str, Any]) -> list[list[str]]:
+    """One row per mode that ran, in the document's order."""
+    return [_row(mode, found) for mode, found in document["modes"].items() if "unavailable" not in found]
+
+
+def unavailable(document: Mapping[str, Any]) -> list[str]:
+    """One sentence per mode that could not run."""
+    return [
+        f"{mode} could not run: {found['unavailable']}"
+        for mode, found in document["modes"].items()
+        if "unavailable" in found
+    ]
+
+
+def verdict(document: Mapping[str, Any]) -> list[str]:
+    """What a reader must know besides the table: tokens, baseline, failures."""
+    same = document["tokens_identical"]
+    known = {True: "identical in all modes", False: "NOT identical", None: "not compared"}[same]
+    compared = document.get("baseline", {}).get("modes", {})
+    against = [f"{mode} against the baseline: {_change(found)}" for mode, found in compared.items()]
+    return [f"greedy tokens: {known}", *against, *[f"failed: {why}" for why in document["failures"]]]
+
+
+def seconds(value: float) -> str:
+    """Three significant digits, never in exponents."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _row(mode: str, found: Mapping[str, Any]) -> list[str]:
+    first, cpu, steady = found["first_token_s"], found["cpu_s"], found["steady"] or {}
+    interval = found["ratio_ci95"]
+    return [
+        mode,
+        seconds(first["median"]),
+        f"{seconds(first['min'])} to {seconds(first['max'])}",
+        str(first["n"]),
+        seconds(cpu["median"]),
+        _number(found["ratio"], "x"),
+        f"{interval[0]:.1f} to {interval[1]:.1f}" if interval else NONE,
+        f"{found['percent_of_floor']:.0f}" if found["percent_of_floor"] else NONE,
+        _steady(steady.get("latency_ratio")),
+        _steady(steady.get("throughput_ratio")),
+        f"{found['pss_bytes']['median'] / 2**20:.0f}",
+    ]
+
+
+def _number(value: float | None, unit: str = "") -> str:
+    return NONE if value is None else f"{value:.1f}{unit}"
+
+
+def _steady(found: Mapping[str, Any] | None) -> str:
+    return NONE if found is None else f"{found['ratio']:.3f} {found['verdict']}"
+
+
+def _change(found: Mapping[str, Any]) -> str:
+    interval = found["ci95_pct"]
+    spread = f" ({interval[0]:+.1f} to {interval[1]:+.1f} %)" if interval else ""
+    reason = f", {found['reason']}" if found["reason"] else ""
+    return f"{found['verdict']}{reason}, {found['change_pct']:+.1f} %{spread}"

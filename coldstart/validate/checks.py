@@ -1,0 +1,99 @@
+"""The levels of `validate`, each of which includes the ones before it.
+
+manifest and checksum need neither torch nor vllm; load and replay start a server, and only from a bundle that
+passed the earlier levels: a damaged or foreign bundle is not started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.errors import BundleError
+from coldstart.artifacts.source import Source
+from coldstart.artifacts.store import Store
+from coldstart.artifacts.verify import Finding, check
+from coldstart.validate import against
+
+Level = Literal["manifest", "checksum", "load", "replay"]
+FailLevel = Literal["error", "warning", "note"]
+LEVELS: tuple[Level, ...] = ("manifest", "checksum", "load", "replay")
+SEVERITIES: tuple[FailLevel, ...] = ("note", "warning", "error")
+Scalar = str | int | float | bool | None
+StartCheck = Callable[[Bundle, Level], list[Finding]]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found about one bundle; `ref` is NAME@sha256:... where it could be read."""
+
+    ref: str
+    level: Level
+    findings: tuple[Finding, ...]
+
+    def fails(self, level: FailLevel) -> bool:
+        """Whether a finding is at least as severe as `level`."""
+        return any(SEVERITIES.index(item.severity) >= SEVERITIES.index(level) for item in self.findings)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How to validate: the level, what to hold the key against, who starts servers for load and replay."""
+
+    level: Level = "checksum"
+    fingerprint: Mapping[str, Scalar] | None = None
+    start: StartCheck | None = None
+
+    def run(self, bundle: Bundle) -> Report:
+        """Raises only what is not about the bundle; what is wrong with it is a finding."""
+        found = [*self._stored(bundle), *self._fits(bundle)]
+        report = Report(_ref(bundle), self.level, tuple(found))
+        if self.level in ("load", "replay") and self.start and not report.fails("error"):
+            found += self.start(bundle, self.level)
+        return Report(report.ref, self.level, tuple(found))
+
+    def _stored(self, bundle: Bundle) -> list[Finding]:
+        return check(bundle, "manifest" if self.level == "manifest" else "checksum")
+
+    def _fits(self, bundle: Bundle) -> list[Finding]:
+        if self.fingerprint is None:
+            return []
+        try:
+            fields = bundle.key.fields
+        except BundleError:
+            return []  # the manifest's own finding says so already
+        return against.compare(fields, self.fingerprint, bundle.name)
+
+
+def repair(store: Store, bundle: Bundle, sources: Iterable[Source]) -> list[Finding]:
+    """Fetch the bad blobs alone. A mended blob is a note, one that could not be mended an error.
+
+    Raises ReadOnlyStore and NoSpace.
+    """
+    return [
+        Finding(
+            "CS-REPAIRED", "note", f"{item.digest} was mended, {item.fetched} bytes fetched", "", item.subject
+        )
+        if item.mended
+        else Finding("CS-UNREPAIRED", "error", item.reason, _REPAIR_MEND, item.subject)
+        for item in store.repair(bundle, list(sources))
+    ]
+
+
+def with_notes(report: Report, notes: Sequence[Finding]) -> Report:
+    """`report` after the findings of a repair."""
+    return Report(report.ref, report.level, (*notes, *report.findings))
+
+
+_REPAIR_MEND = (
+    "name a place that has it: --repair-from ADDRESS; or make it again: coldstart materialize MODEL"
+)
+
+
+def _ref(bundle: Bundle) -> str:
+    try:
+        return bundle.ref
+    except BundleError:
+        return bundle.digest

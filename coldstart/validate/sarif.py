@@ -1,0 +1,49 @@
+"""Findings as SARIF 2.1.0 (OASIS standard), the form that code-scanning services take.
+
+One run, one rule per code, one result per finding, located by the bundle's reference as a logical location:
+a bundle is no file of the scanned repository.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from hashlib import sha256
+
+import coldstart
+from coldstart.artifacts.verify import Finding
+from coldstart.validate.checks import FailLevel, Report
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+VERSION = "2.1.0"
+
+
+def render(reports: Sequence[Report], fail_level: FailLevel) -> str:
+    """The log as JSON text. SARIF's levels are the findings' own; `fail_level` only sets the exit code."""
+    found = [(report, finding) for report in reports for finding in report.findings]
+    codes = sorted({finding.code for _, finding in found})
+    driver = {
+        "name": "coldstart",
+        "version": coldstart.__version__,
+        "rules": [{"id": code, "shortDescription": {"text": code}} for code in codes],
+    }
+    results = [_result(report, finding, codes) for report, finding in found]
+    run = {"tool": {"driver": driver}, "columnKind": "utf16CodeUnits", "results": results}
+    return json.dumps({"$schema": SCHEMA, "version": VERSION, "runs": [run]}, indent=2)
+
+
+def _result(report: Report, finding: Finding, codes: Sequence[str]) -> dict[str, object]:
+    mend = f" Mend: {finding.mend}." if finding.mend else ""
+    location = {"name": finding.subject, "fullyQualifiedName": f"{report.ref}/{finding.subject}"}
+    return {
+        "ruleId": finding.code,
+        "ruleIndex": codes.index(finding.code),
+        "level": finding.severity,
+        "message": {"text": f"{report.ref}: {finding.message}.{mend}"},
+        "locations": [{"logicalLocations": [location]}],
+        "partialFingerprints": {"coldstart/v1": _fingerprint(report, finding)},
+    }
+
+
+def _fingerprint(report: Report, finding: Finding) -> str:
+    return sha256("\0".join([report.ref, finding.code, finding.subject]).encode()).hexdigest()

@@ -1,0 +1,93 @@
+"""The levels that start a server: `load` (one real token comes back), `replay` (the tokens are vLLM's own).
+
+The servers come from the bench's launchers, so that what is validated is what is measured. Sampling is
+greedy: a bundle that changes one token changes what the model computes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.verify import Finding
+from coldstart.bench import result, usage
+from coldstart.bench.launch import Launcher, Unavailable
+from coldstart.bench.launchers import Subject, launchers
+from coldstart.bench.measure import Run, Settings, run
+from coldstart.bench.plan import FRESH, VLLM_COLD
+from coldstart.bench.runner import PROMPTS
+from coldstart.errors import ColdstartError, Failed
+from coldstart.validate.checks import Level
+
+REPLAY = Settings(prompts=PROMPTS, steady=False)
+Pair = tuple[Launcher, Launcher]
+MEND = "coldstart materialize {} --force"
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Starts servers: `pair` gives coldstart's launcher and vLLM's for a bundle and an empty directory."""
+
+    pair: Callable[[Bundle, Path], Pair]
+    settings: Settings = REPLAY
+
+    def __call__(self, bundle: Bundle, level: Level) -> list[Finding]:
+        """Findings of `level`. Raises NoBundle and other errors that are not about the bundle."""
+        usage.adopt_orphans()
+        with tempfile.TemporaryDirectory(prefix="coldstart-validate-") as name:
+            ours, plain = self.pair(bundle, Path(name))
+            started = self._start(ours, Path(name) / "bundle", "CS-LOAD", bundle, level)
+            if isinstance(started, Finding):
+                return [started]
+            found = _fallbacks(started, bundle)
+            return [*found, *self._replay(started, plain, Path(name), bundle)] if level == "replay" else found
+
+    def _replay(self, ours: Run, plain: Launcher, directory: Path, bundle: Bundle) -> list[Finding]:
+        reference = self._start(plain, directory / "vllm", "CS-REFERENCE-START", bundle, "replay")
+        if isinstance(reference, Finding):
+            return [reference]
+        pairs = zip(self.settings.prompts, ours.answers, reference.answers, strict=True)
+        return [_differs(prompt, one, two, bundle) for prompt, one, two in pairs if one != two]
+
+    def _start(
+        self, launcher: Launcher, directory: Path, code: str, bundle: Bundle, level: Level
+    ) -> Run | Finding:
+        one_token = replace(self.settings, prompts=self.settings.prompts[:1], max_tokens=1)
+        settings = self.settings if level == "replay" else one_token
+        try:
+            launcher.prepare()
+            return run(launcher, directory, settings, 0)
+        except (Failed, Unavailable) as error:
+            message = error.message if isinstance(error, ColdstartError) else str(error)
+            return Finding(code, "error", message, MEND.format(bundle.name), launcher.mode)
+        finally:
+            launcher.close()
+
+
+def real_pair(subject: Callable[[Bundle], Subject]) -> Callable[[Bundle, Path], Pair]:
+    """coldstart's fresh start and an ordinary start of vLLM with empty caches, which owes nothing to us."""
+
+    def pair(bundle: Bundle, directory: Path) -> Pair:
+        ours, plain = launchers(subject(bundle), [FRESH, VLLM_COLD], directory)
+        return ours, plain
+
+    return pair
+
+
+def _fallbacks(run: Run, bundle: Bundle) -> list[Finding]:
+    return [
+        Finding("CS-FALLBACK", "warning", f"not used: {reason}", MEND.format(bundle.name), "serve")
+        for reason in result.slow_paths([run])
+    ]
+
+
+def _differs(
+    prompt: str, ours: tuple[tuple[int, ...], str], plain: tuple[tuple[int, ...], str], bundle: Bundle
+) -> Finding:
+    both = zip(ours[0], plain[0], strict=False)
+    at = next((n for n, (one, two) in enumerate(both) if one != two), min(len(ours[0]), len(plain[0])))
+    message = f"the answer to {prompt!r} differs from vLLM's from token {at} on"
+    return Finding("CS-REPLAY", "error", message, MEND.format(bundle.name), "tokens")

@@ -1,0 +1,110 @@
+"""The options every subcommand has, as one piece.
+
+``@command()`` turns ``def command(common: Common, ...)`` into what typer sees: the function's own parameters,
+then these. What follows ``--`` never reaches the parser; it is in ``common.vllm_args``.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+from coldstart.commands._output import Format, Output, Progress
+
+from coldstart import paths
+from coldstart.errors import NeedsAuth, Usage
+
+if TYPE_CHECKING:
+    from coldstart.artifacts.store import Store
+
+
+@dataclass(frozen=True)
+class Common:
+    """What every command was given: the sink, the cache root, whether the network is off, and vLLM's
+    arguments.
+    """
+
+    out: Output
+    offline: bool
+    cache_dir: Path | None
+    vllm_args: tuple[str, ...]
+
+    def store(self) -> "Store":
+        """The bundle store under the chosen cache root."""
+        from coldstart.artifacts.store import Store
+
+        return Store(paths.store_dir(self.cache_dir))
+
+    def require_network(self, address: str) -> None:
+        """Raises NeedsAuth (exit 4) when ``address`` lies on the network and --offline is set."""
+        if self.offline and "://" in address and not address.startswith("dir://"):
+            raise NeedsAuth(
+                f"{address} lies on the network, and --offline is set.", mend="leave --offline away"
+            )
+
+
+def _option(*flags: str, help: str, metavar: str | None = None, envvar: str | None = None) -> Any:
+    return typer.Option(*flags, help=help, metavar=metavar, envvar=envvar, show_envvar=envvar is not None)
+
+
+_CACHE_DIR = _option(
+    "--cache-dir", help="Root of bundles and built models.", metavar="DIR", envvar="COLDSTART_CACHE_DIR"
+)
+_CONFIG = _option("--config", help="Configuration file (TOML).", metavar="FILE", envvar="COLDSTART_CONFIG")
+
+
+def _common(
+    format: Annotated[Format, _option("--format", help="Form of the result.")] = "text",
+    output: Annotated[
+        Path | None, _option("--output", "-o", help="Write the result to this file.", metavar="FILE")
+    ] = None,
+    quiet: Annotated[bool, _option("--quiet", "-q", help="Say nothing but the result.")] = False,
+    verbose: Annotated[bool, _option("--verbose", "-v", help="Say more.")] = False,
+    progress: Annotated[Progress, _option("--progress", help="How to show progress.")] = "auto",
+    offline: Annotated[bool, _option("--offline", help="Never ask the network.")] = False,
+    cache_dir: Annotated[Path | None, _CACHE_DIR] = None,
+    config: Annotated[Path | None, _CONFIG] = None,
+) -> tuple[Output, bool, Path | None]:
+    # config was read before parsing began, because it gives the defaults; it is an option for help's sake.
+    return Output(format, output, quiet, verbose, progress), offline, cache_dir
+
+
+SHARED = tuple(inspect.signature(_common).parameters)
+
+
+def command(*, takes_vllm_args: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the common options; refuse arguments after ``--`` unless it takes them."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def run(ctx: typer.Context, **given: Any) -> None:
+            rest: tuple[str, ...] = tuple(ctx.obj or ())
+            if rest and not takes_vllm_args:
+                raise Usage(f"{ctx.info_name} takes nothing after --, found {' '.join(rest)!r}.")
+            common = _common(**{name: given.pop(name) for name in SHARED})
+            function(Common(*common, vllm_args=rest), **given)
+
+        _declare(run, function)
+        return run
+
+    return decorate
+
+
+def _declare(run: Callable[..., None], function: Callable[..., None]) -> None:
+    own = list(inspect.signature(function).parameters.values())[1:]
+    shared = list(inspect.signature(_common).parameters.values())
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
+    parameters = [context, *(parameter.replace(kind=keyword) for parameter in [*own, *shared])]
+    hints = {
+        **get_type_hints(function, include_extras=True),
+        **get_type_hints(_common, include_extras=True),
+        "ctx": typer.Context,
+        "return": None,
+    }
+    parameters = [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -1,0 +1,149 @@
+"""One sink for everything a command says.
+
+stdout (or ``-o FILE``) carries the result and nothing else; stderr carries progress, notes and the closing
+line. JSON results carry ``schema_version``.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from coldstart.errors import Usage
+
+SCHEMA_VERSION = 1
+
+Format = Literal["text", "json"]
+Progress = Literal["auto", "plain", "none", "json"]
+
+
+@dataclass
+class Output:
+    """Where a command writes. Commands hand over data and a rendering; this decides which of the two is
+    shown.
+    """
+
+    format: Format = "text"
+    out_file: Path | None = None
+    quiet: bool = False
+    verbose: bool = False
+    progress: Progress = "auto"
+    started: float = field(default_factory=time.monotonic)
+
+    def result(
+        self, data: Mapping[str, object], text: str | Callable[[], str], *, brief: str | None = None
+    ) -> None:
+        """Write the result once: ``data`` as JSON, or ``text``; with -q ``brief`` instead, where there is
+        one.
+        """
+        if self.format == "json":
+            self._write(json.dumps({"schema_version": SCHEMA_VERSION, **data}, indent=2, default=str))
+        elif self.quiet and brief is not None:
+            self._write(brief)
+        else:
+            self._write(text if isinstance(text, str) else text())
+
+    def success(self, made: str, *, where: str | None = None, then: str | None = None) -> None:
+        """The closing line: what was made, where, how long it took, and the next command."""
+        seconds = time.monotonic() - self.started
+        place = f" in {where}" if where else ""
+        following = f" Next: {then}" if then else ""
+        self.note(f"{made}{place} ({seconds:.1f} s).{following}")
+
+    def note(self, message: str) -> None:
+        """A line for people on stderr, kept back by -q."""
+        if not self.quiet:
+            _err(message)
+
+    def warn(self, message: str) -> None:
+        """A line on stderr that -q does not keep back."""
+        _err(f"warning: {message}")
+
+    def detail(self, message: str) -> None:
+        """A line on stderr that only -v shows."""
+        if self.verbose and not self.quiet:
+            _err(message)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Show that ``name`` is going on: a moving line on a terminal, one line elsewhere, a JSON line on
+        demand.
+        """
+        mode = self._progress_mode()
+        if mode == "bar":
+            with _spinner(name):
+                yield
+            return
+        begin = time.monotonic()
+        _heartbeat(mode, name, "begin", 0.0)
+        yield
+        _heartbeat(mode, name, "end", time.monotonic() - begin)
+
+    def _progress_mode(self) -> Literal["bar", "plain", "none", "json"]:
+        if self.progress == "auto":
+            if self.quiet:
+                return "none"
+            # rich animates into pipes under FORCE_COLOR, so the terminal itself is asked.
+            return "bar" if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else "plain"
+        return self.progress
+
+    def _write(self, text: str) -> None:
+        if self.out_file is None:
+            sys.stdout.write(text.rstrip("\n") + "\n")
+            sys.stdout.flush()
+            return
+        try:
+            self.out_file.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+        except OSError as error:
+            raise Usage(
+                f"-o {self.out_file}: {error.strerror}.", mend="name a file that can be written"
+            ) from error
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Rows under ``headers`` in aligned columns; numbers to the right."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(line[i]) for line in [list(headers), *cells]) for i in range(len(headers))]
+    right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(headers))]
+    lines = [
+        "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right, strict=True))
+        for line in [list(headers), *cells]
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def human_bytes(count: float) -> str:
+    """1536 -> "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _heartbeat(mode: str, name: str, event: str, seconds: float) -> None:
+    if mode == "json":
+        _err(
+            json.dumps({"schema_version": SCHEMA_VERSION, "phase": name, "event": event, "seconds": seconds})
+        )
+    elif mode == "plain" and event == "begin":
+        _err(f"{name} ...")
+
+
+@contextmanager
+def _spinner(name: str) -> Iterator[None]:
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status(name):
+        yield
+
+
+def _err(message: str) -> None:
+    sys.stderr.write(message + "\n")
+    sys.stderr.flush()

@@ -1,0 +1,28 @@
+"""What import and pull say: the bundles, and whether their code may run here."""
+
+from collections.abc import Sequence
+
+from coldstart.artifacts.bundle import Bundle
+from coldstart.commands._options import Common
+
+from coldstart import inspection
+from coldstart.errors import Failed
+
+
+def report(common: Common, bundles: Sequence[Bundle], made: str) -> None:
+    """Render the references; warn for each bundle whose signer nobody trusts. Raises Failed for none."""
+    if not bundles:
+        raise Failed("There is no bundle in it.", mend="name an archive or address that coldstart wrote")
+    judged = [inspection.trust(bundle) for bundle in bundles]
+    data = [
+        {"ref": bundle.ref, "version": bundle.version, "trusted": result.ok, "signer": result.signer}
+        for bundle, result in zip(bundles, judged, strict=True)
+    ]
+    common.out.result({"bundles": data}, "\n".join(bundle.ref for bundle in bundles))
+    for bundle, result in zip(bundles, judged, strict=True):
+        if not result.ok:
+            common.out.warn(
+                f"code in {bundle.name}:v{bundle.version} will not run: {result.reason}; to trust its maker: "
+                "coldstart trust add FILE"
+            )
+    common.out.success(made, where=str(common.store().root), then=f"coldstart serve {bundles[0].name}")

@@ -1,0 +1,32 @@
+"""Write bundles with their signatures to one file: an OCI archive, which other OCI tools read too."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from coldstart.artifacts.archive import export_archive
+from coldstart.commands._options import Common
+from coldstart.commands._options import command as declare
+from coldstart.commands._output import human_bytes
+
+
+@declare()
+def command(
+    common: Common,
+    refs: Annotated[list[str], typer.Argument(help="Bundles to write.")],
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="FILE", help="The archive [default: NAME-vN.oci.tar].")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an archive that exists.")] = False,
+) -> None:
+    """Export, and say how to take it over elsewhere."""
+    store = common.store()
+    bundles = [store.get(ref) for ref in refs]
+    first = bundles[0]
+    path = to or Path(f"{first.name.replace('/', '--')}-v{first.version}.oci.tar")
+    with common.out.phase(f"write {path.name}"):
+        size = export_archive(bundles, path, replace=force)
+    data = {"archive": str(path), "bytes": size, "bundles": [bundle.ref for bundle in bundles]}
+    common.out.result(data, str(path))
+    made = f"Exported {len(bundles)} bundles, {human_bytes(size)}"
+    common.out.success(made, where=str(path), then=f"coldstart import {path}")

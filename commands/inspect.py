@@ -1,0 +1,154 @@
+"""Show a bundle, the key of a model on this machine, or why that key misses.
+
+REF is a bundle (NAME, NAME:vN, NAME@sha256:..., or a digest prefix) or else a model; what follows -- are
+vLLM's arguments, which are part of a model's key.
+"""
+
+import json
+from typing import Annotated
+
+import typer
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.key import Key, Mismatch
+from coldstart.commands._options import Common
+from coldstart.commands._options import command as declare
+from coldstart.commands._output import human_bytes, table
+
+from coldstart import inspection
+from coldstart.errors import Usage
+from coldstart.inspection import Lookup
+
+
+@declare(takes_vllm_args=True)
+def command(
+    common: Common,
+    ref: Annotated[str, typer.Argument(help="A bundle or a model.")],
+    manifest: Annotated[bool, typer.Option("--manifest", help="Print the manifest as it is stored.")] = False,
+    tree: Annotated[bool, typer.Option("--tree", help="List the files of each section.")] = False,
+    key: Annotated[bool, typer.Option("--key", help="Print the fields of the key.")] = False,
+    diff: Annotated[
+        str | None, typer.Option("--diff", metavar="REF2", help="Compare with another bundle.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option("--revision", help="Revision of a hub model.")] = None,
+) -> None:
+    """Choose what to show."""
+    if sum((manifest, tree, key, diff is not None)) > 1:
+        raise Usage("--manifest, --tree, --key and --diff exclude each other.")
+    asks_key = bool(common.vllm_args or revision) or (key and inspection.names_model(ref))
+    bundle = None if asks_key else inspection.find_bundle(common.store(), ref)
+    if bundle is None:
+        found = inspection.look_up(
+            common.store(),
+            ref,
+            common.vllm_args,
+            offline=common.offline,
+            revision=revision,
+            cache_dir=common.cache_dir,
+        )
+        if key:
+            return _show_key(common, found.key, found)
+        if found.bundle is None:
+            raise inspection.miss(found)
+        bundle = found.bundle
+    if key:
+        return _show_key(common, bundle.key)
+    if manifest:
+        return _show_manifest(common, bundle)
+    if tree:
+        return _show_tree(common, bundle)
+    if diff is not None:
+        return _show_diff(common, bundle, common.store().get(diff))
+    return _show_bundle(common, bundle)
+
+
+def _show_bundle(common: Common, bundle: Bundle) -> None:
+    common.out.result(inspection.describe(bundle), lambda: _bundle_text(bundle), brief=bundle.digest)
+
+
+def _bundle_text(bundle: Bundle) -> str:
+    manifest, judged = bundle.manifest, inspection.trust(bundle)
+    made = manifest.provenance
+    tools = ", ".join(f"{name} {version}" for name, version in sorted(made.tool.items()))
+    stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in made.seconds.items())
+    head = [
+        ("bundle", f"{bundle.name}:v{bundle.version}"),
+        ("digest", bundle.digest),
+        ("key", manifest.key.digest),
+        ("format", manifest.format_version),
+        ("size", human_bytes(bundle.size)),
+        ("made", f"{made.created} with {tools}"),
+        ("arguments", " ".join(made.arguments) or "none"),
+        ("stages", stages or "none"),
+        ("trusted", f"{'yes' if judged.ok else 'no'}: {judged.reason}"),
+    ]
+    sections = [(s.type, s.version, human_bytes(s.size), s.digest) for s in manifest.sections]
+    facts = "\n".join(f"{name:<10} {value}" for name, value in head)
+    listed = table(("section", "version", "size", "digest"), sections)
+    return f"{facts}\n\n{listed}\n\n{_fields_text(manifest.key)}"
+
+
+def _show_key(common: Common, key: Key, found: Lookup | None = None) -> None:
+    data: dict[str, object] = {"digest": key.digest, "fields": dict(key.fields)}
+    if found is not None:
+        data["bundle"] = found.bundle.ref if found.bundle else None
+        data["nearest"] = found.nearest.ref if found.nearest else None
+        data["mismatches"] = [mismatch._asdict() for mismatch in found.mismatches]
+    common.out.result(data, lambda: f"{_fields_text(key)}\n\n{_verdict(key, found)}", brief=key.digest)
+
+
+def _verdict(key: Key, found: Lookup | None) -> str:
+    if found is None:
+        return f"key {key.digest}"
+    if found.bundle is not None:
+        return f"key {key.digest}\nbundle {found.bundle.ref}"
+    if found.nearest is None:
+        return f"key {key.digest}\nno bundle"
+    listed = _mismatch_text(found.mismatches, "wanted", "found")
+    return f"key {key.digest}\nno bundle; the nearest is {found.nearest.ref}\n\n{listed}"
+
+
+def _fields_text(key: Key) -> str:
+    return table(("field", "value"), [(name, _plain(value)) for name, value in key.fields.items()])
+
+
+def _show_manifest(common: Common, bundle: Bundle) -> None:
+    image = json.loads(bundle.image_bytes())
+    config = json.loads(bundle.manifest.config())
+    data = {"image": image, "config": config}
+    common.out.result(data, lambda: json.dumps(data, indent=2))
+
+
+def _show_tree(common: Common, bundle: Bundle) -> None:
+    trees = inspection.tree(bundle)
+    data = {name: [{"path": path, "size": size} for path, size in members] for name, members in trees.items()}
+    common.out.result({"ref": bundle.ref, "sections": data}, lambda: _tree_text(bundle, trees))
+
+
+def _tree_text(bundle: Bundle, trees: dict[str, list[tuple[str, int]]]) -> str:
+    lines = [f"{bundle.name}:v{bundle.version}"]
+    for entry in bundle.manifest.sections:
+        lines.append(f"  {entry.type} ({human_bytes(entry.size)})")
+        lines += [f"    {path}  {human_bytes(size)}" for path, size in trees.get(entry.type, [])]
+    return "\n".join(lines)
+
+
+def _show_diff(common: Common, left: Bundle, right: Bundle) -> None:
+    fields, sections = inspection.compare(left, right)
+    data = {
+        "left": left.ref,
+        "right": right.ref,
+        "equal": not fields and not sections,
+        "fields": [{"field": m.field, "left": m.wanted, "right": m.found} for m in fields],
+        "sections": [{"section": m.field, "left": m.wanted, "right": m.found} for m in sections],
+    }
+    both = [*fields, *sections]
+    common.out.result(data, lambda: _mismatch_text(both, left.ref, right.ref) if both else "no difference")
+
+
+def _mismatch_text(mismatches: list[Mismatch] | tuple[Mismatch, ...], left: str, right: str) -> str:
+    rows = [(m.field, _plain(m.wanted), _plain(m.found)) for m in mismatches]
+    return table(("field", left, right), rows)
+
+
+def _plain(value: object) -> str:
+    return "-" if value is None else str(value)

@@ -1,0 +1,61 @@
+"""Do a model's cold-start work once, prove the result, and publish it as a bundle."""
+
+import shlex
+from typing import Annotated
+
+import typer
+from coldstart.commands._options import Common
+from coldstart.commands._options import command as declare
+from coldstart.commands._output import human_bytes, table
+
+
+@declare(takes_vllm_args=True)
+def command(
+    common: Common,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")],
+    revision: Annotated[str | None, typer.Option("--revision", help="Commit, branch or tag on the hub.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be made, and for which key.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Make a new version although one is there.")] = False,
+    only: Annotated[list[str] | None, typer.Option("--only", help="Make this section alone (repeatable).")] = None,
+    snapshot: Annotated[bool, typer.Option("--snapshot", help="Freeze a built engine as well (CRIU).")] = False,
+) -> None:
+    """Parse, run the offline phase, and print where the bundle is."""
+    from coldstart.engine import materialize
+
+    request = materialize.Request(
+        model,
+        common.vllm_args,
+        revision=revision,
+        offline=common.offline,
+        cache_dir=common.cache_dir,
+        only=only or (),
+        force=force,
+        snapshot=snapshot,
+    )
+    if dry_run:
+        planned = materialize.look_up(request)
+        existing = planned.bundle.ref if planned.bundle else None
+        data = {"model": planned.model.name, "key": dict(planned.key.fields), "key_digest": planned.key.digest}
+        data |= {"sections": list(request.sections), "existing": existing}
+        rows = [(name, value) for name, value in planned.key.fields.items()]
+        common.out.result(data, lambda: table(("field", "value"), rows) + f"\nsections: {', '.join(request.sections)}")
+        common.out.success(f"Would make key {planned.key.short}", then=_again("materialize", model, common))
+        return
+    bundle = materialize.materialize(request, common.out.phase)
+    manifest = bundle.manifest
+    sections = [(s.type, s.version, s.size, s.digest[7:19]) for s in manifest.sections]
+    data = {"ref": bundle.ref, "version": bundle.version, "key": bundle.key_digest, "size": bundle.size}
+    data |= {"seconds": dict(manifest.provenance.seconds)}
+    common.out.result(
+        data, lambda: table(("section", "version", "bytes", "sha256"), sections) + f"\n{bundle.ref}", brief=bundle.ref
+    )
+    common.out.success(
+        f"Made {bundle.name} v{bundle.version}, {human_bytes(bundle.size)},",
+        where="the store",
+        then=_again("serve", model, common),
+    )
+
+
+def _again(command: str, model: str, common: Common) -> str:
+    # With the same arguments: they are part of the key.
+    return shlex.join(["coldstart", command, model, *(["--", *common.vllm_args] if common.vllm_args else [])])

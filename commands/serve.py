@@ -1,0 +1,84 @@
+"""Start vLLM's OpenAI-compatible server for a model from its bundle, by the fastest way there is."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from coldstart.commands._options import Common
+from coldstart.commands._options import command as declare
+
+from coldstart.errors import Usage
+
+Mode = Literal["auto", "fresh", "template-runtime", "template-engine", "snapshot"]
+OnMiss = Literal["fail", "warn", "materialize"]
+
+
+@declare(takes_vllm_args=True)
+def command(
+    common: Common,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")],
+    mode: Annotated[Mode, typer.Option("--mode", help="How to start; auto takes a template that fits.")] = "auto",
+    on_miss: Annotated[OnMiss, typer.Option("--on-miss", help="What to do when no bundle fits.")] = "fail",
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen at, as for vLLM.")] = None,
+    port: Annotated[int | None, typer.Option("--port", help="Port to listen at, as for vLLM.")] = None,
+    revision: Annotated[str | None, typer.Option("--revision", help="Commit, branch or tag on the hub.")] = None,
+    ready_timeout: Annotated[
+        float | None, typer.Option("--ready-timeout", metavar="SECONDS", help="Give up after this long.")
+    ] = None,
+    ready_file: Annotated[
+        Path | None, typer.Option("--ready-file", metavar="FILE", help="Write how it came up, as JSON, once ready.")
+    ] = None,
+    timeline: Annotated[
+        Path | None, typer.Option("--timeline", metavar="FILE", help="Write the start as Chrome trace-event JSON.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started.")] = False,
+) -> None:
+    """Look up, start, say when it is ready, and stay until it ends."""
+    from coldstart.engine import serve
+    from coldstart.engine.recording import recording
+
+    for file in filter(None, (ready_file, timeline)):
+        _require_place(file)
+    listen = [*(["--host", host] if host else []), *(["--port", str(port)] if port is not None else [])]
+    request = serve.Request(
+        model,
+        common.vllm_args,
+        listen,
+        mode=mode,
+        on_miss=on_miss,
+        revision=revision,
+        offline=common.offline,
+        cache_dir=common.cache_dir,
+        ready_timeout=ready_timeout,
+    )
+    found, plan = serve.plan(request, common.out.phase)
+    if dry_run:
+        planned = {"url": serve.url(plan), "bundle": found.bundle.ref if found.bundle else None, **plan.document()}
+        common.out.result(planned, lambda: json.dumps(planned, indent=2))
+        return
+    with recording(timeline, wanted=common.out.verbose) as recorded:
+        started = serve.start(request, found, plan)
+        report = started.document() | {"url": serve.url(plan)}
+    for fallback in report["fallbacks"]:
+        common.out.warn(f"{fallback['section']}: {fallback['reason']}")
+    if ready_file:
+        _write(ready_file, json.dumps(report))
+    common.out.result(report, lambda: f"{report['url']}  {started.mode}, ready in {report['ready_s']:.2f} s")
+    common.out.detail(recorded.timeline.draw())
+    raise typer.Exit(serve.stay(started.running.process))
+
+
+def _require_place(file: Path) -> None:
+    # Asked before the start: a server that came up must not end for want of a directory.
+    if not os.access(file.absolute().parent, os.W_OK):
+        raise Usage(f"{file} cannot be written.", mend=f"mkdir -p {file.absolute().parent}, or name another file")
+
+
+def _write(path: Path, text: str) -> None:
+    # Whoever waits for the file must never see half of it.
+    with tempfile.NamedTemporaryFile("w", dir=path.absolute().parent, delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)

@@ -1,0 +1,80 @@
+"""Keep warm processes that fork servers: the runtime imported, or a model's engine built."""
+
+import shlex
+from typing import Annotated, Literal
+
+import typer
+from coldstart.commands._options import Common
+from coldstart.commands._options import command as declare
+from coldstart.commands._output import table
+
+from coldstart.errors import Usage
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help=__doc__,
+)
+Level = Literal["runtime", "engine"]
+_MODEL = typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")
+_LEVEL = typer.Option("--level", help="How much to build: the runtime, or the engine with its weights.")
+_TIMEOUT = typer.Option("--ready-timeout", metavar="SECONDS", help="Give up after this long.")
+
+
+@app.command(help="Start a template and wait until it is ready.")
+@declare(takes_vllm_args=True)
+def start(
+    common: Common,
+    model: Annotated[str, _MODEL],
+    level: Annotated[Level, _LEVEL] = "engine",
+    ready_timeout: Annotated[float, _TIMEOUT] = 600.0,
+) -> None:
+    """Start one for the model's bundle."""
+    from coldstart.engine import pool, serve
+
+    request = serve.Request(model, common.vllm_args, offline=common.offline, cache_dir=common.cache_dir)
+    found, plan = serve.plan(request, common.out.phase)
+    with common.out.phase(f"start a template ({level})"):
+        warm = pool.start(level, plan, found.model.name, ready_timeout)
+    data = {"level": level, "model": warm.model, "key": warm.key, "pid": warm.pid}
+    common.out.result(data, f"{level} template of {warm.model}, pid {warm.pid}")
+    passed = ["--", *common.vllm_args] if common.vllm_args else []
+    then = shlex.join(["coldstart", "serve", model, "--mode", f"template-{level}", *passed])
+    common.out.success("Started a template", then=then)
+
+
+@app.command(help="List the templates and the servers forked from them.")
+@declare()
+def status(common: Common) -> None:
+    """List them."""
+    from coldstart.engine import pool
+
+    found = list(pool.listed())
+    rows = [(w.level, w.model, w.key[7:19], w.pid or "gone", "yes" if w.ready else "no", len(w.servers)) for w in found]
+    data = {
+        "templates": [
+            {"level": w.level, "model": w.model, "key": w.key, "pid": w.pid, "ready": w.ready, "servers": w.servers}
+            for w in found
+        ]
+    }
+    common.out.result(data, lambda: table(("level", "model", "key", "pid", "ready", "servers"), rows))
+
+
+@app.command(help="Stop templates: all, or those of one level.")
+@declare()
+def stop(
+    common: Common,
+    level: Annotated[Level | None, typer.Option("--level", help="Only templates of this level.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="End the servers forked from them, too.")] = False,
+) -> None:
+    """Stop them."""
+    from coldstart.engine import pool
+
+    chosen = [warm for warm in pool.listed() if level in (None, warm.level)]
+    if not chosen:
+        raise Usage("No template runs.", mend="coldstart template start MODEL")
+    for warm in chosen:
+        pool.stop(warm, force=force)
+    common.out.result({"stopped": len(chosen)}, f"stopped {len(chosen)}")

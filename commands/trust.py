@@ -1,0 +1,55 @@
+"""Say whose bundles may run code here: list the trusted keys, add one, show this machine's own."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from coldstart.commands._options import Common
+from coldstart.commands._options import command as declare
+from coldstart.commands._output import table
+
+from coldstart import paths, trust
+
+app = typer.Typer(
+    help=__doc__,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command("list")
+@declare()
+def list_keys(common: Common) -> None:
+    """List the keys whose bundles may run code here."""
+    found = trust.listed()
+    rows = [(key.fingerprint or key.problem, "own" if key.own else "", key.file) for key in found]
+    brief = "\n".join(key.fingerprint for key in found if key.fingerprint)
+    data = {"keys": [asdict(key) for key in found]}
+    common.out.result(data, lambda: table(("fingerprint", "", "file"), rows), brief=brief)
+
+
+@app.command("add")
+@declare()
+def add_key(
+    common: Common,
+    file: Annotated[Path, typer.Argument(help="A public key (PEM), as trust show prints it.")],
+    name: Annotated[str, typer.Option("--name", help="What to call it here.")] = "added",
+) -> None:
+    """Trust the bundles that the owner of this key signs."""
+    key = trust.add(file, name)
+    common.out.result(asdict(key), str(key.fingerprint))
+    common.out.success("Trusted a key", where=str(paths.state_dir()), then="coldstart trust list")
+
+
+@app.command("show")
+@declare()
+def show_own(common: Common) -> None:
+    """Print this machine's public key, for others to add."""
+    own = next((key for key in trust.listed() if key.own), None)
+    mark = own.fingerprint if own else None
+    pem = trust.own_public_key()
+    common.out.result({"fingerprint": mark, "public_key": pem}, pem)
+    common.out.note("Next, on the other machine: coldstart trust add FILE")

@@ -1,0 +1,81 @@
+"""Check bundles: what they declare, every byte, that they start, that they answer as plain vLLM does.
+
+Levels: manifest, checksum (neither needs torch or vllm), load (a server starts and gives a token), replay
+(its greedy tokens are those of an ordinary vLLM start). Exit 1 when something at --fail-level was found.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import typer
+from coldstart.commands._options import Common
+from coldstart.commands._options import command as declare
+
+from coldstart.errors import Failed
+from coldstart.validate import formats, sarif
+from coldstart.validate.checks import FailLevel, Level, Report
+from coldstart.validate.request import Request, check_request, run
+
+ReportFormat = Annotated[
+    Literal["text", "json", "junit", "github", "sarif"], typer.Option("--format", help="Form of the result.")
+]
+RENDERERS = {
+    "text": formats.text,
+    "junit": formats.junit,
+    "github": formats.github,
+    "sarif": sarif.render,
+}
+
+
+@declare(takes_vllm_args=True)
+def command(
+    common: Common,
+    refs: Annotated[list[str], typer.Argument(metavar="REF...", help="Bundles to check.")],
+    level: Annotated[Level, typer.Option("--level", help="How far to go.")] = "checksum",
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="host|FILE", help="A machine it has to fit.")
+    ] = None,
+    fail_level: Annotated[FailLevel, typer.Option("--fail-level", help="What makes it fail.")] = "error",
+    repair: Annotated[bool, typer.Option("--repair", help="Mend bad blobs first.")] = False,
+    repair_from: Annotated[
+        list[str] | None,
+        typer.Option("--repair-from", metavar="ADDRESS", help="Where good blobs are; implies --repair."),
+    ] = None,
+) -> None:
+    """Check every bundle, show the findings, fail where there are any that count."""
+    request = Request(
+        refs, level, against, repair, repair_from or (), common.vllm_args, common.offline, common.cache_dir
+    )
+    check_request(request)
+    with common.out.phase(f"validating {len(refs)} bundle{'s' if len(refs) > 1 else ''} at level {level}"):
+        reports = run(common.store(), request)
+    _show(common, reports, fail_level)
+    bad = [report.ref for report in reports if report.fails(fail_level)]
+    if bad:
+        raise Failed(f"{len(bad)} of {len(reports)} failed: {', '.join(bad)}", mend="see each finding's mend")
+    common.out.success(f"{len(reports)} valid", then=f"coldstart inspect {refs[0]}")
+
+
+def _show(common: Common, reports: list[Report], fail_level: FailLevel) -> None:
+    form = str(common.out.format)
+    if form == "json":
+        common.out.result(formats.document(reports, fail_level), "")
+    else:
+        replace(common.out, format="text").result({}, RENDERERS[form](reports, fail_level))
+
+
+def _with_report_formats(function: Callable[..., None]) -> Callable[..., None]:
+    # The shared --format knows text and json; here CI systems' own forms are results as well.
+    declared = inspect.signature(function)
+    wider = [
+        parameter.replace(annotation=ReportFormat) if name == "format" else parameter
+        for name, parameter in declared.parameters.items()
+    ]
+    function.__signature__ = declared.replace(parameters=wider)  # type: ignore[attr-defined]
+    function.__annotations__["format"] = ReportFormat
+    return function
+
+
+command = _with_report_formats(command)

@@ -1,0 +1,148 @@
+"""Indexes, manifests, configs and sections made to confuse a reader: each is refused with its own code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import canonical, oci
+from coldstart.artifacts.blobs import blob_path
+from coldstart.artifacts.errors import BundleError, DuplicateKey, InvalidManifest, TooLarge
+from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.store import Store
+from tools.bundles import config, forge, plant, publish
+
+_SECTION = {
+    "type": "kv",
+    "version": 1,
+    "digest": f"sha256:{'0' * 64}",
+    "size": 1,
+    "media_type": "application/vnd.coldstart.section.kv.v1+json",
+    "annotations": {},
+}
+
+
+def _config(**changes: object) -> bytes:
+    return json.dumps(config(**changes)).encode()
+
+
+def _nested(depth: int) -> bytes:
+    return b'{"format_version":"1.0","key":' + b"[" * depth + b"]" * depth + b"}"
+
+
+CONFIGS = {
+    "not json": (b"{", "CS-JSON"),
+    "not utf-8": (b'{"\xff":1}', "CS-JSON"),
+    "nan": (b'{"format_version":NaN}', "CS-JSON"),
+    "deep": (_nested(100), "CS-JSON"),
+    "very deep": (_nested(100_000), "CS-JSON"),
+    "duplicate key": (b'{"format_version":"1.0","format_version":"1.0"}', "CS-DUPKEY"),
+    "too large": (b'{"x":"' + b"x" * LIMITS.config + b'"}', "CS-SIZE"),
+    "newer": (_config(format_version="2.0"), "CS-FORMAT-NEW"),
+    "older": (_config(format_version="0.9"), "CS-FORMAT-OLD"),
+    "no version": (_config(format_version="one"), "CS-MANIFEST"),
+    "an array": (b"[]", "CS-MANIFEST"),
+    "a key that is a path": (_config(key={"model.name": "/etc/passwd"}), "CS-KEY"),
+    "a key with a container": (_config(key={"model.name": ["x"]}), "CS-KEY"),
+    "a section without a layer": (_config(sections=[_SECTION]), "CS-SECTION-TABLE"),
+    "a type twice": (_config(sections=[_SECTION, _SECTION]), "CS-SECTION-TABLE"),
+    "too many sections": (_config(sections=[_SECTION] * 65), "CS-SIZE"),
+    "a digest that is a path": (_config(sections=[_SECTION | {"digest": "sha256:../../x"}]), "CS-MANIFEST"),
+    "a negative size": (_config(sections=[_SECTION | {"size": -1}]), "CS-MANIFEST"),
+    "a size past the cap": (_config(sections=[_SECTION | {"size": 1 << 60}]), "CS-SIZE"),
+    "a boolean size": (_config(sections=[_SECTION | {"size": True}]), "CS-MANIFEST"),
+    "a model name that climbs": (
+        _config(provenance={**config()["provenance"], "model_name": "../x"}),  # type: ignore[dict-item]
+        "CS-MANIFEST",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_config_refused_with_its_code(name: str, store: Store) -> None:
+    data, code = CONFIGS[name]
+    bundle = plant(store, data)
+    with pytest.raises(BundleError) as caught:
+        _ = bundle.manifest
+    assert caught.value.code == code
+    assert [finding.code for finding in bundle.verify("manifest")] == [code]
+
+
+MANIFESTS = {
+    "duplicate key": (lambda data: b'{"schemaVersion":2,' + data[1:], "CS-DUPKEY"),
+    "schema 1": (lambda data: data.replace(b'"schemaVersion":2', b'"schemaVersion":1'), "CS-MANIFEST"),
+    "config digest": (lambda data: data.replace(b'"digest":"sha256:', b'"digest":"sha256:/'), "CS-MANIFEST"),
+    "another artifact": (lambda data: data.replace(b"coldstart.bundle", b"example.bundle"), "CS-MANIFEST"),
+    "too large": (lambda data: data + b" " * LIMITS.manifest, "CS-SIZE"),
+}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_manifest_refused_with_its_code(name: str, store: Store) -> None:
+    change, code = MANIFESTS[name]
+    bundle = plant(store, canonical.dumps(config()), change)
+    with pytest.raises(BundleError) as caught:
+        _ = bundle.manifest
+    assert caught.value.code == code
+
+
+def test_json_section_with_a_duplicate_key(store: Store) -> None:
+    bundle = forge(store, b'{"blocks":1,"blocks":2}', "kv")
+    with pytest.raises(DuplicateKey):
+        bundle.json("kv")
+
+
+def test_tree_passed_off_as_another_media_type(store: Store, tmp_path: Path) -> None:
+    bundle = forge(
+        store, b"x", "compile", media_type="application/vnd.coldstart.section.tokenizer.v1.tar+zstd"
+    )
+    with pytest.raises(BundleError) as caught:
+        bundle.extract("compile", tmp_path / "out")
+    assert caught.value.code == "CS-SECTION-UNSUPPORTED"
+
+
+def test_blob_that_is_a_link(store: Store, tmp_path: Path) -> None:
+    bundle = publish(store, tmp_path)
+    path = blob_path(store.root, bundle.entry("kv").digest)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BundleError) as caught:
+        bundle.json("kv")
+    assert caught.value.code == "CS-LINK"
+
+
+def test_section_table_swapped_against_the_layers(store: Store, tmp_path: Path) -> None:
+    bundle = publish(store, tmp_path)
+    document = json.loads(bundle.image_bytes())
+    document["layers"][0], document["layers"][1] = document["layers"][1], document["layers"][0]
+    other = plant(store, bundle.manifest.config(), lambda _: canonical.dumps(document))
+    with pytest.raises(BundleError) as caught:
+        _ = other.manifest
+    assert caught.value.code == "CS-SECTION-TABLE"
+
+
+def test_index_too_large(store: Store, tmp_path: Path) -> None:
+    publish(store, tmp_path)
+    with (store.root / oci.INDEX_FILE).open("ab") as file:
+        file.truncate(LIMITS.index + 1)
+    with pytest.raises(TooLarge):
+        store.list()
+
+
+def test_index_digest_that_climbs(store: Store, tmp_path: Path) -> None:
+    publish(store, tmp_path)
+    index = store.root / oci.INDEX_FILE
+    index.write_text(index.read_text().replace('"digest":"sha256:', '"digest":"sha256:../'))
+    with pytest.raises(InvalidManifest):
+        store.list()
+
+
+def test_index_that_names_another_key(store: Store, tmp_path: Path) -> None:
+    bundle = publish(store, tmp_path)
+    index = store.root / oci.INDEX_FILE
+    index.write_text(index.read_text().replace(bundle.key.digest, f"sha256:{'1' * 64}"))
+    assert [finding.code for finding in store.list()[0].verify("manifest")] == ["CS-INDEX"]
+    with pytest.raises(BundleError) as caught:
+        store.list()[0].json("kv")
+    assert caught.value.code == "CS-INDEX"

@@ -1,0 +1,122 @@
+"""Trees made to escape, exhaust or confuse the extractor: each is refused with its code, leaving nothing."""
+
+from __future__ import annotations
+
+import pickle
+import tarfile
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import zstandard
+from coldstart.artifacts import tar
+from coldstart.artifacts.errors import Bomb, BundleError
+from coldstart.artifacts.manifest import UNPACKED
+from coldstart.artifacts.store import Store
+from tools.bundles import forge, member, tar_zst
+
+
+def _zip(name: str) -> bytes:
+    buffer = BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(name, b"x")
+    return buffer.getvalue()
+
+
+def _file(name: str, data: bytes = b"x") -> bytes:
+    return tar_zst((member(name), data))
+
+
+def _kind(kind: bytes, **changes: object) -> bytes:
+    return tar_zst((member("x", type=kind, **changes), b""))
+
+
+def _pax(**records: str) -> bytes:
+    return tar_zst((member("x", pax_headers=records), b"x"))
+
+
+HOSTILE = {
+    "parent": (_file("../x"), "CS-PATH"),
+    "parent inside": (_file("a/../../x"), "CS-PATH"),
+    "absolute": (_file("/etc/x"), "CS-PATH"),
+    "dot": (_file("./x"), "CS-PATH"),
+    "empty part": (_file("a//x"), "CS-PATH"),
+    "backslash": (_file("..\\x"), "CS-PATH"),
+    "drive": (_file("c:x"), "CS-PATH"),
+    "newline": (_file("a\nb"), "CS-PATH"),
+    "long component": (_file("a" * 300), "CS-PATH"),
+    "below a file": (tar_zst((member("a"), b"x"), (member("a/b"), b"y")), "CS-PATH"),
+    "pax path": (_pax(path="../../x"), "CS-PATH"),
+    "symlink": (_kind(tarfile.SYMTYPE, linkname="/etc/passwd"), "CS-LINK"),
+    "symlink then through it": (
+        tar_zst((member("d", type=tarfile.SYMTYPE, linkname="/tmp"), b""), (member("d/x"), b"x")),
+        "CS-LINK",
+    ),
+    "hard link": (_kind(tarfile.LNKTYPE, linkname="/etc/passwd"), "CS-LINK"),
+    "character device": (_kind(tarfile.CHRTYPE, devmajor=1, devminor=3), "CS-SPECIAL"),
+    "block device": (_kind(tarfile.BLKTYPE), "CS-SPECIAL"),
+    "fifo": (_kind(tarfile.FIFOTYPE), "CS-SPECIAL"),
+    "gnu long name": (_kind(tarfile.GNUTYPE_LONGNAME), "CS-SPECIAL"),
+    "pax sparse": (_pax(**{"GNU.sparse.major": "1", "GNU.sparse.realsize": "9"}), "CS-SPECIAL"),
+    "same name twice": (tar_zst((member("a"), b"x"), (member("a"), b"y")), "CS-DUPMEMBER"),
+    "ratio": (_file("zeros", bytes(48 << 20)), "CS-BOMB"),
+    "pax header": (_pax(comment="x" * 20_000), "CS-BOMB"),
+    "negative size in pax": (_pax(size="-1"), "CS-TREE"),
+    "size past the end": (_pax(size="999999"), "CS-TREE"),
+    "trailing data": (tar_zst((member("a"), b"x"), tail=b"hidden"), "CS-TREE"),
+    "cut short": (zstandard.compress(bytes(100)), "CS-TREE"),
+    "no zstd": (b"not a zstd frame at all", "CS-TREE"),
+    "not a tar": (zstandard.compress(b"x" * 1024), "CS-TREE"),
+    "pickle by name": (_file("model.pkl"), "CS-PICKLE"),
+    "pickle by double name": (_file("model.pt.txt"), "CS-PICKLE"),
+    "pickle by content": (_file("data.txt", pickle.dumps({"a": 1}, protocol=4)), "CS-PICKLE"),
+    "pickle of protocol 0": (_file("data.txt", b"cos\nsystem\n(S'true'\ntR."), "CS-PICKLE"),
+    "torch archive": (_file("weights.txt", _zip("data.pkl")), "CS-PICKLE"),
+    "shared object": (_file("data.txt", b"\x7fELF" + bytes(60)), "CS-CODE"),
+    "python": (_file("tokenizer.py", b"import os"), "CS-CODE"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_refused_with_its_code(name: str, store: Store, tmp_path: Path) -> None:
+    blob, code = HOSTILE[name]
+    bundle = forge(store, blob)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(BundleError) as caught:
+        bundle.extract("tokenizer", tmp_path / "out")
+    assert caught.value.code == code
+    assert caught.value.mend
+    assert sorted(tmp_path.rglob("*")) == before
+    assert [finding.code for finding in bundle.verify("checksum")] == [code]
+
+
+def test_more_bytes_than_declared(store: Store, tmp_path: Path) -> None:
+    bundle = forge(store, _file("a", b"x" * 5000), annotations={UNPACKED: "1024"})
+    with pytest.raises(Bomb):
+        bundle.extract("tokenizer", tmp_path / "out")
+
+
+def test_a_window_too_large_to_hold(store: Store, tmp_path: Path) -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=30, enable_ldm=True)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    bundle = forge(store, compressor.compress(bytes(4096)) + compressor.flush())
+    with pytest.raises(BundleError) as caught:
+        bundle.extract("tokenizer", tmp_path / "out")
+    assert caught.value.code == "CS-TREE"
+
+
+def test_too_many_members() -> None:
+    stream = BytesIO(b"".join(tar.header(tar.Member(f"f{n}", 0)) for n in range(11)) + tar.END)
+    with pytest.raises(Bomb):
+        list(tar.members(stream, cap=10))
+
+
+def test_a_pickle_cannot_be_packed_as_plain(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a.txt").write_bytes(pickle.dumps([1]))
+    from tools.bundles import key
+
+    with store.begin(key()) as draft, pytest.raises(BundleError) as caught:
+        draft.add_tree("tokenizer", tmp_path / "tree")
+    assert caught.value.code == "CS-PICKLE"

@@ -1,0 +1,113 @@
+"""Code is not handed out unless somebody trusted signed exactly this bundle."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import canonical, sign
+from coldstart.artifacts.bundle import Bundle, Trust, anyone
+from coldstart.artifacts.errors import Untrusted
+from coldstart.artifacts.store import Store
+from tools.bundles import key, provenance, publish, write_tree
+
+
+class Fixed:
+    """A signer that says what it was told to."""
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+
+    def sign(self, digest: str) -> bytes:
+        return self._payload.replace(b"DIGEST", digest.encode())
+
+
+def _bundle(store: Store, scratch: Path, signer: object) -> Bundle:
+    with store.begin(key()) as draft:
+        draft.add_tree("compile", write_tree(scratch / "code", {"k.so": b"x"}))
+        return draft.publish(provenance(), signer=signer)  # type: ignore[arg-type]
+
+
+def _refused(bundle: Bundle, dest: Path, trust: Trust | None) -> Untrusted:
+    with pytest.raises(Untrusted) as caught:
+        bundle.extract("compile", dest, trust=trust)
+    assert not dest.exists()
+    return caught.value
+
+
+def test_unsigned(store: Store, tmp_path: Path) -> None:
+    bundle = publish(store, tmp_path)
+    sign.host_key(tmp_path / "state")
+    trust = sign.TrustStore(sign.trust_dir(tmp_path / "state"))
+    assert "not signed" in _refused(bundle, tmp_path / "out", trust).message
+
+
+def test_no_trust_given(store: Store, tmp_path: Path) -> None:
+    assert _refused(publish(store, tmp_path), tmp_path / "out", None).code == "CS-UNTRUSTED"
+
+
+def test_the_override_must_be_explicit(store: Store, tmp_path: Path) -> None:
+    assert publish(store, tmp_path).extract("compile", tmp_path / "out", trust=anyone) == 3
+
+
+def test_plain_sections_need_no_trust(store: Store, tmp_path: Path) -> None:
+    assert publish(store, tmp_path).extract("tokenizer", tmp_path / "out") == 3
+
+
+def test_signed_by_a_stranger(store: Store, tmp_path: Path) -> None:
+    bundle = _bundle(store, tmp_path, sign.host_key(tmp_path / "stranger"))
+    sign.host_key(tmp_path / "state")
+    trust = sign.TrustStore(sign.trust_dir(tmp_path / "state"))
+    assert "not a trusted key" in _refused(bundle, tmp_path / "out", trust).message
+
+
+def test_signature_of_another_bundle(store: Store, tmp_path: Path) -> None:
+    host = sign.host_key(tmp_path / "state")
+    payload = host.sign(f"sha256:{'0' * 64}")
+    bundle = _bundle(store, tmp_path, Fixed(payload))
+    result = sign.trusted(bundle, sign.trust_dir(tmp_path / "state"))
+    assert not result.ok and "another bundle" in result.reason
+
+
+def test_signature_that_claims_this_bundle_but_covers_another(store: Store, tmp_path: Path) -> None:
+    host = sign.host_key(tmp_path / "state")
+    document = json.loads(host.sign(f"sha256:{'0' * 64}"))
+    bundle = _bundle(store, tmp_path, Fixed(canonical.dumps(document | {"signs": "DIGEST"})))
+    result = sign.trusted(bundle, sign.trust_dir(tmp_path / "state"))
+    assert not result.ok and "does not verify" in result.reason
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"{", b"[]", b'{"a":1,"a":2}', b"{}", b" " * 20_000, b'{"algorithm":"none","signs":"DIGEST"}'],
+)
+def test_malformed_signature(payload: bytes, store: Store, tmp_path: Path) -> None:
+    sign.host_key(tmp_path / "state")
+    result = sign.trusted(_bundle(store, tmp_path, Fixed(payload)), sign.trust_dir(tmp_path / "state"))
+    assert not result.ok
+
+
+def test_malformed_base64(store: Store, tmp_path: Path) -> None:
+    host = sign.host_key(tmp_path / "state")
+    document = json.loads(host.sign("DIGEST"))
+    document["public_key"] = base64.b64encode(b"short").decode()
+    result = sign.trusted(
+        _bundle(store, tmp_path, Fixed(canonical.dumps(document))), sign.trust_dir(tmp_path / "state")
+    )
+    assert not result.ok and "malformed" in result.reason
+
+
+def test_replaced_code_is_found_after_signing(store: Store, tmp_path: Path) -> None:
+    from coldstart.artifacts.blobs import blob_path
+    from coldstart.artifacts.errors import BundleError
+
+    bundle = _bundle(store, tmp_path, sign.host_key(tmp_path / "state"))
+    trust = sign.TrustStore(sign.trust_dir(tmp_path / "state"))
+    path = blob_path(store.root, bundle.entry("compile").digest)
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(BundleError) as caught:
+        bundle.extract("compile", tmp_path / "out", trust=trust)
+    assert caught.value.code == "CS-DIGEST"
+    assert not (tmp_path / "out").exists()

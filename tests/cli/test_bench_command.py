@@ -1,0 +1,139 @@
+"""coldstart bench over fake servers: results on stdout, reports in files, exit codes."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldstart import cli
+from coldstart.bench import floor, plan, request
+from coldstart.bench.launch import Command, Launcher, RunFiles, Unavailable
+from coldstart.bench.launchers import Subject
+
+SERVER = Path(__file__).parents[1] / "unit" / "bench" / "fake_server.py"
+BEHAVIOUR: dict[str, str] = {}
+
+
+@dataclass
+class Fake:
+    mode: str
+
+    @property
+    def tells_readiness(self) -> bool:
+        return self.mode not in plan.BASELINES
+
+    def prepare(self) -> None:
+        if BEHAVIOUR.get(self.mode) == "unavailable":
+            raise Unavailable("no CRIU here")
+
+    def command(self, files: RunFiles) -> Command:
+        argv = [sys.executable, "-I", "-S", str(SERVER), str(files.port), str(files.ready)]
+        return Command([*argv, BEHAVIOUR.get(self.mode, "serves"), self.mode])
+
+    def close(self) -> None:
+        return
+
+
+def fakes(subject: Subject, modes: Sequence[str], work: Path) -> list[Launcher]:
+    return [Fake(mode) for mode in modes]
+
+
+@pytest.fixture(autouse=True)
+def faked(monkeypatch: pytest.MonkeyPatch) -> None:
+    BEHAVIOUR.clear()
+    monkeypatch.setattr(request, "launchers", fakes)
+    monkeypatch.setattr(request, "subject", lambda wanted: Subject(wanted.model, wanted.model))
+    monkeypatch.setattr(floor, "imports_s", lambda: 0.01)
+
+
+def bench(*arguments: str, modes: str = "vllm-warm,fresh") -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(
+            ["bench", "tiny-llama", "--runs=3", "--warmup=0", "--no-steady", f"--modes={modes}", *arguments]
+        )
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def result(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_last_line_is_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("--format", "json") == 0
+    found = result(capsys)
+    assert found["schema_version"] == 1
+    assert found["tokens_identical"] is True
+    assert set(found["modes"]) == {"vllm-warm", "fresh"}
+    assert found["command_line"][:3] == ["coldstart", "bench", "tiny-llama"]
+
+
+def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench() == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[0].startswith("mode")
+    assert "greedy tokens: identical in all modes" in shown.out
+    assert "fresh round-2: first token after" in shown.err
+
+
+def test_reports_are_written_and_one_can_be_the_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, saved = tmp_path / "r.html", tmp_path / "r.json"
+    assert bench(f"--export=html={page}", f"--export=json={saved}", "--export=markdown") == 0
+    assert capsys.readouterr().out.startswith("# Cold start of tiny-llama")
+    assert page.read_text().startswith("<!doctype html>")
+    assert json.loads(saved.read_text())["failures"] == []
+    assert str(tmp_path) not in saved.read_text()
+
+
+@pytest.mark.parametrize("behaviour", ["other-tokens", "fell-back", "dies"])
+def test_no_is_exit_1(behaviour: str, capsys: pytest.CaptureFixture[str]) -> None:
+    BEHAVIOUR["fresh"] = behaviour
+    assert bench("--format", "json") == 1
+    assert result(capsys)["failures"]
+
+
+def test_a_mode_that_was_asked_for_has_to_run(capsys: pytest.CaptureFixture[str]) -> None:
+    BEHAVIOUR["snapshot"] = "unavailable"
+    assert bench("--format=json", modes="vllm-warm,snapshot") == 1
+    assert result(capsys)["failures"] == ["snapshot: asked for, but no CRIU here"]
+
+
+def test_a_regression_is_exit_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "base.json"
+    assert bench(f"--export=json={saved}") == 0
+    assert bench(f"--baseline={saved}", "--max-regress=500") == 0
+    document = json.loads(saved.read_text())
+    for found in document["modes"].values():
+        for sample in found["samples"]:
+            sample["first_token_s"] /= 1000
+    saved.write_text(json.dumps(document))
+    capsys.readouterr()
+    assert bench(f"--baseline={saved}", "--format=json") == 1
+    found = result(capsys)
+    assert found["baseline"]["modes"]["fresh"]["verdict"] == "regression"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [["--export=pdf"], ["--export=html", "--export=json"], ["--export=html=/no/such/x"], ["--modes=x"]],
+)
+def test_an_impossible_request_is_exit_2(wrong: list[str]) -> None:
+    assert bench(*wrong) == 2
+
+
+def test_a_missing_baseline_is_told_before_anything_runs(tmp_path: Path) -> None:
+    assert bench(f"--baseline={tmp_path / 'none.json'}") == 2
+
+
+def test_no_bundle_is_exit_3(capsys: pytest.CaptureFixture[str]) -> None:
+    BEHAVIOUR["fresh"] = "no-bundle"
+    assert bench() == 3
+    assert "coldstart materialize" in capsys.readouterr().err

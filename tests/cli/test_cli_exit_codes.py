@@ -1,0 +1,94 @@
+"""Exit codes are an API: 0 yes, 1 no, 2 trouble, 3 no bundle, 4 login or offline, 128 + signal."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import errors as bundle_errors
+from coldstart.artifacts.store import NotFound
+from tools.shell import Run
+
+from coldstart import cli
+from coldstart.errors import Failed, NeedsAuth, NoBundle, Usage
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Failed("x"), 1),
+        (Usage("x"), 2),
+        (NoBundle("x"), 3),
+        (NeedsAuth("x"), 4),
+        (NotFound("x"), 3),
+        (bundle_errors.RemoteDenied("x"), 4),
+        (bundle_errors.DigestMismatch("x"), 1),
+        (bundle_errors.InvalidReference("x"), 2),
+        (bundle_errors.NoSpace("x"), 2),
+        (PermissionError(13, "Permission denied", "file"), 2),
+        (RuntimeError("x"), 2),
+    ],
+)
+def test_table(error: Exception, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli._report(error) == code
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "Traceback" not in said
+
+
+def test_a_traceback_only_on_demand(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLDSTART_DEBUG", "1")
+    cli._report(Usage("x"))
+    assert "Usage: x" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (("lst",), 2, "Did you mean 'list'?"),
+        (("list", "--colour"), 2, "No such option"),
+        (("list", "--format", "yaml"), 2, "yaml"),
+        (("list", "--", "--port", "1"), 2, "takes nothing after --"),
+        (("list", "--config", "missing.toml"), 2, "does not exist"),
+        (("inspect", "lama2-7b"), 2, "llama2-7b"),
+        (("inspect", "--key", "--tree", "x"), 2, "exclude"),
+        (("inspect", "facebook/opt-125m", "--offline"), 4, "hf download"),
+        (("pull", "oci://registry.example/x", "--offline"), 4, "--offline"),
+        (("push", "nothing", "there"), 3, "nothing"),
+        (("export", "nothing"), 3, "coldstart materialize"),
+        (("import", "missing.tar"), 2, "missing.tar"),
+        (("pull", "missing"), 1, "missing"),
+        (("trust", "add", "missing.pub"), 2, "trust show"),
+    ],
+)
+def test_failures_say_what_and_how_to_mend(run: Run, argv: tuple[str, ...], code: int, words: str) -> None:
+    done = run(*argv, code=code)
+    assert words in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_no_command_shows_help(run: Run) -> None:
+    done = run(code=None)
+    assert "inspect" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals(home: Path, number: int, code: int) -> None:
+    script = (
+        "import time, coldstart.doctor\nfrom coldstart.cli import main\n"
+        "coldstart.doctor.examine = lambda cache: (print('up', flush=True), time.sleep(60))\n"
+        "main(['doctor', '-q'])"
+    )
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=os.environ)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"up\n"
+    time.sleep(0.05)
+    child.send_signal(number)
+    assert child.wait(20) == code
+    child.stdout.close()

@@ -1,0 +1,34 @@
+"""The help of every command is written down; a change shows up in review.
+
+Refresh with: COLDSTART_REFRESH_GOLDEN=1 pytest tests/cli/test_cli_help.py
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from tools.shell import Run
+
+from coldstart.cli import COMMANDS
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "help"
+REFRESH = bool(os.environ.get("COLDSTART_REFRESH_GOLDEN"))
+PAGES = [
+    (),
+    *((name,) for name in COMMANDS),
+    *(("trust", name) for name in ("list", "add", "show")),
+    *(("template", name) for name in ("start", "status", "stop")),
+]
+
+
+@pytest.mark.parametrize("words", PAGES, ids=lambda words: "-".join(words) or "coldstart")
+def test_help(run: Run, words: tuple[str, ...]) -> None:
+    shown = run(*words, "--help").stdout
+    file = GOLDEN / f"{'-'.join(words) or 'coldstart'}.txt"
+    if REFRESH:
+        file.write_text(shown, encoding="utf-8")
+    assert shown == file.read_text(encoding="utf-8")
+
+
+def test_no_page_is_left_over() -> None:
+    assert {file.stem for file in GOLDEN.glob("*.txt")} == {"-".join(words) or "coldstart" for words in PAGES}

@@ -1,0 +1,121 @@
+"""stdout carries the result and nothing else, in each of its forms."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts.bundle import Bundle
+from coldstart.commands._output import Output, human_bytes, table
+from tools.shell import Run
+
+from coldstart.errors import Usage
+
+
+def test_text(run: Run, bundle: Bundle) -> None:
+    done = run("list")
+    assert "org/tiny:v1" in done.stdout
+    assert done.stdout.startswith("bundle")
+
+
+def test_json(run: Run, bundle: Bundle) -> None:
+    data = json.loads(run("list", "--format", "json").stdout)
+    assert data["schema_version"] == 1
+    assert data["bundles"][0]["digest"] == bundle.digest
+
+
+def test_quiet(run: Run, bundle: Bundle) -> None:
+    done = run("list", "-q")
+    assert (done.stdout, done.stderr) == (f"{bundle.ref}\n", "")
+
+
+def test_to_a_file(run: Run, bundle: Bundle, home: Path) -> None:
+    done = run("list", "--format=json", "-o", "out.json")
+    assert done.stdout == ""
+    assert json.loads((home / "out.json").read_text())["bundles"]
+
+
+def test_a_file_that_cannot_be_written(run: Run) -> None:
+    assert "no/out" in run("list", "-o", "no/out", code=2).stderr
+
+
+def test_the_last_line_says_where_how_long_and_what_next(run: Run, bundle: Bundle) -> None:
+    last = run("prune").stderr.splitlines()[-1]
+    assert "bundles" in last
+    assert " s). Next: coldstart list" in last
+
+
+@pytest.mark.parametrize(
+    ("mode", "lines"),
+    [("none", 0), ("plain", 1), ("auto", 1), ("json", 2)],
+)
+def test_progress_goes_to_stderr(run: Run, mode: str, lines: int) -> None:
+    done = run("doctor", "--progress", mode, "--format", "json", code=None)
+    json.loads(done.stdout)
+    assert sum("examine this machine" in line for line in done.stderr.splitlines()) == lines
+
+
+def test_a_terminal_gets_a_moving_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    master, slave = os.openpty()
+    program = [sys.executable, "-m", "coldstart.cli", "doctor", "--format", "json"]
+    done = subprocess.run(program, stdout=subprocess.PIPE, stderr=slave, check=False, timeout=60)
+    os.close(slave)
+    shown = os.read(master, 1 << 16)
+    os.close(master)
+    assert b"examine this machine" in shown
+    assert b"examine this machine ..." not in shown
+    assert json.loads(done.stdout)["schema_version"] == 1
+
+
+def test_json_progress_is_json(run: Run) -> None:
+    first = run("doctor", "--progress=json", code=None).stderr.splitlines()[0]
+    assert json.loads(first)["event"] == "begin"
+
+
+def test_environment_names_carry_the_command(
+    run: Run, bundle: Bundle, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    monkeypatch.setenv("COLDSTART_LIST_FORMAT", "json")
+    assert json.loads(run("list").stdout)["bundles"]
+    assert run("list", "--format", "text").stdout.startswith("bundle")
+
+
+def test_flag_environment_file_default(
+    run: Run, bundle: Bundle, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    (home / "c.toml").write_text('format = "json"\n[list]\nquiet = true\n')
+    assert json.loads(run("list", "--config", "c.toml").stdout)["schema_version"] == 1
+    monkeypatch.setenv("COLDSTART_LIST_FORMAT", "text")
+    assert run("list", "--config", "c.toml").stdout == f"{bundle.ref}\n"
+
+
+def test_unknown_settings_of_a_command_are_refused(run: Run, home: Path) -> None:
+    (home / "c.toml").write_text("[list]\ncolour = 1\n")
+    assert "colour" in run("list", "--config", "c.toml", code=2).stderr
+
+
+def test_sink_without_quiet_text_keeps_text(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(quiet=True).result({"a": 1}, lambda: "text")
+    assert capsys.readouterr().out == "text\n"
+
+
+def test_sink_refuses_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(Usage, match="-o"):
+        Output(out_file=tmp_path).result({}, "x")
+
+
+def test_table_aligns_numbers_right() -> None:
+    assert table(("name", "n"), [("a", 1), ("bb", 100)]) == "name    n\na       1\nbb    100"
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (1 << 40, "1.0 TiB")])
+def test_bytes(count: int, text: str) -> None:
+    assert human_bytes(count) == text
+
+
+def test_the_program_itself_reads_no_variables(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLDSTART_VERSION", "1")
+    assert "bundles" in run("list", "--format", "json").stdout

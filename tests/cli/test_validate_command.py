@@ -1,0 +1,102 @@
+"""coldstart validate: exit codes, formats on stdout, and no heavy import."""
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import blobs
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.store import Store
+from tools import bundles
+
+from coldstart import cli
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return bundles.publish(Store(tmp_path / "cache" / "bundles"), tmp_path / "scratch")
+
+
+def validate(bundle: Bundle, *arguments: str) -> int:
+    cache = bundle.store.root.parent
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["validate", bundles.NAME, "--cache-dir", str(cache), *arguments])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def damage(bundle: Bundle) -> None:
+    path = blobs.blob_path(bundle.store.root, bundle.entry("kv").digest)
+    path.chmod(0o600)
+    path.write_bytes(bytes(len(path.read_bytes())))
+
+
+def test_a_sound_bundle_is_valid(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    assert validate(bundle) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{bundle.ref}: valid at level checksum\n"
+    assert "Next: coldstart inspect" in shown.err
+
+
+def test_a_damaged_one_is_not_and_says_what_mends_it(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(bundle)
+    assert validate(bundle, "--format", "json") == 1
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert (found["ok"], found["schema_version"]) == (False, 1)
+    assert found["bundles"][0]["findings"][0]["subject"] == "kv"
+    assert validate(bundle, "--level", "manifest") == 0
+
+
+def test_each_format_is_alone_on_stdout(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(bundle)
+    shown = {}
+    for name in ("junit", "sarif", "github"):
+        assert validate(bundle, "--format", name) == 1
+        shown[name] = capsys.readouterr().out
+    assert ElementTree.fromstring(shown["junit"]).attrib["failures"] == "1"
+    assert json.loads(shown["sarif"])["version"] == "2.1.0"
+    assert shown["github"].startswith("::error title=CS-")
+
+
+def test_repair_from_another_store(
+    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundles.publish(Store(tmp_path / "other"), tmp_path / "scratch")
+    damage(bundle)
+    assert validate(bundle, "--repair") == 1
+    assert "--repair-from" in capsys.readouterr().out
+    assert validate(bundle, "--repair-from", str(tmp_path / "other")) == 0
+    assert "CS-REPAIRED" in capsys.readouterr().out
+    assert validate(bundle) == 0
+
+
+def test_a_foreign_fingerprint_fails_at_its_level(bundle: Bundle, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps({"fields": {"hardware.name": "gpu"}}))
+    assert validate(bundle, "--against", str(path)) == 1
+    path.write_text(json.dumps({"fields": {"hardware.name": "cpu"}}))
+    assert validate(bundle, "--against", str(path), "--fail-level", "note") == 0
+
+
+def test_trouble_has_its_own_codes(bundle: Bundle, tmp_path: Path) -> None:
+    assert validate(bundle, "--against", str(tmp_path / "missing")) == 2
+    assert validate(bundle, "--", "--dtype", "float32") == 2
+    assert validate(bundle, "no/such") == 3
+
+
+def test_it_needs_neither_torch_nor_vllm(bundle: Bundle) -> None:
+    code = (
+        "import sys\nfrom coldstart import cli\n"
+        "try: cli.main(sys.argv[1:])\n"
+        "finally: print(sorted({'torch', 'vllm', 'pandas'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, "validate", bundles.NAME]
+    command += ["--cache-dir", str(bundle.store.root.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("valid at level checksum\n[]\n")

@@ -1,0 +1,60 @@
+"""Pinned bytes: a bundle of today must be written the same way, and a bundle of yesterday must stay readable.
+
+`bundle-v1.tar` was written once and is never rewritten: a change that breaks it needs a new format version.
+Compressed bytes depend on the zstd release, so of a tree the tar stream is pinned.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import zstandard
+from coldstart.artifacts import canonical
+from coldstart.artifacts.archive import import_archive
+from coldstart.artifacts.store import Store
+from tools.bundles import KV, NAME, TOKENIZER, key, provenance, write_tree
+
+_GOLDEN = Path(__file__).parent / "bundle-v1.tar"
+_CONFIG = (
+    b'{"format_version":"1.0","key":{"hardware.name":"cpu","model.name":"tiny","runtime.vllm":"0.32"},'
+    b'"provenance":{"arguments":["materialize","org/tiny"],"created":"2026-01-02T03:04:05Z","host_note":null,'
+    b'"model_name":"org/tiny","seconds":{"load":1.5},"tool":{"coldstart":"0.1.0"}},'
+    b'"sections":[{"annotations":{},"digest":"sha256:@KV@","media_type":"application/vnd.coldstart.section.kv.v1+json",'
+    b'"size":37,"type":"kv","version":1}]}'
+)
+
+
+def test_json_bundle_is_written_byte_for_byte(store: Store) -> None:
+    with store.begin(key()) as draft:
+        draft.add_json("kv", KV)
+        bundle = draft.publish(provenance())
+    section = b'{"blocks":7,"bytes_per_block":4096.5}'
+    config = _CONFIG.replace(b"@KV@", sha256(section).hexdigest().encode())
+    assert bundle.manifest.config() == config
+    assert bundle.image.config.digest == canonical.digest(config)
+    assert bundle.digest == "sha256:0e49a8e6c5ce0415ef03ee249dacb8210a9e1b4915a7002bb95eea10e10c53a5"
+    assert key().digest == "sha256:219c14c00161c949fdb7e9a2502e6f9f2923c9f658feaab0afe050933f311195"
+
+
+def test_tree_is_written_byte_for_byte(store: Store, tmp_path: Path) -> None:
+    with store.begin(key()) as draft:
+        draft.add_tree("tokenizer", write_tree(tmp_path / "tree", TOKENIZER))
+        bundle = draft.publish(provenance())
+    with bundle.open_blob("tokenizer") as reader:
+        stream = zstandard.ZstdDecompressor().stream_reader(reader.readall() or b"").read()
+    assert sha256(stream).hexdigest() == "2e20b45e0afa372c4d4c60ece7a0aaeafff2fdbd1eaa83a5fe0a4aa26526881a"
+
+
+def test_the_golden_archive_stays_readable(store: Store, tmp_path: Path) -> None:
+    (bundle,) = import_archive(store, _GOLDEN)
+    assert bundle.digest == "sha256:b2f0ed4cca36c58c7de0250692451010c84d5cfe1bc7007881f2d9fd463a7a02"
+    assert bundle.verify("checksum") == []
+    assert (bundle.name, bundle.key, bundle.json("kv")) == (NAME, key(), KV)
+    bundle.extract("tokenizer", tmp_path / "out")
+    found = {
+        p.relative_to(tmp_path / "out").as_posix(): p.read_bytes()
+        for p in (tmp_path / "out").rglob("*")
+        if p.is_file()
+    }
+    assert found == TOKENIZER

@@ -1,0 +1,125 @@
+"""Laws: what is written is read back, equal inputs give equal bytes, and no input crashes a reader."""
+
+from __future__ import annotations
+
+import tempfile
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+
+from coldstart.artifacts import canonical, oci, tar
+from coldstart.artifacts.archive import export_archive, import_archive
+from coldstart.artifacts.bundle import anyone
+from coldstart.artifacts.errors import BundleError
+from coldstart.artifacts.key import Key, diff
+from coldstart.artifacts.store import Store
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tools.bundles import forge, key, provenance, write_tree
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | _TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+_PART = st.text(st.characters(categories=("L", "N"), max_codepoint=0x2FFF), min_size=1, max_size=60)
+_NAMES = st.lists(_PART, min_size=1, max_size=4).map("/".join)
+_FILES = st.dictionaries(_NAMES, st.binary(max_size=2000), max_size=8)
+_WORDS = st.from_regex(r"\A[a-z0-9][a-z0-9. -]{0,12}\Z")
+_FIELDS = st.dictionaries(
+    st.from_regex(r"\A(engine|model)\.[a-z_]{1,8}\Z"),
+    st.integers(-(2**53), 2**53) | st.booleans() | st.none() | _WORDS,
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(_JSON)
+def test_json_round_trips_and_is_canonical(value: object) -> None:
+    data = canonical.dumps(value)
+    assert canonical.loads(data, cap=1 << 20, what="x") == value
+    assert canonical.dumps(canonical.loads(data, cap=1 << 20, what="x")) == data
+
+
+@given(_FIELDS, _FIELDS)
+def test_keys_differ_exactly_where_diff_says(
+    left: dict[str, int | None], right: dict[str, int | None]
+) -> None:
+    one, two = Key(left), Key(right)
+    assert (one.digest == two.digest) == (diff(one, two) == [])
+    assert Key(dict(reversed(left.items()))).digest == one.digest
+
+
+@settings(max_examples=25, deadline=None)
+@given(_FILES, _JSON)
+def test_a_bundle_moves_through_an_archive_unchanged(files: dict[str, bytes], value: object) -> None:
+    names = [PurePosixPath(name) for name in files]
+    assume(not any(parent in names for name in names for parent in name.parents))
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        (root / "tree").mkdir()
+        write_tree(root / "tree", files)
+        store = Store(root / "one")
+        with store.begin(key()) as draft:
+            draft.add_json("kv", value)
+            first = draft.add_tree("compile", root / "tree")
+            bundle = draft.publish(provenance())
+        export_archive([bundle], root / "moved.tar")
+        (moved,) = import_archive(Store(root / "two"), root / "moved.tar")
+        assert moved == bundle and moved.json("kv") == value
+        moved.extract("compile", root / "out", trust=anyone)
+        found = {
+            p.relative_to(root / "out").as_posix(): p.read_bytes()
+            for p in (root / "out").rglob("*")
+            if p.is_file()
+        }
+        assert found == files
+        with store.begin(key(other=1)) as draft:
+            assert draft.add_tree("compile", root / "out").digest == first.digest
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=3000))
+def test_no_bytes_crash_the_readers(data: bytes) -> None:
+    for read in (
+        oci.parse_manifest,
+        oci.parse_index,
+        oci.check_layout,
+        lambda d: list(tar.members(BytesIO(d))),
+    ):
+        try:
+            read(data)
+        except BundleError:
+            continue
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_no_damaged_tar_crashes_or_escapes_the_reader(data: st.DataObject) -> None:
+    whole = bytearray(
+        tar.header(tar.Member("d", 0, is_directory=True))
+        + tar.header(tar.Member("d/" + "n" * 150, 3))
+        + b"abc"
+        + tar.padding(3)
+        + tar.END
+    )
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        names = [member.name for member, _ in tar.members(BytesIO(bytes(whole)))]
+    except BundleError:
+        return
+    assert all(not name.startswith("/") and ".." not in name.split("/") for name in names)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.binary(max_size=500))
+def test_no_section_bytes_crash_a_validation(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        for section in ("tokenizer", "kv", "compile"):
+            found = forge(Store(Path(place) / section), data, section).verify("checksum")
+            assert all(finding.code.startswith("CS-") and finding.mend for finding in found)

@@ -1,0 +1,121 @@
+"""Small bundles for tests, honest and forged."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import zstandard
+from coldstart.artifacts import oci
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.key import Key
+from coldstart.artifacts.manifest import Manifest, Provenance, SectionEntry
+from coldstart.artifacts.section import SECTION_TYPES
+from coldstart.artifacts.store import Store
+
+NAME = "org/tiny"
+KV = {"blocks": 7, "bytes_per_block": 4096.5}
+TOKENIZER = {"tokenizer.json": b'{"a":1}', "sub/merges.txt": b"a b\n"}
+CODE = {"kernel.so": b"\x7fELF" + bytes(64), "cache/graph.py": b"def f(): ...\n"}
+
+
+def key(**engine: str | int | float | bool | None) -> Key:
+    """A key of one model; `engine` fields vary it."""
+    fields = {"hardware.name": "cpu", "model.name": "tiny", "runtime.vllm": "0.32"}
+    return Key(fields | {f"engine.{name}": value for name, value in engine.items()})
+
+
+def provenance(name: str = NAME) -> Provenance:
+    """A fixed provenance."""
+    return Provenance(
+        "2026-01-02T03:04:05Z", {"coldstart": "0.1.0"}, ("materialize", name), {"load": 1.5}, name
+    )
+
+
+def write_tree(directory: Path, files: Mapping[str, bytes]) -> Path:
+    """`files` below `directory`."""
+    for name, data in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return directory
+
+
+def publish(store: Store, scratch: Path, wanted: Key | None = None, **kv: object) -> Bundle:
+    """A bundle with a JSON section, a plain tree and an executable tree."""
+    with store.begin(wanted or key()) as draft:
+        draft.add_json("kv", KV | kv)
+        if not (scratch / "tokenizer").exists():
+            write_tree(scratch / "tokenizer", TOKENIZER)
+            write_tree(scratch / "compile", CODE)
+        draft.add_tree("tokenizer", scratch / "tokenizer")
+        draft.add_tree("compile", scratch / "compile")
+        return draft.publish(provenance())
+
+
+def forge(
+    store: Store,
+    blob: bytes,
+    section: str = "tokenizer",
+    annotations: Mapping[str, str] | None = None,
+    media_type: str | None = None,
+) -> Bundle:
+    """A bundle whose one section is `blob`, whatever that is; every digest is right."""
+    with store.begin(key()) as draft:
+        with draft.staging.file() as file:
+            file.write(blob)
+        kind = media_type or SECTION_TYPES[section].media_type
+        entry = SectionEntry(section, 1, file.digest, file.size, kind, annotations or {}, file.chunks)
+        draft.sections[section] = entry
+        return draft.publish(provenance())
+
+
+def plant(store: Store, config: bytes, change: Callable[[bytes], bytes] = bytes) -> Bundle:
+    """A bundle with `config` as its config blob and no layers; `change` edits the image manifest's bytes."""
+    with store.begin(key()) as draft:
+        described = draft.staging.put(config, oci.CONFIG_TYPE)
+        image = change(oci.ImageManifest(oci.BUNDLE_TYPE, described, ()).document())
+        descriptor = draft.staging.put(image, oci.MANIFEST_TYPE)
+        return store.commit(draft.staging, descriptor, {oci.NAME: NAME, oci.KEY: key().digest})
+
+
+def config(**changes: object) -> dict[str, object]:
+    """The config document of an empty bundle with members replaced."""
+    from coldstart.artifacts import canonical
+
+    document = canonical.loads(Manifest(key(), (), provenance()).config(), cap=1 << 20, what="config")
+    if not isinstance(document, dict):
+        raise TypeError("config is an object")
+    return document | changes
+
+
+def tar_zst(*members: tuple[tarfile.TarInfo, bytes], tail: bytes = b"") -> bytes:
+    """A tar.zst of arbitrary members."""
+    return zstandard.compress(plain_tar(*members) + tail)
+
+
+def plain_tar(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    """An uncompressed tar of arbitrary members."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for info, data in members:
+            info.size = len(data) or info.size
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def member(name: str, **changes: object) -> tarfile.TarInfo:
+    """A tar header with attributes replaced."""
+    info = tarfile.TarInfo(name)
+    for attribute, value in changes.items():
+        setattr(info, attribute, value)
+    return info
+
+
+def flip(path: Path, position: int) -> None:
+    """Flip one bit of the byte at `position`."""
+    data = bytearray(path.read_bytes())
+    data[position % len(data)] ^= 0x10
+    path.write_bytes(bytes(data))

@@ -1,0 +1,149 @@
+"""Keys, canonical JSON, format versions, and that FORMAT.md, schema and parser say the same."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from importlib.resources import files
+
+import jsonschema
+import pytest
+from coldstart.artifacts import canonical, errors, limits, manifest, migrate, oci, store
+from coldstart.artifacts.errors import BundleError, FormatTooOld, InvalidJson, InvalidKey, InvalidManifest
+from coldstart.artifacts.key import Key, Mismatch, diff
+from coldstart.artifacts.section import SECTION_TYPES
+from tools.bundles import config, key, provenance
+
+_RESOURCES = files("coldstart.artifacts")
+_SCHEMA = json.loads((_RESOURCES / "bundle.schema.json").read_text())
+_FORMAT = (_RESOURCES / "FORMAT.md").read_text()
+
+
+def _parse(document: object) -> manifest.Manifest:
+    data = json.dumps(document).encode()
+    return manifest.parse(data, oci.ImageManifest(oci.BUNDLE_TYPE, oci.describe(data, oci.CONFIG_TYPE), ()))
+
+
+def _provenance(**changes: object) -> dict[str, object]:
+    return {"provenance": provenance().document() | changes}
+
+
+BROKEN = {
+    "version": config(format_version="3.0"),
+    "no key": config(key={}),
+    "key name": config(key={"nodots": 1}),
+    "key path": config(key={"a.b": "/x"}),
+    "key drive": config(key={"a.b": "C:\\x"}),
+    "key array": config(key={"a.b": []}),
+    "created": config(**_provenance(created="yesterday")),
+    "local time": config(**_provenance(created="2026-01-01T00:00:00+02:00")),
+    "arguments": config(**_provenance(arguments="x")),
+    "seconds": config(**_provenance(seconds={"a": "1"})),
+    "tool": config(**_provenance(tool={"a": 1})),
+    "name": config(**_provenance(model_name="../x")),
+    "note": config(**_provenance(host_note=7)),
+    "sections": config(sections={}),
+    "section": config(sections=[{"type": "kv"}]),
+}
+
+
+def test_the_schema_accepts_what_is_written() -> None:
+    jsonschema.Draft202012Validator.check_schema(_SCHEMA)
+    jsonschema.validate(config(), _SCHEMA)
+    assert _parse(config()) == manifest.Manifest(key(), (), provenance())
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_schema_and_parser_refuse_the_same(name: str) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(BROKEN[name], _SCHEMA)
+    with pytest.raises(BundleError):
+        _parse(BROKEN[name])
+
+
+def test_format_lists_every_code_once() -> None:
+    classes = [*vars(errors).values(), *vars(store).values()]
+    made = {c for c in classes if isinstance(c, type) and issubclass(c, BundleError) and c is not BundleError}
+    codes = [c.code for c in made]
+    assert len(set(codes)) == len(codes)
+    listed = re.findall(r"^\| `(CS-[A-Z-]+)` \|", _FORMAT, re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert set(codes) <= set(listed)
+    assert all(c.default_mend for c in made)
+
+
+def test_format_lists_every_section_type_with_its_executability() -> None:
+    for line in re.findall(r"^\| `kv`.*|^\| `tokenizer`.*|^\| `compile`.*", _FORMAT, re.MULTILINE):
+        names, version, encoding, executable = (cell.strip() for cell in line.strip("|").split("|"))
+        for name in re.findall(r"`(\w+)`", names):
+            kind = SECTION_TYPES[name]
+            assert (kind.version, kind.encoding) == (int(version), encoding.lower())
+            assert kind.executable is ("yes" in executable)
+    assert all(f"`{name}`" in _FORMAT for name in SECTION_TYPES)
+
+
+def test_format_names_the_current_version() -> None:
+    assert f"version {migrate.FORMAT_VERSION}" in _FORMAT.splitlines()[0]
+
+
+def test_an_older_major_migrates_where_a_step_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = config(format_version="0.1")
+    with pytest.raises(FormatTooOld):
+        _parse(old)
+    monkeypatch.setitem(migrate.STEPS, 0, lambda document: {**document, "format_version": "1.0"})
+    assert _parse(old) == _parse(config())
+
+
+def test_a_newer_minor_is_read_and_its_members_ignored() -> None:
+    assert _parse(config(format_version="1.7", novelty=[1])).key == key()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"x": 1}, {"A.b": 1}, {"a.": 1}, {"a.b": "~/x"}, {"a.b": float("nan")}, {"a.b": float("inf")},
+     {"a.b": {}}, {"a.b": "x" * 5000}, {f"a.b{n}": n for n in range(600)}],
+)  # fmt: skip
+def test_refused_keys(fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidKey):
+        Key(fields)  # type: ignore[arg-type]
+
+
+def test_equal_settings_have_equal_digests() -> None:
+    assert Key({"a.b": 1.0, "a.c": True}).digest == Key({"a.c": True, "a.b": 1}).digest
+    assert Key({"a.b": 1}).digest != Key({"a.b": True}).digest
+    assert pickle.loads(pickle.dumps(key())) == key()
+    assert len(key().short) == 12 and key().digest.startswith("sha256:" + key().short)
+
+
+def test_diff_names_each_field() -> None:
+    wanted, found = Key({"a.a": 1, "a.b": None, "a.d": 1}), Key({"a.a": 2, "a.c": "x", "a.d": True})
+    assert diff(wanted, found) == [
+        Mismatch("a.a", 1, 2),
+        Mismatch("a.b", None, None),
+        Mismatch("a.c", None, "x"),
+        Mismatch("a.d", 1, True),
+    ]
+    assert diff(wanted, wanted) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), {1: 2}, {"a": object()}, "\ud800", [{"x": {None: 1}}]])
+def test_what_json_cannot_carry(value: object) -> None:
+    with pytest.raises(InvalidJson):
+        canonical.dumps(value)
+
+
+def test_nesting_is_capped_both_ways() -> None:
+    value: object = 1
+    for _ in range(limits.LIMITS.json_depth + 1):
+        value = [value]
+    with pytest.raises(InvalidJson):
+        canonical.dumps(value)
+    with pytest.raises(InvalidJson):
+        canonical.loads(json.dumps(value).encode(), cap=1 << 20, what="x")
+
+
+@pytest.mark.parametrize("created", ["2026-01-01", "2026-01-01T00:00:00", "2026-01-01T00:00:00+01:00"])
+def test_times_are_utc(created: str) -> None:
+    with pytest.raises(InvalidManifest):
+        manifest.Provenance(created, {}, (), {}, "x")

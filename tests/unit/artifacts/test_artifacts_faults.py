@@ -1,0 +1,306 @@
+"""Killed writers, full disks, read-only stores, flipped bytes, sixteen processes at once."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import sign
+from coldstart.artifacts.blobs import blob_path
+from coldstart.artifacts.bundle import Bundle, anyone
+from coldstart.artifacts.errors import BundleError, NoSpace, ReadOnlyStore
+from coldstart.artifacts.source import LayoutSource
+from coldstart.artifacts.store import Store
+from tools.bundles import KV, flip, key, provenance, publish
+
+KILLS = 200
+
+
+def _child(work: Callable[[], None]) -> int:
+    """Fork `work`; its process exits 0 if it returns."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return child
+
+
+def _status(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _small(store: Store, run: int) -> Bundle:
+    with store.begin(key()) as draft:
+        draft.add_json("kv", KV | {"run": run})
+        draft.add_json("stages", {"seconds": [run] * 50})
+        return draft.publish(provenance())
+
+
+def _check_whole(store: Store) -> int:
+    bundles = store.list()
+    assert [bundle.version for bundle in bundles] == sorted({bundle.version for bundle in bundles})
+    for bundle in bundles:
+        assert bundle.verify("checksum") == []
+    return len(bundles)
+
+
+def test_writers_killed_at_random_points_tear_nothing(store: Store) -> None:
+    chance, seen = random.Random(7), 0
+
+    def work() -> None:
+        for run in range(10_000):
+            _small(store, os.getpid() * 10_000 + run)
+
+    for kill in range(KILLS):
+        child = _child(work)
+        # On a loaded machine random kills alone might all come before the first publish.
+        while kill % 10 == 0 and len(store.list()) < 2:
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0, 0.03))
+        os.kill(child, signal.SIGKILL)
+        assert _status(child) == -signal.SIGKILL
+        seen = max(seen, _check_whole(store))
+        if kill % 10 == 9:
+            store.prune(keep=1)
+            assert list(store.layout.staging.iterdir()) == []
+            assert _check_whole(store) <= 1
+    assert seen > 1
+    assert _small(store, 0).verify() == []
+
+
+def test_a_writer_killed_at_each_durable_step_tears_nothing(store: Store) -> None:
+    steps = ("fsync", "rename", "open", "mkdir", "replace", "link")
+    _small(store, 0)
+    for last in range(1, 200):
+        if _status(_child(partial(_die_at, steps, last, store))) == 0:
+            break
+        assert _check_whole(store) >= 1
+    assert 10 < last < 199
+    store.prune()
+    live = {blob.digest for b in store.list() for blob in (b.descriptor, *b.image.blobs)}
+    assert len(list(store.layout.blobs.iterdir())) == len(live)
+
+
+def _die_at(steps: tuple[str, ...], last: int, store: Store) -> None:
+    left = [last]
+
+    def dying(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        return call
+
+    for step in steps:
+        setattr(os, step, dying(getattr(os, step)))
+    _small(store, last)
+
+
+def test_sixteen_processes_publish_and_read_one_key(store: Store, tmp_path: Path) -> None:
+    def work() -> None:
+        for run in range(3):
+            made = _small(store, os.getpid() * 10 + run)
+            found = store.find(key())
+            assert found.version >= made.version and made.json("kv") and found.verify() == []
+
+    children = [_child(work) for _ in range(16)]
+    assert [_status(child) for child in children] == [0] * 16
+    assert [bundle.version for bundle in store.list()] == list(range(1, 49))
+    assert _check_whole(store) == 48
+
+
+def test_of_sixteen_processes_that_hold_the_key_lock_one_makes_the_bundle(store: Store) -> None:
+    def work() -> None:
+        with store.lock(key()):
+            if not store.list():
+                _small(store, os.getpid())
+
+    assert [_status(child) for child in [_child(work) for _ in range(16)]] == [0] * 16
+    assert len(store.list()) == 1
+
+
+def test_sixteen_processes_make_one_host_key(tmp_path: Path) -> None:
+    def work() -> None:
+        (tmp_path / str(os.getpid())).write_text(sign.host_key(tmp_path / "state").fingerprint)
+
+    children = [_child(work) for _ in range(16)]
+    assert [_status(child) for child in children] == [0] * 16
+    assert len({(tmp_path / str(child)).read_text() for child in children}) == 1
+    assert len(list(sign.trust_dir(tmp_path / "state").iterdir())) == 1
+
+
+def test_a_flipped_byte_in_any_blob_is_found_and_only_that_blob_is_mended(
+    store: Store, tmp_path: Path
+) -> None:
+    bundle = publish(store, tmp_path)
+    backup = Store(tmp_path / "backup")
+    backup.receive(LayoutSource(store), bundle.descriptor)
+    parts = {"manifest": bundle.digest, "config": bundle.image.config.digest}
+    parts |= {entry.type: entry.digest for entry in bundle.manifest.sections}
+    inodes = {name: blob_path(store.root, digest).stat().st_ino for name, digest in parts.items()}
+    for name, digest in parts.items():
+        path = blob_path(store.root, digest)
+        for position in range(0, path.stat().st_size, 5):
+            flip(path, position)
+            found = store.list()[0].verify("checksum")
+            assert [(f.code, f.severity) for f in found] == [("CS-DIGEST", "error")], (name, position)
+            flip(path, position)
+        flip(path, len(name))
+        assert [(r.subject, r.mended) for r in store.repair(bundle, [])] == [(name, False)]
+        outcome = store.repair(store.list()[0], [LayoutSource(backup)])
+        assert [(r.subject, r.mended) for r in outcome] == [(name, True)]
+        assert store.list()[0].verify("checksum") == []
+        others = {n: blob_path(store.root, d).stat().st_ino for n, d in parts.items() if n != name}
+        assert others == {n: inodes[n] for n in others}
+        inodes[name] = path.stat().st_ino
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        pytest.skip(f"a small file system cannot be mounted: {made.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def _noise(directory: Path, size: int) -> Path:
+    directory.mkdir()
+    (directory / "noise").write_bytes(random.Random(1).randbytes(size))
+    return directory
+
+
+def test_a_full_disk_is_named_and_leaves_a_valid_store(small_disk: Path, tmp_path: Path) -> None:
+    store = Store(small_disk / "store")
+    first = publish(store, tmp_path)
+    tree = _noise(tmp_path / "noise", 2 << 20)
+    with store.begin(key(tp=2)) as draft, pytest.raises(NoSpace) as caught:
+        draft.add_tree("snapshot", tree, level=1)
+    assert caught.value.code == "CS-NOSPACE" and "prune" in caught.value.mend
+    assert store.list() == [first] and first.verify() == []
+    assert publish(store, tmp_path, run=2).version == 2
+
+
+def test_extraction_onto_a_full_disk(small_disk: Path, store: Store, tmp_path: Path) -> None:
+    with store.begin(key()) as draft:
+        draft.add_tree("snapshot", _noise(tmp_path / "noise", 2 << 20), level=1)
+        bundle = draft.publish(provenance())
+    with pytest.raises(NoSpace):
+        bundle.extract("snapshot", small_disk / "out", trust=anyone)
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_file_size_limit_counts_as_a_full_disk(store: Store, tmp_path: Path) -> None:
+    tree = _noise(tmp_path / "noise", 1 << 20)
+
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        with store.begin(key()) as draft, pytest.raises(NoSpace):
+            draft.add_tree("snapshot", tree, level=1)
+
+    assert _status(_child(work)) == 0
+    assert store.list() == [] and list(store.layout.staging.iterdir()) == []
+
+
+def test_no_space_at_each_write_leaves_a_valid_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    _small(store, 0)
+    real, failures = os.fsync, 0
+    for last in range(1, 100):
+        left = [last]
+
+        def failing(handle: int, left: list[int] = left) -> None:
+            left[0] -= 1
+            if not left[0]:
+                raise OSError(28, "No space left on device")
+            real(handle)
+
+        monkeypatch.setattr(os, "fsync", failing)
+        try:
+            _small(store, last)
+        except NoSpace:
+            failures += 1
+            continue
+        finally:
+            monkeypatch.setattr(os, "fsync", real)
+            _check_whole(store)
+        break
+    assert failures > 5
+
+
+@pytest.fixture
+def read_only(small_disk: Path, tmp_path: Path) -> Store:
+    """A store on a file system that is mounted read-only."""
+    publish(Store(small_disk / "store"), tmp_path)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    return Store(small_disk / "store")
+
+
+def test_a_read_only_store_is_read_and_refuses_writes_by_name(read_only: Store, tmp_path: Path) -> None:
+    bundle = read_only.find(key())
+    assert read_only.list() == [bundle] and read_only.get(bundle.digest) == bundle
+    assert bundle.verify("checksum") == [] and bundle.json("kv") == KV
+    bundle.extract("tokenizer", tmp_path / "out")
+    with pytest.raises(ReadOnlyStore), read_only.begin(key()):
+        pass
+    with pytest.raises(ReadOnlyStore):
+        read_only.prune()
+    with pytest.raises(ReadOnlyStore):
+        bundle.extract("tokenizer", read_only.root / "out")
+
+
+def test_reading_attempts_no_write(store: Store, tmp_path: Path) -> None:
+    publish(store, tmp_path)
+
+    def work() -> None:
+        attempts: list[object] = []
+        writing = {"os.mkdir", "os.rename", "os.remove", "os.link", "os.symlink", "os.chmod", "os.truncate"}
+
+        def watch(event: str, args: tuple[object, ...]) -> None:
+            inside = any(str(store.root) in str(arg) for arg in args)
+            opened = (
+                event == "open" and isinstance(args[2], int) and bool(args[2] & (os.O_WRONLY | os.O_RDWR))
+            )
+            if inside and (opened or event in writing):
+                attempts.append((event, args))
+
+        sys.addaudithook(watch)
+        bundle = store.find(key())
+        bundle.verify("checksum")
+        bundle.extract("tokenizer", tmp_path / "out")
+        store.get(bundle.ref)
+        assert not attempts
+
+    assert _status(_child(work)) == 0
+
+
+def test_a_bundle_pruned_under_a_reader_is_a_named_error(store: Store, tmp_path: Path) -> None:
+    old = publish(store, tmp_path, run=1)
+    publish(store, tmp_path, run=2)
+    store.prune(keep=1)
+    with pytest.raises(BundleError) as caught:
+        store_read = Store(store.root)
+        Bundle(store_read, old.descriptor, 1).json("kv")
+    assert caught.value.code == "CS-BLOB-MISSING"

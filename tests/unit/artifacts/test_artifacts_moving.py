@@ -1,0 +1,223 @@
+"""Archives, directories and the hub; prune; ranged reads."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from inspect import signature
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import hub, oci, remote, sign
+from coldstart.artifacts.archive import ArchiveSource, export_archive, import_archive
+from coldstart.artifacts.blobs import blob_path
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.errors import (
+    Ambiguous,
+    DestinationExists,
+    DigestMismatch,
+    InvalidReference,
+    MissingBlob,
+    NotALayout,
+    RemoteDenied,
+)
+from coldstart.artifacts.store import Store
+from tools.bundles import NAME, key, provenance, publish, write_tree
+
+
+def _signed(store: Store, scratch: Path) -> Bundle:
+    with store.begin(key()) as draft:
+        draft.add_json("kv", {"blocks": 3})
+        draft.add_tree("compile", write_tree(scratch / "code", {"k.so": b"x" * 100, "empty": b""}))
+        return draft.publish(provenance(), signer=sign.host_key(scratch / "state"))
+
+
+def _same(found: Bundle, bundle: Bundle, scratch: Path) -> None:
+    assert found == bundle and found.verify("checksum") == [] and found.manifest == bundle.manifest
+    assert sign.trusted(found, sign.trust_dir(scratch / "state")).ok
+
+
+def test_export_and_import_keep_digest_and_signature(store: Store, tmp_path: Path) -> None:
+    bundle = _signed(store, tmp_path)
+    size = export_archive([bundle], tmp_path / "one.tar")
+    assert size == (tmp_path / "one.tar").stat().st_size
+    other = Store(tmp_path / "other")
+    (found,) = import_archive(other, tmp_path / "one.tar")
+    _same(found, bundle, tmp_path)
+    export_archive([found], tmp_path / "two.tar")
+    assert (tmp_path / "two.tar").read_bytes() == (tmp_path / "one.tar").read_bytes()
+    assert import_archive(other, tmp_path / "one.tar") == [found] and len(other.list()) == 1
+
+
+def test_a_damaged_bundle_is_not_exported(store: Store, tmp_path: Path) -> None:
+    bundle = _signed(store, tmp_path)
+    blob_path(store.root, bundle.entry("kv").digest).write_bytes(b"{}")
+    with pytest.raises(DigestMismatch):
+        export_archive([bundle], tmp_path / "one.tar")
+    assert not list(tmp_path.glob("*.tar")) and not list(tmp_path.glob(".*"))
+
+
+def test_export_does_not_overwrite(store: Store, tmp_path: Path) -> None:
+    bundle = _signed(store, tmp_path)
+    (tmp_path / "one.tar").write_text("mine")
+    with pytest.raises(DestinationExists):
+        export_archive([bundle], tmp_path / "one.tar")
+    assert export_archive([bundle], tmp_path / "one.tar", replace=True) > 0
+
+
+def test_repair_from_an_archive(store: Store, tmp_path: Path) -> None:
+    bundle = _signed(store, tmp_path)
+    export_archive([bundle], tmp_path / "one.tar")
+    blob_path(store.root, bundle.entry("compile").digest).unlink()
+    assert [f.code for f in bundle.verify()] == ["CS-BLOB-MISSING"]
+    outcome = store.repair(bundle, [ArchiveSource(tmp_path / "one.tar")])
+    assert [(r.subject, r.mended) for r in outcome] == [("compile", True)]
+    assert bundle.verify() == []
+
+
+def test_push_to_and_pull_from_a_directory(store: Store, tmp_path: Path) -> None:
+    bundle = _signed(store, tmp_path)
+    address = remote.push(bundle, str(tmp_path / "layout"))
+    _same(remote.pull(Store(tmp_path / "a"), address), bundle, tmp_path)
+    _same(remote.pull(Store(tmp_path / "b"), f"dir://{tmp_path / 'layout'}"), bundle, tmp_path)
+
+
+def test_a_directory_with_several_keys_wants_a_choice(store: Store, tmp_path: Path) -> None:
+    first = publish(store, tmp_path)
+    publish(store, tmp_path, key(tp=2))
+    with pytest.raises(Ambiguous):
+        remote.pull(Store(tmp_path / "a"), str(store.root))
+    assert remote.pull(Store(tmp_path / "a"), f"{store.root}@{first.digest}") == first
+
+
+def test_a_layout_whose_index_another_client_wrote_bare(store: Store, tmp_path: Path) -> None:
+    bundle = _signed(store, tmp_path)
+    bare = [oci.Descriptor(entry.media_type, entry.digest, entry.size) for entry in store.layout.entries()]
+    store.layout.write_index(bare)
+    assert store.list() == [bundle] and store.find(key()).name == NAME and store.get(NAME) == bundle
+    _same(store.list()[0], bundle, tmp_path)
+    _same(remote.pull(Store(tmp_path / "other"), str(store.root)), bundle, tmp_path)
+    store.prune()
+    assert store.list() == [bundle] and bundle.verify("checksum") == []
+
+
+def test_a_directory_that_is_no_layout(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(NotALayout):
+        remote.pull(store, str(tmp_path))
+
+
+class Folder:
+    """The hub's interface over a local folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def create_repo(self, repo_id: str, *, exist_ok: bool) -> None:
+        (self.root / repo_id).mkdir(parents=True, exist_ok=exist_ok)
+
+    def upload_folder(self, *, repo_id: str, folder_path: str, path_in_repo: str) -> None:
+        shutil.copytree(folder_path, self.root / repo_id / path_in_repo, symlinks=False)
+
+    def list_repo_files(self, repo_id: str) -> Sequence[str]:
+        base = self.root / repo_id
+        return [path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()]
+
+    def snapshot_download(self, repo_id: str, *, allow_patterns: list[str], local_dir: str) -> str:
+        for pattern in allow_patterns:
+            name = pattern.removesuffix("/*")
+            if (self.root / repo_id / name).is_dir():
+                shutil.copytree(self.root / repo_id / name, Path(local_dir) / name)
+        return local_dir
+
+
+class Denied(Folder):
+    """A hub that wants a login."""
+
+    def list_repo_files(self, repo_id: str) -> Sequence[str]:
+        from types import SimpleNamespace
+
+        error = RuntimeError("gated")
+        error.response = SimpleNamespace(status_code=401)  # type: ignore[attr-defined]
+        raise error
+
+
+def test_push_to_and_pull_from_the_hub(store: Store, tmp_path: Path) -> None:
+    bundle, api = _signed(store, tmp_path), Folder(tmp_path / "hub")
+    reference = hub.push(bundle, "me/bundles", api)
+    assert reference == f"me/bundles:{bundle.descriptor.annotations[oci.REF_NAME]}"
+    _same(hub.pull(Store(tmp_path / "a"), "me/bundles", api), bundle, tmp_path)
+    _same(hub.pull(Store(tmp_path / "b"), reference, api), bundle, tmp_path)
+    hub.push(bundle, "me/bundles:other", api)
+    with pytest.raises(MissingBlob, match="2 bundles"):
+        hub.pull(store, "me/bundles", api)
+    with pytest.raises(MissingBlob):
+        hub.pull(store, "me/bundles:absent", api)
+
+
+def test_hub_errors_are_named(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(RemoteDenied, match="hf auth login"):
+        hub.pull(store, "me/gated", Denied(tmp_path))
+    with pytest.raises(InvalidReference):
+        hub.pull(store, "no-organisation", Denied(tmp_path))
+
+
+def test_prune_keeps_the_newest_and_what_it_needs(store: Store, tmp_path: Path) -> None:
+    old, new = publish(store, tmp_path, run=1), publish(store, tmp_path, run=2)
+    other = publish(store, tmp_path, key(tp=2), run=3)
+    planned = store.prune(keep=1, dry_run=True)
+    assert len(store.list()) == 3
+    done = store.prune(keep=1)
+    assert done == planned and [entry.digest for entry in done.removed] == [old.digest]
+    assert done.files == 3 and done.freed > 0
+    assert store.list() == [new, other] and new.verify() == other.verify() == []
+    store.prune(keep=None, drop=[other])
+    assert store.list() == [new]
+    assert publish(store, tmp_path, run=4).version == 3
+
+
+def test_prune_removes_signatures_with_their_bundle(store: Store, tmp_path: Path) -> None:
+    bundle = _signed(store, tmp_path)
+    store.prune(keep=None, drop=[bundle])
+    assert store.layout.entries() == [] and list(store.layout.blobs.iterdir()) == []
+
+
+def test_prune_touches_no_blob_while_a_manifest_cannot_be_read(store: Store, tmp_path: Path) -> None:
+    bundle = publish(store, tmp_path)
+    blob_path(store.root, bundle.digest).write_bytes(b"rotten")
+    before = sorted(store.layout.blobs.iterdir())
+    assert "cannot be read" in (store.prune().note or "")
+    assert sorted(store.layout.blobs.iterdir()) == before
+
+
+def test_prune_of_a_store_that_does_not_exist(store: Store) -> None:
+    assert store.prune().files == 0 and not store.root.exists()
+
+
+def test_ranged_reads_agree_with_the_blob_and_check_bounds(store: Store, tmp_path: Path) -> None:
+    bundle = publish(store, tmp_path)
+    with bundle.open_blob("kv") as reader:
+        whole = reader.read()
+    assert whole and bundle.read_range("kv", 3, 9) == whole[3:12]
+    assert bundle.read_range("kv", len(whole), 0) == b""
+    with pytest.raises(InvalidReference):
+        bundle.read_range("kv", 0, len(whole) + 1)
+    blob_path(store.root, bundle.entry("kv").digest).write_bytes(whole[:-1] + b"!")
+    with pytest.raises(DigestMismatch):
+        bundle.read_range("kv", 0, 1)
+
+
+def test_names_of_imported_bundles_answer(store: Store, tmp_path: Path) -> None:
+    bundle = _signed(store, tmp_path)
+    other = Store(tmp_path / "other")
+    remote.pull(other, str(store.root))
+    assert other.get(f"{NAME}:v1") == bundle
+
+
+def test_the_installed_hub_client_takes_the_calls_that_are_made(tmp_path: Path) -> None:
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=False)
+    signature(api.create_repo).bind("me/x", exist_ok=True)
+    signature(api.upload_folder).bind(repo_id="me/x", folder_path=str(tmp_path), path_in_repo="v1")
+    signature(api.list_repo_files).bind("me/x")
+    signature(api.snapshot_download).bind("me/x", allow_patterns=["v1/*"], local_dir=str(tmp_path))

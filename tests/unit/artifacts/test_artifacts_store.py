@@ -1,0 +1,207 @@
+"""Find, get, list, versions and nearest misses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import oci
+from coldstart.artifacts.bundle import anyone
+from coldstart.artifacts.errors import (
+    Ambiguous,
+    DestinationExists,
+    DraftClosed,
+    InvalidReference,
+    NotALayout,
+    SectionMissing,
+    SectionUnsupported,
+    TooLarge,
+)
+from coldstart.artifacts.key import Mismatch
+from coldstart.artifacts.section import SECTION_TYPES
+from coldstart.artifacts.store import NotFound, Store
+from tools.bundles import CODE, KV, NAME, TOKENIZER, key, provenance, publish
+
+
+def test_a_store_that_does_not_exist_is_empty_and_stays_absent(store: Store) -> None:
+    assert store.list() == []
+    with pytest.raises(NotFound):
+        store.find(key())
+    assert not store.root.exists()
+
+
+def test_what_goes_in_comes_out(store: Store, tmp_path: Path) -> None:
+    bundle = publish(store, tmp_path)
+    found = Store(store.root).find(key())
+    assert found == bundle and found.version == 1 and found.name == NAME
+    assert found.json("kv") == KV
+    assert found.extract("tokenizer", tmp_path / "t") == 3
+    assert found.extract("compile", tmp_path / "c", trust=anyone) == 3
+    for directory, files in ((tmp_path / "t", TOKENIZER), (tmp_path / "c", CODE)):
+        assert {
+            str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()
+        } == files
+    assert found.verify("checksum") == []
+    assert found.manifest.provenance == provenance()
+
+
+def test_versions_count_up_per_key_and_the_newest_is_found(store: Store, tmp_path: Path) -> None:
+    first = publish(store, tmp_path, run=1)
+    second = publish(store, tmp_path, run=2)
+    other = publish(store, tmp_path, key(dtype="float16"))
+    assert [bundle.version for bundle in (first, second, other)] == [1, 2, 1]
+    assert store.find(key()) == second
+    assert store.list() == [first, second, other]
+
+
+def test_equal_content_is_one_bundle(store: Store, tmp_path: Path) -> None:
+    assert publish(store, tmp_path) == publish(store, tmp_path)
+    assert len(store.list()) == 1
+
+
+def test_references(store: Store, tmp_path: Path) -> None:
+    first, second = publish(store, tmp_path, run=1), publish(store, tmp_path, run=2)
+    assert store.get(NAME) == second
+    assert store.get(f"{NAME}:v1") == first
+    assert store.get(first.ref) == first
+    assert store.get(f"{NAME}@{first.digest[:20]}") == first
+    assert store.get(first.digest) == first
+    assert store.get(first.digest[7:15]) == first
+    assert store.get(key().short) == second
+    assert store.get(first.descriptor.annotations[oci.REF_NAME]) == first
+
+
+def test_a_version_that_two_keys_have_is_ambiguous(store: Store, tmp_path: Path) -> None:
+    publish(store, tmp_path), publish(store, tmp_path, key(dtype="float16"))
+    with pytest.raises(Ambiguous, match="@sha256:"):
+        store.get(f"{NAME}:v1")
+
+
+@pytest.mark.parametrize(
+    "ref", ["org/other", f"{NAME}:v9", f"{NAME}@sha256:{'0' * 64}", "abcdef0123", f"{NAME}@"]
+)
+def test_unknown_reference(store: Store, tmp_path: Path, ref: str) -> None:
+    publish(store, tmp_path)
+    with pytest.raises(NotFound):
+        store.get(ref)
+
+
+def test_unprintable_reference(store: Store) -> None:
+    with pytest.raises(InvalidReference):
+        store.get("\x00")
+
+
+def test_a_miss_names_the_nearest_bundle_and_the_fields(store: Store, tmp_path: Path) -> None:
+    publish(store, tmp_path, key(dtype="float16", tp=2))
+    close = publish(store, tmp_path, key(dtype="float16", tp=1))
+    with pytest.raises(NotFound) as caught:
+        store.find(key(dtype="bfloat16", tp=1))
+    assert caught.value.nearest == (close, [Mismatch("engine.dtype", "bfloat16", "float16")])
+    assert close.version == 1
+
+
+def test_a_miss_on_another_model_has_no_nearest_unless_named(store: Store, tmp_path: Path) -> None:
+    bundle = publish(store, tmp_path)
+    wanted = replace(key(), fields={**key().fields, "model.name": "other"})
+    with pytest.raises(NotFound) as caught:
+        store.find(wanted)
+    assert caught.value.nearest is None
+    with pytest.raises(NotFound) as caught:
+        store.find(wanted, name=NAME)
+    assert caught.value.nearest is not None and caught.value.nearest[0] == bundle
+
+
+def test_nothing_remains_of_an_abandoned_draft(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), store.begin(key()) as draft:
+        draft.add_json("kv", KV)
+        1 / 0  # noqa: B018
+    assert store.list() == []
+    assert list(store.layout.staging.iterdir()) == [] and list(store.layout.blobs.iterdir()) == []
+    with pytest.raises(DraftClosed):
+        draft.add_json("kv", KV)
+
+
+def test_misuse_of_sections(store: Store, tmp_path: Path) -> None:
+    with store.begin(key()) as draft:
+        draft.add_json("kv", KV)
+        with pytest.raises(DraftClosed):
+            draft.add_json("kv", KV)
+        with pytest.raises(SectionUnsupported):
+            draft.add_json("compile", KV)
+        with pytest.raises(SectionUnsupported):
+            draft.add_tree("nonsense", tmp_path)
+        bundle = draft.publish(provenance())
+    with pytest.raises(SectionMissing):
+        bundle.json("stages")
+    with pytest.raises(SectionUnsupported):
+        bundle.extract("kv", tmp_path / "x")
+    assert bundle.has("kv") and not bundle.has("stages")
+
+
+def test_sections_can_be_taken_over_from_an_earlier_bundle(store: Store, tmp_path: Path) -> None:
+    first = publish(store, tmp_path)
+    with store.begin(key(tp=2)) as draft:
+        draft.keep(first, "compile")
+        second = draft.publish(provenance())
+    assert second.entry("compile") == first.entry("compile")
+
+
+def test_extraction_never_overwrites(store: Store, tmp_path: Path) -> None:
+    bundle = publish(store, tmp_path)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DestinationExists):
+        bundle.extract("tokenizer", tmp_path / "out")
+
+
+def test_a_directory_with_other_things_is_not_a_store(store: Store, tmp_path: Path) -> None:
+    publish(store, tmp_path)
+    (store.root / "oci-layout").write_text('{"imageLayoutVersion":"7"}')
+    with pytest.raises(NotALayout):
+        store.list()
+
+
+def test_a_section_of_a_newer_minor_is_kept_and_reported(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coldstart.artifacts import bundle as bundle_module
+
+    made = publish(store, tmp_path)
+    known = {name: kind for name, kind in SECTION_TYPES.items() if name != "compile"}
+    monkeypatch.setattr(bundle_module, "SECTION_TYPES", known)
+    assert not made.has("compile")
+    assert [(f.code, f.severity) for f in made.verify()] == [("CS-SECTION-UNKNOWN", "note")]
+    with pytest.raises(SectionUnsupported):
+        made.extract("compile", tmp_path / "x", trust=anyone)
+
+
+def test_symlinked_files_are_packed_only_on_request(store: Store, tmp_path: Path) -> None:
+    from coldstart.artifacts.errors import UnsafeLink
+
+    (tmp_path / "blob").write_text("content")
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "vocab.txt").symlink_to(tmp_path / "blob")
+    with store.begin(key()) as draft:
+        with pytest.raises(UnsafeLink):
+            draft.add_tree("tokenizer", tmp_path / "tree")
+        draft.add_tree("tokenizer", tmp_path / "tree", follow_symlinks=True)
+        bundle = draft.publish(provenance())
+    bundle.extract("tokenizer", tmp_path / "out")
+    assert (tmp_path / "out" / "vocab.txt").read_text() == "content"
+    assert not (tmp_path / "out" / "vocab.txt").is_symlink()
+
+
+def test_several_threads_and_any_number_of_them_give_the_same_bytes(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "pages.img").write_bytes(bytes(range(256)) * 20_000)
+    digests = set()
+    for threads in (1, 2, -1):
+        with store.begin(key()) as draft:
+            digests.add(draft.add_tree("snapshot", tmp_path / "tree", level=1, threads=threads).digest)
+    assert len(digests) == 1
+
+
+def test_what_no_reader_would_accept_is_not_published(store: Store) -> None:
+    with store.begin(key()) as draft, pytest.raises(TooLarge):
+        draft.publish(replace(provenance(), arguments=("x" * 5000,)))
+    assert store.list() == []

@@ -1,0 +1,46 @@
+"""Launchers of a fake server process."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from coldstart.bench import plan
+from coldstart.bench.launch import Command, RunFiles, Unavailable
+from coldstart.bench.measure import Settings
+
+SERVER = Path(__file__).with_name("fake_server.py")
+
+
+@dataclass
+class FakeLauncher:
+    mode: str
+    behaviour: str = "serves"
+    closed: int = 0
+
+    @property
+    def tells_readiness(self) -> bool:
+        return self.mode not in plan.BASELINES
+
+    def prepare(self) -> None:
+        if self.behaviour == "unavailable":
+            raise Unavailable("no CRIU here")
+
+    def command(self, files: RunFiles) -> Command:
+        argv = [sys.executable, "-I", "-S", str(SERVER), str(files.port), str(files.ready)]
+        return Command([*argv, self.behaviour, self.mode], {"FAKE": "1"})
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def fake() -> Callable[..., FakeLauncher]:
+    return FakeLauncher
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings(prompts=("a", "b c"), max_tokens=4, ready_timeout_s=20.0, steady=False)

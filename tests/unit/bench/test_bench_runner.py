@@ -1,0 +1,141 @@
+"""The whole bench over fake servers: what it reports, and what makes it fail."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldstart.bench import floor, result
+from coldstart.bench.launch import Launcher, Unavailable
+from coldstart.bench.measure import Settings
+from coldstart.bench.runner import Bench
+from coldstart.errors import NoBundle
+
+Fake = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def quick_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floor, "imports_s", lambda: 0.01)
+
+
+def bench(
+    launchers: list[Launcher], settings: Settings, tmp_path: Path, runs: int = 2
+) -> tuple[dict[str, Any], list[str]]:
+    told: list[str] = []
+    measured = Bench(launchers, settings, tmp_path, told.append).measure(runs, warmup=0)
+    document = result.document(
+        measured, model="/models/tiny", vllm_args=["--x"], command_line=["bench", "--cache-dir=/home/me/c"]
+    )
+    return json.loads(json.dumps(document)), told
+
+
+def test_a_good_bench(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+    settings = Settings(settings.prompts, 4, 20.0, steady=True)
+    launchers = [fake("vllm-cold"), fake("vllm-warm"), fake("fresh"), fake("template-engine", "daemon")]
+    document, told = bench(launchers, settings, tmp_path)
+    assert document["failures"] == []
+    assert document["tokens_identical"] is True
+    assert sum("first token after" in line for line in told) == 4 * 2 + 1  # vllm-warm is warmed once
+    for mode in ("vllm-cold", "vllm-warm", "fresh", "template-engine"):
+        found = document["modes"][mode]
+        assert set(found["first_token_s"]) == set(found["cpu_s"]) == {"median", "min", "max", "n"}
+        assert found["first_token_s"]["n"] == 2
+        assert found["phases"]["until listening"]["n"] == 2
+        assert found["percent_of_floor"] > 0
+        assert found["steady"]["latency_ratio"]["ratio"] > 0
+    assert document["modes"]["vllm-warm"]["ratio"] == 1
+    assert document["modes"]["fresh"]["fast_path"] == {"compile": True}
+    assert document["floor"]["fork_s"]["n"] == floor.FORKS
+    assert document["model"] == "tiny"
+    assert document["command_line"] == ["bench", "--cache-dir=c"]
+    assert [launcher.closed for launcher in launchers] == [1] * 4
+
+
+def test_other_tokens_fail(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+    document, _ = bench([fake("vllm-warm"), fake("fresh", "other-tokens")], settings, tmp_path)
+    assert document["tokens_identical"] is False
+    assert document["failures"] == ["fresh: its tokens differ from vllm-warm's"]
+
+
+def test_a_slow_path_fails_with_its_reason(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+    document, _ = bench([fake("vllm-warm"), fake("fresh", "fell-back")], settings, tmp_path)
+    assert document["failures"] == ["fresh: the fast path was not taken: compile: another ISA"]
+    assert document["modes"]["fresh"]["fallbacks"] == ["compile: another ISA"]
+
+
+def test_a_dead_server_fails_and_the_others_go_on(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+    document, _ = bench([fake("vllm-warm"), fake("fresh", "dies")], settings, tmp_path)
+    assert "the engine could not start" in document["modes"]["fresh"]["unavailable"]
+    assert document["failures"][0].startswith("fresh: the fresh server ended with status 1")
+    assert document["modes"]["vllm-warm"]["first_token_s"]["n"] == 2
+    assert document["tokens_identical"] is None
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [("unavailable", "no CRIU here"), ("other-mode", "started in mode fresh instead")],
+)
+def test_a_mode_that_cannot_run_says_why_and_does_not_fail(
+    fake: Fake, settings: Settings, tmp_path: Path, behaviour: str, reason: str
+) -> None:
+    document, _ = bench([fake("vllm-warm"), fake("snapshot", behaviour)], settings, tmp_path)
+    assert reason in document["modes"]["snapshot"]["unavailable"]
+    assert list(document["modes"]["snapshot"]) == ["unavailable"]
+    assert document["failures"] == []
+
+
+def test_nothing_measured_is_no_success(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+    document, _ = bench([fake("snapshot", "unavailable")], settings, tmp_path)
+    assert document["failures"] == ["no mode could run"]
+
+
+def test_no_bundle_ends_the_bench(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+    launcher = fake("fresh", "no-bundle")
+    with pytest.raises(NoBundle) as caught:
+        bench([launcher], settings, tmp_path)
+    assert caught.value.exit_code == 3
+    assert launcher.closed == 1
+
+
+def test_a_floor_that_cannot_be_measured_says_why(
+    fake: Fake, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> float:
+        raise Unavailable("no vllm")
+
+    monkeypatch.setattr(floor, "imports_s", fail)
+    document, _ = bench([fake("vllm-warm")], settings, tmp_path, runs=1)
+    assert document["floor"]["unavailable"] == "no vllm"
+    assert document["modes"]["vllm-warm"]["percent_of_floor"] is None
+
+
+def test_readiness_that_says_nothing_is_no_proof(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+    measured = Bench([fake("fresh")], settings, tmp_path, lambda _: None).measure(1, 0)
+    run = measured.runs["fresh"][0]
+    for readiness, reason in [
+        ({}, "the ready file does not say"),
+        ({"fast_path": {}, "fallbacks": []}, "no section of the bundle was used"),
+        ({"fast_path": {"compile": False}, "fallbacks": []}, "compile was not used"),
+    ]:
+        changed = type(run)(**{**run.__dict__, "readiness": readiness})
+        assert result.slow_paths([changed]) == [reason]
+
+
+def test_an_interrupted_bench_leaves_no_process(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+    stray = fake("template-engine")
+    children: list[subprocess.Popen[bytes]] = []
+
+    def prepare() -> None:
+        children.append(subprocess.Popen(["sleep", "60"], start_new_session=True))
+        raise KeyboardInterrupt
+
+    stray.prepare = prepare
+    with pytest.raises(KeyboardInterrupt):
+        bench([stray], settings, tmp_path)
+    assert stray.closed == 1
+    assert children[0].wait(5) in (0, -signal.SIGKILL)  # 0: the bench was first to wait for it

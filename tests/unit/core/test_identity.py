@@ -1,0 +1,66 @@
+"""Model fields depend on what the model is, not on where it lies."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from coldstart import identity
+from coldstart.errors import Usage
+from coldstart.models import Model
+
+
+def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int]]], body: bytes = b"") -> None:
+    header = {
+        name: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}
+        for name, (dtype, shape) in tensors.items()
+    }
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+
+
+def test_incidental_members_do_not_count() -> None:
+    plain = {"hidden_size": 4}
+    assert identity.config_digest(plain) == identity.config_digest({**plain, "_name_or_path": "/somewhere"})
+    assert identity.config_digest(plain) != identity.config_digest({"hidden_size": 8})
+
+
+def test_values_and_sharding_do_not_count_but_shapes_do(tmp_path: Path) -> None:
+    one, two, other = (tmp_path / name for name in ("one", "two", "other"))
+    for place in (one, two, other):
+        place.mkdir()
+    write_safetensors(one / "model.safetensors", {"a": ("F32", [2]), "b": ("F32", [3])}, b"\0" * 20)
+    write_safetensors(two / "model-1.safetensors", {"a": ("F32", [2])}, b"\1" * 8)
+    write_safetensors(two / "model-2.safetensors", {"b": ("F32", [3])}, b"\1" * 12)
+    write_safetensors(other / "model.safetensors", {"a": ("F32", [2]), "b": ("F16", [3])})
+    assert identity.layout_digest(one) == identity.layout_digest(two)
+    assert identity.layout_digest(one) != identity.layout_digest(other)
+
+
+def test_no_weights_is_none(tmp_path: Path) -> None:
+    assert identity.layout_digest(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff" * 8, struct.pack("<Q", 4) + b"null", struct.pack("<Q", 2) + b"{"]
+)
+def test_a_broken_file_is_named(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(Usage, match=r"model\.safetensors"):
+        identity.layout_digest(tmp_path)
+
+
+def test_a_known_revision_stands_for_the_files(tmp_path: Path) -> None:
+    model = Model("m", tmp_path, "org/m", "a" * 40, {"architectures": ["A"]})
+    before = identity.fields(model)
+    write_safetensors(tmp_path / "model.safetensors", {"a": ("F32", [2])})
+    assert identity.fields(model) == before
+
+
+def test_another_tokenizer_is_another_model(tmp_path: Path) -> None:
+    model = Model("m", tmp_path, None, None, {})
+    (tmp_path / "tokenizer.json").write_text("1")
+    before = identity.fields(model)
+    (tmp_path / "tokenizer.json").write_text("2")
+    assert identity.fields(model) != before

@@ -1,0 +1,28 @@
+"""Bundles to validate, and reports with everything a format may stumble over."""
+
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.store import Store
+from coldstart.artifacts.verify import Finding
+from tools import bundles
+
+from coldstart.validate.checks import Report
+
+NASTY = '50% of "it":\r\n<broken> & gone, \x00\x1b\ufffe'
+
+
+@pytest.fixture
+def bundle(store: Store, tmp_path: Path) -> Bundle:
+    return bundles.publish(store, tmp_path / "scratch")
+
+
+@pytest.fixture
+def reports() -> list[Report]:
+    findings = (
+        Finding("CS-DIGEST", "error", NASTY, "coldstart pull, again", "tokenizer"),
+        Finding("CS-FALLBACK", "warning", "slow", "coldstart doctor", "serve"),
+        Finding("CS-SECTION-UNKNOWN", "note", "new", "", "future"),
+    )
+    return [Report("org/bad@sha256:ab", "checksum", findings), Report("org/good@sha256:cd", "checksum", ())]

@@ -1,0 +1,102 @@
+"""Damage, foreign machines and repair, as findings."""
+
+import json
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import blobs
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.remote import source
+from coldstart.artifacts.store import Store
+from coldstart.artifacts.verify import Finding
+from tools import bundles
+
+from coldstart.errors import Usage
+from coldstart.validate import against
+from coldstart.validate.checks import Level, Validation, repair
+
+FITS = {"hardware.name": "cpu", "runtime.vllm": "0.32"}
+
+
+def damage(bundle: Bundle, section: str) -> None:
+    path = blobs.blob_path(bundle.store.root, bundle.entry(section).digest)
+    path.chmod(0o600)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def never(bundle: Bundle, level: Level) -> list[Finding]:
+    raise AssertionError("a server was started")
+
+
+@pytest.mark.parametrize("level", ["manifest", "checksum"])
+def test_a_sound_bundle_has_no_findings(bundle: Bundle, level: Level) -> None:
+    report = Validation(level, start=never).run(bundle)
+    assert (report.ref, report.findings) == (bundle.ref, ())
+
+
+def test_damage_is_found_by_checksum_and_not_by_manifest(bundle: Bundle) -> None:
+    damage(bundle, "tokenizer")
+    assert Validation("manifest").run(bundle).findings == ()
+    report = Validation("checksum").run(bundle)
+    assert [finding.subject for finding in report.findings] == ["tokenizer"]
+    assert report.fails("error")
+
+
+def test_a_damaged_bundle_is_not_started(bundle: Bundle) -> None:
+    damage(bundle, "kv")
+    assert Validation("replay", start=never).run(bundle).fails("error")
+
+
+def test_what_a_start_finds_is_reported(bundle: Bundle) -> None:
+    found = Finding("CS-LOAD", "error", "died", "", "fresh")
+    assert Validation("load", start=lambda bundle, level: [found]).run(bundle).findings == (found,)
+
+
+def test_repair_mends_the_damaged_section_alone(bundle: Bundle, store: Store, tmp_path: Path) -> None:
+    other = Store(tmp_path / "other")
+    bundles.publish(other, tmp_path / "scratch")
+    damage(bundle, "tokenizer")
+    (note,) = repair(store, bundle, [source(str(other.root))])
+    assert (note.code, note.severity, note.subject) == ("CS-REPAIRED", "note", "tokenizer")
+    assert Validation("checksum").run(bundle).findings == ()
+
+
+def test_repair_without_a_source_says_so(bundle: Bundle, store: Store) -> None:
+    damage(bundle, "tokenizer")
+    (found,) = repair(store, bundle, [])
+    assert (found.code, found.severity) == ("CS-UNREPAIRED", "error")
+    assert "--repair-from" in found.mend
+
+
+def test_a_bundle_fits_the_machine_it_was_made_for(bundle: Bundle) -> None:
+    assert Validation("manifest", fingerprint=FITS).run(bundle).findings == ()
+
+
+def test_a_foreign_machine_is_told_field_by_field(bundle: Bundle) -> None:
+    foreign = {"hardware.name": "gpu", "hardware.sms": 80, "runtime.vllm": "0.32", "model.name": "other"}
+    report = Validation("manifest", fingerprint=foreign).run(bundle)
+    assert [finding.subject for finding in report.findings] == ["hardware.name", "hardware.sms"]
+    assert {finding.code for finding in report.findings} == {"CS-KEY-MISMATCH"}
+    assert "made for 'cpu', the machine has 'gpu'" in report.findings[0].message
+
+
+def test_groups_that_a_fingerprint_leaves_out_are_not_compared(bundle: Bundle) -> None:
+    assert Validation("manifest", fingerprint={"runtime.vllm": "0.32"}).run(bundle).findings == ()
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: {"fields": f}, lambda f: {"key": {"fields": f}}])
+def test_fingerprints_are_read_as_inspect_writes_them(tmp_path: Path, wrap: object) -> None:
+    assert callable(wrap)
+    path = tmp_path / "f.json"
+    path.write_text(json.dumps(wrap({**FITS, "model.name": "tiny"})))
+    assert against.load(path) == FITS
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model.name": "x"}', '{"fields": []}'])
+def test_a_file_that_is_no_fingerprint_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "f.json"
+    path.write_text(text)
+    with pytest.raises(Usage):
+        against.load(path)

@@ -1,0 +1,55 @@
+"""load and replay over fake servers."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts.bundle import Bundle
+
+from coldstart.bench.launch import Command, RunFiles
+from coldstart.bench.measure import Settings
+from coldstart.validate.checks import Level
+from coldstart.validate.start import Pair, Starts
+
+SERVER = Path(__file__).parents[1] / "bench" / "fake_server.py"
+
+
+@dataclass
+class Fake:
+    mode: str
+    behaviour: str
+    tells_readiness: bool
+
+    def prepare(self) -> None:
+        return
+
+    def command(self, files: RunFiles) -> Command:
+        argv = [sys.executable, "-I", "-S", str(SERVER), str(files.port), str(files.ready)]
+        return Command([*argv, self.behaviour, self.mode])
+
+    def close(self) -> None:
+        return
+
+
+def codes(bundle: Bundle, level: Level, ours: str, plain: str = "serves") -> list[str]:
+    def pair(bundle: Bundle, directory: Path) -> Pair:
+        return Fake("fresh", ours, True), Fake("vllm-cold", plain, False)
+
+    starts = Starts(pair, Settings(prompts=("a", "b"), max_tokens=4, ready_timeout_s=20, steady=False))
+    return [finding.code for finding in starts(bundle, level)]
+
+
+@pytest.mark.parametrize(
+    ("level", "ours", "plain", "expected"),
+    [
+        ("load", "serves", "dies", []),
+        ("load", "dies", "serves", ["CS-LOAD"]),
+        ("load", "fell-back", "serves", ["CS-FALLBACK"]),
+        ("replay", "serves", "serves", []),
+        ("replay", "other-tokens", "serves", ["CS-REPLAY", "CS-REPLAY"]),
+        ("replay", "serves", "dies", ["CS-REFERENCE-START"]),
+    ],
+)
+def test_findings(bundle: Bundle, level: Level, ours: str, plain: str, expected: list[str]) -> None:
+    assert codes(bundle, level, ours, plain) == expected
