@@ -1,8 +1,7 @@
 """What the scheduling benchmarks share: profiles of the paper's models, the trace, and where results go.
 
-Profiles are roofline models, not measurements: an iteration reads the weights once and computes two FLOPs per
-parameter and
-token, t = max(weights / bandwidth, 2 P tokens / flops), devices in tensor parallel.
+Profiles are roofline models, not measurements: an iteration reads the weights once and computes two FLOPs
+per parameter and token, t = max(weights / bandwidth, 2 P tokens / flops), devices in tensor parallel.
 They are set so that OPT-13B on one A100-40GB takes about 30 ms to decode, the paper's SLO (0.3 s) over ten.
 """
 
@@ -92,3 +91,9 @@ def finish(name: str, result: dict[str, object]) -> None:
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({"benchmark": name, **{k: v for k, v in result.items() if not isinstance(v, list)}}))
+
+
+def capacity(profile: IterationProfile, rows: list[TraceRequest], batch: int) -> float:
+    """Jobs per second that a full batch finishes: load 1."""
+    each = (profile.prefill(r.prompt_tokens) + r.output_tokens * profile.decode(batch) / batch for r in rows)
+    return 1 / fmean(each)

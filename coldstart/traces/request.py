@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from coldstart.errors import Usage
+
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
@@ -25,12 +27,8 @@ class BadRow:
     reason: str
 
 
-class TraceError(ValueError):
+class TraceError(Usage):
     """A trace that cannot be used: an unknown format, a missing column, or a refused malformed row."""
-
-    def __init__(self, message: str, mend: str | None = None) -> None:
-        super().__init__(message)
-        self.message, self.mend = message, mend
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
@@ -116,11 +115,3 @@ class CpuPoolOffloadingSpec(CPUOffloadingSpec):
         if self._pools is None:
             self._pools = CpuPoolWorker(kv_caches, self.num_chunks)
         return self._pools
-
-
-def kv_transfer_config(host_bytes: int, *, on_cpu: bool) -> dict[str, Any]:
-    """What to pass as --kv-transfer-config: decode KV is kept too, which is off by default in vLLM."""
-    extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes, "offload_prompt_only": False}
-    if on_cpu:
-        extra |= {"spec_name": "CpuPoolOffloadingSpec", "spec_module_path": __name__}
-    return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}

@@ -4,13 +4,12 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from tools.openai_server import FakeServer, running
 
 from coldstart.replay import ReplaySettings, replay
 from coldstart.replay.client import Target, prompt_tokens
 from coldstart.replay.http import Endpoint
 from coldstart.traces import TraceRequest
-
-from .fake_server import FakeServer, running
 
 
 def target(port: int) -> Target:
