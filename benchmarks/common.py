@@ -11,8 +11,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from math import log
 from pathlib import Path
-from statistics import fmean
+from random import Random
+from statistics import fmean, pstdev
 
 from coldstart.scheduling import IterationProfile
 from coldstart.simulate import Outcome
@@ -97,3 +99,18 @@ def capacity(profile: IterationProfile, rows: list[TraceRequest], batch: int) ->
     """Jobs per second that a full batch finishes: load 1."""
     each = (profile.prefill(r.prompt_tokens) + r.output_tokens * profile.decode(batch) / batch for r in rows)
     return 1 / fmean(each)
+
+
+def skewed(count: int, seed: int = 5, longest: int = 2048) -> list[TraceRequest]:
+    """Log-normal lengths with a long tail (sigma 1.4), clipped: the skew that ShareGPT stands for."""
+    random = Random(seed)
+
+    def draw(median: float) -> int:
+        return max(1, min(longest // 2, round(random.lognormvariate(log(median), 1.4))))
+
+    return [TraceRequest(0.0, draw(100), draw(60)) for _ in range(count)]
+
+
+def cv(values: list[int]) -> float:
+    """Coefficient of variation."""
+    return pstdev(values) / fmean(values)

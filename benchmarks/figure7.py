@@ -89,7 +89,7 @@ def sums(step: float) -> Iterator[tuple[float, float, float]]:
     for jobs in product(grid, repeat=3):
         one = tuple((total, 0.0) for total in jobs)
         if abs(fcfs(one) - PAPER["fcfs"]) <= 0.12 and abs(srpt(one) - PAPER["srpt"]) <= 0.05:  # type: ignore[arg-type]
-            yield jobs
+            yield jobs[0], jobs[1], jobs[2]
 
 
 def candidates(step: float) -> Iterator[tuple[Times, str]]:
@@ -116,10 +116,10 @@ def closest(step: float) -> tuple[int, list[dict[str, object]]]:
 
 def main() -> None:
     tried, rows = zip(*(closest(step) for step in (0.5, 0.25, 0.2)), strict=True)
-    best = min((row for found in rows for row in found), key=lambda row: row["largest_gap"])  # type: ignore[arg-type,return-value]
+    best = min((row for found in rows for row in found), key=lambda row: row["largest_gap"])
     print(f"{'':<12}{'paper':>8}{'closest':>9}")
     for name, wanted in PAPER.items():
-        print(f"{name:<12}{wanted:>8.2f}{best['averages'][name]:>9.2f}")  # type: ignore[index]
+        print(f"{name:<12}{wanted:>8.2f}{best['averages'][name]:>9.2f}")
     result = {
         "kind": "search",
         "paper": PAPER,

@@ -114,13 +114,19 @@ class Placer:
         order = enst()
         anybody = not kept  # the top job must run, or two jobs without progress could block it for ever
         victims = sorted(self._evictable(chosen, anybody), key=lambda v: order(v.job), reverse=True)
-        victims += [v for v in reversed(later) if v.kv is Kv.DEVICE and v.blocks]
+        victims += [v for v in reversed(later) if v.kv is Kv.DEVICE and v.blocks and self._yields(v, job)]
         waited = 0.0
         for victim in victims:
             if need <= self.memory.free:
                 break
             waited += self._evict(victim, now + waited)
         return waited
+
+    def _yields(self, victim: SimJob, job: SimJob) -> bool:
+        """Within one batch a resident job gives way to another's growth, but not to one that has to come in
+        from the same level: equals that take turns would move their KV at every turn.
+        """
+        return job.kv is Kv.DEVICE or victim.job.level > job.job.level
 
     def _force(self, top: set[str], enst: Enst, now: float) -> None:
         """Nothing runs and nothing moves: bring the soonest job back, whatever the reserve says."""

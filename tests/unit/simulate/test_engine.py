@@ -101,3 +101,9 @@ def test_every_load_ends_with_every_token(
         latency = record.latency_s
         assert latency is not None and job.executing_s + job.swapping_s <= latency + 1e-6
     assert outcome.finished_s == max(job.finished_s or 0 for job in outcome.jobs)
+
+
+def test_equals_that_take_turns_do_not_move_their_kv_at_every_turn() -> None:
+    rows = [TraceRequest(0.0, 100, 100) for _ in range(6)]
+    outcome = run(rows, "skip-join-mlfq", batch=4, device_blocks=30, strategy="recompute")
+    assert outcome.recomputed_tokens < 6 * 200 * 6
