@@ -82,15 +82,15 @@ class Placer:
         queue = list(picked)
         while queue:
             job = queue.pop(0)
+            if job.kv in (Kv.LEAVING, Kv.LOADING) or (job.kv is Kv.NONE and not admitting):
+                continue
             need = self._missing(job) + (job.blocks if job.kv is Kv.HOST else 0)
             placement.wait_s += self._make_room(
                 job, need, queue, placement.runnable, enst, now + placement.wait_s
             )
-            if job.kv is Kv.NONE and admitting and need > self.memory.free:
-                admitting = False
-            if need > self.memory.free or (not admitting and job.kv is Kv.NONE):
-                continue
-            if job.kv not in (Kv.NONE, Kv.DEVICE, Kv.HOST):
+            if need > self.memory.free:
+                # As in vLLM: an admission that does not fit ends the admissions of this step.
+                admitting = admitting and job.kv is not Kv.NONE
                 continue
             if job.kv is Kv.HOST:
                 self.memory.move_in(job, now + placement.wait_s)
