@@ -36,6 +36,11 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "validate": ("coldstart.commands.validate", "Check bundles, up to starting them.", "Bundles"),
     "bench": ("coldstart.commands.bench", "Measure cold starts, mode against mode.", "Measure"),
     "trust": ("coldstart.commands.trust", "Say whose bundles may run code here.", "Machine"),
+    "trace-replay": (
+        "coldstart.commands.trace_replay",
+        "Replay a request trace, live or simulated.",
+        "Measure",
+    ),
     "doctor": ("coldstart.commands.doctor", "Say what this machine can do, and what is missing.", "Machine"),
 }
 ALIASES: Mapping[str, str] = {"ls": "list"}

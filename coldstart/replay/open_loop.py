@@ -1,0 +1,142 @@
+"""Open-loop replay: every request leaves at its own time, whatever became of those before it.
+
+Invariants: a request waits for nothing but the clock; an interrupted or aborted replay keeps what it
+measured; the client's own lateness is part of every record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+
+from coldstart.replay.client import Target, prompt_tokens, send
+from coldstart.replay.record import RequestRecord
+from coldstart.traces.request import TraceRequest
+
+BALANCERS = ("round-robin", "least-outstanding", "random")
+DEAD_AFTER = 8
+"""Requests in a row that could not even connect, after which the target counts as dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings:
+    seed: int = 0
+    vocabulary: int = 1000
+    timeout_s: float = 600.0
+    balance: str = "round-robin"
+
+
+@dataclass(slots=True)
+class Replay:
+    """The records in order of the trace, and why it ended: 'complete', 'interrupted' or 'target dead'."""
+
+    records: list[RequestRecord] = field(default_factory=list)
+    duration_s: float = 0.0
+    ended: str = "complete"
+
+
+class _Run:
+    def __init__(self, targets: Sequence[Target], settings: ReplaySettings) -> None:
+        if settings.balance not in BALANCERS:
+            raise ValueError(f"unknown balancing {settings.balance!r}; one of {', '.join(BALANCERS)}")
+        self.targets, self.settings, self.replay = targets, settings, Replay()
+        self.stop, self.refused = asyncio.Event(), 0
+        self.random, self.outstanding = Random(settings.seed), [0] * len(targets)
+        self.start = time.perf_counter()
+
+    def clock(self) -> float:
+        return time.perf_counter() - self.start
+
+    async def go(
+        self, trace: Iterable[TraceRequest], interrupts: Callable[[Callable[[], None]], None]
+    ) -> Replay:
+        interrupts(lambda: self._end("interrupted"))
+        running: set[asyncio.Task[None]] = set()
+        for number, row in enumerate(trace):
+            if await self._until(row.arrival_s):
+                break
+            task = asyncio.create_task(self._one(number, row))
+            running.add(task)
+            task.add_done_callback(running.discard)
+        await self._drain(running)
+        self.replay.duration_s = self.clock()
+        return self.replay
+
+    async def _until(self, due_s: float) -> bool:
+        """Sleep until it is time; True if the replay is over before."""
+        delay = due_s - self.clock()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.stop.wait(), max(0.0, delay))
+        return self.stop.is_set()
+
+    async def _one(self, number: int, row: TraceRequest) -> None:
+        index = self._choose()
+        record = RequestRecord(number, row.arrival_s, row.prompt_tokens, row.output_tokens, row.model)
+        self.replay.records.append(record)
+        prompt = prompt_tokens(row, number, self.settings.seed, self.settings.vocabulary)
+        self.outstanding[index] += 1
+        try:
+            await send(self.targets[index], prompt, record, self.clock, self.settings.timeout_s)
+        except asyncio.CancelledError:
+            record.error = "not finished when the replay ended"
+        finally:
+            self.outstanding[index] -= 1
+        self._watch(record)
+
+    def _choose(self) -> int:
+        count = len(self.targets)
+        if self.settings.balance == "least-outstanding":
+            return min(range(count), key=self.outstanding.__getitem__)
+        if self.settings.balance == "random":
+            return self.random.randrange(count)
+        return len(self.replay.records) % count
+
+    def _watch(self, record: RequestRecord) -> None:
+        refused = record.error is not None and record.first_token_s is None and "Connect" in record.error
+        self.refused = self.refused + 1 if refused else 0
+        if self.refused >= DEAD_AFTER:
+            self._end("target dead")
+
+    def _end(self, why: str) -> None:
+        if not self.stop.is_set():
+            self.replay.ended = why
+            self.stop.set()
+
+    async def _drain(self, running: set[asyncio.Task[None]]) -> None:
+        """Wait for the answers still on their way, unless the replay was stopped."""
+        stopped = asyncio.create_task(self.stop.wait())
+        while running and not self.stop.is_set():
+            await asyncio.wait({stopped, *running}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        for task in list(running):
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _on_sigint(stop: Callable[[], None]) -> None:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
+
+
+def replay(
+    trace: Iterable[TraceRequest],
+    targets: Sequence[Target],
+    settings: ReplaySettings,
+    interrupts: Callable[[Callable[[], None]], None] = _on_sigint,
+) -> Replay:
+    """Replay against running servers. Ctrl-C ends it and returns what was measured.
+
+    `interrupts` is given a function that stops the replay; tests pass their own. Raises ValueError for an
+    unknown balancing or no target.
+    """
+    if not targets:
+        raise ValueError("a replay needs at least one target")
+
+    async def run() -> Replay:
+        return await _Run(targets, settings).go(trace, interrupts)
+
+    return asyncio.run(run())

@@ -1,0 +1,26 @@
+"""Records of a simulated run, so that live and simulated replays share every metric."""
+
+from __future__ import annotations
+
+from coldstart.replay.record import RequestRecord
+from coldstart.simulate.state import Outcome, SimJob
+
+
+def records_of(outcome: Outcome) -> list[RequestRecord]:
+    """One record per job, in order of arrival; the simulator's client is never late."""
+    return [_record(number, job) for number, job in enumerate(outcome.jobs)]
+
+
+def _record(number: int, job: SimJob) -> RequestRecord:
+    return RequestRecord(
+        number=number,
+        due_s=job.job.arrival_s,
+        prompt_tokens=job.job.prompt_tokens,
+        wanted_tokens=job.output,
+        model=job.model,
+        target="simulated",
+        sent_s=job.job.arrival_s,
+        first_token_s=job.first_token_s,
+        finished_s=job.finished_s,
+        output_tokens=job.job.generated,
+    )

@@ -1,0 +1,149 @@
+"""Multi-level feedback queues: skip-join (FastServe, section 4.1, Algorithm 1) and the naive baseline.
+
+Invariants: a job joins the highest queue whose quantum covers its first iteration; it is demoted only after
+it has used its quantum, then by at least eta levels and at least to the level its next iteration asks for;
+a job unserved for alpha moves to the tail of Q1.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from coldstart.scheduling import enst, quanta
+from coldstart.scheduling.job import Job
+from coldstart.scheduling.policy import Policy
+from coldstart.scheduling.profile import IterationProfile
+from coldstart.scheduling.queues import LevelQueues
+
+
+@dataclass(frozen=True, slots=True)
+class MlfqSettings:
+    """Tunables; None means: take it from the profile.
+
+    `alpha_s` is the paper's starvation limit. Alone it turns the queues into round robin once everybody waits
+    longer than that, so the limit in force is max(alpha_s, alpha_scale * active / B * decode time), and at
+    most `promoted_cap` * B promoted jobs sit in Q1 at a time (None: no cap). `alpha_scale` 0 is the paper.
+    """
+
+    first_quantum_s: float | None = None
+    levels: int | None = None
+    growth: float = 2.0
+    eta: int = 1
+    alpha_s: float = 0.3
+    alpha_scale: float = 0.0
+    promoted_cap: float | None = None
+    demote_to_head: bool = False
+
+
+class SkipJoinMlfq(Policy):
+    """Queues Q1..Qn over live jobs; `demotions` and `promotions` count since the start."""
+
+    name = "skip-join-mlfq"
+
+    def __init__(self, profile: IterationProfile, settings: MlfqSettings | None = None) -> None:
+        self.profile = profile
+        self.settings = s = settings or MlfqSettings()
+        first = s.first_quantum_s if s.first_quantum_s is not None else profile.shortest_s
+        levels = s.levels if s.levels is not None else quanta.levels_for(profile, first, s.growth)
+        self.quanta = quanta.geometric(first, levels, s.growth)
+        self.queues = LevelQueues(levels)
+        self.demotions = self.promotions = 0
+        # Ordered by unserved_since, because every touch sets it to the present and moves the job to the end.
+        self._unserved: OrderedDict[str, Job] = OrderedDict()
+        self._promoted: set[str] = set()
+
+    def first_level(self, job: Job) -> int:
+        """Skip-join: the highest queue whose quantum covers the first iteration."""
+        return quanta.join_level(self.quanta, job.next_s(self.profile))
+
+    def next_level(self, job: Job) -> int:
+        """Where a job that has used its quantum goes."""
+        asked = quanta.join_level(self.quanta, job.next_s(self.profile))
+        return min(max(job.level + self.settings.eta, asked), len(self.quanta) - 1)
+
+    def add(self, job: Job, now: float) -> None:
+        level = 0 if job.priority < 0 else max(self.first_level(job), job.priority)
+        self.queues.push(job, min(level, len(self.quanta) - 1))
+        job.attained_s = 0.0
+        self._touch(job, now)
+
+    def remove(self, job: Job) -> None:
+        self.queues.remove(job)
+        del self._unserved[job.id]
+        self._promoted.discard(job.id)
+
+    def served(self, job: Job, seconds: float, now: float) -> None:
+        super().served(job, seconds, now)
+        self._touch(job, now)
+        if self._used_quantum(job) and job.priority >= 0:
+            self._demote(job)
+
+    def tick(self, now: float, batch: int) -> None:
+        limit = self.alpha(batch)
+        while self._unserved:
+            job = next(iter(self._unserved.values()))
+            if now - job.unserved_since < limit or not self._promote(job, now, batch):
+                return
+
+    def alpha(self, batch: int) -> float:
+        """The starvation limit in force, in seconds."""
+        scaled = self.settings.alpha_scale * len(self._unserved) / batch * self.profile.decode(batch)
+        return max(self.settings.alpha_s, scaled)
+
+    def enst(self, now: float, batch: int) -> Callable[[Job], float]:
+        execute = enst.execute_times(self.queues.counts(), self.quanta, batch)
+        limit = self.alpha(batch)
+        return lambda job: min(enst.promote_time(job, now, limit), execute[job.level])
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self.queues)
+
+    def __len__(self) -> int:
+        return len(self._unserved)
+
+    def _used_quantum(self, job: Job) -> bool:
+        return job.attained_s >= self.quanta[job.level] * (1 - 1e-9)
+
+    def _demote(self, job: Job) -> None:
+        self._promoted.discard(job.id)
+        level = self.next_level(job)
+        job.attained_s = 0.0
+        if level != job.level:
+            self.queues.move(job, level, at_head=self.settings.demote_to_head)
+            job.demotions += 1
+            self.demotions += 1
+
+    def _promote(self, job: Job, now: float, batch: int) -> bool:
+        """Lift the longest unserved job to Q1; False when Q1 holds as many promoted jobs as it may."""
+        if job.level == 0:
+            self._touch(job, now)
+            return True
+        cap = self.settings.promoted_cap
+        if cap is not None and len(self._promoted) >= max(1, int(cap * batch)):
+            return False
+        self.queues.move(job, 0)
+        self._promoted.add(job.id)
+        job.attained_s = 0.0
+        job.promotions += 1
+        self.promotions += 1
+        self._touch(job, now)
+        return True
+
+    def _touch(self, job: Job, now: float) -> None:
+        job.unserved_since = now
+        self._unserved[job.id] = job
+        self._unserved.move_to_end(job.id)
+
+
+class NaiveMlfq(SkipJoinMlfq):
+    """The strawman: everybody joins Q1 and sinks one level at a time, whatever its iterations cost."""
+
+    name = "naive-mlfq"
+
+    def first_level(self, job: Job) -> int:
+        return 0
+
+    def next_level(self, job: Job) -> int:
+        return min(job.level + 1, len(self.quanta) - 1)

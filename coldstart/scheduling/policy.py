@@ -1,0 +1,65 @@
+"""What every policy offers, and the choice of one iteration's batch (FastServe, Algorithm 1, lines 22 to 25).
+
+Invariant: iterating a policy yields every live job exactly once, best first.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from coldstart.scheduling.job import Job
+
+
+class Policy(ABC):
+    """An order over live jobs, kept up to date by the engine that drives it.
+
+    The engine calls `add` on arrival, `served` after each iteration for each job that ran, `tick` before each
+    choice and `remove` once at the end. All times are seconds on one clock.
+    """
+
+    name: str
+    preemptive: bool = True
+
+    @abstractmethod
+    def add(self, job: Job, now: float) -> None: ...
+
+    @abstractmethod
+    def remove(self, job: Job) -> None: ...
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Job]: ...
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    def served(self, job: Job, seconds: float, now: float) -> None:
+        """Book `seconds` of service that ended at `now`."""
+        job.attained_s += seconds
+
+    def tick(self, now: float, batch: int) -> None:  # noqa: B027 - most policies have no clock
+        """Let time pass: promotions, where the policy has any. `batch` is B, the largest batch."""
+
+    def enst(self, now: float, batch: int) -> Callable[[Job], float]:
+        """Estimated next scheduled time of any live job, in seconds from now; here, its rank over B."""
+        order = {id(job): position for position, job in enumerate(self)}
+        return lambda job: order[id(job)] / batch
+
+
+def pick(policy: Policy, batch: int, ready: Callable[[Job], bool], oldest_share: float = 0.0) -> list[Job]:
+    """The first `batch` ready jobs in rank order.
+
+    `oldest_share` in [0, 1] gives that part of the batch to the jobs that arrived first. It bounds what a
+    long job loses against run-to-completion: at 0.5 the oldest jobs always progress on half of the slots.
+    """
+    oldest = _oldest(policy, int(batch * oldest_share), ready) if oldest_share else []
+    taken = {id(job) for job in oldest}
+    ranked = (job for job in policy if id(job) not in taken and ready(job))
+    return oldest + list(islice(ranked, batch - len(oldest)))
+
+
+def _oldest(policy: Policy, count: int, ready: Callable[[Job], bool]) -> list[Job]:
+    if count <= 0:
+        return []
+    return sorted((job for job in policy if ready(job)), key=lambda job: job.arrival_s)[:count]

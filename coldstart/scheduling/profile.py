@@ -1,0 +1,100 @@
+"""How long one iteration takes: t(prefill tokens) and t(decode batch), interpolated between measured points.
+
+Invariant: both curves are non-decreasing between and beyond their points, so that a longer prompt never
+predicts a shorter first iteration (FastServe, section 4.1: the job profiler).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+Point = tuple[float, float]
+
+
+class ProfileError(ValueError):
+    """An iteration profile that cannot be used; the message says which part is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A non-decreasing piecewise linear function through measured points, straight beyond the last one."""
+
+    xs: tuple[float, ...]
+    ys: tuple[float, ...]
+
+    @classmethod
+    def through(cls, points: Iterable[tuple[float, float]], name: str) -> Curve:
+        """Sort the points by x and lift any y that dips below its predecessor (measurement noise)."""
+        ordered = sorted((float(x), float(y)) for x, y in points)
+        if not ordered:
+            raise ProfileError(f"iteration profile: {name} has no points")
+        if any(y <= 0 for _, y in ordered):
+            raise ProfileError(f"iteration profile: {name} has a time that is not positive")
+        if any(a == b for (a, _), (b, _) in pairwise(ordered)):
+            raise ProfileError(f"iteration profile: {name} measures one size twice")
+        return cls(tuple(x for x, _ in ordered), tuple(accumulate((y for _, y in ordered), max)))
+
+    def __call__(self, x: float) -> float:
+        if x <= self.xs[0] or len(self.xs) == 1:
+            return self.ys[0]
+        right = min(bisect_left(self.xs, x), len(self.xs) - 1)
+        x0, x1, y0, y1 = self.xs[right - 1], self.xs[right], self.ys[right - 1], self.ys[right]
+        return y0 + (x - x0) * (y1 - y0) / (x1 - x0)
+
+
+@dataclass(frozen=True, slots=True)
+class IterationProfile:
+    """Seconds per iteration on one model and machine.
+
+    `prefill` maps prompt tokens computed in one iteration to seconds, `decode` maps the number of jobs
+    that each produce one token to seconds.
+    """
+
+    prefill: Curve
+    decode: Curve
+
+    @classmethod
+    def from_points(cls, prefill: Iterable[Point], decode: Iterable[Point]) -> IterationProfile:
+        return cls(Curve.through(prefill, "prefill"), Curve.through(decode, "decode"))
+
+    @classmethod
+    def from_json(cls, document: object) -> IterationProfile:
+        """Read a bundle's `iterations` section; unknown members are ignored. Raises ProfileError."""
+        if not isinstance(document, Mapping):
+            raise ProfileError("iteration profile: expected a JSON object with 'prefill' and 'decode'")
+        return cls.from_points(_points(document, "prefill"), _points(document, "decode"))
+
+    def to_json(self) -> dict[str, list[list[float]]]:
+        """The same section back: from_json(p.to_json()) == p."""
+        curves = {"prefill": self.prefill, "decode": self.decode}
+        return {name: [[x, y] for x, y in zip(c.xs, c.ys, strict=True)] for name, c in curves.items()}
+
+    @property
+    def shortest_s(self) -> float:
+        """The smallest iteration time: the quantum of the first queue."""
+        return min(self.prefill.ys[0], self.decode.ys[0])
+
+    def iteration_s(self, prefill_tokens: int, decode_batch: int) -> float:
+        """One mixed iteration. Both parts read the same weights, so the smaller floor is paid once."""
+        if not prefill_tokens:
+            return self.decode(decode_batch) if decode_batch else 0.0
+        if not decode_batch:
+            return self.prefill(prefill_tokens)
+        shared = min(self.prefill.ys[0], self.decode.ys[0])
+        return self.prefill(prefill_tokens) + self.decode(decode_batch) - shared
+
+
+def _points(document: Mapping[object, object], name: str) -> list[Point]:
+    rows = document.get(name)
+    if not isinstance(rows, list):
+        raise ProfileError(f"iteration profile: '{name}' must be a list of [size, seconds]")
+    return [_point(row, name) for row in rows]
+
+
+def _point(row: object, name: str) -> Point:
+    if isinstance(row, list | tuple) and len(row) == 2 and all(isinstance(v, int | float) for v in row):
+        return float(row[0]), float(row[1])
+    raise ProfileError(f"iteration profile: '{name}' holds {row!r}, expected [size, seconds]")

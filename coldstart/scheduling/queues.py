@@ -1,0 +1,49 @@
+"""Q1..Qn: first-in first-out queues of falling priority, with O(1) push, removal and move.
+
+Invariant: a job is in at most one queue, the one that job.level names.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from coldstart.scheduling.job import Job
+
+
+class LevelQueues:
+    """Jobs by level; iteration runs through the levels from the highest priority, each from its head."""
+
+    def __init__(self, levels: int) -> None:
+        self._levels: list[OrderedDict[str, Job]] = [OrderedDict() for _ in range(levels)]
+
+    def push(self, job: Job, level: int, *, at_head: bool = False) -> None:
+        """Append the job to a level, which becomes its own. Raises ValueError if the level holds its id."""
+        if job.id in self._levels[level]:
+            raise ValueError(f"job {job.id} is in queue {level + 1} already")
+        job.level = level
+        self._levels[level][job.id] = job
+        if at_head:
+            self._levels[level].move_to_end(job.id, last=False)
+
+    def remove(self, job: Job) -> None:
+        """Raises KeyError for a job that is not queued."""
+        del self._levels[job.level][job.id]
+
+    def move(self, job: Job, level: int, *, at_head: bool = False) -> None:
+        self.remove(job)
+        self.push(job, level, at_head=at_head)
+
+    def counts(self) -> list[int]:
+        """Queue lengths, highest priority first."""
+        return [len(level) for level in self._levels]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._levels))
+
+    def __contains__(self, job: Job) -> bool:
+        return job.id in self._levels[job.level]
+
+    def __iter__(self) -> Iterator[Job]:
+        for level in self._levels:
+            yield from level.values()

@@ -1,0 +1,27 @@
+"""Policies by the name that a command line gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from coldstart.scheduling.baselines import Fcfs, FixedPriority, Srpt
+from coldstart.scheduling.mlfq import MlfqSettings, NaiveMlfq, SkipJoinMlfq
+from coldstart.scheduling.policy import Policy
+from coldstart.scheduling.profile import IterationProfile
+
+Maker = Callable[[IterationProfile, MlfqSettings], Policy]
+
+POLICIES: Mapping[str, Maker] = {
+    SkipJoinMlfq.name: SkipJoinMlfq,
+    NaiveMlfq.name: NaiveMlfq,
+    Fcfs.name: lambda profile, _: Fcfs(profile),
+    FixedPriority.name: lambda profile, _: FixedPriority(profile),
+    Srpt.name: lambda profile, _: Srpt(profile),
+}
+
+
+def make_policy(name: str, profile: IterationProfile, settings: MlfqSettings | None = None) -> Policy:
+    """Raises ValueError naming the known policies."""
+    if name not in POLICIES:
+        raise ValueError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
+    return POLICIES[name](profile, settings or MlfqSettings())

@@ -1,0 +1,117 @@
+"""vLLM's CPU offloading for the CPU platform: two real pools and a copying thread.
+
+Invariants: the copies of one direction run in the order they were submitted; `wait` returns only when the
+named jobs have landed; a copy releases the interpreter lock (memmove), because a torch copy would start a
+team of OpenMP threads on the cores that compute.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from vllm.v1.kv_offload.base import (
+    BlockIDsLoadStoreSpec,
+    CanonicalKVCaches,
+    GPULoadStoreSpec,
+    LoadStoreSpec,
+    OffloadingWorker,
+    TransferResult,
+)
+from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+
+Pages = Iterator[tuple[int, int, int]]
+
+
+class HostPool:
+    """Anonymous memory of `chunks` pages of `page` bytes."""
+
+    def __init__(self, chunks: int, page: int) -> None:
+        self._memory = mmap.mmap(-1, max(1, chunks * page))
+        self.page = page
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+    def at(self, chunk: int) -> int:
+        return self.address + chunk * self.page
+
+
+class CpuPoolWorker(OffloadingWorker):
+    """Copies whole blocks between vLLM's KV tensors and the host pools, one thread per direction."""
+
+    def __init__(self, kv_caches: CanonicalKVCaches, chunks: int) -> None:
+        tensors = kv_caches.tensors
+        self._device = [(t.tensor.data_ptr(), t.tensor.stride(0), t.page_size_bytes) for t in tensors]
+        self._host = [HostPool(chunks, page) for _, _, page in self._device]
+        # A tensor may appear in several references of one group; it is copied once.
+        self._tensors = [sorted({ref.tensor_idx for ref in refs}) for refs in kv_caches.group_data_refs]
+        self._keep = kv_caches
+        self._threads = {name: ThreadPoolExecutor(1, f"kv-{name}") for name in ("store", "load")}
+        self._lock = threading.Lock()
+        self._running: dict[int, Future[TransferResult]] = {}
+
+    def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
+        return self._submit("store", job_id, src_spec, dst_spec)
+
+    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+        return self._submit("load", job_id, dst_spec, src_spec)
+
+    def get_finished(self) -> list[TransferResult]:
+        with self._lock:
+            done = [job_id for job_id, future in self._running.items() if future.done()]
+            return [self._running.pop(job_id).result() for job_id in done]
+
+    def wait(self, job_ids: set[int]) -> None:
+        with self._lock:
+            futures = [self._running[job_id] for job_id in job_ids if job_id in self._running]
+        for future in futures:
+            future.result()
+
+    def shutdown(self) -> None:
+        for thread in self._threads.values():
+            thread.shutdown(wait=True)
+
+    def _submit(self, way: str, job_id: int, device: GPULoadStoreSpec, host: LoadStoreSpec) -> bool:
+        if not isinstance(host, BlockIDsLoadStoreSpec):
+            raise TypeError(f"unexpected host location {type(host).__name__}")
+        pages = list(self._pages(device.block_ids.tolist(), device.group_sizes, host.block_ids.tolist()))
+        future = self._threads[way].submit(self._copy, job_id, pages, way == "store")
+        with self._lock:
+            self._running[job_id] = future
+        return True
+
+    def _pages(self, blocks: list[int], sizes: Sequence[int], chunks: list[int]) -> Pages:
+        """(device address, host address, bytes) of every page of a transfer."""
+        position = 0
+        for group, size in enumerate(sizes):
+            for block, chunk in zip(blocks[position:][:size], chunks[position:][:size], strict=True):
+                for index in self._tensors[group]:
+                    base, stride, page = self._device[index]
+                    yield base + block * stride, self._host[index].at(chunk), page
+            position += size
+
+    def _copy(self, job_id: int, pages: list[tuple[int, int, int]], store: bool) -> TransferResult:
+        start = time.perf_counter()
+        for device, host, size in pages:
+            ctypes.memmove(*((host, device) if store else (device, host)), size)
+        moved = sum(size for _, _, size in pages)
+        return TransferResult(job_id, True, moved, time.perf_counter() - start)
+
+
+class CpuPoolOffloadingSpec(CPUOffloadingSpec):
+    """vLLM's own manager with our worker. Raises ValueError for chunks of several blocks."""
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        super().__init__(config)
+        if self.blocks_per_chunk != 1:
+            raise ValueError("the CPU pools move single blocks: leave out block_size and blocks_per_chunk")
+        self._pools: CpuPoolWorker | None = None
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        if self._pools is None:
+            self._pools = CpuPoolWorker(kv_caches, self.num_chunks)
+        return self._pools

@@ -1,0 +1,64 @@
+"""A waiting queue that shows vLLM's admission loop only the picked requests.
+
+Invariants: every request that was added and not removed is held exactly once; the loop (peek, pop, truth)
+sees `shown` in its order; length and iteration see everybody, for vLLM's own counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.request import Request
+
+
+class PickedQueue(RequestQueue):
+    """Requests by id; nothing is shown until `show` says so."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Request] = {}
+        self._shown: list[Request] = []
+
+    def show(self, requests: Iterable[Request]) -> None:
+        """Replace what the admission loop sees; requests that are not held are left out."""
+        picked = [request for request in requests if request.request_id in self._held]
+        self._shown = picked[::-1]
+
+    def add_request(self, request: Request) -> None:
+        self._held[request.request_id] = request
+
+    def prepend_request(self, request: Request) -> None:
+        self.add_request(request)
+
+    def prepend_requests(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self.add_request(request)
+
+    def pop_request(self) -> Request:
+        request = self._shown.pop()
+        del self._held[request.request_id]
+        return request
+
+    def peek_request(self) -> Request:
+        return self._shown[-1]
+
+    def remove_request(self, request: Request) -> None:
+        del self._held[request.request_id]
+        self._shown = [other for other in self._shown if other is not request]
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            if request.request_id in self._held:
+                self.remove_request(request)
+
+    def __contains__(self, request: object) -> bool:
+        return isinstance(request, Request) and request.request_id in self._held
+
+    def __bool__(self) -> bool:
+        return bool(self._shown)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(list(self._held.values()))

@@ -1,0 +1,57 @@
+"""The state of a request's KV, read off vLLM's own request, and what may run.
+
+Invariant: a request is ready exactly when vLLM's next schedule() can give it tokens, memory aside.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from vllm.v1.request import Request, RequestStatus
+
+
+class State(Enum):
+    """NEW: never computed; RUNNING: in vLLM's running list (picked or parked); HOST: preempted, its KV is on
+    the host or gone; LOADING and LOADED: an asynchronous load under way, or landed; BLOCKED: waits for
+    something else (a grammar, more input, tokens still in flight).
+    """
+
+    NEW = "new"
+    RUNNING = "running"
+    HOST = "host"
+    LOADING = "loading"
+    LOADED = "loaded"
+    BLOCKED = "blocked"
+
+
+def state_of(request: Request, landed: set[str]) -> State:
+    """`landed`: ids whose asynchronous load has finished."""
+    status = request.status
+    if status == RequestStatus.RUNNING:
+        return State.BLOCKED if all_in_flight(request) else State.RUNNING
+    if status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+        return State.LOADED if request.request_id in landed else State.LOADING
+    if status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+        return State.NEW if _grammar_ready(request) else State.BLOCKED
+    if status == RequestStatus.WAITING_FOR_STREAMING_REQ or _draining(request):
+        return State.BLOCKED
+    if request.num_computed_tokens > 0:
+        return State.LOADED
+    return State.HOST if status == RequestStatus.PREEMPTED else State.NEW
+
+
+def all_in_flight(request: Request) -> bool:
+    """The steps under way already reach max_tokens, so vLLM will not schedule another."""
+    pending: int = request.num_output_placeholders
+    certain: int = request.num_computed_tokens + 2 - pending
+    return pending > 0 and certain >= request.num_prompt_tokens + request.max_tokens
+
+
+def _draining(request: Request) -> bool:
+    """Output sampled before a preemption is still to be delivered; resuming now could sample it again."""
+    return bool(request.num_stale_output_tokens) and not request.drop_stale_output
+
+
+def _grammar_ready(request: Request) -> bool:
+    structured = request.structured_output_request
+    return structured is not None and structured.grammar is not None

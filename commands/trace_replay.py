@@ -1,0 +1,182 @@
+"""Replay a request trace against running servers, or on the simulated engine, and report the latencies.
+
+Requests leave on time whatever the server does; the client's own lateness is reported. Ctrl-C and a dead
+target still write the report of what was measured.
+"""
+
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from coldstart.commands._options import Common
+from coldstart.commands._options import command as declare
+
+from coldstart.errors import Failed, Usage
+from coldstart.replay import Replay, ReplaySettings, Slo, summarize
+from coldstart.replay.compare import compare
+from coldstart.replay.html import page
+from coldstart.replay.plan import TracePlan, run_live, run_simulated
+from coldstart.replay.render import csv_text, text
+from coldstart.scheduling import IterationProfile, MlfqSettings, ProfileError
+from coldstart.simulate import SimSettings
+from coldstart.traces import TraceReport
+
+INTERRUPTED = 130
+
+
+def _flag(*names: str, help: str, metavar: str | None = None, **more: Any) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar, **more)
+
+
+@declare()
+def command(
+    common: Common,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The trace.")],
+    trace_format: Annotated[
+        str, _flag("--trace-format", help="mooncake, azure-llm, azure-functions, burstgpt or csv.")
+    ] = "mooncake",
+    columns: Annotated[str | None, _flag("--columns", help="For csv: time=C,prompt=C,output=C,...")] = None,
+    on_bad_row: Annotated[str, _flag("--on-bad-row", help="skip or refuse.")] = "skip",
+    speedup: Annotated[float, _flag("--speedup", help="Divide the arrival times by this.")] = 1.0,
+    duration: Annotated[float | None, _flag("--duration", help="Seconds to replay.")] = None,
+    limit: Annotated[int | None, _flag("--limit", help="Requests to replay.")] = None,
+    rate: Annotated[float | None, _flag("--rate", help="Gamma arrivals per second.")] = None,
+    cv: Annotated[float, _flag("--cv", help="With --rate: CV of the gaps; 1 is Poisson.")] = 1.0,
+    seed: Annotated[int, _flag("--seed", help="Seed of arrivals, models and prompts.")] = 0,
+    max_prompt: Annotated[int | None, _flag("--max-prompt", help="Clip prompts to this.")] = None,
+    max_output: Annotated[int | None, _flag("--max-output", help="Clip outputs to this.")] = None,
+    models: Annotated[str | None, _flag("--models", help="Models to spread rows over, by comma.")] = None,
+    mapping: Annotated[str, _flag("--model-mapping", help="round-robin, zipf or column.")] = "round-robin",
+    target: Annotated[list[str] | None, _flag("--target", metavar="URL", help="Server; repeatable.")] = None,
+    model: Annotated[str, _flag("--model", help="Model name to ask the servers for.")] = "default",
+    balance: Annotated[
+        str, _flag("--balance", help="round-robin, least-outstanding or random.")
+    ] = "round-robin",
+    vocabulary: Annotated[int, _flag("--vocabulary", min=11, help="Prompt token ids stay below.")] = 1000,
+    timeout: Annotated[float, _flag("--timeout", help="Seconds one request may take.")] = 600.0,
+    simulate: Annotated[bool, _flag("--simulate", help="Replay on the simulated engine.")] = False,
+    policy: Annotated[str, _flag("--policy", help="Simulated scheduling policy.")] = "skip-join-mlfq",
+    profile: Annotated[
+        str | None, _flag("--profile", metavar="REF", help="Bundle, or JSON file, with iteration times.")
+    ] = None,
+    batch: Annotated[int, _flag("--batch", min=1, help="Simulated batch.")] = 16,
+    alpha: Annotated[float, _flag("--alpha", help="Simulated starvation limit in seconds.")] = 0.3,
+    kv_blocks: Annotated[int | None, _flag("--kv-blocks", help="Simulated device KV blocks.")] = None,
+    strategy: Annotated[str, _flag("--strategy", help="proactive, reactive or recompute.")] = "proactive",
+    slo: Annotated[str, _flag("--slo", help="Such as ttft=2,tpot=0.1,normalized=0.3.")] = "",
+    baseline: Annotated[Path | None, _flag("--baseline", help="A saved JSON result to compare.")] = None,
+    csv: Annotated[Path | None, _flag("--csv", help="Write one row per request here.")] = None,
+    html: Annotated[Path | None, _flag("--html", help="Write a report with CDFs here.")] = None,
+) -> None:
+    """Replay, write the reports, show the result."""
+    if simulate == bool(target):
+        raise Usage("choose one of --target and --simulate", mend="coldstart trace-replay FILE --simulate")
+    if on_bad_row not in ("skip", "refuse"):
+        raise Usage(f"--on-bad-row {on_bad_row!r}: write skip or refuse")
+    limits, before = _slo(slo), _baseline(baseline)
+    plan = TracePlan(
+        file,
+        trace_format,
+        columns,
+        strict=on_bad_row == "refuse",
+        speedup=speedup,
+        duration_s=duration,
+        limit=limit,
+        rate=rate,
+        cv=cv,
+        seed=seed,
+        models=models.split(",") if models else (),
+        mapping=mapping,
+        max_prompt=max_prompt,
+        max_output=max_output,
+    )
+    report = TraceReport()
+    with common.out.phase("replay the trace"):
+        if simulate:
+            engine = _engine(batch, kv_blocks, strategy)
+            times = _profile(profile, common)
+            done = run_simulated(plan, policy, times, MlfqSettings(alpha_s=alpha), engine, report)
+        else:
+            settings = ReplaySettings(seed, vocabulary, timeout, balance)
+            done = run_live(plan, target or [], model, settings, report, os.environ.get("OPENAI_API_KEY"))
+    summary = summarize(done.records, limits, done.duration_s)
+    document = {"kind": "simulated" if simulate else "live", "ended": done.ended, **summary}
+    document["rows"] = asdict(report)
+    ratios = None if before is None else compare(document, before)
+    _write(document, done, csv, html)
+    _show(common, document if ratios is None else {**document, "against_baseline": ratios}, ratios)
+    _warn(common, report)
+    _end(done, common)
+
+
+def _slo(given: str) -> Slo:
+    try:
+        return Slo.parse(given)
+    except ValueError as problem:
+        raise Usage(f"--slo: {problem}") from problem
+
+
+def _baseline(path: Path | None) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        compare(found, found)
+    except (ValueError, AttributeError, TypeError) as problem:
+        mend = "save one with: coldstart trace-replay ... --format json -o FILE"
+        raise Usage(f"--baseline {path}: {problem}", mend=mend) from problem
+    return dict(found)
+
+
+def _engine(batch: int, kv_blocks: int | None, strategy: str) -> SimSettings:
+    try:
+        return SimSettings(batch=batch, device_blocks=kv_blocks, strategy=strategy)
+    except ValueError as problem:
+        raise Usage(str(problem)) from problem
+
+
+def _profile(given: str | None, common: Common) -> IterationProfile:
+    if given is None:
+        mend = "name a bundle or a JSON file: --profile REF"
+        raise Usage("--simulate needs the iteration times of a model and machine", mend=mend)
+    try:
+        if Path(given).is_file():
+            return IterationProfile.from_json(json.loads(Path(given).read_text(encoding="utf-8")))
+        return IterationProfile.from_json(common.store().get(given).json("iterations"))
+    except (ProfileError, json.JSONDecodeError) as problem:
+        raise Usage(f"--profile {given}: {problem}") from problem
+
+
+def _write(document: dict[str, Any], done: Replay, csv: Path | None, html: Path | None) -> None:
+    if csv:
+        csv.write_text(csv_text(done.records), encoding="utf-8")
+    if html:
+        title = f"trace-replay, {document['kind']}"
+        html.write_text(page(title, {"this run": document}, {"this run": done.records}), encoding="utf-8")
+
+
+def _show(common: Common, document: dict[str, Any], ratios: dict[str, float] | None) -> None:
+    # One line of JSON, so that the last line of a log is the whole result.
+    line = json.dumps({"schema_version": 1, **document})
+    shown = line if common.out.format == "json" else text(document, ratios)
+    replace(common.out, format="text").result(document, shown)
+
+
+def _warn(common: Common, report: TraceReport) -> None:
+    for row in report.bad_rows[:5]:
+        common.out.warn(f"line {row.line} skipped: {row.reason}")
+    if report.skipped > 5:
+        common.out.warn(f"{report.skipped} rows skipped in all")
+
+
+def _end(done: Replay, common: Common) -> None:
+    if done.ended == "interrupted":
+        common.out.warn("interrupted: the result covers what was measured until then")
+        raise SystemExit(INTERRUPTED)
+    if done.ended == "target dead":
+        last = next(record.error for record in reversed(done.records) if record.error)
+        raise Failed(f"The target does not answer ({last}).", mend="start it with: coldstart serve MODEL")
+    common.out.success(f"Replayed {len(done.records)} requests")

@@ -1,0 +1,107 @@
+"""coldstart trace-replay: both targets, the reports it writes, and its exit codes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tools.openai_server import FakeServer, running
+from tools.shell import Run
+
+PROFILE = {"prefill": [[1, 0.01], [512, 0.05]], "decode": [[1, 0.01], [16, 0.012]]}
+
+
+@pytest.fixture
+def trace(home: Path) -> Path:
+    path = home / "trace.jsonl"
+    rows = [
+        {"timestamp": i * 20, "input_length": 9 + i, "output_length": 3, "hash_ids": [i]} for i in range(10)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "broken\n")
+    (home / "profile.json").write_text(json.dumps(PROFILE))
+    return path
+
+
+def test_a_simulated_replay_writes_every_report(run: Run, trace: Path, home: Path) -> None:
+    reports = ["--csv", "out.csv", "--html", "out.html", "--format", "json", "-o", "out.json"]
+    done = run(
+        "trace-replay", str(trace), "--simulate", "--profile", "profile.json", "--slo", "ttft=1", *reports
+    )
+    line = (home / "out.json").read_text()
+    found = json.loads(line)
+    assert line.count("\n") == 1 and found["schema_version"] == 1
+    assert (found["kind"], found["ended"], found["completed"]) == ("simulated", "complete", 10)
+    assert found["rows"]["bad_rows"][0]["line"] == 11 and "line 11 skipped" in done.stderr
+    assert len((home / "out.csv").read_text().splitlines()) == 11
+    assert "<svg" in (home / "out.html").read_text()
+
+
+def test_two_policies_are_compared_by_baseline(run: Run, trace: Path) -> None:
+    common = ("trace-replay", str(trace), "--simulate", "--profile", "profile.json", "--batch", "1")
+    run(*common, "--policy", "fcfs", "--format", "json", "-o", "fcfs.json")
+    done = run(*common, "--baseline", "fcfs.json", "--format", "json")
+    assert json.loads(done.stdout)["against_baseline"]["requests_per_s"] > 0
+    assert "against the baseline" in run(*common, "--baseline", "fcfs.json").stdout
+
+
+def test_a_live_replay_measures_a_server(run: Run, trace: Path) -> None:
+    with running(FakeServer()) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        done = run("trace-replay", str(trace), "--target", url, "--model", "m", "--format", "json")
+    found = json.loads(done.stdout)
+    assert (found["kind"], found["completed"], found["failed"]) == ("live", 10, 0)
+    assert found["client_lag_s"]["max"] >= 0 and {body["model"] for body in server.bodies} == {"m"}
+
+
+def test_a_dead_target_ends_with_no_and_the_report(run: Run, trace: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    done = run("trace-replay", str(trace), "--target", url, "--format", "json", code=1)
+    assert json.loads(done.stdout)["ended"] == "target dead"
+    assert "does not answer" in done.stderr
+
+
+def test_ctrl_c_writes_the_partial_report(trace: Path, home: Path) -> None:
+    with running(FakeServer()) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        program = [sys.executable, "-m", "coldstart.cli", "trace-replay", str(trace), "--target", url]
+        child = subprocess.Popen(
+            [*program, "--speedup", "0.001", "--format", "json", "-o", "part.json"],
+            cwd=home,
+            env=dict(os.environ),
+        )
+        threading.Thread(target=_interrupt_once_asked, args=(server, child), daemon=True).start()
+        assert child.wait(60) == 130
+    found = json.loads((home / "part.json").read_text())
+    assert found["ended"] == "interrupted" and 1 <= found["requests"] < 10
+
+
+def _interrupt_once_asked(server: FakeServer, child: "subprocess.Popen[bytes]") -> None:
+    while not server.bodies:
+        time.sleep(0.02)
+    time.sleep(0.2)
+    child.send_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--simulate"),
+        (["--simulate"], "--profile"),
+        (["--simulate", "--profile", "profile.json", "--policy", "magic"], "unknown policy"),
+        (["--simulate", "--profile", "profile.json", "--on-bad-row", "refuse"], "line 11"),
+        (["--simulate", "--profile", "profile.json", "--slo", "x=1"], "--slo"),
+        (["--simulate", "--profile", "profile.json", "--trace-format", "xls"], "unknown trace format"),
+        (["--simulate", "--profile", "profile.json", "--baseline", "profile.json"], "--baseline"),
+        (["--target", "ftp://x"], "URL"),
+    ],
+)
+def test_what_cannot_be_done_is_said(arguments: list[str], words: str, run: Run, trace: Path) -> None:
+    assert words in run("trace-replay", str(trace), *arguments, code=2).stderr

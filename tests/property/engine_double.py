@@ -1,0 +1,309 @@
+"""vLLM's real scheduler and connector with a virtual clock, symbolic KV and a pure model.
+
+A KV cell holds a digest of the prefix that was written there; a step that reads anything but exactly the
+prefix it needs fails. The next token is a function of the prefix alone, so outputs can be predicted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+BLOCK, VOCABULARY = 4, 1000
+POISON = -1
+CONFIG = {
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "hidden_size": 8,
+    "ffn_dim": 8,
+    "num_attention_heads": 1,
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 512,
+    "vocab_size": VOCABULARY,
+    "word_embed_proj_dim": 8,
+    "torch_dtype": "float32",
+}
+
+
+@lru_cache
+def model_config(folder: Path) -> ModelConfig:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="float32", seed=0)
+
+
+@lru_cache
+def base_config(folder: Path, host_blocks: int | None) -> VllmConfig:
+    """Building a VllmConfig takes seconds, so one per connector is kept and its numbers are changed."""
+    scheduler = SchedulerConfig(
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=256,
+        is_encoder_decoder=False,
+        enable_chunked_prefill=True,
+        async_scheduling=True,
+    )
+    transfer = None
+    if host_blocks is not None:
+        extra = {"cpu_bytes_to_use": 4096, "offload_prompt_only": False}
+        extra |= {
+            "spec_name": "CpuPoolOffloadingSpec",
+            "spec_module_path": "coldstart.scheduling.vllm.offload",
+        }
+        transfer = KVTransferConfig(
+            kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=extra
+        )
+    return VllmConfig(
+        model_config=model_config(folder),
+        scheduler_config=scheduler,
+        cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
+        kv_transfer_config=transfer,
+    )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One engine: its runner slots, batch cap, token budget, pools, and steps in flight."""
+
+    slots: int = 8
+    batch: int = 3
+    tokens: int = 32
+    blocks: int = 40
+    host_blocks: int | None = None
+    prefix: bool = True
+    depth: int = 2
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def build(folder: Path, shape: Shape, cls: type[AsyncScheduler]) -> AsyncScheduler:
+    config = base_config(folder, None if shape.host_blocks is None else 1)
+    config.scheduler_config.async_scheduling = shape.depth > 1
+    config.scheduler_config.max_num_seqs = shape.slots
+    config.scheduler_config.max_num_active_seqs = shape.batch
+    config.scheduler_config.max_num_batched_tokens = shape.tokens
+    config.scheduler_config.max_num_scheduled_tokens = shape.tokens
+    config.cache_config.enable_prefix_caching = shape.prefix
+    config.cache_config.num_gpu_blocks = shape.blocks
+    config.additional_config = {"coldstart_scheduler": {"batch": shape.batch, **shape.settings}}
+    if config.kv_transfer_config is not None:
+        assert shape.host_blocks is not None
+        config.kv_transfer_config.kv_connector_extra_config["cpu_bytes_to_use"] = shape.host_blocks * 4096
+    init_none_hash(sha256)
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
+    kv = KVCacheConfig(
+        num_blocks=shape.blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+    )
+    return cls(
+        vllm_config=config,
+        kv_cache_config=kv,
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=BLOCK,
+        log_stats=True,
+    )
+
+
+def make_request(name: str, prompt: list[int], output: int, priority: int = 0) -> Request:
+    params = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0.0)
+    return Request(
+        name, prompt, params, None, priority=priority, block_hasher=get_request_block_hasher(BLOCK, sha256)
+    )
+
+
+def digest(prefix: list[int]) -> int:
+    value = 17
+    for token in prefix:
+        value = (value * 1000003 + token + 1) & 0xFFFFFFFFFFFF
+    return value
+
+
+def next_token(prefix: list[int]) -> int:
+    return digest(prefix) % VOCABULARY
+
+
+def expected(prompt: list[int], output: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(output):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class SymbolicWorker(OffloadingWorker):  # type: ignore[misc]
+    """Copies land after a random number of steps; a load poisons its target at once, a store reads late."""
+
+    def __init__(self, cells: list[list[int]], random: Random, slowest: int) -> None:
+        self.cells, self.random, self.slowest = cells, random, slowest
+        self.host: dict[int, list[int]] = {}
+        self.jobs: dict[int, tuple[int, list[tuple[int, int]], bool]] = {}
+        self.now = self.stored = self.loaded = 0
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        return self._submit(job_id, list(zip(src_spec.block_ids, dst_spec.block_ids, strict=True)), True)
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        pairs = list(zip(dst_spec.block_ids, src_spec.block_ids, strict=True))
+        for block, _ in pairs:
+            self.cells[block] = [POISON] * BLOCK
+        return self._submit(job_id, pairs, False)
+
+    def get_finished(self) -> list[TransferResult]:
+        self.now += 1
+        due = [job_id for job_id, (when, _, _) in self.jobs.items() if when <= self.now]
+        return [self._land(job_id) for job_id in due]
+
+    def wait(self, job_ids: set[int]) -> None:
+        for job_id in job_ids:
+            if job_id in self.jobs:
+                _, pairs, store = self.jobs[job_id]
+                self._move(pairs, store)
+                self.jobs[job_id] = (0, [], store)
+
+    def _submit(self, job_id: int, pairs: list[tuple[int, int]], store: bool) -> bool:
+        self.jobs[job_id] = (self.now + 1 + self.random.randrange(self.slowest), pairs, store)
+        return True
+
+    def _land(self, job_id: int) -> TransferResult:
+        _, pairs, store = self.jobs.pop(job_id)
+        self._move(pairs, store)
+        return TransferResult(job_id, True, len(pairs), 0.0)
+
+    def _move(self, pairs: list[tuple[int, int]], store: bool) -> None:
+        for block, chunk in pairs:
+            if store:
+                self.host[chunk] = list(self.cells[block])
+                self.stored += 1
+            else:
+                self.cells[block] = list(self.host[chunk])
+                self.loaded += 1
+
+
+@dataclass
+class Held:
+    tokens: list[int]
+    blocks: list[int]
+
+
+class EngineDouble:
+    """Schedules, executes in order, and delivers outputs `depth` - 1 steps later."""
+
+    def __init__(self, scheduler: AsyncScheduler, shape: Shape, seed: int = 0) -> None:
+        self.scheduler, self.shape, self.random = scheduler, shape, Random(seed)
+        self.cells = [[POISON] * BLOCK for _ in range(shape.blocks)]
+        self.held: dict[str, Held] = {}
+        self.flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        self.outputs: dict[str, list[int]] = {}
+        self.now = 0.0
+        self.last: SchedulerOutput | None = None
+        scheduler.clock = lambda: self.now
+        self.worker: OffloadingConnectorWorker | None = None
+        if scheduler.connector is not None:
+            self.worker = OffloadingConnectorWorker(
+                _Unreplicated(), scheduler.vllm_config, scheduler.kv_cache_config
+            )
+            self.symbolic = SymbolicWorker(self.cells, self.random, slowest=6)
+            self.worker.worker = self.symbolic
+
+    def add(self, request: Request) -> None:
+        self.outputs[request.request_id] = []
+        self.scheduler.add_request(request)
+
+    def abort(self, name: str) -> None:
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    def step(self) -> SchedulerOutput:
+        output = self.scheduler.schedule()
+        self.last = output
+        self.flight.append((output, self._execute(output)))
+        busy = output.total_num_scheduled_tokens > 0
+        while len(self.flight) >= self.shape.depth or (self.flight and not busy):
+            self._deliver()
+        self.now += 0.01 + 0.001 * output.total_num_scheduled_tokens
+        return output
+
+    def _deliver(self) -> None:
+        done = self.scheduler.update_from_output(*self.flight.popleft())
+        for per_client in done.values():
+            for item in per_client.outputs:
+                self.outputs[item.request_id] += item.new_token_ids
+
+    def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        meta = output.kv_connector_metadata
+        if self.worker is not None:
+            self.worker.handle_preemptions(meta)
+        for name in output.finished_req_ids:
+            self.held.pop(name, None)
+        self._take_blocks(output)
+        starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        names = list(output.num_scheduled_tokens)
+        sampled = [self._compute(name, starts[name], output.num_scheduled_tokens[name]) for name in names]
+        return ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: i for i, name in enumerate(names)},
+            sampled_token_ids=sampled,
+            kv_connector_output=self._transfers(output),
+        )
+
+    def _take_blocks(self, output: SchedulerOutput) -> None:
+        for copy in output.kv_cache_block_copies or ():
+            self.cells[copy.dst_block_id] = list(self.cells[copy.src_block_id])
+        for new in output.scheduled_new_reqs:
+            self.held[new.req_id] = Held(list(new.prompt_token_ids), list(new.block_ids[0]))
+        cached = output.scheduled_cached_reqs
+        for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if name in cached.resumed_req_ids:
+                self.held[name].blocks = list(blocks[0])
+            elif blocks is not None:
+                self.held[name].blocks += blocks[0]
+
+    def _compute(self, name: str, start: int, count: int) -> list[int]:
+        held = self.held[name]
+        assert start + count <= len(held.tokens), "scheduled past the tokens that exist"
+        for position in range(start):
+            found = self.cells[held.blocks[position // BLOCK]][position % BLOCK]
+            assert found == digest(held.tokens[: position + 1]), f"{name} read a wrong KV cell at {position}"
+        for position in range(start, start + count):
+            self.cells[held.blocks[position // BLOCK]][position % BLOCK] = digest(held.tokens[: position + 1])
+        if start + count < len(held.tokens):
+            return []
+        token = next_token(held.tokens)
+        held.tokens.append(token)
+        return [token]
+
+    def _transfers(self, output: SchedulerOutput) -> KVConnectorOutput | None:
+        if self.worker is None:
+            return None
+        meta = output.kv_connector_metadata
+        self.worker.start_kv_transfers(meta)
+        self.worker.prepare_store_kv(meta)
+        sending, receiving = self.worker.get_finished(output.finished_req_ids)
+        return KVConnectorOutput(
+            finished_sending=sending,
+            finished_recving=receiving,
+            kv_connector_worker_meta=self.worker.build_connector_worker_meta(),
+        )
+
+
+class _Unreplicated:
+    replicated_layout = False

@@ -1,0 +1,67 @@
+"""The compatibility check and the settings."""
+
+from types import SimpleNamespace
+
+import pytest
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+from coldstart.scheduling.vllm import SCHEDULER_CLS, compat
+from coldstart.scheduling.vllm.config import KEY, SchedulerSettings
+from coldstart.scheduling.vllm.counters import Counters, Exporter
+
+
+def config(**changes: object) -> SimpleNamespace:
+    scheduler = SimpleNamespace(policy="fcfs", enable_chunked_prefill=True)
+    for name, value in changes.items():
+        setattr(scheduler, name, value)
+    return SimpleNamespace(
+        scheduler_config=scheduler,
+        parallel_config=SimpleNamespace(pipeline_parallel_size=changes.get("pipeline_parallel_size", 1)),
+    )
+
+
+def test_the_installed_vllm_has_every_seam() -> None:
+    assert compat.missing_seams(Scheduler, Request) == []
+    compat.check(Scheduler, Request, config())
+
+
+def test_another_version_is_told_what_it_lacks() -> None:
+    class Other:
+        def schedule(self) -> None: ...
+
+    with pytest.raises(compat.IncompatibleVllm, match=r"scheduler\._free_request.*state\.running"):
+        compat.check(Other, Request, config())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"pipeline_parallel_size": 2}, "pipeline"),
+        ({"policy": "priority"}, "priority"),
+        ({"enable_chunked_prefill": False}, "chunked"),
+    ],
+)
+def test_what_it_cannot_drive_is_refused(change: dict[str, object], words: str) -> None:
+    with pytest.raises(compat.IncompatibleVllm, match=words):
+        compat.check(Scheduler, Request, config(**change))
+
+
+def test_settings_survive_the_command_line() -> None:
+    settings = SchedulerSettings(batch=4, alpha_s=1.5, profile={"prefill": [[1, 0.1]], "decode": [[1, 0.1]]})
+    assert SchedulerSettings.read(settings.additional_config()) == settings
+    assert settings.iteration_profile().shortest_s == 0.1
+    assert SchedulerSettings.read({}) == SchedulerSettings()
+    assert SCHEDULER_CLS.endswith("PolicyScheduler")
+
+
+@pytest.mark.parametrize(
+    "given", [{"alpha": 1}, {"strategy": "magic"}, {"policy": "srpt"}, {"batch": 0}, {"oldest_share": 2}, 3]
+)
+def test_bad_settings_are_refused(given: object) -> None:
+    with pytest.raises(ValueError):
+        SchedulerSettings.read({KEY: given})
+
+
+def test_nothing_is_exported_without_a_directory_for_it() -> None:
+    Exporter({}).publish(Counters(), [1, 2])

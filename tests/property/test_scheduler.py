@@ -1,0 +1,164 @@
+"""Random workloads on vLLM's real scheduler and connector; COLDSTART_WORKLOADS asks for more of them."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.kv_offload.base import TransferResult
+from vllm.v1.request import Request
+
+from coldstart.scheduling.vllm.scheduler import PolicyScheduler
+
+from .engine_double import BLOCK, EngineDouble, Shape, SymbolicWorker, build, expected, make_request
+from .workloads import Checked, Load, random_load
+
+WORKLOADS = int(os.environ.get("COLDSTART_WORKLOADS", "60"))
+FIRST = int(os.environ.get("COLDSTART_FIRST_WORKLOAD", "0"))
+
+FOUND = {
+    8: "starved requests evicted each other for ever in the middle of chunked prefills",
+    22: "more requests admitted in one step than the model runner has slots",
+    65: "a load that a picked request started was not protected, and its blocks were never given back",
+    68: "a loaded request that had never run was resumed as if the workers knew it",
+    393: "a remembered miss on the host hid a hit, and the load it needed never fitted",
+}
+
+
+@pytest.mark.parametrize("chunk", range(10))
+def test_random_workloads_keep_every_invariant(chunk: int, model_folder: Path) -> None:
+    for seed in range(FIRST + chunk, FIRST + WORKLOADS, 10):
+        try:
+            Checked(model_folder, random_load(seed), seed).run()
+        except Exception as problem:
+            raise AssertionError(f"workload {seed}: {type(problem).__name__}: {problem}") from problem
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_failures_found_once_stay_away(seed: int, model_folder: Path) -> None:
+    Checked(model_folder, random_load(seed), seed).run()
+
+
+def _fails_somewhere(folder: Path, seeds: range, cls: type[PolicyScheduler] = PolicyScheduler) -> bool:
+    for seed in seeds:
+        load = random_load(seed)
+        try:
+            Checked(folder, load, seed, cls).run()
+        except (AssertionError, KeyError, ValueError, IndexError, RuntimeError):
+            return True
+    return False
+
+
+def test_ignoring_a_flush_is_caught(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SymbolicWorker, "wait", lambda self, job_ids: None)
+    assert _fails_somewhere(model_folder, range(200))
+
+
+def test_reporting_a_load_early_is_caught(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def early(self: SymbolicWorker) -> list[TransferResult]:
+        self.now += 1
+        due = [j for j, (when, _, store) in self.jobs.items() if not store or when <= self.now]
+        late = {j: self.jobs[j] for j in due if self.jobs[j][0] > self.now}
+        results = [self._land(j) if j not in late else TransferResult(j, True, 0, 0.0) for j in due]
+        for j in late:
+            del self.jobs[j]
+        return results
+
+    monkeypatch.setattr(SymbolicWorker, "get_finished", early)
+    assert _fails_somewhere(model_folder, range(200))
+
+
+class Requeues(PolicyScheduler):
+    """Puts a demoted request back into vLLM's waiting queue although it is running."""
+
+    def _serve(self, request: Request, *args: Any) -> None:
+        before = self.jobs[request.request_id].demotions
+        super()._serve(request, *args)
+        if self.jobs[request.request_id].demotions > before:
+            self.waiting.add_request(request)
+
+
+def test_requeuing_a_running_request_is_caught(model_folder: Path) -> None:
+    assert _fails_somewhere(model_folder, range(40), Requeues)
+
+
+def test_a_short_request_overtakes_a_long_one(model_folder: Path) -> None:
+    shape = Shape(batch=1, blocks=100, settings={"alpha_s": 100.0})
+    engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
+    engine.add(make_request("long", [1] * 40, 100))
+    for _ in range(12):
+        engine.step()
+    engine.add(make_request("short", [2, 3], 3))
+    while len(engine.outputs["short"]) < 3:
+        engine.step()
+    assert len(engine.outputs["long"]) < 20
+    while engine.scheduler.has_requests():
+        engine.step()
+    assert engine.outputs["long"] == expected([1] * 40, 100)
+
+
+def test_starvation_is_bounded_by_alpha(model_folder: Path) -> None:
+    shape = Shape(batch=1, blocks=200, settings={"alpha_s": 0.5, "alpha_scale": 0.0})
+    engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
+    engine.add(make_request("long", [5] * 60, 60))
+    served, now = [0.0], 0
+    while "long" in engine.scheduler.requests:
+        if now % 3 == 0:
+            engine.add(make_request(f"s{now}", [now % 900, 7], 3))
+        output = engine.step()
+        now += 1
+        if "long" in output.num_scheduled_tokens:
+            served.append(engine.now)
+        waiting = len(engine.scheduler.requests)
+        assert engine.now - served[-1] < 0.5 + 0.05 * (waiting + 1), "starved beyond alpha and Q1's length"
+
+
+def test_stop_tokens_end_a_request(model_folder: Path) -> None:
+    shape, prompt = Shape(), [9, 8, 7]
+    engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
+    wanted = expected(prompt, 5)
+    params = SamplingParams(max_tokens=50, stop_token_ids=[wanted[3]], temperature=0.0)
+    hasher = get_request_block_hasher(BLOCK, sha256)
+    engine.add(Request("stops", prompt, params, None, block_hasher=hasher))
+    while engine.scheduler.has_requests():
+        engine.step()
+    assert engine.outputs["stops"] == wanted[:4]
+
+
+def test_a_request_waits_for_its_grammar_and_lets_others_pass(model_folder: Path) -> None:
+    shape = Shape(batch=1)
+    scheduler = build(model_folder, shape, PolicyScheduler)
+    engine = EngineDouble(scheduler, shape)
+    waits, passes = make_request("waits", [4, 4], 4), make_request("passes", [6, 6], 4)
+    waits.structured_output_request = _Grammarless()
+    waits.status = waits.status.__class__.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    engine.add(waits)
+    engine.add(passes)
+    while "passes" in scheduler.requests:
+        engine.step()
+    assert engine.outputs == {"waits": [], "passes": expected([6, 6], 4)}
+    scheduler.finish_requests("waits", waits.status.__class__.FINISHED_ABORTED)
+    assert not scheduler.jobs
+
+
+class _Grammarless:
+    grammar = None
+
+
+def test_a_tiny_host_means_recompute_never_deadlock(model_folder: Path) -> None:
+    shape = Shape(batch=2, blocks=14, host_blocks=1, settings={"alpha_s": 0.1})
+    load = Load(shape, {0: [(f"r{i}", [i] * 10, 25, 0) for i in range(8)]})
+    Checked(model_folder, load, 0).run()
+
+
+def test_swapping_moves_what_was_decided(model_folder: Path) -> None:
+    shape = Shape(batch=2, blocks=20, host_blocks=400, settings={"alpha_s": 0.1, "alpha_scale": 0.0})
+    load = Load(shape, {0: [(f"r{i}", list(range(i, i + 12)), 40, 0) for i in range(8)]})
+    checked = Checked(model_folder, load, 1).run()
+    counters, worker = checked.scheduler.counters, checked.engine.symbolic
+    assert counters.evictions and counters.loads and counters.blocks_evicted
+    assert 0 < worker.loaded <= counters.blocks_loaded
+    assert worker.stored >= worker.loaded // 8

@@ -1,0 +1,181 @@
+"""Algorithm 1 line by line, then its invariants over random histories."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coldstart.scheduling import (
+    IterationProfile,
+    Job,
+    MlfqSettings,
+    NaiveMlfq,
+    SkipJoinMlfq,
+    make_policy,
+    pick,
+)
+from coldstart.scheduling.policy import Policy
+
+PROFILE = IterationProfile.from_points([(1, 1.0), (100, 4.0), (200, 8.0)], [(1, 1.0), (8, 1.0)])
+
+
+def mlfq(**tunables: object) -> SkipJoinMlfq:
+    return SkipJoinMlfq(PROFILE, MlfqSettings(levels=5, alpha_s=1000.0, **tunables))  # type: ignore[arg-type]
+
+
+def names(policy: Policy) -> list[str]:
+    return [job.id for job in policy]
+
+
+@pytest.mark.parametrize(("prompt", "level"), [(1, 0), (34, 1), (100, 2), (101, 3), (200, 3), (5000, 4)])
+def test_a_job_joins_the_queue_that_covers_its_first_iteration(prompt: int, level: int) -> None:
+    job = Job("a", 0, prompt)
+    mlfq().add(job, 0)
+    assert job.level == level
+
+
+def test_a_prefix_hit_shortens_the_predicted_first_iteration() -> None:
+    job = Job("a", 0, 200, cached_tokens=199)
+    mlfq().add(job, 0)
+    assert job.level == 0
+
+
+def test_a_job_keeps_its_queue_until_the_quantum_is_used() -> None:
+    policy, job = mlfq(), Job("a", 0, 100)
+    policy.add(job, 0)
+    policy.served(job, 3.9, 4)
+    assert job.level == 2
+    job.generated, job.computed = 1, 100
+    policy.served(job, 0.1, 5)
+    assert (job.level, job.attained_s, job.demotions) == (3, 0.0, 1)
+
+
+def test_demotion_goes_at_least_where_the_next_iteration_asks() -> None:
+    policy, job = mlfq(), Job("a", 0, 1)
+    policy.add(job, 0)
+    job.prompt_tokens = 200
+    policy.served(job, 1.0, 1)
+    assert job.level == 3
+
+
+def test_eta_demotes_by_more_than_one_level() -> None:
+    policy, job = mlfq(eta=2), Job("a", 0, 1)
+    policy.add(job, 0)
+    job.generated, job.computed = 1, 1
+    policy.served(job, 1.0, 1)
+    assert job.level == 2
+
+
+def test_a_starved_job_moves_to_the_tail_of_q1() -> None:
+    policy = SkipJoinMlfq(PROFILE, MlfqSettings(levels=5, alpha_s=10.0))
+    policy.add(Job("long", 0, 5000), 0)
+    policy.add(Job("short", 9, 1), 9)
+    policy.tick(9.9, batch=1)
+    assert names(policy) == ["short", "long"]
+    policy.tick(10.0, batch=1)
+    assert names(policy) == ["short", "long"]
+    assert [job.level for job in policy] == [0, 0]
+    assert policy.promotions == 1
+
+
+def test_the_cap_bounds_promoted_jobs_in_q1() -> None:
+    policy = SkipJoinMlfq(PROFILE, MlfqSettings(levels=5, alpha_s=1.0, promoted_cap=0.5))
+    jobs = [Job(str(i), 0, 5000) for i in range(6)]
+    for job in jobs:
+        policy.add(job, 0)
+    policy.tick(50.0, batch=4)
+    assert [job.id for job in jobs if job.level == 0] == ["0", "1"]
+
+
+def test_alpha_grows_with_the_crowd_when_asked() -> None:
+    policy = mlfq(alpha_scale=2.0)
+    for i in range(8000):
+        policy.add(Job(str(i), 0, 1), 0)
+    assert policy.alpha(batch=4) == 2.0 * 8000 / 4 * 1.0
+
+
+def test_a_negative_priority_stays_on_top_and_a_positive_one_joins_lower() -> None:
+    policy, urgent, patient = mlfq(), Job("u", 0, 200, priority=-1), Job("p", 0, 1, priority=2)
+    policy.add(patient, 0)
+    policy.add(urgent, 0)
+    policy.served(urgent, 100.0, 1)
+    assert (urgent.level, patient.level) == (0, 2)
+
+
+def test_naive_mlfq_joins_the_top_and_sinks_one_level() -> None:
+    policy, job = NaiveMlfq(PROFILE, MlfqSettings(levels=5, alpha_s=100)), Job("a", 0, 5000)
+    policy.add(job, 0)
+    assert job.level == 0
+    policy.served(job, 500.0, 1)
+    assert job.level == 1
+
+
+def test_the_other_policies_order_as_their_names_say() -> None:
+    jobs = [Job("a", 0, 200, 1), Job("b", 1, 10, 900), Job("c", 2, 100, 2)]
+    orders = {}
+    for name in ("fcfs", "fixed-priority", "srpt"):
+        policy = make_policy(name, PROFILE)
+        for job in jobs:
+            policy.add(job, job.arrival_s)
+        orders[name] = "".join(names(policy))
+    assert orders == {"fcfs": "abc", "fixed-priority": "bca", "srpt": "cab"}
+
+
+def test_an_unknown_policy_names_the_known() -> None:
+    with pytest.raises(ValueError, match="skip-join-mlfq"):
+        make_policy("lottery", PROFILE)
+
+
+def test_the_oldest_share_gives_slots_to_the_first_arrivals() -> None:
+    policy = mlfq()
+    policy.add(Job("old", 0, 5000), 0)
+    for i in range(4):
+        policy.add(Job(str(i), i + 1, 1), i + 1)
+    ready = lambda job: True  # noqa: E731
+    assert [job.id for job in pick(policy, 2, ready)] == ["0", "1"]
+    assert [job.id for job in pick(policy, 2, ready, oldest_share=0.5)] == ["old", "0"]
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["add", "serve", "end", "wait"]), st.integers(0, 10**6)), max_size=120
+)
+
+
+@settings(deadline=None)
+@given(
+    STEPS, st.sampled_from(["skip-join-mlfq", "naive-mlfq"]), st.sampled_from([None, 0.3]), st.integers(1, 3)
+)
+def test_any_history_keeps_the_invariants(
+    steps: list[tuple[str, int]], name: str, cap: float | None, eta: int
+) -> None:
+    tunables = MlfqSettings(levels=6, alpha_s=7.0, promoted_cap=cap, eta=eta)
+    policy = make_policy(name, PROFILE, tunables)
+    assert isinstance(policy, SkipJoinMlfq)
+    live: dict[str, Job] = {}
+    now = 0.0
+    for number, (step, value) in enumerate(steps):
+        now += value % 5
+        if step == "add":
+            job = Job(str(number), now, 1 + value % 400)
+            policy.add(job, now)
+            live[job.id] = job
+            assert job.level == policy.first_level(job)
+        elif step == "serve" and live:
+            job = pick(policy, 1, lambda _: True)[0]
+            level, attained = job.level, job.attained_s
+            cost = job.next_s(PROFILE)
+            job.computed, job.generated = job.context, job.generated + 1
+            policy.served(job, cost, now)
+            used = attained + cost >= policy.quanta[level] * (1 - 1e-9)
+            assert used or job.level == level
+            assert not used or job.level >= min(level + 1, 5)
+        elif step == "end" and live:
+            policy.remove(live.pop(sorted(live)[value % len(live)]))
+        policy.tick(now, batch=4)
+        assert sorted(names(policy)) == sorted(live)
+        assert len(policy) == len(live) == sum(policy.queues.counts())
+        assert all(0 <= job.level < 6 for job in policy)
+        assert [job.level for job in policy] == sorted(job.level for job in policy)
+        if cap is None:
+            assert all(job.level == 0 or now - job.unserved_since < 7.0 for job in policy)
+        enst = policy.enst(now, 4)
+        assert all(enst(job) >= 0 for job in policy)

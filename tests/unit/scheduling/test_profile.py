@@ -1,0 +1,50 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coldstart.scheduling.profile import Curve, IterationProfile, ProfileError
+
+POINTS = st.lists(
+    st.tuples(st.integers(1, 4096), st.floats(1e-4, 10)), min_size=1, max_size=8, unique_by=lambda p: p[0]
+)
+
+
+@given(POINTS, st.floats(0, 8192), st.floats(0, 8192))
+def test_a_curve_never_falls(points: list[tuple[int, float]], a: float, b: float) -> None:
+    curve = Curve.through(points, "prefill")
+    low, high = sorted((a, b))
+    assert curve(low) <= curve(high) * (1 + 1e-9)
+
+
+@given(POINTS)
+def test_a_profile_survives_json(points: list[tuple[int, float]]) -> None:
+    profile = IterationProfile.from_points(points, points)
+    assert IterationProfile.from_json(profile.to_json()) == profile
+
+
+def test_it_interpolates_and_extrapolates_linearly() -> None:
+    curve = Curve.through([(100, 1.0), (200, 2.0)], "prefill")
+    assert [curve(50), curve(150), curve(400)] == [1.0, 1.5, 4.0]
+
+
+def test_a_mixed_iteration_costs_more_than_either_part() -> None:
+    profile = IterationProfile.from_points([(1, 0.02), (512, 0.05)], [(1, 0.02), (16, 0.025)])
+    mixed = profile.iteration_s(512, 16)
+    assert max(profile.iteration_s(512, 0), profile.iteration_s(0, 16)) < mixed < 0.075
+    assert profile.iteration_s(0, 0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ([], "JSON object"),
+        ({"prefill": [[1, 1]]}, "'decode'"),
+        ({"prefill": [], "decode": [[1, 1]]}, "no points"),
+        ({"prefill": [[1, 0]], "decode": [[1, 1]]}, "not positive"),
+        ({"prefill": [[1, 1], [1, 2]], "decode": [[1, 1]]}, "twice"),
+        ({"prefill": [["a", 1]], "decode": [[1, 1]]}, "expected [size, seconds]"),
+    ],
+)
+def test_a_bad_profile_says_what_is_wrong(document: object, words: str) -> None:
+    with pytest.raises(ProfileError, match=words.replace("[", r"\[")):
+        IterationProfile.from_json(document)

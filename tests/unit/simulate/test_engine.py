@@ -1,0 +1,109 @@
+"""The simulated engine's invariants over random loads, and its decisions on small ones."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coldstart.replay import records_of
+from coldstart.scheduling import POLICIES, IterationProfile, MlfqSettings, make_policy
+from coldstart.simulate import STRATEGIES, Outcome, SimSettings, simulate
+from coldstart.traces import TraceRequest
+
+PROFILE = IterationProfile.from_points([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01), (8, 0.012)])
+
+
+def run(rows: list[TraceRequest], policy: str = "fcfs", **given: object) -> Outcome:
+    tunables = MlfqSettings(alpha_s=5.0)
+    return simulate(rows, make_policy(policy, PROFILE, tunables), PROFILE, SimSettings(**given))  # type: ignore[arg-type]
+
+
+def test_one_job_takes_its_iterations() -> None:
+    job = run([TraceRequest(1.0, 100, 5)]).jobs[0]
+    assert job.first_token_s == pytest.approx(1.02)
+    assert job.finished_s == pytest.approx(1.02 + 4 * 0.01)
+
+
+def test_fcfs_runs_to_completion_and_mlfq_lets_the_short_pass() -> None:
+    rows = [TraceRequest(0.0, 10, 500), TraceRequest(0.1, 10, 2)]
+    ends = {
+        name: [job.finished_s for job in run(rows, name, batch=1).jobs] for name in ("fcfs", "skip-join-mlfq")
+    }
+    assert ends["fcfs"][0] < ends["fcfs"][1]  # type: ignore[operator]
+    assert ends["skip-join-mlfq"][1] < 0.2  # type: ignore[operator]
+
+
+def test_a_token_budget_cuts_a_long_prompt_into_chunks() -> None:
+    outcome = run([TraceRequest(0.0, 1000, 1)], token_budget=100)
+    assert outcome.iterations == 10
+
+
+def test_a_request_that_never_fits_is_refused() -> None:
+    with pytest.raises(ValueError, match="more KV blocks"):
+        run([TraceRequest(0.0, 1000, 1)], device_blocks=10)
+
+
+def test_write_through_frees_at_once_and_a_slow_link_takes_time() -> None:
+    rows = [TraceRequest(0.0, 300, 200), *(TraceRequest(0.5, 200, 3) for _ in range(4))]
+    kwargs = {"batch": 2, "device_blocks": 36, "link_bytes_s": 1e8, "policy": "skip-join-mlfq"}
+    slow, fast = run(rows, **kwargs), run(rows, write_through=True, **kwargs)  # type: ignore[arg-type]
+    assert slow.blocks_out and fast.blocks_out
+    assert slow.finished_s > fast.finished_s
+
+
+LOADS = st.lists(
+    st.tuples(st.floats(0, 0.2), st.integers(1, 300), st.integers(1, 60)), min_size=1, max_size=25
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    LOADS,
+    st.sampled_from(sorted(POLICIES)),
+    st.sampled_from(STRATEGIES),
+    st.sampled_from([None, 23, 40, 80]),
+    st.sampled_from([None, 0, 30]),
+    st.sampled_from([None, 64]),
+    st.sampled_from([0.0, 0.5]),
+    st.booleans(),
+)
+def test_every_load_ends_with_every_token(
+    load: list[tuple[float, int, int]],
+    policy: str,
+    strategy: str,
+    device: int | None,
+    host: int | None,
+    budget: int | None,
+    oldest: float,
+    write_through: bool,
+) -> None:
+    now, rows = 0.0, []
+    for gap, prompt, output in load:
+        now += gap
+        rows.append(TraceRequest(now, prompt, output))
+    outcome = run(
+        rows,
+        policy,
+        batch=4,
+        strategy=strategy,
+        device_blocks=device,
+        host_blocks=host,
+        token_budget=budget,
+        oldest_share=oldest,
+        write_through=write_through,
+        link_bytes_s=1e9,
+    )
+    assert len(outcome.jobs) == len(rows)
+    assert device is None or outcome.peak_blocks <= device
+    assert outcome.blocks_in <= outcome.blocks_out
+    for job, record in zip(outcome.jobs, records_of(outcome), strict=True):
+        assert job.job.generated == job.output and record.ok
+        assert job.blocks == 0
+        latency = record.latency_s
+        assert latency is not None and job.executing_s + job.swapping_s <= latency + 1e-6
+    assert outcome.finished_s == max(job.finished_s or 0 for job in outcome.jobs)
+
+
+def test_equals_that_take_turns_do_not_move_their_kv_at_every_turn() -> None:
+    rows = [TraceRequest(0.0, 100, 100) for _ in range(6)]
+    outcome = run(rows, "skip-join-mlfq", batch=4, device_blocks=30, strategy="recompute")
+    assert outcome.recomputed_tokens < 6 * 200 * 6
