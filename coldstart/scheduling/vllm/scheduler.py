@@ -34,6 +34,8 @@ class PolicyScheduler(AsyncScheduler):
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
 
+    max_num_active_reqs: int
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         compat.check(AsyncScheduler.__mro__[1], Request, self.vllm_config)
