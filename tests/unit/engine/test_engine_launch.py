@@ -103,15 +103,16 @@ def test_kill_minus_nine_of_the_supervisor_ends_the_server(fake_engine: FakeEngi
     assert ended(server)
 
 
-def test_memory_is_that_of_the_whole_tree(fake_engine: FakeEngine, tmp_path: Path) -> None:
-    alone = launch.memory_bytes(os.getpid())
-    fake_engine("serves")
-    running = acknowledged("serves", tmp_path / "log")
-    child = launch.memory_bytes(running.process.pid)
-    assert child > 1 << 20
-    assert launch.memory_bytes(os.getpid()) > alone
-    running.process.signal(signal.SIGKILL)
-    running.process.wait()
+def test_memory_is_that_of_the_whole_tree(tmp_path: Path) -> None:
+    sizes = "x = bytearray(64 << 20); "
+    wait = "import sys; print(1, flush=True); sys.stdin.read()"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sizes + wait!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == b"1\n"
+        assert launch.memory_bytes(parent.pid) > 64 << 20
+        parent.communicate()
 
 
 def test_a_pid_is_found_below_its_guardian(fake_engine: FakeEngine, tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,16 +94,20 @@ def test_an_interrupted_start_leaves_no_process(
     fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_engine("never-ready")
-    started: list[int] = []
+    real, started = subprocess.Popen, list[subprocess.Popen[bytes]]()
+
+    def popen(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(real(*args, **options))
+        return started[-1]
 
     def interrupted(*_: object) -> None:
-        started.extend(int(p.name) for p in Path("/proc").glob("[0-9]*") if _is_child(p))
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setattr(pool, "_await", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pool.start("engine", PLAN, "tiny", 20)
-    assert started and not any(Path(f"/proc/{pid}").exists() for pid in started)
+    assert [process.poll() for process in started] == [-signal.SIGKILL]
     assert list(pool._root().glob("*/")) == []
 
 
@@ -147,10 +153,3 @@ def test_a_pid_that_belongs_to_something_else_is_no_template(fake_engine: FakeEn
 def test_an_unknown_level() -> None:
     with pytest.raises(Usage, match="no template level 'warm'"):
         pool.start("warm", PLAN, "tiny", 1)
-
-
-def _is_child(process: Path) -> bool:
-    try:
-        return f"\nPPid:\t{os.getpid()}\n" in (process / "status").read_text()
-    except OSError:
-        return False
