@@ -1,0 +1,31 @@
+"""README and RESULTS.md show the committed results, not somebody's memory of them."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def publish() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("publish", ROOT / "benchmarks" / "publish.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("name", "part"), [("README.md", 0), ("benchmarks/RESULTS.md", 1)])
+def test_figures_are_those_of_the_result_file(publish: ModuleType, name: str, part: int) -> None:
+    text = (ROOT / name).read_text()
+    assert text == publish.readme(text, publish.cold_start()[part].strip())
+
+
+def test_a_text_without_marks_is_refused(publish: ModuleType) -> None:
+    with pytest.raises(ValueError, match="cold-start"):
+        publish.readme("no marks here", "| table |")
