@@ -51,8 +51,8 @@ def save(model: Any, directory: Path) -> list[str]:
 
 
 def kernels(directory: Path) -> set[Path]:
-    """The kernels in an artifact directory: the shared objects that inductor has built or found."""
-    return set((directory / INDUCTOR_DIR).rglob("*.so"))
+    """The kernels in an artifact directory (not inductor's probes of the processor, which are built anew anywhere)."""
+    return set((directory / INDUCTOR_DIR).rglob("*.main.so"))
 
 
 def restore(model: Any, directory: Path) -> int:

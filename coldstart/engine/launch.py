@@ -22,6 +22,7 @@ from typing import IO, Any, Protocol
 
 from coldstart import timeline
 from coldstart.engine import handoff
+from coldstart.engine.lifeline import SUPERVISOR_ENV
 from coldstart.engine.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import Failed
 
@@ -132,7 +133,7 @@ def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[Process, i
     Its log goes to `output`, by default to our own standard error.
     """
     reader, writer = os.pipe()
-    environment = os.environ | {READY_FD_ENV: str(writer)} | plan.env
+    environment = os.environ | {READY_FD_ENV: str(writer), SUPERVISOR_ENV: str(os.getpid())} | plan.env
     sink = output or sys.stderr
     # The plan is a file without a name, so that no end of either process leaves it behind.
     with tempfile.TemporaryFile("w") as file:

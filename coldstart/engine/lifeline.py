@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 
+SUPERVISOR_ENV = "COLDSTART_SUPERVISOR_PID"
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:
     """Ask the kernel to send this process a signal when the thread that started it ends (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
+
+
+def die_with_supervisor() -> None:
+    """`die_with_parent` in a process that was started with its parent's pid: ends at once if that one has gone already."""
+    die_with_parent()
+    supervisor = os.environ.pop(SUPERVISOR_ENV, None)
+    if supervisor is not None and os.getppid() != int(supervisor):
+        os._exit(128 + signal.SIGTERM)

@@ -16,6 +16,7 @@ from pathlib import Path
 from coldstart import inspection, models, paths
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.store import Store
 from coldstart.engine.assembly import Assembly, Phase
@@ -92,7 +93,16 @@ def _make(request: Request, planned: Lookup, store: Store, phase: Phase) -> Bund
         with phase("publish"), store.begin(planned.key) as draft:
             for name in request.sections:
                 made.add(draft, name)
+            if planned.bundle is not None:
+                _take_over(draft, planned.bundle, set(SECTIONS) - set(request.sections))
             return draft.publish(made.provenance(), signer=sign.host_key(paths.state_dir()))
+
+
+def _take_over(draft: Draft, earlier: Bundle, names: set[str]) -> None:
+    """With `only`, the next version has the other sections of the last one: it must not hide them."""
+    for name in sorted(names):
+        if earlier.has(name):
+            draft.keep(earlier, name)
 
 
 @contextmanager

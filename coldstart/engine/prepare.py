@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -179,8 +179,20 @@ def _are_tokens(value: object) -> TypeGuard[list[int]]:
 
 
 def available_memory() -> int:
-    """Bytes that a new process can have (MemAvailable)."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    """Bytes that a new process can have: MemAvailable, or less where a control group allows less."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    machine = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return min([machine, *_control_groups()])
+
+
+def _control_groups() -> Iterator[int]:
+    """What the limits of this process's control group (version 2) and of those above it leave."""
+    own = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
+    group = Path("/sys/fs/cgroup") / own.lstrip("/")
+    for directory in (group, *group.parents):
+        try:
+            limit, used = (directory / "memory.max").read_text(), (directory / "memory.current").read_text()
+        except OSError:
+            continue  # no limit is kept here
+        if limit.strip() != "max":
+            yield max(0, int(limit) - int(used))

@@ -22,7 +22,7 @@ from threading import Thread
 from typing import Any
 
 from coldstart import timeline
-from coldstart.engine.lifeline import die_with_parent
+from coldstart.engine.lifeline import die_with_supervisor
 from coldstart.engine.plan import READY_FD_ENV, LaunchPlan
 
 EXECUTOR = "coldstart.engine.executor.ColdExecutor"
@@ -228,5 +228,5 @@ def run(plan: LaunchPlan, imported: bool = False) -> int:
 
 
 if __name__ == "__main__":
-    die_with_parent()
+    die_with_supervisor()
     sys.exit(run(LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))))

@@ -8,6 +8,7 @@ their sizes.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -29,6 +30,7 @@ from coldstart.engine.unpacked import unpacked
 from coldstart.errors import Failed
 
 ABOUT = "snapshot.json"
+_PREFIX, _GUARDIAN = "thawed-", "guardian"
 _OPTIONS = ["--file-locks", "--ext-unix-sk", "--tcp-established", "--link-remap", "-v1"]
 # A private mount lets every thawed template create its socket in a directory of its own under the frozen path.
 _THAW = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
@@ -46,13 +48,16 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float) -> None:
     if (reason := criu.missing()) is not None:
         raise Unusable(reason)
     meeting = meeting_dir()
-    process = pool.spawn("engine", plan, meeting / "socket", subprocess.DEVNULL, timeout)
-    try:
-        files = mapped_files(process.pid)
-        done = criu.run("dump", "-t", str(process.pid), "-D", str(out), "-o", "dump.log", *_OPTIONS)
-    finally:
-        process.kill()
-        process.wait()
+    with (meeting / "lock").open("w") as lock:
+        # One at a time: every frozen template listens at the same place.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = pool.spawn("engine", plan, meeting / "socket", subprocess.DEVNULL, timeout)
+        try:
+            files = mapped_files(process.pid)
+            done = criu.run("dump", "-t", str(process.pid), "-D", str(out), "-o", "dump.log", *_OPTIONS)
+        finally:
+            process.kill()
+            process.wait()
     if done.returncode != 0:
         raise Failed(
             f"CRIU could not freeze the engine: {last_error(out / 'dump.log')}", mend="coldstart doctor"
@@ -87,6 +92,8 @@ def thaw(bundle: Bundle, cache_dir: Path | None, trust: Trust) -> Thawed:
     if (reason := criu.missing()) is not None:
         raise Unusable(reason)
     images = unpacked(bundle, "snapshot", paths.unpacked_dir(cache_dir), trust)
+    if bundle.has("compile"):
+        unpacked(bundle, "compile", paths.frozen_dir(), trust)  # the image maps its kernels there
     about = json.loads((images / ABOUT).read_text())
     check(about)
     return _restore(images, Path(about["meeting"]))
@@ -106,10 +113,12 @@ def check(about: Mapping[str, Any]) -> None:
 
 def _restore(images: Path, meeting: Path) -> Thawed:
     meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
-    own = Path(tempfile.mkdtemp(prefix="thawed-", dir=paths.runtime_dir()))
+    _sweep(paths.runtime_dir())
+    own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=paths.runtime_dir()))
     os.mkfifo(own / "resumed")
     resumed = os.open(own / "resumed", os.O_RDONLY | os.O_NONBLOCK)
     thawed = Thawed(own, _spawn(images, meeting, own))
+    (own / _GUARDIAN).write_text(str(thawed.pid))
     pidfd = os.pidfd_open(thawed.pid)
     ended = pidfd in select.select([resumed, pidfd], [], [])[0]
     os.close(pidfd)
@@ -119,6 +128,14 @@ def _restore(images: Path, meeting: Path) -> Thawed:
         thawed.end()
         raise Unusable(f"CRIU could not thaw the snapshot: {reason}")
     return thawed
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what thawed templates left behind whose supervisor was killed."""
+    for record in directory.glob(f"{_PREFIX}*/{_GUARDIAN}"):
+        pid = record.read_text()
+        if pid and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(record.parent, ignore_errors=True)
 
 
 def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:

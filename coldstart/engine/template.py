@@ -94,20 +94,27 @@ class Template:
         self.stopping = self.stopping or number != signal.SIGCHLD
 
     def _accept(self) -> None:
-        connection, _ = self.listener.accept()
+        try:
+            connection, _ = self.listener.accept()
+        except OSError:
+            return  # out of descriptors or memory, or the client has gone: the next one may fare better
         if handoff.peer_uid(connection) not in (0, os.getuid()):
             connection.close()
             return
         try:
             request, descriptors = handoff.receive(connection)
         except (handoff.HandoffError, ValueError, OSError) as error:
-            handoff.reply(connection, error=str(error))
-            connection.close()
+            self._refuse(connection, [], str(error))
             return
         received = timeline.now()
         # A signal for the child must wait until it has shed our handlers, or it would be taken for one of ours.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+            self._refuse(connection, descriptors, str(error))
+            return
         if pid == 0:
             self._become_server(request, received, descriptors, connection)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
@@ -116,6 +123,12 @@ class Template:
         self.servers[pid] = connection
         self.selector.register(connection, selectors.EVENT_READ, pid)
         handoff.reply(connection, pid=pid)
+
+    def _refuse(self, connection: socket.socket, descriptors: list[int], reason: str) -> None:
+        handoff.reply(connection, error=reason)
+        connection.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def _become_server(
         self, request: dict[str, Any], received: float, descriptors: list[int], connection: socket.socket
@@ -165,9 +178,9 @@ class Template:
 
     def _end_lease(self, pid: int) -> None:
         """The client has gone, or asks by a byte: b"T" and b"K" are SIGTERM and SIGKILL, the end is SIGTERM."""
-        connection = self.servers[pid]
+        connection = self.servers.get(pid)
         if connection is None:
-            return
+            return  # reaped in this very round
         try:
             word = connection.recv(1)
         except ConnectionResetError:
