@@ -15,6 +15,7 @@ from uuid import uuid4
 from coldstart.artifacts import blobs, fields, files, oci, tar
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import (
+    BundleError,
     DestinationExists,
     InvalidTree,
     MissingBlob,
@@ -23,7 +24,7 @@ from coldstart.artifacts.errors import (
 )
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.ranges import read_full
-from coldstart.artifacts.source import LayoutSource, payloads, signed_by
+from coldstart.artifacts.source import LayoutSource, payloads, signed_by, small
 from coldstart.artifacts.store import Store
 
 _BLOBS = "blobs/sha256/"
@@ -78,7 +79,7 @@ class ArchiveSource:
 
     def bundles(self) -> list[oci.Descriptor]:
         """The bundles that the archive's index lists."""
-        return [entry for entry in self.entries if entry.artifact_type == oci.BUNDLE_TYPE]
+        return [entry for entry in self.entries if self._kind(entry) == oci.BUNDLE_TYPE]
 
     def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
         """A blob's bytes in place. Raises MissingBlob."""
@@ -95,6 +96,15 @@ class ArchiveSource:
     def close(self) -> None:
         """Close the archive."""
         self._file.close()
+
+    def _kind(self, entry: oci.Descriptor) -> str | None:
+        # An index that another program wrote may describe no types; the manifest itself says what it is.
+        if entry.artifact_type is not None:
+            return entry.artifact_type
+        try:
+            return oci.parse_manifest(small(self, entry, LIMITS.manifest)).artifact_type
+        except BundleError:
+            return None
 
     def _scan(self) -> None:
         for member, body in tar.members(self._file):

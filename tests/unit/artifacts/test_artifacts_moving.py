@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import shutil
+import tarfile
 from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
@@ -221,3 +224,17 @@ def test_the_installed_hub_client_takes_the_calls_that_are_made(tmp_path: Path) 
     signature(api.upload_folder).bind(repo_id="me/x", folder_path=str(tmp_path), path_in_repo="v1")
     signature(api.list_repo_files).bind("me/x")
     signature(api.snapshot_download).bind("me/x", allow_patterns=["v1/*"], local_dir=str(tmp_path))
+
+
+def test_an_archive_whose_index_names_no_types_is_read_by_its_manifests(store: Store, tmp_path: Path) -> None:
+    bundle = _signed(store, tmp_path)
+    export_archive([bundle], tmp_path / "ours.tar")
+    bare = {"mediaType": oci.MANIFEST_TYPE, "digest": bundle.digest, "size": bundle.descriptor.size}
+    index = json.dumps({"schemaVersion": 2, "manifests": [bare]}).encode()
+    with tarfile.open(tmp_path / "ours.tar") as ours, tarfile.open(tmp_path / "theirs.tar", "w") as theirs:
+        for member in ours.getmembers():
+            data = index if member.name == "index.json" else ours.extractfile(member).read()  # type: ignore[union-attr]
+            member.size = len(data)
+            theirs.addfile(member, io.BytesIO(data))
+    (found,) = import_archive(Store(tmp_path / "other"), tmp_path / "theirs.tar")
+    assert found.digest == bundle.digest and found.verify("checksum") == []
