@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from coldstart import keys, models, paths
 from coldstart.aliases import NAMES
@@ -61,6 +62,33 @@ def look_up(
     except NotFound as error:
         nearest, mismatches = error.nearest or (None, [])
         return Lookup(model, key, None, nearest, tuple(mismatches), given)
+
+
+class Asked(Protocol):
+    """Any request that names a model and vLLM's arguments."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def vllm_args(self) -> Sequence[str]: ...
+    @property
+    def revision(self) -> str | None: ...
+    @property
+    def offline(self) -> bool: ...
+    @property
+    def cache_dir(self) -> Path | None: ...
+
+
+def look_up_for(asked: Asked) -> Lookup:
+    """`look_up` in the store under the request's own cache root."""
+    return look_up(
+        Store(paths.store_dir(asked.cache_dir)),
+        asked.model,
+        asked.vllm_args,
+        offline=asked.offline,
+        revision=asked.revision,
+        cache_dir=asked.cache_dir,
+    )
 
 
 def miss(found: Lookup) -> NoBundle:

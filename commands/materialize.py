@@ -28,6 +28,7 @@ def command(
     ] = False,
 ) -> None:
     """Parse, run the offline phase, and print where the bundle is."""
+    from coldstart import inspection
     from coldstart.engine import materialize
 
     request = materialize.Request(
@@ -41,7 +42,7 @@ def command(
         snapshot=snapshot,
     )
     if dry_run:
-        planned = materialize.look_up(request)
+        planned = inspection.look_up_for(request)
         existing = planned.bundle.ref if planned.bundle else None
         data: dict[str, object] = {"model": planned.model.name, "key": dict(planned.key.fields)}
         data |= {"key_digest": planned.key.digest, "sections": list(request.sections), "existing": existing}

@@ -52,27 +52,15 @@ class Request:
         return tuple(name for name in SECTIONS if not self.only or name in self.only)
 
 
-def look_up(request: Request) -> Lookup:
-    """The model, its key here, and the bundle that is there already, if any."""
-    return inspection.look_up(
-        Store(paths.store_dir(request.cache_dir)),
-        request.model,
-        request.vllm_args,
-        offline=request.offline,
-        revision=request.revision,
-        cache_dir=request.cache_dir,
-    )
-
-
 def materialize(request: Request, phase: Phase) -> Bundle:
     """Make and publish the bundle; `phase(name)` is entered around each stage for whoever shows progress.
 
     Raises Failed when the engine or the proof fails, NoSpace and ReadOnlyStore from the store.
     """
     store = Store(paths.store_dir(request.cache_dir))
-    with store.lock(look_up(request).key):
+    with store.lock(inspection.look_up_for(request).key):
         # Looked up again: another process may have made it while this one waited for the lock.
-        planned = look_up(request)
+        planned = inspection.look_up_for(request)
         if planned.bundle is not None and not request.force:
             bundle = planned.bundle
         else:

@@ -14,10 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from coldstart import arguments, inspection, models, paths, timeline
+from coldstart import arguments, inspection, models, timeline
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.store import Store
 from coldstart.engine import handoff, launch, pool, prepare
 from coldstart.engine.plan import LaunchPlan
 from coldstart.errors import Failed
@@ -76,24 +75,12 @@ class Start:
         }
 
 
-def find(request: Request) -> Lookup:
-    """Resolve the model, compose its key on this machine and look it up. Raises what `inspection.look_up` raises."""
-    return inspection.look_up(
-        Store(paths.store_dir(request.cache_dir)),
-        request.model,
-        request.vllm_args,
-        offline=request.offline,
-        revision=request.revision,
-        cache_dir=request.cache_dir,
-    )
-
-
 def plan(request: Request, phase: Phase) -> tuple[Lookup, LaunchPlan]:
     """What the store has for the request, and the plan made of it, after dealing with a miss as it asks.
 
     Raises NoBundle on a miss with `on_miss` fail, and what `materialize` raises.
     """
-    found = find(request)
+    found = inspection.look_up_for(request)
     if found.bundle is None and request.on_miss == "materialize":
         from coldstart.engine import materialize
 

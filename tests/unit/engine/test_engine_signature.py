@@ -25,7 +25,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> None:
     class Found:
         bundle, model = _Bundle(), None
 
-    monkeypatch.setattr(serve, "find", lambda request: Found())
+    monkeypatch.setattr(serve.inspection, "look_up_for", lambda request: Found())
     monkeypatch.setattr(serve.models, "ensure_weights", lambda model, offline: model)
     monkeypatch.setattr(serve.prepare, "prepare", lambda *arguments, **options: "planned")
 
