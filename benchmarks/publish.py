@@ -13,30 +13,44 @@ from coldstart.report import markdown
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 RESULTS = HERE / "RESULTS.md"
-BEGIN, END = "<!-- cold-start -->", "<!-- /cold-start -->"
 
 
-def readme(text: str, table: str) -> str:
-    """`text` with the marked part replaced by `table`. Raises ValueError where there are no marks."""
-    before, _, rest = text.partition(BEGIN)
-    _, found, after = rest.partition(END)
+def marked(text: str, name: str, content: str) -> str:
+    """`text` with the part marked `name` replaced by `content`. Raises ValueError where there are no marks."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, _, rest = text.partition(begin)
+    _, found, after = rest.partition(end)
     if not found:
-        raise ValueError(f"no {BEGIN} ... {END}")
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+        raise ValueError(f"no {begin} ... {end}")
+    return f"{before}{begin}\n{content}\n{end}{after}"
+
+
+def readme(text: str) -> str:
+    """README with the committed table and transcript."""
+    text = marked(text, "cold-start", cold_start()[0])
+    transcript = json.loads((HERE / "results" / "transcript.json").read_text())
+    for name in ("materialize", "inspect", "validate", "serve", "template"):
+        entry = transcript[name]
+        text = marked(text, name, f"```\n$ {entry['command']}\n{entry['printed'].rstrip()}\n```")
+    return text
+
+
+def results(text: str) -> str:
+    """RESULTS.md with the committed report."""
+    return marked(text, "cold-start", cold_start()[1])
 
 
 def cold_start() -> tuple[str, str]:
     """(the table alone, the whole report) of the committed cold-start result."""
     report = markdown.render(json.loads((HERE / "results" / "cold-start-cpu.json").read_text()))
     table = "\n".join(line for line in report.splitlines() if line.startswith("|"))
-    return table, report
+    return table, report.strip()
 
 
 def main() -> None:
     """Write both files."""
-    table, report = cold_start()
-    README.write_text(readme(README.read_text(), table))
-    RESULTS.write_text(readme(RESULTS.read_text(), report.strip()))
+    README.write_text(readme(README.read_text()))
+    RESULTS.write_text(results(RESULTS.read_text()))
 
 
 if __name__ == "__main__":

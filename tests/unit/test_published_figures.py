@@ -20,12 +20,12 @@ def publish() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(("name", "part"), [("README.md", 0), ("benchmarks/RESULTS.md", 1)])
-def test_figures_are_those_of_the_result_file(publish: ModuleType, name: str, part: int) -> None:
+@pytest.mark.parametrize(("name", "filled"), [("README.md", "readme"), ("benchmarks/RESULTS.md", "results")])
+def test_figures_are_those_of_the_result_files(publish: ModuleType, name: str, filled: str) -> None:
     text = (ROOT / name).read_text()
-    assert text == publish.readme(text, publish.cold_start()[part].strip())
+    assert text == getattr(publish, filled)(text)
 
 
 def test_a_text_without_marks_is_refused(publish: ModuleType) -> None:
     with pytest.raises(ValueError, match="cold-start"):
-        publish.readme("no marks here", "| table |")
+        publish.marked("no marks here", "cold-start", "| table |")
