@@ -15,7 +15,7 @@ from pathlib import Path
 RESULT = Path(__file__).parent / "results" / "transcript.json"
 ARGS = "-- --max-model-len 1024 --kv-cache-memory-bytes 268435456"
 COMMANDS = {
-    "materialize": f"coldstart materialize tiny-llama --snapshot {ARGS}",
+    "materialize": f"coldstart materialize tiny-llama --force --snapshot {ARGS}",
     "inspect": "coldstart inspect tiny-llama -- --max-model-len 512",
     "validate": "coldstart validate tiny-llama --level checksum",
     "serve": f"coldstart serve tiny-llama --mode snapshot --port 8557 {ARGS}",

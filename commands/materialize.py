@@ -52,18 +52,20 @@ def command(
         )
         common.out.success(f"Would make key {planned.key.short}", then=_again("materialize", model, common))
         return
+    there = {earlier.digest for earlier in common.store().list()}
     bundle = materialize.materialize(request, common.out.phase)
+    made = bundle.digest not in there
     manifest = bundle.manifest
     sections = [(s.type, s.version, s.size, s.digest[7:19]) for s in manifest.sections]
     data = {"ref": bundle.ref, "version": bundle.version, "key": bundle.key_digest, "size": bundle.size}
-    data |= {"seconds": dict(manifest.provenance.seconds)}
+    data |= {"made": made, "seconds": dict(manifest.provenance.seconds)}
     common.out.result(
         data,
         lambda: table(("section", "version", "bytes", "sha256"), sections) + f"\n{bundle.ref}",
         brief=bundle.ref,
     )
     common.out.success(
-        f"Made {bundle.name} v{bundle.version}, {human_bytes(bundle.size)},",
+        f"{'Made' if made else 'Found'} {bundle.name} v{bundle.version}, {human_bytes(bundle.size)},",
         where="the store",
         then=_again("serve", model, common),
     )

@@ -1,0 +1,30 @@
+"""coldstart materialize: what it says of a bundle that it made, and of one that it found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts.store import Store
+from tools.bundles import publish
+
+from coldstart import cli, paths
+from coldstart.engine import materialize
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_bundle_that_was_there_is_not_said_to_be_made(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: bool
+) -> None:
+    store = Store(paths.store_dir())
+    early = publish(store, home / "scratch") if there else None
+    monkeypatch.setattr(
+        materialize, "materialize", lambda request, phase: early or publish(store, home / "scratch")
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["materialize", "tiny-llama", "--format", "json"])
+    printed = capsys.readouterr()
+    assert ended.value.code == 0
+    assert json.loads(printed.out)["made"] is not there
+    assert ("Found" if there else "Made") in printed.err
