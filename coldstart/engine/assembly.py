@@ -20,7 +20,7 @@ import coldstart
 from coldstart import paths, runtime, timeline
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
-from coldstart.engine import launch, prepare, weights
+from coldstart.engine import launch, prepare, processes, weights
 from coldstart.engine.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.models import Model
@@ -105,7 +105,7 @@ class Assembly:
             process, reader = launch.fresh(replace(plan, env=plan.env | environment), output=log)
             try:
                 running = launch.acknowledged(process, reader, began, timeout=None)
-                memory = launch.memory_bytes(process.pid)
+                memory = processes.memory_bytes(process.pid)
             except Failed as error:
                 raise Failed(f"{error.message} Its end:\n{_tail(self.work / 'proof.log')}") from error
             finally:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from coldstart import timeline
-from coldstart.engine import handoff
+from coldstart.engine import handoff, processes
 from coldstart.engine.lifeline import SUPERVISOR_ENV
 from coldstart.engine.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import Failed
@@ -98,7 +98,7 @@ class Leased:
         if "pid" not in answer:
             raise handoff.HandoffError(answer.get("error", "the template closed the connection"))
         pid = int(answer["pid"])
-        self.pid = pid if guardian is None else _outer_pid(guardian.pid, pid)
+        self.pid = pid if guardian is None else processes.outer_pid(guardian.pid, pid)
 
     def fileno(self) -> int:
         """The connection."""
@@ -174,31 +174,6 @@ def forked(plan: LaunchPlan, socket_path: Path, guardian: Guardian | None = None
         raise
     finally:
         os.close(writer)
-
-
-def _outer_pid(guardian: int, inner: int) -> int:
-    """The pid that we see of the process that is `inner` in the guardian's pid namespace."""
-    pending = [guardian]
-    while pending:
-        pid = pending.pop()
-        status = Path(f"/proc/{pid}/status").read_text()
-        names = next(line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:"))
-        if len(names) > 1 and int(names[-1]) == inner:
-            return pid
-        pending += _children(pid)
-    raise handoff.HandoffError(f"the template forked process {inner}, which is gone already")
-
-
-def memory_bytes(pid: int) -> int:
-    """Proportional set size of a process and its descendants: shared pages are counted by their share."""
-    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    own = next(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:"))
-    return own + sum(memory_bytes(child) for child in _children(pid))
-
-
-def _children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def acknowledged(process: Process, reader: int, since: float, timeout: float | None) -> Running:

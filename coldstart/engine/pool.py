@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from coldstart import paths
+from coldstart.engine import processes
 from coldstart.engine.plan import LaunchPlan
 from coldstart.errors import Failed, Usage
 
@@ -69,7 +70,7 @@ def listed() -> Iterator[Warm]:
             continue  # being written, or being removed
         pid = about["pid"] if _is_template(about["pid"]) else None
         python = about.get("python", "")
-        yield Warm(about["level"], about["key"], directory, about["model"], pid, _children(pid), python)
+        yield Warm(about["level"], about["key"], directory, about["model"], pid, _servers(pid), python)
 
 
 def start(level: str, plan: LaunchPlan, model: str, timeout: float) -> Warm:
@@ -194,8 +195,8 @@ def _is_template(pid: int) -> bool:
         return False
 
 
-def _children(pid: int | None) -> tuple[int, ...]:
+def _servers(pid: int | None) -> tuple[int, ...]:
     try:
-        return tuple(int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        return processes.children(pid) if pid is not None else ()
     except OSError:
         return ()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.engine import handoff, launch
+from coldstart.engine import handoff, launch, processes
 from coldstart.engine.plan import LaunchPlan
 from coldstart.errors import Failed
 
@@ -111,10 +111,10 @@ def test_memory_is_that_of_the_whole_tree(tmp_path: Path) -> None:
         [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as parent:
         assert parent.stdout is not None and parent.stdout.readline() == b"1\n"
-        assert launch.memory_bytes(parent.pid) > 64 << 20
+        assert processes.memory_bytes(parent.pid) > 64 << 20
         parent.communicate()
 
 
 def test_a_pid_is_found_below_its_guardian(fake_engine: FakeEngine, tmp_path: Path) -> None:
     with pytest.raises(handoff.HandoffError, match="which is gone already"):
-        launch._outer_pid(os.getpid(), 1)
+        processes.outer_pid(os.getpid(), 1)
