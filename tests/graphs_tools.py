@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart.graphs import capture, contents, gate, materialize, store
 from coldstart.graphs.api import Captured
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.sim.model import Shape, SimModel
+from coldstart.graphs.sim.model import Shape, SimModel, libraries
 from coldstart.graphs.snapshot import Snapshot
 from coldstart.graphs.table import Tables
 
@@ -55,3 +56,19 @@ def outputs(model: SimModel, executable: int, key: str, seed: int = 9) -> bytes:
     model.prepare(key, seed)
     model.driver.launch(executable, 0)
     return model.observe(key)
+
+
+def kernel_library(directory: Path, images: Iterable[Path] = ()) -> Path:
+    """A real shared library with kernel binaries inside: `images`, or those of the simulated libraries."""
+    files = list(images)
+    for library in () if files else libraries():
+        path = directory / f"{library.name}.cubin"
+        path.write_bytes(library.image)
+        files.append(path)
+    lines = ['__asm__(".section .rodata\\n"']
+    lines += [f'".balign 16\\n.incbin \\"{path}\\"\\n"' for path in files]
+    (directory / "code.c").write_text("\n".join([*lines, ");", "int here(void) { return 1; }"]))
+    target = directory / "libkernels.so"
+    command = ["cc", "-shared", "-fPIC", "-Wl,--build-id", "-o", str(target), str(directory / "code.c")]
+    subprocess.run(command, check=True, capture_output=True)
+    return target

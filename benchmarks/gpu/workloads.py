@@ -31,6 +31,7 @@ class Shape:
 class Workload:
     """Base: seeded inputs, capture into one private pool with kept graphs, hash of outputs and KV cache."""
 
+    has_eager = True
     sizes = SIZES
     seeded: tuple[str, ...] = ()
 
@@ -70,7 +71,7 @@ class Workload:
         for name in self.seeded:
             fill(self.static[name], self.generator)
 
-    def observe(self, key: str) -> bytes:
+    def observe(self, key: str, *, restored: bool = False) -> bytes:
         watched = [self.static[n] for n in sorted(self.static) if n.startswith(("static:out", "kv:"))]
         return torch.stack([checksum(t) for t in watched]).cpu().numpy().tobytes()
 

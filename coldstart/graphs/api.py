@@ -182,10 +182,13 @@ class FrameworkApi(Protocol):
 class Workload(Protocol):
     """Inputs and outputs of a graph, for proof and for poisoning."""
 
+    has_eager: bool
+    """Whether `eager` can compute a graph's outputs here without the graph."""
+
     def prepare(self, key: str, seed: int) -> None:
         """Write seeded inputs and a seeded KV cache."""
 
-    def observe(self, key: str) -> bytes:
-        """Outputs and KV cache after a replay."""
+    def observe(self, key: str, *, restored: bool = False) -> bytes:
+        """Outputs and KV cache after a replay; a restored graph's outputs may lie elsewhere."""
 
     def eager(self, key: str) -> None: ...

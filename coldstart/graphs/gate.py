@@ -18,14 +18,15 @@ from coldstart.graphs.errors import GraphError, NotProven
 from coldstart.graphs.restore import Replayable, Restorer
 from coldstart.graphs.store import read_manifest
 
-PROOF = "proof.json"
+PROOF, REJECTED = "proof.json", "rejected.json"
 
 
 @dataclass
 class Proof:
     """`canary` is (key, seed, sha256 of the outputs) of the smallest graph.
 
-    `adopt` says that unnamed memory was adopted in the proof: a restore does what its proof did.
+    `adopt` says that unnamed memory was adopted in the proof: a restore does what its proof did; `eager`
+    that outputs without any graph were compared as well.
     """
 
     seal: str
@@ -34,6 +35,7 @@ class Proof:
     failed: dict[str, str] = field(default_factory=dict)
     canary: tuple[str, int, str] | None = None
     adopt: bool = False
+    eager: bool = True
 
 
 def digest(data: bytes) -> str:
@@ -49,7 +51,8 @@ def prove(
     seeds: Sequence[int] = (1, 2),
 ) -> Proof:
     """Restore every graph of the bundle first, then capture each, then compare. Nothing is written."""
-    proof = Proof(seal=read_manifest(restorer.directory)["seal"], seeds=list(seeds), adopt=restorer.adopt)
+    seal = read_manifest(restorer.directory)["seal"]
+    proof = Proof(seal=seal, seeds=list(seeds), adopt=restorer.adopt, eager=workload.has_eager)
     if not restorer.link():
         raise NotProven(f"the bundle cannot be linked: {restorer.fallbacks['*']}")
     keys = sorted(_keys(restorer), key=lambda key: framework.sizes()[key])
@@ -80,37 +83,36 @@ def _difference(
     captured = Replayable(driver, framework, framework.capture(key).executable, restored=False)
     for seed in seeds:
         try:
-            forms = [
-                _observe(driver, workload, key, seed, run) for run in _runs(key, captured, restored, workload)
-            ]
+            want = observe(driver, workload, key, seed, captured.replay)
+            if observe(driver, workload, key, seed, captured.replay) != want:
+                return f"seed {seed}: the captured graph does not agree with itself"
+            if workload.has_eager and _eager(driver, workload, key, seed) != want:
+                return f"seed {seed}: captured and eager outputs differ"
+            if observe(driver, workload, key, seed, restored.replay, restored=True) != want:
+                return f"seed {seed}: restored outputs differ from captured ones"
         except GraphError as error:
             return f"seed {seed}: {error}"
-        if forms[0] != forms[1]:
-            return f"seed {seed}: the captured graph does not agree with itself"
-        if forms[0] != forms[2]:
-            return f"seed {seed}: captured and eager outputs differ"
-        if forms[0] != forms[3]:
-            return f"seed {seed}: restored outputs differ from captured ones"
     return None
 
 
-def _runs(
-    key: str, captured: Replayable, restored: Replayable, workload: Workload
-) -> list[Callable[[], None]]:
-    return [captured.replay, captured.replay, lambda: workload.eager(key), restored.replay]
+def _eager(driver: DriverApi, workload: Workload, key: str, seed: int) -> bytes:
+    return observe(driver, workload, key, seed, lambda: workload.eager(key))
 
 
-def _observe(driver: DriverApi, workload: Workload, key: str, seed: int, run: Callable[[], None]) -> bytes:
+def observe(
+    driver: DriverApi, workload: Workload, key: str, seed: int, run: Callable[[], None], *, restored: bool = False
+) -> bytes:  # fmt: skip
+    """Outputs after one run on the seeded input. Raises GraphError."""
     workload.prepare(key, seed)
     run()
     driver.synchronize()
-    return workload.observe(key)
+    return workload.observe(key, restored=restored)
 
 
 def _canary(
     key: str, graph: Replayable, driver: DriverApi, workload: Workload, seed: int
 ) -> tuple[str, int, str]:
-    return key, seed, digest(_observe(driver, workload, key, seed, graph.replay))
+    return key, seed, digest(observe(driver, workload, key, seed, graph.replay, restored=True))
 
 
 def publish(proof: Proof, directory: Path) -> None:
@@ -119,6 +121,16 @@ def publish(proof: Proof, directory: Path) -> None:
     if proof.failed or sorted(proof.proven) != sorted(manifest["keys"]) or proof.seal != manifest["seal"]:
         raise NotProven(f"not published: {proof.failed or 'the proof is of other tables'}")
     (directory / PROOF).write_text(json.dumps(asdict(proof), sort_keys=True))
+
+
+def reject(proof: Proof, directory: Path) -> None:
+    """Leave the reasons beside the tables, for whoever drops the graphs that failed."""
+    (directory / REJECTED).write_text(json.dumps(proof.failed, sort_keys=True))
+
+
+def read_rejected(directory: Path) -> dict[str, str]:
+    """Graph to reason."""
+    return {str(k): str(v) for k, v in json.loads((directory / REJECTED).read_text()).items()}
 
 
 def read_proof(directory: Path) -> Proof:
@@ -143,6 +155,6 @@ def canary(proof: Proof, restorer: Restorer, driver: DriverApi, workload: Worklo
     if not graph.restored:
         return False
     try:
-        return digest(_observe(driver, workload, key, seed, graph.replay)) == want
+        return digest(observe(driver, workload, key, seed, graph.replay, restored=True)) == want
     except GraphError:
         return False

@@ -26,6 +26,7 @@ from coldstart.graphs.store import load, load_binary
 from coldstart.graphs.table import MEMCPY, MEMSET, Array, Region, Tables
 
 Note = Callable[[str, float, float, str], None]
+Built = Callable[[str, "Replayable"], None]
 
 
 @dataclass
@@ -132,14 +133,26 @@ class Restorer:
                 self._graphs[key] = self._restore_or_capture(key)
             return self._graphs[key]
 
+    def graph_or_none(self, key: str) -> Replayable | None:
+        """The graph restored, or None with the reason in `fallbacks`: whoever asks captures it himself."""
+        with self._lock:
+            if key not in self._graphs:
+                start = time.monotonic()
+                try:
+                    self._graphs[key] = self._build(key)
+                except GraphError as error:
+                    self.fallbacks[key] = str(error)
+                    return None
+                self._note(f"graphs: {key}", start, time.monotonic(), "restore")
+            return self._graphs[key]
+
     def _restore_or_capture(self, key: str) -> Replayable:
+        restored = self.graph_or_none(key)
+        if restored is not None:
+            return restored
         start = time.monotonic()
-        try:
-            found = self._build(key)
-        except GraphError as error:
-            self.fallbacks[key] = str(error)
-            found = self._capture(key)
-        self._note(f"graphs: {key}", start, time.monotonic(), "restore" if found.restored else "capture")
+        found = self._capture(key)
+        self._note(f"graphs: {key}", start, time.monotonic(), "capture")
         return found
 
     def _capture(self, key: str) -> Replayable:
@@ -207,20 +220,27 @@ class Restorer:
         return self.driver.add_empty(graph)
 
     # --- order ---------------------------------------------------------------------------------------
-    def start(self, keys: Sequence[str] | None = None) -> None:
-        """Smallest and largest now, the rest in the background."""
-        sizes = self.framework.sizes()
-        order = sorted(keys or sizes, key=lambda key: sizes[key])
-        first = list(dict.fromkeys([order[0], order[-1]]))
-        for key in first:
-            self.graph(key)
-        rest = [key for key in order if key not in first and key in self._restorable()]
-        self._thread = threading.Thread(target=self._background, args=(rest,), name="graphs", daemon=True)
+    def first(self) -> list[str]:
+        """Smallest and largest of the graphs that the linked bundle holds, smallest first."""
+        order = sorted(self.sizes(), key=lambda key: self.sizes()[key])
+        return list(dict.fromkeys([order[0], order[-1]])) if order else []
+
+    def sizes(self) -> dict[str, int]:
+        """Batch size of every graph that the linked bundle holds."""
+        if self._linked is None:
+            return {}
+        tables = self._linked.tables
+        return dict(zip(tables.keys, tables.graphs["size"].tolist(), strict=True))
+
+    def start(self, keys: Sequence[str], built: Built) -> None:
+        """Build these in the background, largest first; `built` is called there for each that succeeds."""
+        order = sorted(keys, key=lambda key: -self.sizes()[key])
+        self._thread = threading.Thread(target=self._background, args=(order, built), name="graphs", daemon=True)
         self._thread.start()
 
     def holds(self, key: str) -> bool:
         """Whether the linked bundle has this graph."""
-        return key in self._restorable()
+        return key in self.sizes()
 
     def region(self, symbol: str) -> tuple[Region, int]:
         """A symbol and its address here. Raises MissingRegion."""
@@ -229,20 +249,28 @@ class Restorer:
                 return region, int(self._linked.base[number])
         raise MissingRegion(f"the bundle has no region {symbol}")
 
-    def _restorable(self) -> set[str]:
-        """Only these may be built in a thread: capture belongs to the thread that owns the framework."""
-        return set(self._linked.tables.keys) if self._linked else set()
-
-    def _background(self, keys: Sequence[str]) -> None:
+    def _background(self, keys: Sequence[str], built: Built) -> None:
+        """Never a capture: that belongs to the thread that owns the framework."""
         self._attempt("thread", self.driver.adopt_thread)
-        for key in reversed(keys):
+        for key in keys:
             with self._lock:
-                if key in self._graphs:
-                    continue
                 try:
-                    self._graphs[key] = self._build(key)
+                    found = self._graphs[key] = self._graphs.get(key) or self._build(key)
                 except GraphError as error:
                     self.fallbacks[key] = str(error)
+                    continue
+            built(key, found)
+
+    def drop(self, reason: str) -> None:
+        """Forget every restored graph and give the memory back: from now on each is captured."""
+        with self._lock:
+            restored = [g for g in self._graphs.values() if g.restored]
+            self._graphs = {key: g for key, g in self._graphs.items() if not g.restored}
+            self._linked = None
+            self.fallbacks["*"] = reason
+        for graph in restored:
+            self._attempt("destroy", partial(self.driver.destroy, graph.keep[1], graph.executable))
+        self._attempt("release", self._bases.release)
 
     def wait(self) -> None:
         """Until the background has built what it can."""

@@ -46,8 +46,11 @@ def save(tables: Tables, directory: Path, binaries: Mapping[str, bytes]) -> str:
 
 
 def _save_array(path: Path, array: Array) -> str:
-    with path.open("wb") as file:
+    # Renamed over the old file: `array` itself may be a map of it.
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
         np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+    part.replace(path)
     return sha256(path.read_bytes())
 
 

@@ -29,6 +29,8 @@ POOL = 4096
 class FakeModel:
     """FrameworkApi and Workload; `seed` decides how much is allocated before, hence the addresses."""
 
+    has_eager = True
+
     def __init__(self, seed: int) -> None:
         modules = ModuleLog()
         modules.see(IMAGE)
@@ -133,7 +135,7 @@ class FakeModel:
         self.write("kv:0", values.standard_normal(2 * ROWS).astype(np.float32))
         self.driver.fill(self.at("static:out"), 4 * ROWS, 0)
 
-    def observe(self, key: str) -> bytes:
+    def observe(self, key: str, *, restored: bool = False) -> bytes:
         return b"".join(self.driver.read(self.at(s), NAMED[s]) for s in ("static:out", "kv:0"))
 
     def eager(self, key: str) -> None:

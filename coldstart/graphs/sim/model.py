@@ -17,6 +17,8 @@ __all__ = ["SHAPES", "SIZES", "Shape", "SimModel", "libraries"]
 class SimModel(Decoder):
     """Names its memory, captures, and gives seeded inputs and outputs."""
 
+    has_eager = True
+
     # --- FrameworkApi --------------------------------------------------------------------------------
     def sizes(self) -> dict[str, int]:
         return {f"decode:{size}": size for size in self.shape.sizes}
@@ -80,7 +82,7 @@ class SimModel(Decoder):
             cache = self.driver.memory.array(region.base, F, region.size // 4)
             cache[:] = values.standard_normal(len(cache)).astype(F)
 
-    def observe(self, key: str) -> bytes:
+    def observe(self, key: str, *, restored: bool = False) -> bytes:
         caches = b"".join(
             self.driver.read(self._at(f"kv:{i}"), self.named[f"kv:{i}"].size)
             for i in range(self.shape.layers)

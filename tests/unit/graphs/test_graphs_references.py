@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from graphs_tools import SMALL
+from graphs_tools import SMALL, kernel_library
 
 from coldstart.graphs import references, store
 from coldstart.graphs.errors import MissingKernel
@@ -20,15 +19,8 @@ needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"
 @pytest.fixture(scope="module")
 def library(bundle_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real shared library with the bundle's binaries inside."""
-    root = tmp_path_factory.mktemp("library")
     images = sorted((bundle_directory / "kernels").iterdir())
-    lines = ['__asm__(".section .rodata\\n"']
-    lines += [f'".balign 16\\n.incbin \\"{path}\\"\\n"' for path in images]
-    (root / "code.c").write_text("\n".join([*lines, ");", "int here(void) { return 1; }"]))
-    target = root / "libkernels.so"
-    command = ["cc", "-shared", "-fPIC", "-Wl,--build-id", "-o", str(target), str(root / "code.c")]
-    subprocess.run(command, check=True, capture_output=True)
-    return target
+    return kernel_library(tmp_path_factory.mktemp("library"), images)
 
 
 def _binaries(directory: Path) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ from importlib import import_module, metadata
 from typing import Any, Protocol
 
 from coldstart.graphs.errors import GraphError, Refused
-from coldstart.graphs.seams import Adapter, adapter
+from coldstart.graphs.vllm.seams import Adapter, adapter
 
 Log = Callable[[str], None]
 

@@ -1,0 +1,163 @@
+"""A workload that needs no model: inputs as they stood at capture, seeded tokens and KV cache, outputs by place.
+
+Static regions get the bytes that they held when their graph was captured, so every index in them is valid; token
+regions then get seeded ids, and two windows of each KV region (its start and its middle: keys and values) bytes
+that are finite numbers of modest size in every float format.  Observed are the outputs and the same windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coldstart.graphs.api import DriverApi
+from coldstart.graphs.errors import AlteredTable, MissingRegion
+from coldstart.graphs.store import sha256
+from coldstart.graphs.table import Region
+
+FOLDER, ENTRY = "inputs", "workload"
+WINDOW = 1 << 20
+# Alone or together these are 1 to 2 as fp16, below 1 as bf16 and fp32, 1 to 1.9 as fp8; the sign is free.
+FINITE = np.array([0x3C, 0x3D, 0x3E, 0x3F, 0xBC, 0xBD, 0xBE, 0xBF], np.uint8)
+Place = tuple[str, int, int]
+Where = Callable[[str], Region]
+
+
+@dataclass
+class Inputs:
+    """`static`: key to symbol to digest; `tokens`: symbol to (bytes an id, ids are below); `outputs`: key to places."""
+
+    tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
+    kv: list[str] = field(default_factory=list)
+    static: dict[str, dict[str, str]] = field(default_factory=dict)
+    outputs: dict[str, list[Place]] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        """For the sealed report of the tables."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, report: Mapping[str, Any]) -> Inputs:
+        """What a bundle's report says. Raises AlteredTable where it says nothing."""
+        try:
+            held = report[ENTRY]
+            tokens = {symbol: (int(a), int(b)) for symbol, (a, b) in held["tokens"].items()}
+            outputs = {k: [(str(s), int(o), int(n)) for s, o, n in rows] for k, rows in held["outputs"].items()}
+            return cls(tokens, list(held["kv"]), dict(held["static"]), outputs)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise AlteredTable("the bundle holds no inputs to replay its graphs on") from error
+
+
+class InputLog:
+    """Bytes of static regions, kept by digest: most are the same for every graph."""
+
+    def __init__(self, driver: DriverApi) -> None:
+        self._driver = driver
+        self.static: dict[str, dict[str, str]] = {}
+        self.held: dict[str, bytes] = {}
+
+    def remember(self, key: str, regions: Iterable[Region]) -> None:
+        """What these regions hold now is the input of that graph."""
+        mine = self.static[key] = {}
+        for region in regions:
+            data = self._driver.read(region.base, region.size)
+            mine[region.symbol] = sha256(data)
+            self.held.setdefault(mine[region.symbol], data)
+
+    def save(self, directory: Path) -> None:
+        """Into a bundle's directory."""
+        (directory / FOLDER).mkdir(exist_ok=True)
+        for digest, data in self.held.items():
+            (directory / FOLDER / digest).write_bytes(data)
+
+
+def stored(directory: Path) -> Callable[[str], bytes]:
+    """Reads inputs of a bundle by digest. Raises AlteredTable."""
+
+    def read(digest: str) -> bytes:
+        try:
+            data = (directory / FOLDER / digest).read_bytes()
+        except OSError as error:
+            raise AlteredTable(f"input {digest[:12]} cannot be read: {error}") from error
+        if sha256(data) != digest:
+            raise AlteredTable(f"input {digest[:12]} is not what was sealed")
+        return data
+
+    return read
+
+
+@dataclass
+class StoredInputs:
+    """The workload; `here` finds named memory and captured pools, `restored` the regions of a linked bundle."""
+
+    driver: DriverApi
+    inputs: Inputs
+    read: Callable[[str], bytes]
+    here: Where
+    restored: Where
+    has_eager: bool = False
+
+    def prepare(self, key: str, seed: int) -> None:
+        """Raises AlteredTable for a damaged input, MissingRegion for one that this process lacks."""
+        values = np.random.default_rng(seed)
+        for symbol, digest in self.inputs.static.get(key, {}).items():
+            self.driver.write(self.here(symbol).base, self.read(digest))
+        for symbol, (width, below) in self.inputs.tokens.items():
+            region = self.here(symbol)
+            ids = values.integers(0, below, region.size // width).astype(f"<i{width}")
+            self.driver.write(region.base, ids.tobytes())
+        for symbol in self.inputs.kv:
+            for address, size in windows(self.here(symbol)):
+                self.driver.write(address, FINITE[values.integers(0, len(FINITE), size)].tobytes())
+
+    def observe(self, key: str, *, restored: bool = False) -> bytes:
+        """Outputs, then KV windows. Raises MissingRegion."""
+        parts = []
+        for symbol, offset, size in self.inputs.outputs.get(key, []):
+            region = self.restored(symbol) if restored else self.here(symbol)
+            parts.append(self.driver.read(region.base + offset, size))
+        for symbol in self.inputs.kv:
+            parts += [self.driver.read(address, size) for address, size in windows(self.here(symbol))]
+        return b"".join(parts)
+
+    def eager(self, key: str) -> None:
+        """There is no model here to run."""
+        raise MissingRegion(f"{key}: stored inputs have no eager form")
+
+    @contextmanager
+    def untouched(self, key: str) -> Iterator[None]:
+        """Whatever `prepare` writes for that graph is put back afterwards."""
+        symbols = {*self.inputs.static.get(key, {}), *self.inputs.tokens}
+        spans = [(r.base, r.size) for r in map(self.here, symbols)]
+        spans += [span for symbol in self.inputs.kv for span in windows(self.here(symbol))]
+        before = [(address, self.driver.read(address, size)) for address, size in spans]
+        try:
+            yield
+        finally:
+            for address, data in before:
+                self.driver.write(address, data)
+
+
+def windows(region: Region) -> list[tuple[int, int]]:
+    """(address, bytes) at the start and at the middle; the whole of a small region."""
+    if region.size <= 2 * WINDOW:
+        return [(region.base, region.size)]
+    return [(region.base, WINDOW), (region.base + region.size // 2, WINDOW)]
+
+
+def finder(*sources: Callable[[], Iterable[Region]]) -> Where:
+    """Regions by symbol in the first source that has it; raises MissingRegion."""
+
+    def find(symbol: str) -> Region:
+        for source in sources:
+            for region in source():
+                if region.symbol == symbol:
+                    return region
+        raise MissingRegion(f"{symbol} does not exist in this process")
+
+    return find

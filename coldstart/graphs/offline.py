@@ -1,0 +1,65 @@
+"""The offline rounds as seen from outside: which processes to start, until a bundle is proven.
+
+Two processes with two layouts make a bundle; a further layout is taken while words with two readings are left.
+Then one process that captured nothing of it proves it; graphs that fail are dropped, and what is left is proved
+again.  Nothing here touches a driver: whoever calls says how a process of the engine is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from coldstart.graphs import gate, store
+from coldstart.graphs.builder import drop_unused_regions, subset
+from coldstart.graphs.entry import KERNELS, PROVE, RECORD
+from coldstart.graphs.errors import NotProven, Refused
+from coldstart.graphs.rounds import BUNDLE, REASON, layouts
+
+LEAST, MOST = 2, 4
+Launch = Callable[[str, Mapping[str, str]], None]
+
+
+def make(work: Path, launch: Launch, *, by_reference: bool = False) -> Path:
+    """A proven bundle below `work`; launch(name, environment) runs one process of the engine to its end.
+
+    Raises Refused or NotProven with the reason when no graph of this model can be restored; what `launch` raises.
+    """
+    way = {KERNELS: "reference"} if by_reference else {}
+    for number in range(1, MOST + 1):
+        launch(f"record graphs, layout {number}", {RECORD: str(work)} | way)
+        _expect(work, len(layouts(work)) == number)
+        if number >= LEAST and not _ambiguous(work):
+            break
+    for _ in range(2):
+        launch("prove graphs", {PROVE: str(work)})
+        _expect(work, (work / BUNDLE / gate.PROOF).exists() or (work / BUNDLE / gate.REJECTED).exists())
+        if (work / BUNDLE / gate.PROOF).exists():
+            return work / BUNDLE
+        keep_proven(work / BUNDLE)
+    raise NotProven("graphs that were proven once failed the second time: nothing of it can be relied on")
+
+
+def _expect(work: Path, done: bool) -> None:
+    reason = work / REASON
+    if reason.exists():
+        raise Refused(reason.read_text())
+    if not done:
+        raise Refused("the engine captured no graph, or did not load the plug-in")
+
+
+def _ambiguous(work: Path) -> bool:
+    _expect(work, (work / BUNDLE).exists())
+    return len(store.load(work / BUNDLE).assumed) > 0
+
+
+def keep_proven(bundle: Path) -> None:
+    """Drop the graphs that the gate rejected, with its reasons. Raises NotProven where none is left."""
+    failed = gate.read_rejected(bundle)
+    tables = store.load(bundle)
+    if set(tables.keys) <= set(failed):
+        raise NotProven(f"no graph was proven: {failed}")
+    kept = drop_unused_regions(subset(tables, lambda key: key not in failed, failed))
+    binaries = {d: store.load_binary(bundle, d) for d in store.read_manifest(bundle)["binaries"]}
+    store.save(kept, bundle, binaries)
+    (bundle / gate.REJECTED).unlink()

@@ -1,0 +1,117 @@
+"""An engine process over the simulator: it reads the plug-in's environment and does what a vLLM worker would do.
+
+Every process draws its addresses and handles from its own pid, so no two have a layout in common.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from coldstart.graphs import gate, rounds
+from coldstart.graphs.entry import KERNELS, PROVE, RECORD, RESTORE
+from coldstart.graphs.errors import GraphError
+from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs, finder, stored
+from coldstart.graphs.online import Online
+from coldstart.graphs.restore import Restorer
+from coldstart.graphs.sim.decoder import VOCABULARY
+from coldstart.graphs.sim.model import Shape, SimModel
+from coldstart.graphs.store import read_manifest
+from coldstart.graphs.table import Region
+
+SHAPE = Shape("engine", 2, sizes=(1, 8, 64, 256))
+INPUTS = ("static:ids", "static:positions", "static:slots", "static:lengths")
+LIBRARY = "SIM_LIBRARY"
+
+
+def regions(model: SimModel, *symbols: str) -> list[Region]:
+    return [model.named[symbol] for symbol in symbols]
+
+
+def inputs(model: SimModel, log: InputLog) -> Inputs:
+    rows = 4 * model.shape.width
+    outputs = {k: [("static:out", 0, model.shape.rows(n) * rows)] for k, n in model.sizes().items()}
+    kv = [symbol for symbol in model.named if symbol.startswith("kv:")]
+    return Inputs({"static:ids": (4, VOCABULARY)}, kv, log.static, outputs)
+
+
+def at_restored(model: SimModel, restorer: Restorer) -> Any:
+    return finder(lambda: [Region(r.symbol, r.size, base) for r, base in [restorer.region("static:out")]])
+
+
+def record(model: SimModel, work: Path) -> dict[str, Any]:
+    log, captured = InputLog(model.driver), {}
+    for key in reversed(model.sizes()):
+        model.prepare(key, 40)
+        captured[key] = model.capture(key)
+        log.remember(key, regions(model, *INPUTS))
+    held = inputs(model, log)
+    here = finder(model.regions, model.pool)
+    workload = StoredInputs(model.driver, held, log.held.__getitem__, here, here)
+    report = {ENTRY: held.document()}
+    by_reference = os.environ.get(KERNELS) == "reference"
+    rounds.record(work, model.driver, model, captured, workload, log, report, by_reference=by_reference)
+    return {"bases": sorted(hex(r.base) for r in model.regions())}
+
+
+def workload(model: SimModel, directory: Path, restorer: Restorer) -> StoredInputs:
+    held = Inputs.of(read_manifest(directory)["report"])
+    here = finder(model.regions, model.pool)
+    return StoredInputs(model.driver, held, stored(directory), here, at_restored(model, restorer))
+
+
+def prove(model: SimModel, work: Path) -> dict[str, Any]:
+    made = rounds.prove(work, model.driver, model, lambda r: workload(model, work / rounds.BUNDLE, r))
+    return {"proven": made.proven, "failed": made.failed}
+
+
+def restore(model: SimModel, directory: Path) -> dict[str, Any]:
+    """Ready with two graphs, then the rest; then every graph against an ordinary capture."""
+    proof = gate.read_proof(directory)
+    restorer = Restorer(directory, model.driver, model, adopt=proof.adopt)
+    online = Online(restorer, proof, workload(model, directory, restorer))
+    used = online.begin()
+    shown: list[str] = []
+    for key in model.sizes() if used else ():
+        if not online.soon(key):
+            online.later(key, lambda key=key: shown.append(key))  # type: ignore[misc]
+    launches = model.driver.launches
+    if used:
+        online.ready()
+        restorer.wait()
+    graphs = {key: restorer.graph(key) for key in model.sizes()}
+    equal = {key: _outputs(model, g.executable, key) == _outputs(model, model.capture(key).executable, key)
+             for key, g in graphs.items()}  # fmt: skip
+    return {
+        "used": used, "shown": shown, "launches_before_ready": launches, "fallbacks": online.fallbacks,
+        "restored": [key for key, g in graphs.items() if g.restored], "equal": equal,
+    }  # fmt: skip
+
+
+def _outputs(model: SimModel, executable: int, key: str) -> bytes:
+    model.prepare(key, 9)
+    model.driver.launch(executable, 0)
+    return model.observe(key)
+
+
+def main() -> None:
+    if LIBRARY in os.environ:
+        ctypes.CDLL(os.environ[LIBRARY])  # where references to kernels are looked for
+    model = SimModel(SHAPE, os.getpid())
+    jobs = {RECORD: record, PROVE: prove, RESTORE: restore}
+    name = next(name for name in jobs if name in os.environ)
+    try:
+        print(json.dumps(jobs[name](model, Path(os.environ[name]))))
+    except GraphError as error:
+        if name == RESTORE:
+            raise
+        rounds.fail(Path(os.environ[name]), str(error))
+        print(json.dumps({"error": str(error)}), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Record, record, link, prove, publish, restore: each a process with addresses of its own, through a real store."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from graphs_engine import LIBRARY
+from graphs_tools import kernel_library
+
+from coldstart.graphs import gate, offline, rounds, store
+from coldstart.graphs.builder import subset
+from coldstart.graphs.entry import PROVE, RECORD, RESTORE
+from coldstart.graphs.errors import NotProven, Refused
+
+ROOT = Path(__file__).parents[3]
+KEYS = ["decode:1", "decode:8", "decode:64", "decode:256"]
+
+
+def engine(environment: Mapping[str, str]) -> dict[str, Any]:
+    """One simulated engine process to its end."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    command = [sys.executable, "-m", "graphs_engine"]
+    made = os.environ | {"PYTHONPATH": path} | dict(environment)
+    done = subprocess.run(command, env=made, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout.splitlines()[-1])) if done.stdout.strip() else {}
+
+
+class Launches:
+    """Starts engines and remembers their names and answers; `between` may meddle before each."""
+
+    def __init__(self, between: Callable[[str], None] = lambda name: None, **extra: str) -> None:
+        self.names: list[str] = []
+        self.answers: list[dict[str, Any]] = []
+        self._between, self._extra = between, extra
+
+    def __call__(self, name: str, environment: Mapping[str, str]) -> None:
+        self._between(name)
+        self.names.append(name)
+        self.answers.append(engine(dict(environment) | self._extra))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Launches]:
+    work, launches = tmp_path_factory.mktemp("rounds"), Launches()
+    return offline.make(work, launches), launches
+
+
+def test_two_layouts_and_a_proof_or_one_layout_more(made: tuple[Path, Launches]) -> None:
+    directory, launches = made
+    recorded = [a["bases"] for a in launches.answers if "bases" in a]
+    assert len({tuple(bases) for bases in recorded}) == len(recorded) >= 2
+    assert launches.names[:2] == ["record graphs, layout 1", "record graphs, layout 2"]
+    assert launches.names[-1] == "prove graphs" and launches.answers[-1]["proven"] == KEYS
+    assert not gate.read_proof(directory).eager
+
+
+def test_restored_where_nothing_was_captured(made: tuple[Path, Launches]) -> None:
+    done = engine({RESTORE: str(made[0])})
+    assert done["used"] and done["fallbacks"] == {} and done["restored"] == KEYS
+    assert done["shown"] == ["decode:64", "decode:8"]
+    assert done["launches_before_ready"] == 0 and all(done["equal"].values())
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_kernels_by_reference_from_end_to_end(tmp_path: Path) -> None:
+    library = str(kernel_library(tmp_path))
+    directory = offline.make(tmp_path / "w", Launches(**{LIBRARY: library}), by_reference=True)
+    assert list((directory / "kernels").iterdir()) == []
+    assert {r["library"] for r in store.load(directory).report["references"].values()} == {"libkernels.so"}
+    done = engine({RESTORE: str(directory), LIBRARY: library})
+    assert done["restored"] == KEYS and all(done["equal"].values())
+
+
+def test_an_altered_input_is_caught_by_the_canary_and_all_graphs_are_captured(
+    made: tuple[Path, Launches], tmp_path: Path
+) -> None:
+    copy = shutil.copytree(made[0], tmp_path / "b")
+    for path in (copy / "inputs").iterdir():
+        path.write_bytes(bytes(len(path.read_bytes())))
+    done = engine({RESTORE: str(copy)})
+    assert not done["used"] and done["restored"] == [] and "canary" in done["fallbacks"]["*"]
+    assert all(done["equal"].values())
+
+
+def _spoil(work: Path) -> Callable[[str], None]:
+    """One relocation of the smallest graph moved, after the bundle was linked."""
+
+    def between(name: str) -> None:
+        bundle = work / rounds.BUNDLE
+        if name != "prove graphs" or (bundle / "spoilt").exists():
+            return
+        tables = store.load(bundle)
+        rows, graph = tables.relocations.copy(), tables.graphs[tables.keys.index("decode:1")]
+        mine = range(int(graph["relocation"]), int(graph["relocation"] + graph["relocations"]))
+        at = next(i for i in mine if tables.regions[rows["region"][i]].symbol == "static:ids")
+        rows["offset"][at] += 4
+        tables.relocations = rows
+        binaries = {d: store.load_binary(bundle, d) for d in store.read_manifest(bundle)["binaries"]}
+        store.save(tables, bundle, binaries)
+        (bundle / "spoilt").touch()
+
+    return between
+
+
+def test_a_graph_that_fails_the_gate_is_dropped_and_the_rest_is_proved_again(tmp_path: Path) -> None:
+    launches = Launches(_spoil(tmp_path))
+    directory = offline.make(tmp_path, launches)
+    assert launches.names[-2:] == ["prove graphs", "prove graphs"]
+    assert "differ" in launches.answers[-2]["failed"]["decode:1"]
+    tables = store.load(directory)
+    assert sorted(tables.keys) == sorted(KEYS[1:]) and "differ" in tables.refused["decode:1"]
+    assert gate.read_proof(directory).proven == KEYS[1:]
+
+
+def test_an_engine_that_leaves_nothing_is_a_reason(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="captured no graph, or did not load the plug-in"):
+        offline.make(tmp_path, lambda name, environment: None)
+
+
+def test_what_the_process_says_is_the_reason(tmp_path: Path) -> None:
+    def launch(name: str, environment: Mapping[str, str]) -> None:
+        rounds.fail(Path(environment[RECORD]), "graphs of several ranks hold collectives")
+
+    with pytest.raises(Refused, match="several ranks"):
+        offline.make(tmp_path, launch)
+
+
+def test_nothing_proven_is_nothing_published(made: tuple[Path, Launches], tmp_path: Path) -> None:
+    shutil.copytree(made[0].parent, tmp_path / "w")
+    bundle = tmp_path / "w" / rounds.BUNDLE
+    gate.reject(gate.Proof("", [1], failed=dict.fromkeys(KEYS, "wrong")), bundle)
+    with pytest.raises(NotProven, match="no graph was proven"):
+        offline.keep_proven(bundle)
+
+
+def test_a_layout_is_whole_or_absent(made: tuple[Path, Launches]) -> None:
+    work = made[0].parent
+    assert not list(work.glob("*.part")) and [p.name for p in rounds.layouts(work)][:2] == ["layout-1", "layout-2"]
+    assert PROVE not in os.environ and subset(store.load(made[0]), lambda key: False).keys == []
