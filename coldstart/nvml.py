@@ -44,6 +44,20 @@ def query() -> list[Gpu]:
         return [device for device in found if device is not None]
 
 
+def free_bytes() -> int | None:
+    """Free memory of the first visible device, None where no driver answers."""
+    with _library() as library:
+        count = ctypes.c_uint()
+        if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return None
+        handle, memory = ctypes.c_void_p(), _Memory()
+        for index in visible(count.value):
+            if not library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):
+                library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+                return int(memory.free)
+    return None
+
+
 def visible(count: int) -> list[int]:
     """Indices below ``count`` that CUDA_VISIBLE_DEVICES leaves; all where it names devices by UUID."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")

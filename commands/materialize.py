@@ -1,7 +1,7 @@
 """Do a model's cold-start work once, prove the result, and publish it as a bundle."""
 
 import shlex
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from coldstart.commands._options import Common
@@ -26,10 +26,14 @@ def command(
     snapshot: Annotated[
         bool, typer.Option("--snapshot", help="Freeze a built engine as well (CRIU).")
     ] = False,
+    kernels: Annotated[
+        Literal["value", "reference"],
+        typer.Option("--kernels", help="CUDA kernels: copy their binaries, or refer to them in libraries."),
+    ] = "value",
 ) -> None:
     """Parse, run the offline phase, and print where the bundle is."""
     from coldstart import inspection
-    from coldstart.engine import materialize
+    from coldstart.engine import graphs, materialize
 
     request = materialize.Request(
         model,
@@ -40,6 +44,7 @@ def command(
         only=only or (),
         force=force,
         snapshot=snapshot,
+        kernels=kernels,
     )
     if dry_run:
         planned = inspection.look_up_for(request)
@@ -64,6 +69,8 @@ def command(
         lambda: table(("section", "version", "bytes", "sha256"), sections) + f"\n{bundle.ref}",
         brief=bundle.ref,
     )
+    for section, reason in graphs.not_made(bundle).items():
+        common.out.note(f"no {section}: {reason}")
     common.out.success(
         f"{'Made' if made else 'Found'} {bundle.name} v{bundle.version}, {human_bytes(bundle.size)},",
         where="the store",

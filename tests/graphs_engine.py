@@ -15,7 +15,7 @@ from typing import Any
 from coldstart.graphs import gate, rounds
 from coldstart.graphs.entry import KERNELS, PROVE, RECORD, RESTORE
 from coldstart.graphs.errors import GraphError
-from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs, finder, stored
+from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs, View, finder, stored
 from coldstart.graphs.online import Online
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.sim.decoder import VOCABULARY
@@ -39,7 +39,7 @@ def inputs(model: SimModel, log: InputLog) -> Inputs:
     return Inputs({"static:ids": (4, VOCABULARY)}, kv, log.static, outputs)
 
 
-def at_restored(model: SimModel, restorer: Restorer) -> Any:
+def at_restored(restorer: Restorer) -> Any:
     return finder(lambda: [Region(r.symbol, r.size, base) for r, base in [restorer.region("static:out")]])
 
 
@@ -51,7 +51,7 @@ def record(model: SimModel, work: Path) -> dict[str, Any]:
         log.remember(key, regions(model, *INPUTS))
     held = inputs(model, log)
     here = finder(model.regions, model.pool)
-    workload = StoredInputs(model.driver, held, log.held.__getitem__, here, here)
+    workload = StoredInputs(model.driver, held, log.held.__getitem__, here, View(here), None)
     report = {ENTRY: held.document()}
     by_reference = os.environ.get(KERNELS) == "reference"
     rounds.record(work, model.driver, model, captured, workload, log, report, by_reference=by_reference)
@@ -61,7 +61,8 @@ def record(model: SimModel, work: Path) -> dict[str, Any]:
 def workload(model: SimModel, directory: Path, restorer: Restorer) -> StoredInputs:
     held = Inputs.of(read_manifest(directory)["report"])
     here = finder(model.regions, model.pool)
-    return StoredInputs(model.driver, held, stored(directory), here, at_restored(model, restorer))
+    restored = View(at_restored(restorer))
+    return StoredInputs(model.driver, held, stored(directory), here, View(here), restored)
 
 
 def prove(model: SimModel, work: Path) -> dict[str, Any]:

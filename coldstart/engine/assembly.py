@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,9 +20,11 @@ import coldstart
 from coldstart import paths, runtime, timeline
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
-from coldstart.engine import launch, prepare, processes, weights
+from coldstart.engine import graphs, launch, prepare, processes, weights
 from coldstart.engine.plan import LaunchPlan
 from coldstart.errors import Failed
+from coldstart.graphs.entry import RESTORE
+from coldstart.graphs.vllm import kv_plan
 from coldstart.models import Model
 from coldstart.timeline import Timeline
 
@@ -40,7 +42,9 @@ _TOKENIZER = (
 class Assembly:
     """The stages of one run over its work directory; `out` collects the sections as they are made."""
 
-    def __init__(self, model: Model, vllm_args: Sequence[str], key: str, work: Path, phase: Phase) -> None:
+    def __init__(
+        self, model: Model, vllm_args: Sequence[str], key: str, work: Path, phase: Phase, kernels: graphs.Kernels = "value"
+    ) -> None:  # fmt: skip
         self.model, self.vllm_args, self.key, self.work, self.phase = (
             model,
             tuple(vllm_args),
@@ -51,11 +55,15 @@ class Assembly:
         self.out = work / "out"
         self.out.mkdir()
         self.seconds: dict[str, float] = {}
+        self.kernels = kernels
+        self.not_made: dict[str, str] = {}
 
-    def run(self) -> None:
+    def run(self, *, with_graphs: bool = True) -> None:
         """All stages in order. Raises Failed when the engine or the proof fails."""
         self.offline()
         self.weights()
+        if with_graphs:
+            self.graphs()
         self.prove()
 
     def offline(self) -> None:
@@ -63,16 +71,31 @@ class Assembly:
         env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
         env |= prepare.inductor_env(self.work / "unused")
         plan = LaunchPlan(prepare.base_args(self.model, self.vllm_args), key=self.key, env=env)
-        plan.save(self.work / "offline.json")
-        command = [
-            sys.executable,
-            "-m",
-            "coldstart.engine.offline",
-            str(self.work / "offline.json"),
-            str(self.out),
-        ]
+        if not runtime.targets_cpu():
+            env[kv_plan.VARIABLE] = "1"  # vLLM then writes down what its profiling found
         with self._stage("run the engine offline"):
-            _run_child(command, self.work / "offline.log", self.events("offline"))
+            self._engine("offline", replace(plan, env=env), str(self.out))
+
+    def graphs(self) -> None:
+        """Record CUDA graphs in processes of their own and prove them in another, where this engine captures any."""
+        reason = graphs.make(
+            self.out / "graphs", self.work / "graphs", self._graphs_round, self.vllm_args, self.kernels
+        )
+        if reason:
+            self.not_made["graphs"] = reason
+
+    def _graphs_round(self, name: str, environment: Mapping[str, str]) -> None:
+        env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1", **environment}
+        arguments = prepare.base_args(self.model, self.vllm_args)
+        arguments += graphs.kv_args(self._read("kv"), self.vllm_args)
+        with self._stage(name):
+            self._engine("recorder", LaunchPlan(arguments, key=self.key, env=env))
+
+    def _engine(self, module: str, plan: LaunchPlan, *arguments: str) -> None:
+        """Run a child process of the engine package over `plan` to its end."""
+        plan.save(self.work / f"{module}.json")
+        command = [sys.executable, "-m", f"coldstart.engine.{module}", str(self.work / f"{module}.json")]
+        _run_child([*command, *arguments], self.work / f"{module}.log", self.events(module))
 
     def weights(self) -> None:
         """Hash every tensor and chunk of the weights."""
@@ -91,7 +114,7 @@ class Assembly:
         """
         with self._stage("prove by a start"):
             stages = self._proof_start()
-        self._write("stages", stages)
+        self._write("stages", stages | ({graphs.NOT_MADE: self.not_made} if self.not_made else {}))
 
     def _proof_start(self) -> dict[str, Any]:
         info = self._read("modelinfo")
@@ -111,7 +134,8 @@ class Assembly:
             finally:
                 process.signal(signal.SIGTERM)
                 process.wait()
-        _require_fast_path(running.report, has_code=(self.out / "compile").is_dir(), canary="canary" in info)
+        made = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
+        _require_fast_path(running.report, made, canary="canary" in info)
         return {
             "ready_s": running.ready_s,
             "memory_bytes": memory,
@@ -123,6 +147,9 @@ class Assembly:
         info, compile_dir = self._read("modelinfo"), self.out / "compile"
         env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
         args = [*prepare.base_args(self.model, self.vllm_args), "--uds", str(socket)]
+        if (self.out / "graphs").is_dir():
+            args += graphs.kv_args(self._read("kv"), self.vllm_args)
+            env[RESTORE] = str(shutil.copytree(self.out / "graphs", self.work / "moved-graphs"))
         if not compile_dir.is_dir():
             return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env)
         # A copy elsewhere: the proof is of a bundle that has moved.
@@ -182,8 +209,8 @@ class Assembly:
         (self.out / f"{name}.json").write_text(json.dumps(value, sort_keys=True))
 
 
-def _require_fast_path(report: Any, *, has_code: bool, canary: bool) -> None:
-    if has_code and not report["fast_path"].get("compile"):
+def _require_fast_path(report: Any, made: Sequence[str], *, canary: bool) -> None:
+    if not all(report["fast_path"].get(name) for name in made):
         raise Failed(
             f"The proof start did not take its fast path: {report['fallbacks']}. Nothing was published."
         )

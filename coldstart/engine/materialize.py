@@ -20,15 +20,19 @@ from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.store import Store
 from coldstart.engine.assembly import Assembly, Phase
+from coldstart.engine.graphs import Kernels
 from coldstart.errors import Usage
 from coldstart.inspection import Lookup
 
-SECTIONS = ("kv", "compile", "modelinfo", "tokenizer", "weights", "iterations", "stages")
+SECTIONS = ("kv", "compile", "graphs", "modelinfo", "tokenizer", "weights", "iterations", "stages")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to materialize. `only` restricts the sections; without `force` an existing bundle for the key is returned."""
+    """What to materialize. `only` restricts the sections; without `force` an existing bundle for the key is returned.
+
+    `kernels`: CUDA kernels' binaries are copied (value), or named by library, build id and offset (reference).
+    """
 
     model: str
     vllm_args: Sequence[str] = ()
@@ -38,6 +42,7 @@ class Request:
     only: Sequence[str] = ()
     force: bool = False
     snapshot: bool = False
+    kernels: Kernels = "value"
 
     def __post_init__(self) -> None:
         if unknown := set(self.only) - set(SECTIONS):
@@ -76,8 +81,8 @@ def _make(request: Request, planned: Lookup, store: Store, phase: Phase) -> Bund
     with phase("weights"):
         model = models.ensure_weights(planned.model, offline=request.offline)
     with _workspace(request.cache_dir, planned.key) as work:
-        made = Assembly(model, request.vllm_args, planned.key.digest, work, phase)
-        made.run()
+        made = Assembly(model, request.vllm_args, planned.key.digest, work, phase, request.kernels)
+        made.run(with_graphs="graphs" in request.sections)
         with phase("publish"), store.begin(planned.key) as draft:
             for name in request.sections:
                 made.add(draft, name)

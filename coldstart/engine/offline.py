@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from coldstart import timeline
 from coldstart.engine import compiled, server
 from coldstart.engine.lifeline import die_with_parent
 from coldstart.engine.plan import LaunchPlan
+from coldstart.graphs.vllm import kv_plan
 
 CANARY_PROMPT_TOKENS = 8
 CANARY_TOKENS = 16
@@ -179,14 +181,30 @@ def run(plan: LaunchPlan, out: Path) -> None:
             write_compiled(engine, out / "compile")
 
 
-def kv_sizing(engine: OfflineEngine) -> dict[str, int]:
-    """The KV cache that profiling arrived at: bytes, blocks, tokens per block (MEDUSA section 6)."""
+def kv_sizing(engine: OfflineEngine) -> dict[str, Any]:
+    """The KV cache that profiling arrived at: bytes, blocks, tokens per block (MEDUSA section 6).
+
+    On a GPU also `plan`, what vLLM's own start-up plan needs to arrive there without profiling.
+    """
     cache = engine.config.cache_config
-    return {
+    sizing = {
         "bytes": int(engine.core.available_gpu_memory_for_kv_cache),
         "blocks": int(cache.num_gpu_blocks),
         "block_tokens": int(cache.block_size),
     }
+    return sizing | startup_plan()
+
+
+def startup_plan() -> dict[str, Any]:
+    """The plan that vLLM has just written down, if it has and there is one rank."""
+    import vllm
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return {}
+    root = Path(os.environ["VLLM_CACHE_ROOT"])
+    plans = kv_plan.collect(root, vllm.__version__, current_platform.get_device_name())
+    return {"plan": asdict(plans[0])} if len(plans) == 1 else {}
 
 
 def _write(path: Path, value: object) -> None:

@@ -6,6 +6,7 @@ here stops a server from starting.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,13 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from coldstart import arguments, paths
+from coldstart import arguments, nvml, paths
 from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
 from coldstart.engine import weights
 from coldstart.engine.plan import LaunchPlan
 from coldstart.engine.unpacked import unpacked
+from coldstart.graphs.entry import KV_PLAN, RESTORE
+from coldstart.graphs.errors import GraphError
+from coldstart.graphs.vllm import kv_plan
 from coldstart.models import Model
 
 KV_FLAG = "kv_cache_memory_bytes"
@@ -71,6 +75,7 @@ class _Preparation:
     trust: Trust
     root: Path
     fallbacks: list[dict[str, str]] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
 
     def give_up(self, section: str, reason: str) -> None:
         self.fallbacks.append({"section": section, "reason": reason})
@@ -105,11 +110,32 @@ class _Preparation:
         if not isinstance(wanted, int) or wanted <= 0:
             self.give_up("kv", f"it names no number of bytes, but {wanted!r}")
             return []
+        if "plan" in sizing:
+            self.startup_plan(sizing["plan"])
+            return []
         free = available_memory()
         if wanted + HEADROOM > free:
             self.give_up("kv", f"the bundle's KV cache needs {wanted} bytes, {free} are free now")
             return []
         return ["--kv-cache-memory-bytes", str(wanted)]
+
+    def startup_plan(self, data: object) -> None:
+        """A GPU's KV size goes through vLLM's start-up plan, which checks the free memory once more."""
+        try:
+            kv_plan.of(data).check_free(nvml.free_bytes())
+        except GraphError as error:
+            self.give_up("kv", str(error))
+            return
+        self.env |= {kv_plan.VARIABLE: "1", KV_PLAN: json.dumps(data, sort_keys=True)}
+
+    def graphs(self) -> None:
+        """The `graphs` section, where there is one: unpacked like code, since it is."""
+        if not self.bundle.has("graphs"):
+            return
+        try:
+            self.env[RESTORE] = str(unpacked(self.bundle, "graphs", self.root, self.trust))
+        except BundleError as error:
+            self.give_up("graphs", f"{error.message} [{error.code}]")
 
     def modelinfo(self, env: Mapping[str, str]) -> dict[str, Any]:
         """The resolved model class put where vLLM looks for it; without it vLLM imports itself once more to ask."""
@@ -144,16 +170,17 @@ def prepare(
     if compile_dir is not None:
         env |= inductor_env(compile_dir)
     canary = _canary(info.get("canary"))
+    made.graphs()
     identity = _weights(made, model)
     if canary and identity != info.get("weights"):
         canary = None  # other weights of the same layout: other tokens
     return LaunchPlan(
-        base_args(model, vllm_args) + made.kv_args(vllm_args),
+        base_args(model, vllm_args) + made.kv_args(vllm_args),  # which adds to made.env
         key=key,
         weights=identity,
         compile_dir=str(compile_dir) if compile_dir else None,
         canary=canary,
-        env=env,
+        env=env | made.env,
         fallbacks=made.fallbacks,
     )
 

@@ -24,6 +24,7 @@ from typing import Any
 from coldstart import timeline
 from coldstart.engine.lifeline import die_with_supervisor
 from coldstart.engine.plan import READY_FD_ENV, LaunchPlan
+from coldstart.graphs.entry import GRAPHS_REPORT, RESTORE
 
 EXECUTOR = "coldstart.engine.executor.ColdExecutor"
 WORKER = "coldstart.engine.worker.ColdWorker"
@@ -176,6 +177,10 @@ class Readiness:
             (worker,) = await self.engine.collective_rpc("coldstart_report")
             report["fast_path"] |= worker["fast_path"]
             report["fallbacks"] += worker["fallbacks"]
+        if RESTORE in self.plan.env:
+            fallbacks = await graph_fallbacks(self.engine)
+            report["fast_path"]["graphs"] = not fallbacks
+            report["fallbacks"] += fallbacks
         if self.plan.canary and tokens:
             report["canary"] = tokens == self.plan.canary["tokens"][: len(tokens)]
         return report
@@ -195,6 +200,15 @@ class Readiness:
             tokens = list(output.outputs[0].token_ids)
         timeline.emit("first token", start, timeline.now(), track="server")
         return tokens
+
+
+async def graph_fallbacks(engine: Any) -> list[dict[str, str]]:
+    """Which CUDA graphs the worker has captured although the bundle has them, or why it restored none."""
+    try:
+        (found,) = await engine.collective_rpc(GRAPHS_REPORT)
+    except Exception as error:  # noqa: BLE001 - the plug-in is not there, whatever vLLM makes of that
+        return [{"section": "graphs", "reason": f"the plug-in did not load: {error}"}]
+    return [{"section": "graphs", "reason": f"{'all' if k == '*' else k}: {why}"} for k, why in found.items()]
 
 
 async def serve(args: Namespace, plan: LaunchPlan, warm: bool) -> int:

@@ -14,6 +14,8 @@ RECORD, PROVE, RESTORE = "COLDSTART_GRAPHS_RECORD", "COLDSTART_GRAPHS_PROVE", "C
 KV_PLAN = "COLDSTART_KV_PLAN"
 KERNELS = "COLDSTART_GRAPHS_KERNELS"
 """`reference`: binaries are named by library, build id and offset instead of being copied."""
+GRAPHS_REPORT = "coldstart_graphs_report"
+"""The method that a worker has while graphs are restored: graph (or `*`) to the reason why it was captured."""
 CANARY = "COLDSTART_GRAPHS_CANARY"
 """`0`: no graph is replayed on its stored input before the first answer."""
 

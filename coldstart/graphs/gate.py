@@ -55,30 +55,27 @@ def prove(
     proof = Proof(seal=seal, seeds=list(seeds), adopt=restorer.adopt, eager=workload.has_eager)
     if not restorer.link():
         raise NotProven(f"the bundle cannot be linked: {restorer.fallbacks['*']}")
-    keys = sorted(_keys(restorer), key=lambda key: framework.sizes()[key])
-    restored = {key: restorer.graph(key) for key in keys}
+    sizes = restorer.sizes()
+    keys = sorted(sizes, key=lambda key: sizes[key])
+    restored = {key: restorer.graph_or_none(key) for key in keys}
     for key in keys:
         reason = _difference(key, restored[key], driver, framework, workload, seeds, restorer)
         if reason is None:
             proof.proven.append(key)
         else:
             proof.failed[key] = reason
-    if proof.proven:
-        proof.canary = _canary(proof.proven[0], restored[proof.proven[0]], driver, workload, seeds[0])
+    smallest = restored[proof.proven[0]] if proof.proven else None
+    if smallest is not None:
+        proof.canary = _canary(proof.proven[0], smallest, driver, workload, seeds[0])
     return proof
 
 
-def _keys(restorer: Restorer) -> list[str]:
-    manifest = read_manifest(restorer.directory)
-    return list(manifest["keys"])
-
-
 def _difference(
-    key: str, restored: Replayable, driver: DriverApi, framework: FrameworkApi, workload: Workload,
+    key: str, restored: Replayable | None, driver: DriverApi, framework: FrameworkApi, workload: Workload,
     seeds: Sequence[int], restorer: Restorer,
 ) -> str | None:  # fmt: skip
     """Why this graph is not proven, or None."""
-    if not restored.restored:
+    if restored is None:
         return f"not restored: {restorer.fallbacks.get(key)}"
     captured = Replayable(driver, framework, framework.capture(key).executable, restored=False)
     for seed in seeds:
@@ -151,8 +148,8 @@ def canary(proof: Proof, restorer: Restorer, driver: DriverApi, workload: Worklo
     if proof.canary is None:
         return False
     key, seed, want = proof.canary
-    graph = restorer.graph(key)
-    if not graph.restored:
+    graph = restorer.graph_or_none(key)
+    if graph is None:
         return False
     try:
         return digest(observe(driver, workload, key, seed, graph.replay, restored=True)) == want

@@ -26,16 +26,21 @@ WINDOW = 1 << 20
 FINITE = np.array([0x3C, 0x3D, 0x3E, 0x3F, 0xBC, 0xBD, 0xBE, 0xBF], np.uint8)
 Place = tuple[str, int, int]
 Where = Callable[[str], Region]
+Span = tuple[int, int]
 
 
 @dataclass
 class Inputs:
-    """`static`: key to symbol to digest; `tokens`: symbol to (bytes an id, ids are below); `outputs`: key to places."""
+    """`static`: key to symbol to digest; `tokens`: symbol to (bytes an id, ids are below); places by key.
+
+    `fed` is what a graph reads that another one wrote into the pool before it: inputs of a piece of a model.
+    """
 
     tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
     kv: list[str] = field(default_factory=list)
     static: dict[str, dict[str, str]] = field(default_factory=dict)
     outputs: dict[str, list[Place]] = field(default_factory=dict)
+    fed: dict[str, list[Place]] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """For the sealed report of the tables."""
@@ -47,10 +52,15 @@ class Inputs:
         try:
             held = report[ENTRY]
             tokens = {symbol: (int(a), int(b)) for symbol, (a, b) in held["tokens"].items()}
-            outputs = {k: [(str(s), int(o), int(n)) for s, o, n in rows] for k, rows in held["outputs"].items()}
-            return cls(tokens, list(held["kv"]), dict(held["static"]), outputs)
+            return cls(
+                tokens, list(held["kv"]), dict(held["static"]), _places(held["outputs"]), _places(held["fed"])
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise AlteredTable("the bundle holds no inputs to replay its graphs on") from error
+
+
+def _places(held: Mapping[str, Any]) -> dict[str, list[Place]]:
+    return {k: [(str(s), int(o), int(n)) for s, o, n in rows] for k, rows in held.items()}
 
 
 class InputLog:
@@ -92,14 +102,37 @@ def stored(directory: Path) -> Callable[[str], bytes]:
 
 
 @dataclass
+class View:
+    """Where one form of the graphs (captured here, or restored) has its outputs and what it is fed.
+
+    `find` resolves symbols; `known` has addresses instead for graphs that were captured here.
+    """
+
+    find: Where
+    known: Mapping[str, tuple[list[Span], list[Span]]] = field(default_factory=dict)
+
+    def outputs(self, key: str, inputs: Inputs) -> list[Span]:
+        """(address, bytes) of each output. Raises MissingRegion."""
+        return self.known[key][0] if key in self.known else self._spans(inputs.outputs.get(key, []))
+
+    def fed(self, key: str, inputs: Inputs) -> list[Span]:
+        """(address, bytes) of memory that a graph before this one would have filled. Raises MissingRegion."""
+        return self.known[key][1] if key in self.known else self._spans(inputs.fed.get(key, []))
+
+    def _spans(self, places: Iterable[Place]) -> list[Span]:
+        return [(self.find(symbol).base + offset, size) for symbol, offset, size in places]
+
+
+@dataclass
 class StoredInputs:
-    """The workload; `here` finds named memory and captured pools, `restored` the regions of a linked bundle."""
+    """The workload; `here` finds named memory, the views the outputs of each form (None: there is no such form)."""
 
     driver: DriverApi
     inputs: Inputs
     read: Callable[[str], bytes]
     here: Where
-    restored: Where
+    captured: View | None
+    restored: View | None
     has_eager: bool = False
 
     def prepare(self, key: str, seed: int) -> None:
@@ -113,17 +146,24 @@ class StoredInputs:
             self.driver.write(region.base, ids.tobytes())
         for symbol in self.inputs.kv:
             for address, size in windows(self.here(symbol)):
-                self.driver.write(address, FINITE[values.integers(0, len(FINITE), size)].tobytes())
+                self.driver.write(address, _finite(values, size))
+        self._feed(key, values)
+
+    def _feed(self, key: str, values: np.random.Generator) -> None:
+        views = [view.fed(key, self.inputs) for view in (self.captured, self.restored) if view is not None]
+        for spans in zip(*views, strict=True):
+            data = _finite(values, spans[0][1])
+            for address, size in spans:
+                self.driver.write(address, data[:size])
 
     def observe(self, key: str, *, restored: bool = False) -> bytes:
         """Outputs, then KV windows. Raises MissingRegion."""
-        parts = []
-        for symbol, offset, size in self.inputs.outputs.get(key, []):
-            region = self.restored(symbol) if restored else self.here(symbol)
-            parts.append(self.driver.read(region.base + offset, size))
-        for symbol in self.inputs.kv:
-            parts += [self.driver.read(address, size) for address, size in windows(self.here(symbol))]
-        return b"".join(parts)
+        view = self.restored if restored else self.captured
+        if view is None:
+            raise MissingRegion(f"{key} has no {'restored' if restored else 'captured'} form here")
+        spans = view.outputs(key, self.inputs)
+        spans = spans + [span for symbol in self.inputs.kv for span in windows(self.here(symbol))]
+        return b"".join(self.driver.read(address, size) for address, size in spans)
 
     def eager(self, key: str) -> None:
         """There is no model here to run."""
@@ -143,6 +183,10 @@ class StoredInputs:
                 self.driver.write(address, data)
 
 
+def _finite(values: np.random.Generator, size: int) -> bytes:
+    return bytes(FINITE[values.integers(0, len(FINITE), size)])
+
+
 def windows(region: Region) -> list[tuple[int, int]]:
     """(address, bytes) at the start and at the middle; the whole of a small region."""
     if region.size <= 2 * WINDOW:
@@ -152,12 +196,14 @@ def windows(region: Region) -> list[tuple[int, int]]:
 
 def finder(*sources: Callable[[], Iterable[Region]]) -> Where:
     """Regions by symbol in the first source that has it; raises MissingRegion."""
+    known: dict[str, Region] = {}
 
     def find(symbol: str) -> Region:
-        for source in sources:
-            for region in source():
-                if region.symbol == symbol:
-                    return region
-        raise MissingRegion(f"{symbol} does not exist in this process")
+        if symbol not in known:
+            for source in reversed(sources):
+                known.update({region.symbol: region for region in source()})
+        if symbol not in known:
+            raise MissingRegion(f"{symbol} does not exist in this process")
+        return known[symbol]
 
     return find

@@ -81,7 +81,7 @@ def test_a_background_failure_is_recorded_and_the_graph_is_captured_when_asked(
 
     with monkeypatch.context() as patch:
         patch.setattr(model.driver, "instantiate", broken)
-        restorer.start()
+        restorer.start(["decode:8", "decode:64"], lambda key, graph: None)
         restorer.wait()
     assert set(restorer.fallbacks) == {"decode:8", "decode:64"}
     assert restorer.graph("decode:8").restored
@@ -108,6 +108,6 @@ def test_the_background_thread_adopts_the_context(
     monkeypatch.setattr(model.driver, "adopt_thread", lambda: adopted.append(threading.current_thread().name))
     restorer = Restorer(bundle_directory, model.driver, model)
     restorer.link()
-    restorer.start()
+    restorer.start(["decode:8"], lambda key, graph: None)
     restorer.wait()
     assert adopted == ["graphs"]

@@ -34,9 +34,13 @@ def test_smallest_and_largest_first_then_the_background(bundle_directory: Path) 
     model = SimModel(SMALL, 5)
     restorer = Restorer(bundle_directory, model.driver, model, note=lambda name, *_: seen.append(name))
     restorer.link()
-    restorer.start()
+    assert restorer.first() == ["decode:1", "decode:256"]
+    for key in restorer.first():
+        restorer.graph(key)
+    built: list[str] = []
+    restorer.start(["decode:8", "decode:64"], lambda key, graph: built.append(key))
     restorer.wait()
-    assert seen == ["graphs: link", "graphs: decode:1", "graphs: decode:256"]
+    assert seen == ["graphs: link", "graphs: decode:1", "graphs: decode:256"] and built == ["decode:64", "decode:8"]
     assert all(restorer.graph(key).restored for key in model.sizes())
 
 

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from graphs_tools import SMALL
 
-from coldstart.graphs import vllm_plugin
 from coldstart.graphs.errors import MissingRegion, NotProven, Refused
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.sim.model import SimModel
 from coldstart.graphs.table import Region
-from coldstart.graphs.vllm_names import runner_tensors
+from coldstart.graphs.vllm import outputs, plugin, record
+from coldstart.graphs.vllm.names import runner_tensors
+from coldstart.graphs.vllm.restore import Restoring
 
 torch = pytest.importorskip("torch")
 
@@ -67,38 +68,38 @@ def test_only_device_tensors_are_named() -> None:
 
 
 def test_not_asked_nothing_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (vllm_plugin.RECORD, vllm_plugin.RESTORE):
+    for name in (plugin.RECORD, plugin.PROVE, plugin.RESTORE, plugin.KV_PLAN):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(vllm_plugin, "import_module", lambda name: pytest.fail(f"imported {name}"))
-    vllm_plugin.register()
+    monkeypatch.setattr(plugin, "import_module", lambda name: pytest.fail(f"imported {name}"))
+    plugin.register()
 
 
 def test_a_bundle_without_proof_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setenv(vllm_plugin.RESTORE, str(tmp_path))
-    monkeypatch.setattr(vllm_plugin.vllm_hook, "checked_adapter", lambda: None)
-    monkeypatch.setattr(vllm_plugin, "import_module", lambda name: pytest.fail(f"imported {name}"))
+    monkeypatch.setenv(plugin.RESTORE, str(tmp_path))
+    monkeypatch.setattr(plugin.hook, "checked_adapter", lambda: None)
+    monkeypatch.setattr(plugin, "import_module", lambda name: pytest.fail(f"imported {name}"))
     logger = logging.getLogger("vllm.coldstart.graphs")
     logger.addHandler(caplog.handler)
-    vllm_plugin.register()
+    plugin.register()
     logger.removeHandler(caplog.handler)
     assert "captured as always" in caplog.text
     with pytest.raises(NotProven):
-        vllm_plugin.Restoring(tmp_path)
+        Restoring(tmp_path)
 
 
 def test_several_ranks_are_refused() -> None:
     runner = _runner()
-    vllm_plugin._refuse_parallel(runner)
+    plugin.refuse_parallel(runner)
     runner.parallel_config.tensor_parallel_size = 2
     with pytest.raises(Refused, match="collectives"):
-        vllm_plugin._refuse_parallel(runner)
+        plugin.refuse_parallel(runner)
 
 
 def test_profiling_captures_are_left_alone() -> None:
     seen: list[Any] = []
-    hooked = vllm_plugin._wrapped(
+    hooked = plugin._wrapped(
         lambda self, profile_only=False: "own", lambda runner, own: seen.append(own())
     )
     assert hooked(object(), profile_only=True) == "own" and seen == []
@@ -109,7 +110,7 @@ def test_profiling_captures_are_left_alone() -> None:
 def test_outputs_are_places_in_the_pool() -> None:
     tensor = torch.zeros(4, 8, dtype=torch.bfloat16)
     pool = [Region("pool:0", 4096, tensor.data_ptr() - 512)]
-    found = vllm_plugin.describe(tensor[2:], pool)
+    found = outputs.describe(tensor[2:], pool)
     assert found == {
         "symbol": "pool:0",
         "offset": 512 + 32,
@@ -117,7 +118,7 @@ def test_outputs_are_places_in_the_pool() -> None:
         "stride": [8, 1],
         "dtype": "bfloat16",
     }
-    assert vllm_plugin.describe(tensor, []) is None and vllm_plugin.describe((tensor,), pool) is None
+    assert outputs.describe(tensor, []) is None and outputs.describe((tensor,), pool) is None
 
 
 def test_graphs_of_either_runner_by_key() -> None:
@@ -129,7 +130,7 @@ def test_graphs_of_either_runner_by_key() -> None:
         "empty": SimpleNamespace(cudagraph=None),
     }
     one = SimpleNamespace(model=SimpleNamespace(concrete_cudagraph_entries=entries))
-    assert vllm_plugin.captured_graphs(one) == {"FULL:num_tokens=4": (descriptor, "g", "o")}
+    assert record.captured_graphs(one) == {"FULL:num_tokens=4": (descriptor, "g", "o")}
 
 
 def test_a_refused_binding_runs_the_ordinary_capture(
@@ -137,9 +138,9 @@ def test_a_refused_binding_runs_the_ordinary_capture(
 ) -> None:
     shutil.copytree(bundle_directory, tmp_path / "b")
     with pytest.raises(Refused, match="not recorded from vLLM"):
-        vllm_plugin.Restoring(tmp_path / "b")
-    (tmp_path / "b" / vllm_plugin.EXTRAS).write_text(json.dumps({"attributes": {}, "outputs": {}}))
-    session = vllm_plugin.Restoring(tmp_path / "b")
+        Restoring(tmp_path / "b")
+    (tmp_path / "b" / plugin.EXTRAS).write_text(json.dumps({"attributes": {}, "outputs": {}}))
+    session = Restoring(tmp_path / "b")
 
     def broken(runner: Any) -> None:
         raise Refused("no device")

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from coldstart.graphs import kv_plan, vllm_hook
 from coldstart.graphs.errors import AlteredTable, DriverFailure, Refused
-from coldstart.graphs.seams import ADAPTERS, Seam, adapter
+from coldstart.graphs.vllm import hook, kv_plan
+from coldstart.graphs.vllm.seams import ADAPTERS, Seam, adapter
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
@@ -76,7 +76,7 @@ def _manager() -> Manager:
 
 def test_the_manager_gets_restored_graphs_and_captures_the_rest() -> None:
     manager, said = _manager(), []
-    hooked = vllm_hook._manager_capture(_capture, Source({4, 1, 8}, broken={1}), said.append)
+    hooked = hook._manager_capture(_capture, Source({4, 1, 8}, broken={1}), said.append)
     hooked(manager, None)
     found = {(d.cg_mode.name, d.num_tokens): g for d, g in manager.graphs.items()}
     assert found == {
@@ -90,19 +90,19 @@ def test_the_manager_gets_restored_graphs_and_captures_the_rest() -> None:
 def test_memory_profiling_captures_as_always() -> None:
     manager = _manager()
     manager._max_full_descs_to_capture = 2
-    vllm_hook._manager_capture(_capture, Source({4}), print)(manager, None)
+    hook._manager_capture(_capture, Source({4}), print)(manager, None)
     assert "restored 4" not in manager.graphs.values()
 
 
 def test_keys_tell_descriptors_apart() -> None:
     one, other = Descriptor(Mode.FULL, 4), Descriptor(Mode.FULL, 4, num_reqs=4)
-    assert vllm_hook.key_of(one, "FULL") == "FULL:num_tokens=4,num_ubatches=1"
-    assert len({vllm_hook.key_of(d, m) for d in (one, other) for m in ("FULL", "PIECEWISE")}) == 4
+    assert hook.key_of(one, "FULL") == "FULL:num_tokens=4,num_ubatches=1"
+    assert len({hook.key_of(d, m) for d in (one, other) for m in ("FULL", "PIECEWISE")}) == 4
 
 
 @needs_vllm
 def test_every_seam_exists_in_the_installed_vllm() -> None:
-    assert vllm_hook.checked_adapter().problems() == []
+    assert hook.checked_adapter().problems() == []
 
 
 @needs_vllm
@@ -113,7 +113,7 @@ def test_the_wrapper_of_the_other_runner_gets_finished_entries() -> None:
     from vllm.forward_context import BatchDescriptor
 
     called: list[int] = []
-    hooked = vllm_hook._runner_capture(
+    hooked = hook._runner_capture(
         lambda self, desc, mode: called.append(desc.num_tokens), Source({4}), print
     )
     wrapper = SimpleNamespace(concrete_cudagraph_entries={}, is_debugging_mode=False)
@@ -134,7 +134,7 @@ def test_install_and_undo() -> None:
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
     before = CudaGraphManager.capture
-    undo = vllm_hook.install(Source(set()), print)
+    undo = hook.install(Source(set()), print)
     assert CudaGraphManager.capture is not before
     undo()
     assert CudaGraphManager.capture is before

@@ -1,0 +1,71 @@
+"""What a captured callable returned, as data: tensors by place in the pool, tuples and lists as they are.
+
+Invariant: view(describe(x)) has x's structure, shapes, strides and types, over the restored pool.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from coldstart.graphs.errors import Refused
+from coldstart.graphs.table import Region
+
+ENTRY = "vllm"
+Like = dict[str, Any]
+WIDTHS = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
+
+
+def describe(output: Any, pool: Sequence[Region]) -> Any:
+    """JSON-ready; None for what is no tensor of the pool or holds one."""
+    if isinstance(output, tuple | list):
+        parts = [describe(part, pool) for part in output]
+        return None if None in parts else {type(output).__name__: parts}
+    if not hasattr(output, "data_ptr"):
+        return None
+    address = int(output.data_ptr())
+    for region in pool:
+        if region.base <= address < region.base + region.size:
+            return {
+                "symbol": region.symbol, "offset": address - region.base, "shape": list(output.shape),
+                "stride": list(output.stride()), "dtype": str(output.dtype).removeprefix("torch."),
+            }  # fmt: skip
+    return None
+
+
+def leaves(like: Any) -> Iterator[Like]:
+    """The tensors of a description."""
+    parts = like.get("tuple", like.get("list")) if isinstance(like, dict) else None
+    if parts is None:
+        if like is not None:
+            yield like
+        return
+    for part in parts:
+        yield from leaves(part)
+
+
+def spans(output: Any) -> list[tuple[int, int]] | None:
+    """(address, bytes) of the tensors of a captured output, in order; None for none at all."""
+    parts = output if isinstance(output, tuple | list) else [output]
+    if output is None or not all(hasattr(part, "data_ptr") for part in parts):
+        return None
+    found = [{"shape": list(t.shape), "stride": list(t.stride()), "dtype": str(t.dtype)[6:]} for t in parts]
+    return [(int(t.data_ptr()), size(like)) for t, like in zip(parts, found, strict=True)]
+
+
+def view(like: Any, tensor: Callable[[Like], Any]) -> Any:
+    """The output again; `tensor` makes one from a leaf. Raises Refused where it was not described."""
+    if like is None:
+        raise Refused("its output is no tensor of the pool")
+    for name, kind in (("tuple", tuple), ("list", list)):
+        if name in like:
+            return kind(view(part, tensor) for part in like[name])
+    return tensor(like)
+
+
+def size(like: Like) -> int:
+    """Bytes from the first element to the end of the last."""
+    stride = like.get("stride") or [math.prod(like["shape"][i + 1 :]) for i in range(len(like["shape"]))]
+    last = sum((n - 1) * s for n, s in zip(like["shape"], stride, strict=True))
+    return (last + 1) * WIDTHS.get(like["dtype"], 1) if math.prod(like["shape"]) else 0
