@@ -12,11 +12,15 @@ from typing import Protocol
 from coldstart import keys, models, paths
 from coldstart.aliases import NAMES
 from coldstart.artifacts.bundle import Bundle, TrustResult
+from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.store import NotFound, Store
 from coldstart.errors import NoBundle
 from coldstart.models import Model
+
+# In `stages`: what a materialization could not make.
+NOT_MADE = "not_made"
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,16 @@ def describe(bundle: Bundle) -> dict[str, object]:
         "provenance": manifest.provenance.document(),
         "trust": {"ok": judged.ok, "signer": judged.signer, "reason": judged.reason},
     }
+
+
+def not_made(bundle: Bundle) -> dict[str, str]:
+    """Sections that its materialization could not make, with the reasons."""
+    try:
+        stages = bundle.json("stages") if bundle.has("stages") else {}
+    except BundleError:
+        return {}
+    found = stages.get(NOT_MADE) if isinstance(stages, dict) else None
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
 
 def tree(bundle: Bundle) -> dict[str, list[tuple[str, int]]]:

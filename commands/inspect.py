@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import Key, Mismatch
+from coldstart.commands import _graphs
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
@@ -62,7 +63,27 @@ def command(
 
 
 def _show_bundle(common: Common, bundle: Bundle) -> None:
-    common.out.result(inspection.describe(bundle), lambda: _bundle_text(bundle), brief=bundle.digest)
+    graphs = _graphs_of(bundle)
+    data = inspection.describe(bundle) | ({"graphs": graphs} if graphs else {})
+    data["not_made"] = inspection.not_made(bundle)
+    shown = f"\n\n{_graphs.text(graphs)}" if graphs else ""
+    common.out.result(data, lambda: _bundle_text(bundle) + shown, brief=bundle.digest)
+
+
+def _graphs_of(bundle: Bundle) -> dict[str, object] | None:
+    if not bundle.has("graphs"):
+        return None
+    from coldstart.graphs import bundles  # numpy
+
+    return bundles.summary(bundle)
+
+
+def _graph_difference(left: Bundle, right: Bundle) -> dict[str, object] | None:
+    if not (left.has("graphs") and right.has("graphs")):
+        return None
+    from coldstart.graphs import bundles
+
+    return bundles.difference(left, right)
 
 
 def _bundle_text(bundle: Bundle) -> str:
@@ -81,6 +102,7 @@ def _bundle_text(bundle: Bundle) -> str:
         ("stages", stages or "none"),
         ("trusted", f"{'yes' if judged.ok else 'no'}: {judged.reason}"),
     ]
+    head += [(f"no {section}", reason) for section, reason in inspection.not_made(bundle).items()]
     sections = [(s.type, s.version, human_bytes(s.size), s.digest) for s in manifest.sections]
     facts = "\n".join(f"{name:<10} {value}" for name, value in head)
     listed = table(("section", "version", "size", "digest"), sections)
@@ -141,8 +163,12 @@ def _show_diff(common: Common, left: Bundle, right: Bundle) -> None:
         "fields": [{"field": m.field, "left": m.wanted, "right": m.found} for m in fields],
         "sections": [{"section": m.field, "left": m.wanted, "right": m.found} for m in sections],
     }
+    graphs = _graph_difference(left, right)
+    if graphs is not None:
+        data["graphs"] = graphs
     both = [*fields, *sections]
-    common.out.result(data, lambda: _mismatch_text(both, left.ref, right.ref) if both else "no difference")
+    text = _mismatch_text(both, left.ref, right.ref) if both else "no difference"
+    common.out.result(data, text + (f"\n\n{_graphs.diff_text(graphs, left.ref, right.ref)}" if graphs else ""))
 
 
 def _mismatch_text(mismatches: list[Mismatch] | tuple[Mismatch, ...], left: str, right: str) -> str:

@@ -33,7 +33,7 @@ def command(
 ) -> None:
     """Parse, run the offline phase, and print where the bundle is."""
     from coldstart import inspection
-    from coldstart.engine import graphs, materialize
+    from coldstart.engine import materialize
 
     request = materialize.Request(
         model,
@@ -69,7 +69,7 @@ def command(
         lambda: table(("section", "version", "bytes", "sha256"), sections) + f"\n{bundle.ref}",
         brief=bundle.ref,
     )
-    for section, reason in graphs.not_made(bundle).items():
+    for section, reason in inspection.not_made(bundle).items():
         common.out.note(f"no {section}: {reason}")
     common.out.success(
         f"{'Made' if made else 'Found'} {bundle.name} v{bundle.version}, {human_bytes(bundle.size)},",

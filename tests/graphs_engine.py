@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.graphs import gate, rounds
-from coldstart.graphs.entry import KERNELS, PROVE, RECORD, RESTORE
+from coldstart.graphs.entry import CANARY, KERNELS, PROVE, RECORD, RESTORE
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs, View, finder, stored
 from coldstart.graphs.online import Online
@@ -74,7 +74,8 @@ def restore(model: SimModel, directory: Path) -> dict[str, Any]:
     """Ready with two graphs, then the rest; then every graph against an ordinary capture."""
     proof = gate.read_proof(directory)
     restorer = Restorer(directory, model.driver, model, adopt=proof.adopt)
-    online = Online(restorer, proof, workload(model, directory, restorer))
+    every = os.environ.get(CANARY) == "all"
+    online = Online(restorer, proof, workload(model, directory, restorer), every=every)
     used = online.begin()
     shown: list[str] = []
     for key in model.sizes() if used else ():

@@ -25,6 +25,7 @@ from coldstart.engine.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.graphs.entry import RESTORE
 from coldstart.graphs.vllm import kv_plan
+from coldstart.inspection import NOT_MADE
 from coldstart.models import Model
 from coldstart.timeline import Timeline
 
@@ -114,7 +115,7 @@ class Assembly:
         """
         with self._stage("prove by a start"):
             stages = self._proof_start()
-        self._write("stages", stages | ({graphs.NOT_MADE: self.not_made} if self.not_made else {}))
+        self._write("stages", stages | ({NOT_MADE: self.not_made} if self.not_made else {}))
 
     def _proof_start(self) -> dict[str, Any]:
         info = self._read("modelinfo")

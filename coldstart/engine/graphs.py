@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from coldstart import arguments, runtime
-from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.errors import BundleError
 from coldstart.errors import Failed
 from coldstart.graphs import offline
 from coldstart.graphs.errors import GraphError
 
 Kernels = Literal["value", "reference"]
-NOT_MADE = "not_made"
 
 
 def absent(vllm_args: Sequence[str]) -> str | None:
@@ -50,13 +47,3 @@ def kv_args(sizing: Mapping[str, object], vllm_args: Sequence[str]) -> list[str]
     if "kv_cache_memory_bytes" in arguments.parse(vllm_args):
         return []
     return ["--kv-cache-memory-bytes", str(sizing["bytes"])]
-
-
-def not_made(bundle: Bundle) -> dict[str, str]:
-    """Sections that its materialization could not make, with the reasons."""
-    try:
-        stages = bundle.json("stages") if bundle.has("stages") else {}
-    except BundleError:
-        return {}
-    found = stages.get(NOT_MADE) if isinstance(stages, dict) else None
-    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}

@@ -17,7 +17,7 @@ KERNELS = "COLDSTART_GRAPHS_KERNELS"
 GRAPHS_REPORT = "coldstart_graphs_report"
 """The method that a worker has while graphs are restored: graph (or `*`) to the reason why it was captured."""
 CANARY = "COLDSTART_GRAPHS_CANARY"
-"""`0`: no graph is replayed on its stored input before the first answer."""
+"""`0`: no graph is replayed on its stored input before the first answer; `all`: every one is."""
 
 
 def register() -> None:

@@ -23,7 +23,7 @@ PROOF, REJECTED = "proof.json", "rejected.json"
 
 @dataclass
 class Proof:
-    """`canary` is (key, seed, sha256 of the outputs) of the smallest graph.
+    """`canary` is (key, seed, sha256 of the outputs) of the smallest graph, `hashes` the same of all at that seed.
 
     `adopt` says that unnamed memory was adopted in the proof: a restore does what its proof did; `eager`
     that outputs without any graph were compared as well.
@@ -36,6 +36,7 @@ class Proof:
     canary: tuple[str, int, str] | None = None
     adopt: bool = False
     eager: bool = True
+    hashes: dict[str, str] = field(default_factory=dict)
 
 
 def digest(data: bytes) -> str:
@@ -64,9 +65,12 @@ def prove(
             proof.proven.append(key)
         else:
             proof.failed[key] = reason
-    smallest = restored[proof.proven[0]] if proof.proven else None
-    if smallest is not None:
-        proof.canary = _canary(proof.proven[0], smallest, driver, workload, seeds[0])
+    for key in proof.proven:
+        graph = restored[key]
+        if graph is not None:
+            proof.hashes[key] = _hash(key, graph, driver, workload, seeds[0])
+    if proof.proven:
+        proof.canary = (proof.proven[0], seeds[0], proof.hashes[proof.proven[0]])
     return proof
 
 
@@ -106,10 +110,8 @@ def observe(
     return workload.observe(key, restored=restored)
 
 
-def _canary(
-    key: str, graph: Replayable, driver: DriverApi, workload: Workload, seed: int
-) -> tuple[str, int, str]:
-    return key, seed, digest(observe(driver, workload, key, seed, graph.replay, restored=True))
+def _hash(key: str, graph: Replayable, driver: DriverApi, workload: Workload, seed: int) -> str:
+    return digest(observe(driver, workload, key, seed, graph.replay, restored=True))
 
 
 def publish(proof: Proof, directory: Path) -> None:
@@ -145,13 +147,22 @@ def read_proof(directory: Path) -> Proof:
 
 def canary(proof: Proof, restorer: Restorer, driver: DriverApi, workload: Workload) -> bool:
     """Replay the smallest graph on its stored input; False means: drop the bundle and capture."""
-    if proof.canary is None:
-        return False
-    key, seed, want = proof.canary
-    graph = restorer.graph_or_none(key)
-    if graph is None:
-        return False
-    try:
-        return digest(observe(driver, workload, key, seed, graph.replay, restored=True)) == want
-    except GraphError:
-        return False
+    return proof.canary is not None and not wrong(proof, restorer, driver, workload, [proof.canary[0]])
+
+
+def wrong(
+    proof: Proof, restorer: Restorer, driver: DriverApi, workload: Workload, keys: Sequence[str]
+) -> dict[str, str]:
+    """Which of these graphs do not give the proof's outputs, with the reasons."""
+    found = {}
+    for key in keys:
+        graph = restorer.graph_or_none(key)
+        if graph is None:
+            found[key] = restorer.fallbacks[key]
+            continue
+        try:
+            if _hash(key, graph, driver, workload, proof.seeds[0]) != proof.hashes.get(key):
+                found[key] = "its outputs are not those of the proof"
+        except GraphError as error:
+            found[key] = str(error)
+    return found

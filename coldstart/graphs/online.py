@@ -17,10 +17,12 @@ Show = Callable[[], None]
 
 
 class Online:
-    """One start. `workload` is None where the canary is not wanted."""
+    """One start. `workload` is None where no canary is wanted; with `every` each graph is one, before ready."""
 
-    def __init__(self, restorer: Restorer, proof: gate.Proof, workload: StoredInputs | None) -> None:
-        self.restorer, self._proof, self._workload = restorer, proof, workload
+    def __init__(
+        self, restorer: Restorer, proof: gate.Proof, workload: StoredInputs | None, *, every: bool = False
+    ) -> None:
+        self.restorer, self._proof, self._workload, self._every = restorer, proof, workload, every
         self._waiting: dict[str, Show] = {}
         self._first: list[str] = []
 
@@ -36,19 +38,21 @@ class Online:
         self._first = self.restorer.first()
         for key in self._first:
             self.restorer.graph_or_none(key)
-        if self._workload is not None and not self._canary(self._workload):
-            self.restorer.drop("the canary's outputs are not those of the proof")
+        if self._workload is not None and (bad := self._canaries(self._workload)):
+            self.restorer.drop(f"the canary failed: {'; '.join(f'{key}: {why}' for key, why in bad.items())}")
             return False
         return True
 
-    def _canary(self, workload: StoredInputs) -> bool:
-        if self._proof.canary is None:
-            return False
-        try:
-            with workload.untouched(self._proof.canary[0]):
-                return gate.canary(self._proof, self.restorer, self.restorer.driver, workload)
-        except GraphError:
-            return False
+    def _canaries(self, workload: StoredInputs) -> dict[str, str]:
+        keys = self._proof.proven if self._every else self._proof.proven[:1]
+        bad: dict[str, str] = {}
+        for key in keys:
+            try:
+                with workload.untouched(key):
+                    bad |= gate.wrong(self._proof, self.restorer, self.restorer.driver, workload, [key])
+            except GraphError as error:
+                bad[key] = str(error)
+        return bad
 
     def soon(self, key: str) -> bool:
         """Whether this graph is built before ready."""

@@ -61,6 +61,7 @@ def _starter(request: Request) -> checks.StartCheck | None:
     if request.level not in ("load", "replay"):
         return None
     from coldstart.bench.launchers import Subject
+    from coldstart.validate.graphs import with_graphs
     from coldstart.validate.start import Starts, real_pair
 
     def subject(bundle: Bundle) -> Subject:
@@ -70,7 +71,7 @@ def _starter(request: Request) -> checks.StartCheck | None:
         target = str(model.path or model.repo_id)
         return Subject(model.argument, target, arguments, _common_arguments(request))
 
-    return Starts(real_pair(subject))
+    return with_graphs(Starts(real_pair(subject)))
 
 
 def _common_arguments(request: Request) -> tuple[str, ...]:

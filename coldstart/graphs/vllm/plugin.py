@@ -76,7 +76,7 @@ def _session() -> Session:
 
     if directory := os.environ.get(PROVE):
         return Proving(Path(directory))
-    return Restoring(Path(os.environ[RESTORE]), canary=os.environ.get(CANARY) != "0")
+    return Restoring(Path(os.environ[RESTORE]), canary=os.environ.get(CANARY, "1"))
 
 
 def _install(session: Session) -> None:

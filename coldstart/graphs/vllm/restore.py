@@ -118,7 +118,7 @@ class Proving:
 class Restoring:
     """The online half; also the hook's Source."""
 
-    def __init__(self, directory: Path, *, canary: bool = True) -> None:
+    def __init__(self, directory: Path, *, canary: str = "1") -> None:
         self.directory, self._canary = directory, canary
         self.proof, self.extras = gate.read_proof(directory), extras(directory)
         self._declined: dict[str, str] = {}
@@ -151,8 +151,8 @@ class Restoring:
         restorer = Restorer(
             self.directory, driver, self.framework, note=timeline.emit, adopt=self.proof.adopt
         )
-        wanted = workload(driver, self.framework, restorer, None) if self._canary else None
-        online = self.online = Online(restorer, self.proof, wanted)
+        wanted = workload(driver, self.framework, restorer, None) if self._canary != "0" else None
+        online = self.online = Online(restorer, self.proof, wanted, every=self._canary == "all")
         if not online.begin():
             for name in self._made:
                 setattr(runner.cudagraph_manager, name, None)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from graphs_engine import LIBRARY
+from graphs_processes import KEYS, Launches, engine
 from graphs_tools import kernel_library
 
 from coldstart.graphs import gate, offline, rounds, store
@@ -20,42 +17,8 @@ from coldstart.graphs.builder import subset
 from coldstart.graphs.entry import PROVE, RECORD, RESTORE
 from coldstart.graphs.errors import NotProven, Refused
 
-ROOT = Path(__file__).parents[3]
-KEYS = ["decode:1", "decode:8", "decode:64", "decode:256"]
-
-
-def engine(environment: Mapping[str, str]) -> dict[str, Any]:
-    """One simulated engine process to its end."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    command = [sys.executable, "-m", "graphs_engine"]
-    made = os.environ | {"PYTHONPATH": path} | dict(environment)
-    done = subprocess.run(command, env=made, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(done.stdout.splitlines()[-1])) if done.stdout.strip() else {}
-
-
-class Launches:
-    """Starts engines and remembers their names and answers; `between` may meddle before each."""
-
-    def __init__(self, between: Callable[[str], None] = lambda name: None, **extra: str) -> None:
-        self.names: list[str] = []
-        self.answers: list[dict[str, Any]] = []
-        self._between, self._extra = between, extra
-
-    def __call__(self, name: str, environment: Mapping[str, str]) -> None:
-        self._between(name)
-        self.names.append(name)
-        self.answers.append(engine(dict(environment) | self._extra))
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Launches]:
-    work, launches = tmp_path_factory.mktemp("rounds"), Launches()
-    return offline.make(work, launches), launches
-
-
-def test_two_layouts_and_a_proof_or_one_layout_more(made: tuple[Path, Launches]) -> None:
-    directory, launches = made
+def test_two_layouts_and_a_proof_or_one_layout_more(rounds_made: tuple[Path, Launches]) -> None:
+    directory, launches = rounds_made
     recorded = [a["bases"] for a in launches.answers if "bases" in a]
     assert len({tuple(bases) for bases in recorded}) == len(recorded) >= 2
     assert launches.names[:2] == ["record graphs, layout 1", "record graphs, layout 2"]
@@ -63,8 +26,8 @@ def test_two_layouts_and_a_proof_or_one_layout_more(made: tuple[Path, Launches])
     assert not gate.read_proof(directory).eager
 
 
-def test_restored_where_nothing_was_captured(made: tuple[Path, Launches]) -> None:
-    done = engine({RESTORE: str(made[0])})
+def test_restored_where_nothing_was_captured(rounds_made: tuple[Path, Launches]) -> None:
+    done = engine({RESTORE: str(rounds_made[0])})
     assert done["used"] and done["fallbacks"] == {} and done["restored"] == KEYS
     assert done["shown"] == ["decode:64", "decode:8"]
     assert done["launches_before_ready"] == 0 and all(done["equal"].values())
@@ -81,9 +44,9 @@ def test_kernels_by_reference_from_end_to_end(tmp_path: Path) -> None:
 
 
 def test_an_altered_input_is_caught_by_the_canary_and_all_graphs_are_captured(
-    made: tuple[Path, Launches], tmp_path: Path
+    rounds_made: tuple[Path, Launches], tmp_path: Path
 ) -> None:
-    copy = shutil.copytree(made[0], tmp_path / "b")
+    copy = shutil.copytree(rounds_made[0], tmp_path / "b")
     for path in (copy / "inputs").iterdir():
         path.write_bytes(bytes(len(path.read_bytes())))
     done = engine({RESTORE: str(copy)})
@@ -134,15 +97,15 @@ def test_what_the_process_says_is_the_reason(tmp_path: Path) -> None:
         offline.make(tmp_path, launch)
 
 
-def test_nothing_proven_is_nothing_published(made: tuple[Path, Launches], tmp_path: Path) -> None:
-    shutil.copytree(made[0].parent, tmp_path / "w")
+def test_nothing_proven_is_nothing_published(rounds_made: tuple[Path, Launches], tmp_path: Path) -> None:
+    shutil.copytree(rounds_made[0].parent, tmp_path / "w")
     bundle = tmp_path / "w" / rounds.BUNDLE
     gate.reject(gate.Proof("", [1], failed=dict.fromkeys(KEYS, "wrong")), bundle)
     with pytest.raises(NotProven, match="no graph was proven"):
         offline.keep_proven(bundle)
 
 
-def test_a_layout_is_whole_or_absent(made: tuple[Path, Launches]) -> None:
-    work = made[0].parent
+def test_a_layout_is_whole_or_absent(rounds_made: tuple[Path, Launches]) -> None:
+    work = rounds_made[0].parent
     assert not list(work.glob("*.part")) and [p.name for p in rounds.layouts(work)][:2] == ["layout-1", "layout-2"]
-    assert PROVE not in os.environ and subset(store.load(made[0]), lambda key: False).keys == []
+    assert PROVE not in os.environ and subset(store.load(rounds_made[0]), lambda key: False).keys == []

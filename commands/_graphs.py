@@ -1,0 +1,65 @@
+"""The CUDA graphs of a bundle, and what two bundles do not share of theirs, as text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from coldstart.commands._output import human_bytes, table
+
+NAME, SHOWN = 48, 6
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """What `inspect` shows of a graphs section."""
+    if "error" in found:
+        return f"CUDA graphs: they cannot be read: {found['error']}"
+    blocks = [_facts(found), _kernels(found["kernels"])]
+    if found["refused"]:
+        blocks.append(table(("captured at every start", "reason"), sorted(found["refused"].items())))
+    return "\n\n".join(blocks)
+
+
+def _facts(found: Mapping[str, Any]) -> str:
+    proof = found["proof"]
+    eager = "with eager outputs too" if proof and proof["eager"] else "captured and restored outputs alone"
+    rows = [
+        ("graphs", f"{found['graphs']}; {len(found['refused'])} more are captured at every start"),
+        ("nodes", f"{found['nodes']}: {_counts(found['nodes_by_kind'])}"),
+        ("edges", f"{found['edges']}, {found['edges_with_data']} with data"),
+        ("relocations", f"{found['relocations']}: {_counts(found['relocations_by_region'])}"),
+        ("tensor maps", f"{found['relocations_of_tensor_maps']} of the relocations"),
+        ("unstable", f"{found['unstable_bytes']} parameter bytes that no kernel reads"),
+        ("contents", human_bytes(found["contents_bytes"])),
+        ("bytes", f"{human_bytes(found['bytes_on_disk'])} unpacked, {found['bytes_per_node']} a node in tables"),
+        ("proof", f"{proof['graphs']} graphs, {len(proof['seeds'])} inputs each, {eager}" if proof else "none"),
+    ]
+    return "CUDA graphs\n" + "\n".join(f"{name:<11} {value}" for name, value in rows)
+
+
+def _kernels(kernels: list[Mapping[str, Any]]) -> str:
+    rows = [(k["name"][:NAME], k["uses"], k["held"], k["library"] or "-") for k in kernels]
+    return table(("kernel", "nodes", "held by", "library"), rows)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
+
+
+def diff_text(found: Mapping[str, Any], left: str, right: str) -> str:
+    """What `inspect --diff` shows of them."""
+    lines = [
+        f"{name.removesuffix('_only')} only in {ref}: {_some(items)}"
+        for name in ("graphs_only", "kernels_only", "regions_only", "refused_only")
+        for ref, items in zip((left, right), found[name], strict=True)
+        if items
+    ]
+    changed = [(key, *(rows.get(n, 0) for n in CHANGES)) for key, rows in found["graphs_changed"].items()]
+    listed = [table(("graph that differs in", *CHANGES), changed)] if changed else []
+    return "\n".join([*lines, *listed]) or "the CUDA graphs differ only in what no kernel reads"
+
+
+def _some(items: list[str]) -> str:
+    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return ", ".join(items[:SHOWN]) + more
+
+
+CHANGES = ("nodes", "edges", "relocations", "parameter_bytes")

@@ -1,0 +1,86 @@
+"""What the commands say of a bundle's CUDA graphs; refresh as the help pages are refreshed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import sign
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.store import Store
+from graphs_tools import SMALL, proven
+from tools.bundles import key, provenance
+from tools.shell import Run
+
+from coldstart import paths
+from coldstart.graphs.sim.model import Shape
+from coldstart.inspection import NOT_MADE
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "graphs"
+REFRESH = bool(os.environ.get("COLDSTART_REFRESH_GOLDEN"))
+OTHER = Shape("other", 2, width=16, sizes=(1, 8, 64, 512))
+
+
+@pytest.fixture(scope="module")
+def sections(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    root = tmp_path_factory.mktemp("sections")
+    for name, shape in (("one", SMALL), ("other", OTHER)):
+        proven(root / name, shape)
+    yield root / "one", root / "other"
+
+
+def publish(section: Path | None, **stages: object) -> Bundle:
+    with Store(paths.store_dir()).begin(key()) as draft:
+        draft.add_json("stages", {"ready_s": 1.5} | stages)
+        if section:
+            draft.add_tree("graphs", section)
+        return draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+
+
+def golden(name: str, shown: str) -> None:
+    steady = re.sub(r"sha256:[0-9a-f]{64}", "sha256:...", shown)
+    steady = re.sub(r"\b[0-9a-f]{64}\b", "...", steady)
+    if REFRESH:
+        (GOLDEN / name).write_text(steady, encoding="utf-8")
+    assert steady == (GOLDEN / name).read_text(encoding="utf-8")
+
+
+def _graphs_part(text: str) -> str:
+    return text[text.index("CUDA graphs\n") :]
+
+
+def test_inspect_shows_the_graphs(run: Run, home: Path, sections: tuple[Path, Path]) -> None:
+    publish(sections[0])
+    golden("inspect.txt", _graphs_part(run("inspect", "org/tiny").stdout))
+    data = json.loads(run("inspect", "org/tiny", "--format", "json").stdout)["graphs"]
+    assert data["nodes"] == sum(data["nodes_by_kind"].values()) and data["graphs"] == 4
+    assert sum(data["relocations_by_region"].values()) == data["relocations"]
+    assert {kernel["held"] for kernel in data["kernels"]} == {"value"} and data["proof"]["graphs"] == 4
+
+
+def test_the_difference_of_two_bundles(run: Run, home: Path, sections: tuple[Path, Path]) -> None:
+    one, other = publish(sections[0]), publish(sections[1])
+    text = run("inspect", one.ref, "--diff", other.ref).stdout
+    golden("diff.txt", text[text.index("graphs only in") :])
+    found = json.loads(run("inspect", one.ref, "--diff", other.ref, "--format", "json").stdout)
+    assert not found["equal"] and found["graphs"]["graphs_only"] == [["decode:256"], ["decode:512"]]
+    assert set(found["graphs"]["graphs_changed"]) == {"decode:1", "decode:8", "decode:64"}
+    same = json.loads(run("inspect", one.ref, "--diff", one.ref, "--format", "json").stdout)
+    assert same["equal"] and "graphs" not in same
+
+
+def test_why_there_are_none(run: Run, home: Path) -> None:
+    publish(None, **{NOT_MADE: {"graphs": "the installed vLLM runs on the processor"}})
+    assert "no graphs  the installed vLLM runs on the processor" in run("inspect", "org/tiny").stdout
+    assert json.loads(run("inspect", "org/tiny", "--format", "json").stdout)["not_made"]["graphs"]
+
+
+def test_a_section_that_is_no_graphs_says_so(run: Run, home: Path, tmp_path: Path) -> None:
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g" / "graphs.json").write_text("{}")
+    publish(tmp_path / "g")
+    assert "they cannot be read" in run("inspect", "org/tiny").stdout

@@ -1,0 +1,38 @@
+"""Simulated engine processes, started as materialize starts real ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+KEYS = ["decode:1", "decode:8", "decode:64", "decode:256"]
+
+
+def engine(environment: Mapping[str, str]) -> dict[str, Any]:
+    """One simulated engine process to its end."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    command = [sys.executable, "-m", "graphs_engine"]
+    made = os.environ | {"PYTHONPATH": path} | dict(environment)
+    done = subprocess.run(command, env=made, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout.splitlines()[-1])) if done.stdout.strip() else {}
+
+
+class Launches:
+    """Starts engines and remembers their names and answers; `between` may meddle before each."""
+
+    def __init__(self, between: Callable[[str], None] = lambda name: None, **extra: str) -> None:
+        self.names: list[str] = []
+        self.answers: list[dict[str, Any]] = []
+        self._between, self._extra = between, extra
+
+    def __call__(self, name: str, environment: Mapping[str, str]) -> None:
+        self._between(name)
+        self.names.append(name)
+        self.answers.append(engine(dict(environment) | self._extra))

@@ -1,0 +1,201 @@
+"""The section in a real store: trusted or not, prepared for a start, used by an engine elsewhere, validated."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coldstart.artifacts import sign
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.store import Store
+from coldstart.artifacts.verify import Finding
+from graphs_processes import KEYS, engine
+from tools.bundles import key, provenance
+
+from coldstart import inspection, nvml, paths
+from coldstart.engine import graphs, prepare
+from coldstart.engine.assembly import _require_fast_path
+from coldstart.engine.server import graph_fallbacks
+from coldstart.errors import Failed
+from coldstart.graphs.entry import CANARY, KV_PLAN, RESTORE
+from coldstart.graphs.vllm import kv_plan
+from coldstart.models import Model
+from coldstart.validate.checks import Level
+from coldstart.validate.graphs import with_graphs
+
+PLAN = {"fingerprint": "f", "kv_cache_memory_bytes": 700, "free_memory_baseline": 1000, "vllm": "0.32", "device": "H"}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("CACHE", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
+    monkeypatch.delenv("COLDSTART_CACHE_DIR", raising=False)
+    return tmp_path
+
+
+def publish(place: Path, section: Path, *, signed: bool = True, **kv: Any) -> Bundle:
+    with Store(place / "store").begin(key()) as draft:
+        draft.add_tree("graphs", section)
+        draft.add_json("kv", {"bytes": 1 << 20} | kv)
+        return draft.publish(provenance(), signer=sign.host_key(paths.state_dir()) if signed else None)
+
+
+def prepared(bundle: Bundle, place: Path) -> Any:
+    model = Model("tiny", None, "org/tiny", None, {})
+    return prepare.prepare(bundle, model, (), cache_dir=place / "cache", trust=inspection.trust)
+
+
+def test_from_the_store_to_an_engine_in_another_process(place: Path, rounds_bundle: Path) -> None:
+    bundle = publish(place, rounds_bundle)
+    plan = prepared(bundle, place)
+    assert not [f for f in plan.fallbacks if f["section"] == "graphs"]
+    done = engine({RESTORE: plan.env[RESTORE], CANARY: "all"})
+    assert done["used"] and done["restored"] == KEYS and all(done["equal"].values())
+    assert sorted(done["fallbacks"]) == []
+
+
+def test_untrusted_graphs_are_not_unpacked(place: Path, rounds_bundle: Path) -> None:
+    plan = prepared(publish(place, rounds_bundle, signed=False), place)
+    assert RESTORE not in plan.env
+    (reason,) = [f["reason"] for f in plan.fallbacks if f["section"] == "graphs"]
+    assert "not trusted" in reason
+
+
+@pytest.mark.parametrize(("free", "used"), [(999, False), (1000, True), (None, True)])
+def test_a_gpu_sizes_its_kv_cache_through_the_plan(
+    place: Path, rounds_bundle: Path, monkeypatch: pytest.MonkeyPatch, free: int | None, used: bool
+) -> None:
+    monkeypatch.setattr(nvml, "free_bytes", lambda: free)
+    plan = prepared(publish(place, rounds_bundle, plan=PLAN), place)
+    assert (KV_PLAN in plan.env) is (kv_plan.VARIABLE in plan.env) is used
+    assert ("kv" in [f["section"] for f in plan.fallbacks]) is not used
+    assert "--kv-cache-memory-bytes" not in plan.vllm_args
+
+
+@pytest.mark.parametrize("plan", [[], {"fingerprint": "f"}, PLAN | {"kv_cache_memory_bytes": "700"}])
+def test_a_plan_that_is_none_is_a_reason(place: Path, rounds_bundle: Path, plan: object) -> None:
+    made = prepared(publish(place, rounds_bundle, plan=plan), place)
+    assert KV_PLAN not in made.env and "kv" in [f["section"] for f in made.fallbacks]
+
+
+# --- materialize ---
+
+
+def test_on_the_processor_there_is_nothing_to_do(tmp_path: Path) -> None:
+    def never(name: str, environment: Mapping[str, str]) -> None:
+        raise AssertionError("an engine was started")
+
+    reason = graphs.make(tmp_path / "out", tmp_path / "work", never, ())
+    assert "runs on the processor" in str(reason) and not (tmp_path / "out").exists()
+
+
+def test_eager_engines_capture_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coldstart.runtime.targets_cpu", lambda: False)
+    assert "--enforce-eager" in str(graphs.absent(["--enforce-eager"])) and graphs.absent(["--seed", "1"]) is None
+
+
+def test_materialize_makes_the_section_with_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coldstart.runtime.targets_cpu", lambda: False)
+    reason = graphs.make(tmp_path / "out", tmp_path / "work", lambda name, env: engine(env) and None, ())
+    assert reason is None and (tmp_path / "out" / "proof.json").exists()
+
+
+def test_an_engine_that_fails_costs_the_section_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coldstart.runtime.targets_cpu", lambda: False)
+
+    def fail(name: str, environment: Mapping[str, str]) -> None:
+        raise Failed("the engine ended with exit code 1")
+
+    reason = graphs.make(tmp_path / "out", tmp_path / "work", fail, ())
+    assert "exit code 1" in str(reason) and not (tmp_path / "out").exists()
+
+
+def test_recording_engines_have_one_kv_size() -> None:
+    assert graphs.kv_args({"bytes": 7}, ()) == ["--kv-cache-memory-bytes", "7"]
+    assert graphs.kv_args({"bytes": 7}, ("--kv-cache-memory-bytes", "9")) == []
+
+
+def test_a_proof_start_without_its_graphs_is_not_published() -> None:
+    with pytest.raises(Failed, match="fast path"):
+        _require_fast_path({"fast_path": {"compile": True, "graphs": False}, "fallbacks": []}, ["compile", "graphs"], canary=False)
+
+
+# --- the server's report ---
+
+
+class _Engine:
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    async def collective_rpc(self, method: str) -> Any:
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return [self._answer]
+
+
+def _report(answer: Any) -> list[dict[str, str]]:
+    return asyncio.run(graph_fallbacks(_Engine(answer)))
+
+
+def test_each_captured_graph_is_named() -> None:
+    assert _report({}) == []
+    assert _report({"decode:8": "no memory", "*": "x"}) == [
+        {"section": "graphs", "reason": "decode:8: no memory"}, {"section": "graphs", "reason": "all: x"}
+    ]  # fmt: skip
+    (one,) = _report(AttributeError("coldstart_graphs_report"))
+    assert "plug-in did not load" in one["reason"]
+
+
+# --- validate ---
+
+
+def _start(found: list[Finding]) -> Any:
+    def start(bundle: Bundle, level: Level) -> list[Finding]:
+        assert (os.environ.get(CANARY) == "all") is (level == "replay")
+        return found
+
+    return start
+
+
+def test_graphs_that_cannot_be_replayed_here_are_never_called_good(place: Path, rounds_bundle: Path) -> None:
+    bundle = publish(place, rounds_bundle)
+    (finding,) = with_graphs(_start([]))(bundle, "replay")
+    assert (finding.code, finding.severity) == ("CS-GRAPHS-NOT-REPLAYED", "warning")
+    assert "cannot be replayed here" in finding.message and finding.mend.startswith("on a GPU")
+    assert with_graphs(_start([]))(bundle, "load") == [] and CANARY not in os.environ
+
+
+def test_on_a_gpu_a_graph_that_was_captured_is_wrong(
+    place: Path, rounds_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml, "query", lambda: ["a device"])
+    slow = Finding("CS-FALLBACK", "warning", "not used: graphs: all: the canary failed", "", "serve")
+    other = Finding("CS-FALLBACK", "warning", "not used: kv: too little memory", "", "serve")
+    found = with_graphs(_start([slow, other]))(publish(place, rounds_bundle), "replay")
+    assert [(f.code, f.severity) for f in found] == [("CS-GRAPHS-REPLAY", "error"), ("CS-FALLBACK", "warning")]
+
+
+@pytest.mark.parametrize(("name", "code"), [("nodes.npy", "CS-GRAPH-ALTERED"), ("proof.json", "CS-GRAPH-UNPROVEN")])
+def test_altered_or_unproven_tables_are_errors(place: Path, rounds_bundle: Path, name: str, code: str) -> None:
+    copy = Path(shutil.copytree(rounds_bundle, place / "copy"))
+    (copy / name).write_bytes(b"{}")
+    found = with_graphs(_start([]))(publish(place, copy), "load")
+    assert [f.code for f in found] == [code] and found[0].severity == "error"
+
+
+def test_every_graph_is_replayed_where_all_are_asked_for(rounds_bundle: Path, tmp_path: Path) -> None:
+    """One wrong hash of a larger graph: the smallest alone would pass."""
+    copy = Path(shutil.copytree(rounds_bundle, tmp_path / "copy"))
+    proof = json.loads((copy / "proof.json").read_text())
+    proof["hashes"]["decode:256"] = "0" * 64
+    (copy / "proof.json").write_text(json.dumps(proof))
+    assert engine({RESTORE: str(copy)})["used"]
+    done = engine({RESTORE: str(copy), CANARY: "all"})
+    assert not done["used"] and "decode:256" in done["fallbacks"]["*"] and all(done["equal"].values())
