@@ -35,14 +35,23 @@ class Descriptor:
 class Source:
     """Restores what it is told to; the rest fails or is absent."""
 
-    def __init__(self, usable: set[int], broken: set[int] = frozenset()) -> None:  # type: ignore[assignment]
-        self._usable, self._broken = usable, broken
+    def __init__(
+        self, usable: set[int], broken: set[int] = frozenset(), behind: set[int] = frozenset()  # type: ignore[assignment]
+    ) -> None:  # fmt: skip
+        self._usable, self._broken, self._behind = usable, broken, behind
+        self.waiting: dict[int, Any] = {}
 
     def _tokens(self, key: str) -> int:
         return int(key.split("num_tokens=")[1].split(",")[0])
 
     def usable(self, key: str) -> bool:
         return self._tokens(key) in self._usable
+
+    def soon(self, key: str) -> bool:
+        return self._tokens(key) not in self._behind
+
+    def later(self, key: str, show: Any) -> None:
+        self.waiting[self._tokens(key)] = show
 
     def replayable(self, key: str) -> Any:
         if self._tokens(key) in self._broken:
@@ -62,6 +71,7 @@ class Manager:
     graphs: dict[Descriptor, Any] = field(default_factory=dict)
     hidden_states: Any = None
     _max_full_descs_to_capture: int | None = None
+    _candidates: dict[Any, list[Descriptor]] = field(default_factory=dict)
 
 
 def _capture(self: Manager, create_forward_fn: Any, progress_bar_desc: str = "") -> None:
@@ -85,6 +95,134 @@ def test_the_manager_gets_restored_graphs_and_captures_the_rest() -> None:
     }  # fmt: skip
     assert [d.num_tokens for d in manager._capture_descs[Mode.FULL]] == [4, 2, 1]
     assert manager.hidden_states == "buffer" and "captured normally" in said[0]
+
+
+def test_what_is_built_behind_is_hidden_from_dispatch_until_it_is_there() -> None:
+    manager, source = _manager(), Source({4, 2, 1}, broken={2}, behind={2, 4})
+    full = manager._capture_descs[Mode.FULL]
+    manager._candidates = {(n, 0): [d for d in reversed(full) if d.num_tokens >= n] for n in (1, 2, 3)}
+    hook._manager_capture(_capture, source, print)(manager, None)
+    assert [d.num_tokens for d in manager.graphs if d.cg_mode is Mode.FULL] == [1]
+    assert {key: [d.num_tokens for d in rows] for key, rows in manager._candidates.items()} == {
+        (1, 0): [1], (2, 0): [], (3, 0): []
+    }  # fmt: skip
+    source.waiting[4]()
+    assert [d.num_tokens for d in manager._candidates[1, 0]] == [1, 4] and manager.graphs[full[0]] == "restored 4"
+    with pytest.raises(DriverFailure):
+        source.waiting[2]()
+    assert full[1] not in manager.graphs and full[1] not in manager._candidates[2, 0]
+
+
+@needs_vllm
+def test_vllms_own_dispatch_keeps_away_from_what_is_hidden() -> None:
+    from types import SimpleNamespace
+
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
+
+    two, four = (BatchExecutionDescriptor(CUDAGraphMode.FULL, n, n) for n in (2, 4))
+    manager = CudaGraphManager.__new__(CudaGraphManager)
+    vars(manager).update(
+        graphs={}, _graphs_captured=True, _candidates={(2, 0): [two], (4, 0): [four]}, _lora_dispatch_map={},
+        vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1)),
+    )  # fmt: skip
+    curtain = hook.Curtain(manager)
+    curtain.hide(four)
+    assert manager.dispatch(2, 2, None, 0) == two
+    assert manager.dispatch(4, 4, None, 0).cg_mode == CUDAGraphMode.NONE
+    curtain.show(four, "graph")
+    assert manager.dispatch(4, 4, None, 0) == four and manager.graphs == {four: "graph"}
+
+
+@needs_vllm
+def test_the_other_runners_dispatch_as_well() -> None:
+    from types import SimpleNamespace
+
+    from vllm.forward_context import BatchDescriptor
+
+    source, desc = Source({4}, behind={4}), BatchDescriptor(4)
+    keys = {Mode.FULL: {desc}}
+    wrapper = SimpleNamespace(concrete_cudagraph_entries={}, is_debugging_mode=False)
+    runner = SimpleNamespace(model=wrapper, cudagraph_dispatcher=SimpleNamespace(cudagraph_keys=keys))
+    hook._runner_capture(lambda *a: pytest.fail("captured"), source, print)(runner, desc, Mode.FULL)
+    assert keys[Mode.FULL] == set() and wrapper.concrete_cudagraph_entries == {}
+    source.waiting[4]()
+    assert keys[Mode.FULL] == {desc} and wrapper.concrete_cudagraph_entries[desc].cudagraph == "restored 4"
+
+
+class Piece:
+    """What vLLM's compiler puts behind a wrapper."""
+
+    piecewise_compile_index, total_piecewise_compiles = 1, 3
+
+    def __call__(self, x: Any) -> Any:
+        raise AssertionError("the piece ran")
+
+
+class Replays:
+    """A source with graphs that count their replays."""
+
+    def __init__(self, keys: set[str]) -> None:
+        self.keys, self.count = keys, 0
+
+    def usable(self, key: str) -> bool:
+        return key in self.keys
+
+    def replayable(self, key: str) -> Any:
+        return self
+
+    def replay(self) -> None:
+        self.count += 1
+
+    def output(self, key: str) -> Any:
+        return ("out", key)
+
+
+@needs_vllm
+def test_a_piece_is_replayed_where_it_would_have_been_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from vllm.compilation import cuda_graph
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.forward_context import BatchDescriptor
+
+    wrapper = cuda_graph.CUDAGraphWrapper.__new__(cuda_graph.CUDAGraphWrapper)
+    vars(wrapper).update(
+        runnable=Piece(), runtime_mode=CUDAGraphMode.PIECEWISE, is_debugging_mode=False, concrete_cudagraph_entries={}
+    )
+    context = SimpleNamespace(batch_descriptor=BatchDescriptor(8), cudagraph_runtime_mode=CUDAGraphMode.PIECEWISE)
+    monkeypatch.setattr(cuda_graph, "get_forward_context", lambda: context)
+    monkeypatch.setattr(cuda_graph, "is_forward_context_available", lambda: True)
+    key = hook.piece_key(wrapper, context.batch_descriptor)
+    assert key == "PIECEWISE-1of3:num_tokens=8"
+    source = Replays({key})
+    call = hook._piece_call(cuda_graph.CUDAGraphWrapper.__call__, source, print)  # type: ignore[arg-type]
+    assert call(wrapper, "x") == call(wrapper, "x") == ("out", key) and source.count == 2
+    fed: dict[str, Any] = {}
+    seen = hook._seen_by_piece(lambda self, *arguments: "captured", fed.__setitem__)
+    wrapper.concrete_cudagraph_entries.clear()
+    tensor = SimpleNamespace(data_ptr=lambda: 4096, nbytes=64)
+    assert seen(wrapper, tensor, 8) == "captured" and fed == {key: [(4096, 64)]}
+
+
+@needs_vllm
+def test_a_wrapper_without_a_number_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    wrapper = SimpleNamespace(runnable=lambda x: x, is_debugging_mode=False, concrete_cudagraph_entries={})
+    assert hook._piece_call(lambda self, x: x, Source({8}), print)(wrapper, "x") == "x"
+
+
+def test_inputs_are_seen_when_they_lie_ready() -> None:
+    manager, seen = _manager(), list[str]()
+
+    def capture(self: Manager, create_forward_fn: Any) -> None:
+        for rows in self._capture_descs.values():
+            for row in rows:
+                create_forward_fn(row, warmup=False)
+
+    hook._seen_by_manager(capture, seen.append)(manager, lambda desc, warmup: None)
+    assert seen == [hook.key_of(d, "FULL") for d in manager._capture_descs[Mode.FULL]]
 
 
 def test_memory_profiling_captures_as_always() -> None:
@@ -146,6 +284,8 @@ def test_another_version_is_refused_and_a_changed_seam_is_named() -> None:
     assert adapter("0.32.1+cpu") is ADAPTERS[0]
     assert "takes" in str(Seam("json", "dumps", ("obj", "indent")).problem())
     assert "no_such" in str(Seam("json", "no_such").problem())
+    assert Seam("json", "JSONEncoder", None, ("self.skipkeys",)).problem() is None
+    assert "self.gone" in str(Seam("json", "JSONEncoder", None, ("self.skipkeys", "self.gone")).problem())
 
 
 def _plan(baseline: int = 1000) -> kv_plan.KvPlan:
@@ -185,3 +325,50 @@ def test_vllm_itself_takes_the_plan_and_applies_its_gate(
     assert held is not None and startup_plan.PLAN_SCHEMA_VERSION == kv_plan.SCHEMA
     assert startup_plan._applicable_kv_cache_memory_bytes(held, 1000) == 700
     assert startup_plan._applicable_kv_cache_memory_bytes(held, 999) is None
+
+
+@needs_vllm
+def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM names the model's path in its fingerprint; the plan is laid under the one that the worker computes."""
+    from types import SimpleNamespace
+
+    import vllm
+    from vllm.platforms import current_platform
+    from vllm.v1.worker import gpu_worker, startup_plan
+
+    from coldstart.graphs.vllm import plugin
+
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    monkeypatch.setenv(kv_plan.VARIABLE, "1")
+    monkeypatch.setattr(startup_plan, "compute_plan_fingerprint", lambda config, rank, world: f"here-{rank}-{world}")
+    monkeypatch.setattr(type(current_platform), "get_device_name", classmethod(lambda cls, device_id=0: "H200"))
+    original = gpu_worker.maybe_apply_startup_plan
+    monkeypatch.setattr(gpu_worker, "maybe_apply_startup_plan", original)
+
+    def worker(free: int) -> Any:
+        return SimpleNamespace(
+            vllm_config=None, rank=0, parallel_config=SimpleNamespace(world_size=1),
+            init_snapshot=SimpleNamespace(free_memory=free), cache_config=SimpleNamespace(kv_cache_memory_bytes=None),
+        )  # fmt: skip
+
+    plan = {"fingerprint": "elsewhere", "kv_cache_memory_bytes": 700, "free_memory_baseline": 1000,
+            "vllm": vllm.__version__, "device": "H200"}  # fmt: skip
+    plugin._size_kv(json.dumps(plan))
+    little, enough = worker(999), worker(1000)
+    gpu_worker.maybe_apply_startup_plan(little)
+    assert little.cache_config.kv_cache_memory_bytes is None and not list(tmp_path.rglob("*.json"))
+    gpu_worker.maybe_apply_startup_plan(enough)
+    assert enough.cache_config.kv_cache_memory_bytes == 700
+    assert [p.name for p in tmp_path.rglob("*.json")] == ["startup_plan_here-0-1.json"]
+    gpu_worker.maybe_apply_startup_plan = original
+    plugin._size_kv(json.dumps(plan | {"device": "another"}))
+    other = worker(1 << 40)
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "empty"))
+    gpu_worker.maybe_apply_startup_plan(other)
+    assert other.cache_config.kv_cache_memory_bytes is None
+
+
+@pytest.mark.parametrize("data", [None, {}, {"fingerprint": 1}, []])
+def test_what_is_no_plan_is_refused(data: object) -> None:
+    with pytest.raises(AlteredTable):
+        kv_plan.of(data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from graphs_tools import SMALL
 
+from coldstart.graphs import gate, store
 from coldstart.graphs.errors import MissingRegion, NotProven, Refused
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.sim.model import SimModel
@@ -74,19 +74,55 @@ def test_not_asked_nothing_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin.register()
 
 
-def test_a_bundle_without_proof_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Stands for vLLM's modules: what the plug-in patches, by module."""
+    made: dict[str, Any] = {}
+
+    def module(name: str) -> Any:
+        runner = type("GPUModelRunner", (), {"capture_model": lambda self: "own", "load_model": lambda self: "loaded"})
+        return made.setdefault(name, SimpleNamespace(GPUModelRunner=runner, Worker=type("Worker", (), {})))
+
+    monkeypatch.setattr(plugin, "import_module", module)
+    monkeypatch.setattr(plugin.hook, "checked_adapter", lambda: None)
+    for name in (plugin.RECORD, plugin.PROVE, plugin.RESTORE, plugin.KV_PLAN):
+        monkeypatch.delenv(name, raising=False)
+    return made
+
+
+def test_a_bundle_without_proof_is_not_used_and_the_server_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, Any]
 ) -> None:
     monkeypatch.setenv(plugin.RESTORE, str(tmp_path))
-    monkeypatch.setattr(plugin.hook, "checked_adapter", lambda: None)
-    monkeypatch.setattr(plugin, "import_module", lambda name: pytest.fail(f"imported {name}"))
-    logger = logging.getLogger("vllm.coldstart.graphs")
-    logger.addHandler(caplog.handler)
     plugin.register()
-    logger.removeHandler(caplog.handler)
-    assert "captured as always" in caplog.text
+    assert installed[plugin.RUNNERS[0]].GPUModelRunner().capture_model() == "own"
+    worker = installed[plugin.WORKER].Worker()
+    assert "proof" in getattr(worker, plugin.GRAPHS_REPORT)()["*"]
     with pytest.raises(NotProven):
         Restoring(tmp_path)
+
+
+def test_a_round_that_cannot_be_held_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, Any]
+) -> None:
+    def refuse() -> None:
+        raise Refused("no adapter for vLLM 9")
+
+    monkeypatch.setattr(plugin.hook, "checked_adapter", refuse)
+    monkeypatch.setenv(plugin.RECORD, str(tmp_path))
+    plugin.register()
+    assert (tmp_path / "reason").read_text() == "no adapter for vLLM 9"
+
+
+def test_memory_is_scattered_before_the_weights_are_loaded(installed: dict[str, Any]) -> None:
+    done: list[str] = []
+
+    class Session(plugin.Declined):
+        def before_load(self) -> None:
+            done.append("scattered")
+
+    plugin._install(Session("x"))
+    assert installed[plugin.RUNNERS[1]].GPUModelRunner().load_model() == "loaded" and done == ["scattered"]
 
 
 def test_several_ranks_are_refused() -> None:
@@ -118,10 +154,18 @@ def test_outputs_are_places_in_the_pool() -> None:
         "stride": [8, 1],
         "dtype": "bfloat16",
     }
-    assert outputs.describe(tensor, []) is None and outputs.describe((tensor,), pool) is None
+    assert outputs.describe(tensor, []) is None and outputs.describe((tensor, 3), pool) is None
+    both = outputs.describe((tensor[2:], [tensor]), pool)
+    assert [like["offset"] for like in outputs.leaves(both)] == [544, 512]
+    assert outputs.view(both, lambda like: like["offset"]) == (544, [512])
+    assert [outputs.size(like) for like in outputs.leaves(both)] == [32, 64]
+    assert outputs.spans((tensor, tensor[2:])) == [(tensor.data_ptr(), 64), (tensor.data_ptr() + 32, 32)]
+    assert outputs.spans(None) is None and outputs.spans((tensor, 3)) is None
+    with pytest.raises(Refused):
+        outputs.view(None, list)
 
 
-def test_graphs_of_either_runner_by_key() -> None:
+def test_graphs_of_either_runner_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import make_dataclass
 
     descriptor = make_dataclass("D", ["num_tokens"], frozen=True)(4)
@@ -129,24 +173,34 @@ def test_graphs_of_either_runner_by_key() -> None:
         descriptor: SimpleNamespace(cudagraph="g", output="o"),
         "empty": SimpleNamespace(cudagraph=None),
     }
+    monkeypatch.setattr(record.hook, "pieces", list)
     one = SimpleNamespace(model=SimpleNamespace(concrete_cudagraph_entries=entries))
     assert record.captured_graphs(one) == {"FULL:num_tokens=4": (descriptor, "g", "o")}
 
 
-def test_a_refused_binding_runs_the_ordinary_capture(
+def test_a_bundle_of_another_engine_is_not_used(bundle_directory: Path) -> None:
+    with pytest.raises(Refused, match="not recorded from vLLM"):
+        Restoring(bundle_directory)
+
+
+def test_a_refused_start_runs_the_ordinary_capture(
     bundle_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(bundle_directory, tmp_path / "b")
-    with pytest.raises(Refused, match="not recorded from vLLM"):
-        Restoring(tmp_path / "b")
-    (tmp_path / "b" / plugin.EXTRAS).write_text(json.dumps({"attributes": {}, "outputs": {}}))
-    session = Restoring(tmp_path / "b")
+    copy = Path(shutil.copytree(bundle_directory, tmp_path / "b"))
+    report = {outputs.ENTRY: {"attributes": {}, "outputs": {}}}
+    tables = store.load(copy)
+    tables.report |= report
+    seal = store.save(tables, copy, {})
+    proof = json.loads((copy / gate.PROOF).read_text())
+    (copy / gate.PROOF).write_text(json.dumps(proof | {"seal": seal}))
+    session = Restoring(copy)
 
     def broken(runner: Any) -> None:
         raise Refused("no device")
 
-    monkeypatch.setattr(session, "_bind", broken)
+    monkeypatch.setattr(session, "_begin", broken)
     assert session.run(_runner(), lambda: "captured") == "captured"
+    assert session.fallbacks() == {"*": "no device"}
 
 
 def test_the_hook_asks_the_restorer(bundle_directory: Path) -> None:
