@@ -29,8 +29,14 @@ def _facts(found: Mapping[str, Any]) -> str:
         ("tensor maps", f"{found['relocations_of_tensor_maps']} of the relocations"),
         ("unstable", f"{found['unstable_bytes']} parameter bytes that no kernel reads"),
         ("contents", human_bytes(found["contents_bytes"])),
-        ("bytes", f"{human_bytes(found['bytes_on_disk'])} unpacked, {found['bytes_per_node']} a node in tables"),
-        ("proof", f"{proof['graphs']} graphs, {len(proof['seeds'])} inputs each, {eager}" if proof else "none"),
+        (
+            "bytes",
+            f"{human_bytes(found['bytes_on_disk'])} unpacked, {found['bytes_per_node']} a node in tables",
+        ),
+        (
+            "proof",
+            f"{proof['graphs']} graphs, {len(proof['seeds'])} inputs each, {eager}" if proof else "none",
+        ),
     ]
     return "CUDA graphs\n" + "\n".join(f"{name:<11} {value}" for name, value in rows)
 

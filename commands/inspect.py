@@ -168,7 +168,9 @@ def _show_diff(common: Common, left: Bundle, right: Bundle) -> None:
         data["graphs"] = graphs
     both = [*fields, *sections]
     text = _mismatch_text(both, left.ref, right.ref) if both else "no difference"
-    common.out.result(data, text + (f"\n\n{_graphs.diff_text(graphs, left.ref, right.ref)}" if graphs else ""))
+    common.out.result(
+        data, text + (f"\n\n{_graphs.diff_text(graphs, left.ref, right.ref)}" if graphs else "")
+    )
 
 
 def _mismatch_text(mismatches: list[Mismatch] | tuple[Mismatch, ...], left: str, right: str) -> str:

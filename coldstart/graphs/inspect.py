@@ -125,7 +125,13 @@ def _relocation_rows(tables: Tables, nodes: Array, relocations: Array) -> list[o
     owner = np.searchsorted(nodes["payload"], relocations["place"], side="right") - 1
     inner = relocations["place"] - nodes["payload"][owner] if len(relocations) else owner
     symbols = [tables.regions[i].symbol for i in relocations["region"].tolist()]
-    columns = (owner.tolist(), inner.tolist(), symbols, relocations["kind"].tolist(), relocations["offset"].tolist())
+    columns = (
+        owner.tolist(),
+        inner.tolist(),
+        symbols,
+        relocations["kind"].tolist(),
+        relocations["offset"].tolist(),
+    )
     return list(zip(*columns, strict=True))
 
 

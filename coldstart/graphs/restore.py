@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, NodeKind
+from coldstart.graphs.api import Captured, DriverApi, FrameworkApi
 from coldstart.graphs.errors import GraphError, MissingRegion, Refused
 from coldstart.graphs.kernels import Ladder, ambiguous_names, check_layout
-from coldstart.graphs.link import Bases, Rows, broken_assumptions, launch_rows, relocate
+from coldstart.graphs.link import Bases, broken_assumptions, launch_rows, relocate
+from coldstart.graphs.rebuild import Linked, fill
 from coldstart.graphs.references import fetch, loaded_libraries
 from coldstart.graphs.store import load, load_binary
-from coldstart.graphs.table import MEMCPY, MEMSET, Array, Region, Tables
+from coldstart.graphs.table import Array, Region, Tables
 
 Note = Callable[[str, float, float, str], None]
 Built = Callable[[str, "Replayable"], None]
@@ -42,18 +43,6 @@ class Replayable:
     def replay(self) -> None:
         """One launch, asynchronous."""
         self.driver.launch(self.executable, self.framework.stream())
-
-
-@dataclass
-class Linked:
-    """A bundle in this process: addresses known, contents written, kernels resolved or not."""
-
-    tables: Tables
-    base: Array
-    rows: Rows
-    functions: list[int]
-    missing: dict[int, str]
-    ambiguous: dict[int, str]
 
 
 class Restorer:
@@ -179,7 +168,7 @@ class Restorer:
                 raise Refused(linked.missing[number])
         graph = self.driver.new_graph()
         try:
-            executable = self._fill(graph, linked, index)
+            executable = fill(self.driver, graph, linked, index)
         except GraphError:
             self._attempt("destroy", partial(self.driver.destroy, graph, 0))
             raise
@@ -191,33 +180,6 @@ class Restorer:
             work()
         except GraphError as error:
             self.fallbacks.setdefault(what, str(error))
-
-    def _fill(self, graph: int, linked: Linked, index: int) -> int:
-        nodes, edges, _ = linked.tables.graph(index)
-        first = int(linked.tables.graphs[index]["node"])
-        handles = self._nodes(graph, nodes, linked.rows.rows[first : first + len(nodes)], linked.rows.payload)
-        for number in np.flatnonzero(nodes["attributes"]).tolist():
-            self.driver.set_attributes(handles[number], linked.tables.attributes[nodes[number]["attributes"]])
-        self.driver.add_edges(graph, handles, edges)
-        return self.driver.instantiate(graph)
-
-    def _nodes(self, graph: int, nodes: Array, rows: Array, payload: Array) -> list[Any]:
-        """Nodes in their captured order; each run of kernels is one batch."""
-        handles: list[Any] = []
-        for other in [*np.flatnonzero(nodes["kind"] != NodeKind.KERNEL).tolist(), len(nodes)]:
-            if other > len(handles):
-                handles += self.driver.add_kernels(graph, rows[len(handles) : other])
-            if other < len(nodes):
-                handles.append(self._other(graph, nodes[other], payload))
-        return handles
-
-    def _other(self, graph: int, node: Any, payload: Array) -> Any:
-        start = int(node["payload"])
-        if node["kind"] == NodeKind.MEMSET:
-            return self.driver.add_memset(graph, payload[start : start + MEMSET.itemsize].view(MEMSET)[0])
-        if node["kind"] == NodeKind.MEMCPY:
-            return self.driver.add_memcpy(graph, payload[start : start + MEMCPY.itemsize].view(MEMCPY)[0])
-        return self.driver.add_empty(graph)
 
     # --- order ---------------------------------------------------------------------------------------
     def first(self) -> list[str]:
@@ -235,7 +197,9 @@ class Restorer:
     def start(self, keys: Sequence[str], built: Built) -> None:
         """Build these in the background, largest first; `built` is called there for each that succeeds."""
         order = sorted(keys, key=lambda key: -self.sizes()[key])
-        self._thread = threading.Thread(target=self._background, args=(order, built), name="graphs", daemon=True)
+        self._thread = threading.Thread(
+            target=self._background, args=(order, built), name="graphs", daemon=True
+        )
         self._thread.start()
 
     def holds(self, key: str) -> bool:

@@ -57,7 +57,9 @@ def sealed(bundle: Bundle) -> list[Finding]:
 
 
 def _not_replayed(bundle: Bundle) -> Finding:
-    message = "the CUDA graphs cannot be replayed here: no NVIDIA device answers; nothing is said of their outputs"
+    message = (
+        "the CUDA graphs cannot be replayed here: no NVIDIA device answers; nothing is said of their outputs"
+    )
     return Finding(
         "CS-GRAPHS-NOT-REPLAYED", "warning", message, f"on a GPU: coldstart validate {bundle.name} --level replay", SUBJECT
     )  # fmt: skip

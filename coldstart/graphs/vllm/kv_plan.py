@@ -94,11 +94,15 @@ def lay_for(worker: Any, data: object) -> Path:
     plan = of(data)
     here = (__version__, current_platform.get_device_name())
     if here != (plan.vllm, plan.device):
-        raise Refused(f"the KV plan was measured with {plan.vllm} on {plan.device}, here is {' on '.join(here)}")
+        raise Refused(
+            f"the KV plan was measured with {plan.vllm} on {plan.device}, here is {' on '.join(here)}"
+        )
     world = worker.parallel_config.world_size
     fingerprint = startup_plan.compute_plan_fingerprint(worker.vllm_config, worker.rank, world)
     target = Path(startup_plan._plan_path(fingerprint))
-    return lay(replace(plan, fingerprint=fingerprint), target.parents[1], free=worker.init_snapshot.free_memory)
+    return lay(
+        replace(plan, fingerprint=fingerprint), target.parents[1], free=worker.init_snapshot.free_memory
+    )
 
 
 def lay(plan: KvPlan, cache_root: Path, *, free: int | None = None) -> Path:

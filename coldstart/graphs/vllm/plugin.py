@@ -109,7 +109,7 @@ def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
 
 def _size_kv(text: str) -> None:
     """Lay the bundle's plan under the fingerprint that this worker computes, then let vLLM's own gate decide."""
-    module = import_module(WORKER)
+    module: Any = import_module(WORKER)
     original = module.maybe_apply_startup_plan
 
     @functools.wraps(original)

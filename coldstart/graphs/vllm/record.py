@@ -156,7 +156,9 @@ def input_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
 def tensor_spans(tensors: dict[str, Any]) -> list[Region]:
     """The whole storage of each, once."""
     found = {t.untyped_storage().data_ptr(): (s, t.untyped_storage()) for s, t in reversed(tensors.items())}
-    return [Region(symbol, int(held.nbytes()), base) for base, (symbol, held) in found.items() if held.nbytes()]
+    return [
+        Region(symbol, int(held.nbytes()), base) for base, (symbol, held) in found.items() if held.nbytes()
+    ]
 
 
 def token_regions(runner: Any) -> dict[str, tuple[int, int]]:

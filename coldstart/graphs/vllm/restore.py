@@ -105,7 +105,10 @@ class Proving:
         return result[0] if result else own()
 
     def _look(
-        self, framework: TorchFramework, graphs: Mapping[str, tuple[Any, Any, Any]], fed: Mapping[str, list[Span]]
+        self,
+        framework: TorchFramework,
+        graphs: Mapping[str, tuple[Any, Any, Any]],
+        fed: Mapping[str, list[Span]],
     ) -> None:
         """Where the graphs that were captured here have their outputs and what they are fed."""
         inputs, named = Inputs.of(read_manifest(self._work / rounds.BUNDLE)["report"]), framework.regions()

@@ -63,7 +63,13 @@ _PLAN = "vllm.v1.worker.startup_plan"
 _PIECE = "vllm.compilation.piecewise_backend"
 _WORKER = "vllm.v1.worker.gpu_worker"
 _HELD = ("self.concrete_cudagraph_entries", "self.is_debugging_mode", "self.runtime_mode", "self.graph_pool")
-_LISTS = ("self._candidates", "self._capture_descs", "self.graphs", "self._max_full_descs_to_capture", "self.pool")
+_LISTS = (
+    "self._candidates",
+    "self._capture_descs",
+    "self.graphs",
+    "self._max_full_descs_to_capture",
+    "self.pool",
+)
 
 ADAPTERS = (
     Adapter(
@@ -78,7 +84,12 @@ ADAPTERS = (
             Seam(_WRAPPER, "get_forward_context", ()),
             Seam(_WRAPPER, "CUDAGraphWrapper._all_instances"),
             Seam(_WRAPPER, "CUDAGraphWrapper", None, _HELD),
-            Seam(_PIECE, "PiecewiseBackend", None, ("self.piecewise_compile_index", "self.total_piecewise_compiles")),
+            Seam(
+                _PIECE,
+                "PiecewiseBackend",
+                None,
+                ("self.piecewise_compile_index", "self.total_piecewise_compiles"),
+            ),
             Seam("vllm.v1.cudagraph_dispatcher", "CudagraphDispatcher", None, ("self.cudagraph_keys",)),
             Seam(_MANAGER, "CudaGraphManager.capture", ("self", "create_forward_fn", "progress_bar_desc")),
             Seam(_MANAGER, "CudaGraphManager", None, _LISTS),

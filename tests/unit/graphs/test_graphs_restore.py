@@ -40,7 +40,10 @@ def test_smallest_and_largest_first_then_the_background(bundle_directory: Path) 
     built: list[str] = []
     restorer.start(["decode:8", "decode:64"], lambda key, graph: built.append(key))
     restorer.wait()
-    assert seen == ["graphs: link", "graphs: decode:1", "graphs: decode:256"] and built == ["decode:64", "decode:8"]
+    assert seen == ["graphs: link", "graphs: decode:1", "graphs: decode:256"] and built == [
+        "decode:64",
+        "decode:8",
+    ]
     assert all(restorer.graph(key).restored for key in model.sizes())
 
 

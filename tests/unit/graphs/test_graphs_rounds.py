@@ -17,6 +17,7 @@ from coldstart.graphs.builder import subset
 from coldstart.graphs.entry import PROVE, RECORD, RESTORE
 from coldstart.graphs.errors import NotProven, Refused
 
+
 def test_two_layouts_and_a_proof_or_one_layout_more(rounds_made: tuple[Path, Launches]) -> None:
     directory, launches = rounds_made
     recorded = [a["bases"] for a in launches.answers if "bases" in a]
@@ -107,5 +108,8 @@ def test_nothing_proven_is_nothing_published(rounds_made: tuple[Path, Launches],
 
 def test_a_layout_is_whole_or_absent(rounds_made: tuple[Path, Launches]) -> None:
     work = rounds_made[0].parent
-    assert not list(work.glob("*.part")) and [p.name for p in rounds.layouts(work)][:2] == ["layout-1", "layout-2"]
+    assert not list(work.glob("*.part")) and [p.name for p in rounds.layouts(work)][:2] == [
+        "layout-1",
+        "layout-2",
+    ]
     assert PROVE not in os.environ and subset(store.load(rounds_made[0]), lambda key: False).keys == []

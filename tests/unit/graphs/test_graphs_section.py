@@ -29,7 +29,13 @@ from coldstart.models import Model
 from coldstart.validate.checks import Level
 from coldstart.validate.graphs import with_graphs
 
-PLAN = {"fingerprint": "f", "kv_cache_memory_bytes": 700, "free_memory_baseline": 1000, "vllm": "0.32", "device": "H"}
+PLAN = {
+    "fingerprint": "f",
+    "kv_cache_memory_bytes": 700,
+    "free_memory_baseline": 1000,
+    "vllm": "0.32",
+    "device": "H",
+}
 
 
 @pytest.fixture
@@ -98,7 +104,10 @@ def test_on_the_processor_there_is_nothing_to_do(tmp_path: Path) -> None:
 
 def test_eager_engines_capture_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coldstart.runtime.targets_cpu", lambda: False)
-    assert "--enforce-eager" in str(graphs.absent(["--enforce-eager"])) and graphs.absent(["--seed", "1"]) is None
+    assert (
+        "--enforce-eager" in str(graphs.absent(["--enforce-eager"]))
+        and graphs.absent(["--seed", "1"]) is None
+    )
 
 
 def test_materialize_makes_the_section_with_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +116,9 @@ def test_materialize_makes_the_section_with_engines(tmp_path: Path, monkeypatch:
     assert reason is None and (tmp_path / "out" / "proof.json").exists()
 
 
-def test_an_engine_that_fails_costs_the_section_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_fails_costs_the_section_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("coldstart.runtime.targets_cpu", lambda: False)
 
     def fail(name: str, environment: Mapping[str, str]) -> None:
@@ -124,7 +135,11 @@ def test_recording_engines_have_one_kv_size() -> None:
 
 def test_a_proof_start_without_its_graphs_is_not_published() -> None:
     with pytest.raises(Failed, match="fast path"):
-        _require_fast_path({"fast_path": {"compile": True, "graphs": False}, "fallbacks": []}, ["compile", "graphs"], canary=False)
+        _require_fast_path(
+            {"fast_path": {"compile": True, "graphs": False}, "fallbacks": []},
+            ["compile", "graphs"],
+            canary=False,
+        )
 
 
 # --- the server's report ---
@@ -179,11 +194,18 @@ def test_on_a_gpu_a_graph_that_was_captured_is_wrong(
     slow = Finding("CS-FALLBACK", "warning", "not used: graphs: all: the canary failed", "", "serve")
     other = Finding("CS-FALLBACK", "warning", "not used: kv: too little memory", "", "serve")
     found = with_graphs(_start([slow, other]))(publish(place, rounds_bundle), "replay")
-    assert [(f.code, f.severity) for f in found] == [("CS-GRAPHS-REPLAY", "error"), ("CS-FALLBACK", "warning")]
+    assert [(f.code, f.severity) for f in found] == [
+        ("CS-GRAPHS-REPLAY", "error"),
+        ("CS-FALLBACK", "warning"),
+    ]
 
 
-@pytest.mark.parametrize(("name", "code"), [("nodes.npy", "CS-GRAPH-ALTERED"), ("proof.json", "CS-GRAPH-UNPROVEN")])
-def test_altered_or_unproven_tables_are_errors(place: Path, rounds_bundle: Path, name: str, code: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "code"), [("nodes.npy", "CS-GRAPH-ALTERED"), ("proof.json", "CS-GRAPH-UNPROVEN")]
+)
+def test_altered_or_unproven_tables_are_errors(
+    place: Path, rounds_bundle: Path, name: str, code: str
+) -> None:
     copy = Path(shutil.copytree(rounds_bundle, place / "copy"))
     (copy / name).write_bytes(b"{}")
     found = with_graphs(_start([]))(publish(place, copy), "load")

@@ -107,7 +107,9 @@ def test_what_is_built_behind_is_hidden_from_dispatch_until_it_is_there() -> Non
         (1, 0): [1], (2, 0): [], (3, 0): []
     }  # fmt: skip
     source.waiting[4]()
-    assert [d.num_tokens for d in manager._candidates[1, 0]] == [1, 4] and manager.graphs[full[0]] == "restored 4"
+    assert [d.num_tokens for d in manager._candidates[1, 0]] == [1, 4] and manager.graphs[
+        full[0]
+    ] == "restored 4"
     with pytest.raises(DriverFailure):
         source.waiting[2]()
     assert full[1] not in manager.graphs and full[1] not in manager._candidates[2, 0]
@@ -188,9 +190,14 @@ def test_a_piece_is_replayed_where_it_would_have_been_captured(monkeypatch: pyte
 
     wrapper = cuda_graph.CUDAGraphWrapper.__new__(cuda_graph.CUDAGraphWrapper)
     vars(wrapper).update(
-        runnable=Piece(), runtime_mode=CUDAGraphMode.PIECEWISE, is_debugging_mode=False, concrete_cudagraph_entries={}
+        runnable=Piece(),
+        runtime_mode=CUDAGraphMode.PIECEWISE,
+        is_debugging_mode=False,
+        concrete_cudagraph_entries={},
     )
-    context = SimpleNamespace(batch_descriptor=BatchDescriptor(8), cudagraph_runtime_mode=CUDAGraphMode.PIECEWISE)
+    context = SimpleNamespace(
+        batch_descriptor=BatchDescriptor(8), cudagraph_runtime_mode=CUDAGraphMode.PIECEWISE
+    )
     monkeypatch.setattr(cuda_graph, "get_forward_context", lambda: context)
     monkeypatch.setattr(cuda_graph, "is_forward_context_available", lambda: True)
     key = hook.piece_key(wrapper, context.batch_descriptor)
@@ -251,9 +258,7 @@ def test_the_wrapper_of_the_other_runner_gets_finished_entries() -> None:
     from vllm.forward_context import BatchDescriptor
 
     called: list[int] = []
-    hooked = hook._runner_capture(
-        lambda self, desc, mode: called.append(desc.num_tokens), Source({4}), print
-    )
+    hooked = hook._runner_capture(lambda self, desc, mode: called.append(desc.num_tokens), Source({4}), print)
     wrapper = SimpleNamespace(concrete_cudagraph_entries={}, is_debugging_mode=False)
     for tokens in (4, 2):
         hooked(SimpleNamespace(model=wrapper), BatchDescriptor(tokens), Mode.FULL)
@@ -340,8 +345,12 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
 
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
     monkeypatch.setenv(kv_plan.VARIABLE, "1")
-    monkeypatch.setattr(startup_plan, "compute_plan_fingerprint", lambda config, rank, world: f"here-{rank}-{world}")
-    monkeypatch.setattr(type(current_platform), "get_device_name", classmethod(lambda cls, device_id=0: "H200"))
+    monkeypatch.setattr(
+        startup_plan, "compute_plan_fingerprint", lambda config, rank, world: f"here-{rank}-{world}"
+    )
+    monkeypatch.setattr(
+        type(current_platform), "get_device_name", classmethod(lambda cls, device_id=0: "H200")
+    )
     original = gpu_worker.maybe_apply_startup_plan
     monkeypatch.setattr(gpu_worker, "maybe_apply_startup_plan", original)
 

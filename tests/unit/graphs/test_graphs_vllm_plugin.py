@@ -80,7 +80,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     made: dict[str, Any] = {}
 
     def module(name: str) -> Any:
-        runner = type("GPUModelRunner", (), {"capture_model": lambda self: "own", "load_model": lambda self: "loaded"})
+        runner = type(
+            "GPUModelRunner", (), {"capture_model": lambda self: "own", "load_model": lambda self: "loaded"}
+        )
         return made.setdefault(name, SimpleNamespace(GPUModelRunner=runner, Worker=type("Worker", (), {})))
 
     monkeypatch.setattr(plugin, "import_module", module)
@@ -135,9 +137,7 @@ def test_several_ranks_are_refused() -> None:
 
 def test_profiling_captures_are_left_alone() -> None:
     seen: list[Any] = []
-    hooked = plugin._wrapped(
-        lambda self, profile_only=False: "own", lambda runner, own: seen.append(own())
-    )
+    hooked = plugin._wrapped(lambda self, profile_only=False: "own", lambda runner, own: seen.append(own()))
     assert hooked(object(), profile_only=True) == "own" and seen == []
     hooked(object())
     assert seen == ["own"]
