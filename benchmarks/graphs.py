@@ -5,6 +5,7 @@
            one that only restores, each with its own addresses; outputs and KV cache bitwise equal
   cost     Python's share of a restore over a fake libcuda: 14,000 nodes, 56,000 pointers
   altered  every byte of every table of a bundle changed in turn: refused by the seal
+`--out FILE` puts each job that ran into FILE, with its own commit, date and command, and leaves the others there.
 The last line of standard output is one JSON object.
 """
 
@@ -28,6 +29,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import numpy as np  # noqa: E402
+
 from coldstart.graphs import capture, contents, gate, materialize, store  # noqa: E402
 from coldstart.graphs.compare import compare  # noqa: E402
 from coldstart.graphs.errors import AlteredTable, GraphError  # noqa: E402
@@ -38,9 +41,15 @@ from coldstart.graphs.sim.model import SHAPES, Shape, SimModel  # noqa: E402
 from coldstart.graphs.snapshot import load_snapshot  # noqa: E402
 
 
-def spread(samples: list[float]) -> dict[str, float]:
-    """Median, minimum, maximum and count."""
-    return {"median": statistics.median(samples), "min": min(samples), "max": max(samples), "n": len(samples)}
+def spread(samples: list[float]) -> dict[str, Any]:
+    """Median, minimum, maximum, count, and every sample in order."""
+    summary = {
+        "median": statistics.median(samples),
+        "min": min(samples),
+        "max": max(samples),
+        "n": len(samples),
+    }
+    return summary | {"runs": [round(sample, 4) for sample in samples]}
 
 
 # --- random graphs ---
@@ -214,7 +223,8 @@ def main() -> None:
     options = parser.parse_args()
     result = _run(options)
     if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        held = json.loads(options.out.read_text()) if options.out.exists() else {}
+        options.out.write_text(json.dumps(held | result, indent=1) + "\n")
     print(json.dumps(result))
 
 
@@ -229,14 +239,24 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
         "cost": lambda: cost(options.rounds), "altered": altered,
     }  # fmt: skip
     chosen = list(jobs) if options.job == "all" else [options.job]
-    out: dict[str, Any] = {
-        "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
-        "gpu": None,
-    }
+    out: dict[str, Any] = {"gpu": None, "note": "simulator and fake driver; no figure here is a GPU time"}
     for name in chosen:
         start = time.monotonic()
-        out[name] = jobs[name]() | {"seconds": round(time.monotonic() - start, 1)}
+        out[name] = jobs[name]() | {"seconds": round(time.monotonic() - start, 1)} | _provenance(name)
     return out
+
+
+def _provenance(job: str) -> dict[str, Any]:
+    """Where, when, of which sources, and how this was run."""
+    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    commit = (
+        os.environ.get("COMMIT") or subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+    )
+    return {
+        "commit": commit.strip(), "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": f"python benchmarks/graphs.py {job}",
+        "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "numpy": np.__version__},
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
