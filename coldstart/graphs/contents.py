@@ -7,9 +7,10 @@ remain.  Two patterns, since a block may hold one of them by chance.  (Section 4
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 
@@ -22,13 +23,15 @@ from coldstart.graphs.table import BLOCK, RELOCATION, Array, Tables
 BLOCK_BYTES = 512
 PATTERNS = (0xFF, 0x5A)
 Span = tuple[int, int, int]
+Ranges = list[tuple[int, int]]
+"""Half-open ranges of block numbers, sorted and disjoint: a pool of gigabytes has millions of blocks."""
 
 
 @dataclass
 class Bench:
     """A live process whose captured graphs can be replayed over chosen contents.
 
-    `areas` are the adopted regions as (address, size, position in `contents`); `spans` are their blocks.
+    `areas` are the adopted regions as (address, size, position in `contents`), blocks are numbered through them.
     """
 
     driver: DriverApi
@@ -39,17 +42,31 @@ class Bench:
     seed: int = 11
 
     def __post_init__(self) -> None:
-        steps = [(a, at, size) for a, size, at in self.areas]
-        self.spans: list[Span] = [
-            (address + i, min(BLOCK_BYTES, size - i), at + i)
-            for address, at, size in steps
-            for i in range(0, size, BLOCK_BYTES)
-        ]
+        counts = [-(-size // BLOCK_BYTES) for _, size, _ in self.areas]
+        self._first = [0, *accumulate(counts)]
 
-    def restore(self) -> None:
-        """All adopted regions as they were."""
-        for address, size, at in self.areas:
-            self.driver.write(address, self.contents[at : at + size])
+    @property
+    def everything(self) -> Ranges:
+        """All blocks."""
+        return [(0, self._first[-1])] if self._first[-1] else []
+
+    def spans(self, ranges: Ranges) -> Iterator[tuple[int, Span]]:
+        """Area number, and (address, bytes, position in `contents`), of each range, cut where areas end."""
+        for low, high in ranges:
+            for number, (address, size, at) in enumerate(self.areas):
+                first, last = self._first[number], self._first[number + 1]
+                start = (max(low, first) - first) * BLOCK_BYTES
+                end = min((min(high, last) - first) * BLOCK_BYTES, size)
+                if start < end:
+                    yield number, (address + start, end - start, at + start)
+
+    def blocks(self, positions: Iterable[int]) -> Ranges:
+        """The blocks that hold these positions of `contents`."""
+        found = set()
+        for position in positions:
+            number = next(i for i, (_, n, at) in enumerate(self.areas) if at <= position < at + n)
+            found.add(self._first[number] + (position - self.areas[number][2]) // BLOCK_BYTES)
+        return union([(block, block + 1) for block in found])
 
     def replay(self, key: str) -> bytes:
         """Outputs of one seeded replay."""
@@ -58,10 +75,15 @@ class Bench:
         self.driver.synchronize()
         return self.workload.observe(key)
 
-    def survives(self, key: str, want: bytes, poisoned: Sequence[int], pattern: int) -> bool:
-        """Whether outputs stay the same with these spans poisoned; a fault under poison is a no."""
-        self.restore()
-        for address, size in _merged([self.spans[i] for i in poisoned]):
+    def write(self, ranges: Ranges) -> None:
+        """These blocks as they were captured."""
+        for _, (address, size, at) in self.spans(ranges):
+            self.driver.write(address, self.contents[at : at + size])
+
+    def survives(self, key: str, want: bytes, poisoned: Ranges, pattern: int) -> bool:
+        """Whether outputs stay the same with these blocks poisoned; a fault under poison is a no."""
+        self.write(without(self.everything, poisoned))
+        for _, (address, size, _) in self.spans(poisoned):
             self.driver.fill(address, size, pattern)
         try:
             return self.replay(key) == want
@@ -69,42 +91,68 @@ class Bench:
             return False
 
 
-def _merged(spans: Sequence[Span]) -> list[tuple[int, int]]:
-    out: list[tuple[int, int]] = []
-    for address, size, _ in spans:
-        if out and sum(out[-1]) == address:
-            out[-1] = (out[-1][0], out[-1][1] + size)
+def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Sorted, with those that touch merged."""
+    out: Ranges = []
+    for low, high in sorted(ranges):
+        if out and low <= out[-1][1]:
+            out[-1] = (out[-1][0], max(high, out[-1][1]))
         else:
-            out.append((address, size))
+            out.append((low, high))
     return out
 
 
-def needed_spans(bench: Bench, fixed: set[int]) -> set[int]:
-    """Numbers of the spans that some graph needs; `fixed` ones are needed without trial."""
-    needed = set(fixed)
+def without(ranges: Ranges, taken: Ranges) -> Ranges:
+    """What of `ranges` is not in `taken`."""
+    out: Ranges = []
+    for low, high in ranges:
+        inside = [(max(s, low), min(e, high)) for s, e in taken if s < high and e > low]
+        starts, ends = [low, *(e for _, e in inside)], [*(s for s, _ in inside), high]
+        out += [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+    return out
+
+
+def needed_blocks(bench: Bench, fixed: Ranges) -> Ranges:
+    """The blocks that some graph needs; `fixed` ones are needed without trial."""
+    # Before anything is poisoned: replays in any order are what these graphs are for.
+    want = {key: bench.replay(key) for key in bench.captured}
+    needed = fixed
     for key in bench.captured:
-        bench.restore()
-        want = bench.replay(key)
         for pattern in PATTERNS:
-            candidates = [i for i in range(len(bench.spans)) if i not in needed]
-            needed |= _search(candidates, partial(_survives, bench, key, want, pattern))
-    bench.restore()
+            candidates = without(bench.everything, needed)
+            needed = union(
+                [*needed, *_search(candidates, partial(_survives, bench, key, want[key], pattern))]
+            )
+    bench.write(bench.everything)
     return needed
 
 
-def _survives(bench: Bench, key: str, want: bytes, pattern: int, poisoned: Sequence[int]) -> bool:
+def _survives(bench: Bench, key: str, want: bytes, pattern: int, poisoned: Ranges) -> bool:
     return bench.survives(key, want, poisoned, pattern)
 
 
-def _search(candidates: list[int], survives: Callable[[Sequence[int]], bool]) -> set[int]:
+def _search(candidates: Ranges, survives: Callable[[Ranges], bool]) -> Ranges:
     """Halve until single blocks; if the halves are needed only together, keep the whole set."""
-    if not candidates or survives(candidates):
-        return set()
-    if len(candidates) == 1:
-        return set(candidates)
-    middle = len(candidates) // 2
-    found = _search(candidates[:middle], survives) | _search(candidates[middle:], survives)
-    return found or set(candidates)
+    count = sum(high - low for low, high in candidates)
+    if not count or survives(candidates):
+        return []
+    if count == 1:
+        return candidates
+    left, right = _halves(candidates, count // 2)
+    return _search(left, survives) + _search(right, survives) or candidates
+
+
+def _halves(ranges: Ranges, count: int) -> tuple[Ranges, Ranges]:
+    """The first `count` blocks and the others."""
+    left: Ranges = []
+    for number, (low, high) in enumerate(ranges):
+        if high - low > count:
+            cut = low + count
+            head = [(low, cut)] if count else []
+            return [*left, *head], [(cut, high), *ranges[number + 1 :]]
+        left.append((low, high))
+        count -= high - low
+    return left, []
 
 
 def minimise(
@@ -123,22 +171,11 @@ def minimise(
     contents = b"".join(live[address][:size] for address, size, _, _ in blocks)
     captured = {key: captured[key] for key in tables.keys}
     bench = Bench(driver, workload, captured, [b[:3] for b in blocks], contents)
-    starts = np.array([at for _, _, at in bench.spans], np.int64)
-    fixed = np.searchsorted(starts, tables.content_relocations["place"], side="right") - 1
-    needed = needed_spans(bench, set(fixed.tolist()))
-    pieces = _pieces(blocks, [bench.spans[i] for i in sorted(needed)])
+    needed = needed_blocks(bench, bench.blocks(tables.content_relocations["place"].tolist()))
+    pieces = [
+        (blocks[number][3], size, at - blocks[number][2], at) for number, (_, size, at) in bench.spans(needed)
+    ]
     return drop_unused_regions(keep_blocks(tables, pieces))
-
-
-def _pieces(
-    blocks: Sequence[tuple[int, int, int, int]], spans: Sequence[Span]
-) -> list[tuple[int, int, int, int]]:
-    """(region, length, offset, start) of each span."""
-    out = []
-    for _, size, at in spans:
-        _, _, start, region = next(b for b in reversed(blocks) if b[2] <= at)
-        out.append((region, size, at - start, at))
-    return out
 
 
 def keep_blocks(tables: Tables, wanted: Sequence[tuple[int, int, int, int]]) -> Tables:

@@ -1,0 +1,115 @@
+"""Which blocks outputs need, over a pretended memory of millions of blocks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coldstart.graphs.api import Captured
+from coldstart.graphs.contents import BLOCK_BYTES, Bench, Ranges, needed_blocks, union, without
+from coldstart.graphs.errors import DriverFailure
+
+BASE, SIZE = 1 << 40, 2 << 30
+few = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(0, 9)).map(lambda p: (p[0], p[0] + p[1])), max_size=8
+)
+
+
+def members(ranges: Ranges) -> set[int]:
+    return {block for low, high in ranges for block in range(low, high)}
+
+
+@given(few, few)
+def test_ranges_are_sets(one: Ranges, other: Ranges) -> None:
+    a, b = union(r for r in one if r[0] < r[1]), union(r for r in other if r[0] < r[1])
+    assert members(a) == members(one) and members(without(a, b)) == members(one) - members(other)
+    assert all(x[1] < y[0] for x, y in pairwise(a))
+
+
+class Memory:
+    """A driver and a workload: outputs are right unless one of the sets of blocks is poisoned as a whole."""
+
+    def __init__(self, needed: list[set[int]], faults: bool = False) -> None:
+        self._needed, self._faults, self.bad, self.written, self.trials = (
+            needed,
+            faults,
+            list[tuple[int, int]](),
+            0,
+            0,
+        )
+
+    def fill(self, address: int, size: int, value: int) -> None:
+        self.bad.append((address - BASE, address - BASE + size))
+
+    def write(self, address: int, data: bytes) -> None:
+        self.written += len(data)
+        start, end = address - BASE, address - BASE + len(data)
+        self.bad = [
+            (a, b)
+            for low, high in self.bad
+            for a, b in ((low, min(high, start)), (max(low, end), high))
+            if a < b
+        ]
+
+    def prepare(self, key: str, seed: int) -> None:
+        self.trials += 1
+
+    def launch(self, executable: int, stream: int) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def observe(self, key: str) -> bytes:
+        for blocks in self._needed:
+            if all(any(low <= block * BLOCK_BYTES < high for low, high in self.bad) for block in blocks):
+                if self._faults:
+                    raise DriverFailure("cuStreamSynchronize", "ILLEGAL_ADDRESS")
+                return b"wrong"
+        return b"right"
+
+
+class Zeros(bytes):
+    """Contents of any length that take no memory."""
+
+    def __getitem__(self, where: Any) -> Any:
+        return memoryview(bytearray(0)) if where.stop == where.start else _Some(where.stop - where.start)
+
+
+class _Some:
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+
+def bench(memory: Any, areas: list[tuple[int, int, int]]) -> Bench:
+    return Bench(memory, memory, {"a": Captured(0, 1), "b": Captured(0, 2)}, areas, Zeros())
+
+
+@pytest.mark.parametrize("faults", [False, True])
+def test_single_blocks_are_found_among_millions(faults: bool) -> None:
+    memory = Memory([{3}, {2_000_001}], faults)
+    assert needed_blocks(bench(memory, [(BASE, SIZE, 0)]), []) == [(3, 4), (2_000_001, 2_000_002)]
+    assert memory.trials < 200
+
+
+def test_nothing_needed_is_nothing_written_but_at_the_end() -> None:
+    memory = Memory([])
+    assert needed_blocks(bench(memory, [(BASE, SIZE, 0)]), [(5, 6)]) == [(5, 6)]
+    assert memory.written <= SIZE + 8 * BLOCK_BYTES
+
+
+def test_blocks_that_matter_only_together_are_kept_together() -> None:
+    found = members(needed_blocks(bench(Memory([{1, 6}]), [(BASE, 8 * BLOCK_BYTES, 0)]), []))
+    assert {1, 6} & found
+
+
+def test_ranges_are_cut_where_areas_end() -> None:
+    made = bench(Memory([]), [(BASE, 1000, 0), (BASE + 4096, 512, 1000)])
+    assert made.everything == [(0, 3)]
+    assert list(made.spans([(1, 3)])) == [(0, (BASE + 512, 488, 512)), (1, (BASE + 4096, 512, 1000))]
+    assert made.blocks([999, 1000]) == [(1, 3)]
