@@ -6,7 +6,7 @@ import platform
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from importlib import metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,9 @@ def machine() -> dict[str, Any]:
         "gpu": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1),
         "torch": torch.__version__,
         "cuda": torch.version.cuda, "capability": f"{properties.major}.{properties.minor}",
-        "driver": _driver_version(),
-        "cuda_bindings": metadata.version("cuda-bindings"), "python": platform.python_version(),
+        "driver": _try(_driver_version),
+        "cuda_bindings": import_module("cuda.bindings").__version__, "numpy": np.__version__,
+        "python": platform.python_version(),
     }  # fmt: skip
 
 
@@ -202,8 +203,10 @@ def shifted(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
 def missing(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
     """Without a binary, with another region size, and with one layout twice: capture, capture, refusal."""
     source, copy = _bundle_of(case, where), where / f"{case}-missing"
-    shutil.copytree(source, copy)
-    next((copy / "kernels").iterdir()).unlink()
+    shutil.copytree(source, copy, dirs_exist_ok=True)
+    bundled = sorted((copy / "kernels").iterdir())
+    for binary in bundled[:1]:
+        binary.unlink()
     process = Process(case, seed, layers)
     restorer = Restorer(copy, process.driver, process.framework, adopt=True)
     restorer.link()
@@ -218,6 +221,6 @@ def missing(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
         collision = True
     return {
         "working_graphs_without_a_binary": len(graphs), "captured": sum(not g.restored for g in graphs),
-        "reasons": restorer.fallbacks,
+        "reasons": restorer.fallbacks, "binaries": len(bundled),
         "rungs": restorer.ladder.rungs, "other_size_links": other.link(), "collision_refused": collision,
     }  # fmt: skip

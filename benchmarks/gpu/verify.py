@@ -1,62 +1,153 @@
-"""The GPU check: PyTorch and cuda-bindings only, one command of under ten minutes, one JSON report.
+"""The GPU check: PyTorch, numpy and cuda-bindings only, one command of under ten minutes, one JSON report.
 
   P0 probes   P1 the ordinary way (three times)   P2, P3 capture in layouts that differ, classify, bundle
   P4 restore where nothing ran before (three times) and the publish gate   P5 negatives   P6 other features
-Every phase is a process of its own; the failure of one leaves the others running, and the report says which
-failed and why.  Ceiling: capture cannot be beaten below the driver's own time to build and instantiate.
+Every phase is a process group of its own with a budget of its own; the failure of one leaves the others running.
+What later phases need comes first; repetitions alternate and come last; P6, which times nothing, runs side by side.
+The report is written anew after every phase, so a run that is cut short leaves what it had.
+Ceiling: capture cannot be beaten below the driver's own time to build and instantiate.
   python benchmarks/gpu/verify.py --out benchmarks/results/graphs-gpu.json
+  python benchmarks/gpu/verify.py --only P0                     the phases whose label begins so
+  python benchmarks/gpu/verify.py --work DIR --only P4          with what an earlier run left in DIR
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-Step = tuple[str, str, str, int]  # label, function, case, seed
+Step = tuple[str, str, str, int, int]  # label, function, case, seed, seconds at most
 
-LLAMA: list[Step] = [
-    ("P0", "probe", "llama", 9),
-    *((f"P1.{i}", "ordinary", "llama", 10 + i) for i in (1, 2, 3)),
-    ("P2", "snapshot", "llama", 1),
-    ("P2.more", "snapshot", "llama", 2),
-    ("P3", "bundle", "llama", 3),
-    *((f"P4.{i}", "restore", "llama", 3 + i) for i in (1, 2, 3)),
-    ("P4.gate", "prove", "llama", 7),
-    ("P5.missing", "missing", "llama", 8),
-    ("P5.shifted", "shifted", "llama", 8),
+PROBE: Step = ("P0", "probe", "streams", 9, 60)
+ONCE: list[Step] = [
+    ("P1.1", "ordinary", "llama", 11, 90),
+    ("P2", "snapshot", "llama", 1, 90),
+    ("P2.more", "snapshot", "llama", 2, 90),
+    ("P3", "bundle", "llama", 3, 150),
+    ("P4.1", "restore", "llama", 4, 90),
+    ("P4.gate", "prove", "llama", 7, 90),
+    ("P5.missing", "missing", "llama", 8, 60),
+    ("P5.shifted", "shifted", "llama", 8, 60),
 ]
-FEATURES: list[Step] = [
-    (f"P6.{case}.{function}", function, case, seed)
+AGAIN: list[Step] = [
+    (f"P{number}.{i}", function, "llama", seed + i, 60)
+    for i in (2, 3)
+    for number, function, seed in ((1, "ordinary", 10), (4, "restore", 3))
+]
+FEATURES: dict[str, list[Step]] = {
+    case: [
+        (f"P6.{case}.{function}{seed}", function, case, seed, 75)
+        for function, seed in (("snapshot", 1), ("snapshot", 2), ("bundle", 3), ("restore", 4))
+    ]
     for case in ("streams", "inductor", "fp8", "random", "matmul")
-    for function, seed in (("snapshot", 1), ("snapshot", 2), ("bundle", 3), ("restore", 4))
-]
+}
+LEAST = 5.0
+
+
+@dataclass
+class Check:
+    """One run: what it has found so far, and how long it may still take."""
+
+    where: Path
+    layers: int
+    end: float
+    out: Path | None = None
+    only: str | None = None
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    _lock: Lock = field(default_factory=Lock)
+
+    def run(self) -> dict[str, Any]:
+        """All phases in the order of what they are worth."""
+        self.some([PROBE, *ONCE])
+        with ThreadPoolExecutor(len(FEATURES)) as pool:
+            list(pool.map(self.some, FEATURES.values()))
+        self.some(AGAIN)
+        return self.report()
+
+    def some(self, steps: Sequence[Step]) -> None:
+        """These phases, one after another."""
+        for step in steps:
+            if self.only is None or step[0].startswith(self.only):
+                self.add(self._one(step))
+
+    def _one(self, step: Step) -> dict[str, Any]:
+        left = self.end - time.monotonic()
+        if left < LEAST:
+            return {"label": step[0], "ok": False, "error": "no time was left"}
+        return run_step(step, self.where, self.layers, min(left, step[4]))
+
+    def add(self, found: dict[str, Any]) -> None:
+        """Keep one result, on disk as well."""
+        with self._lock:
+            self.steps.append(found)
+            if self.out:
+                part = self.out.with_suffix(".part")
+                part.write_text(json.dumps(self.report(), indent=1) + "\n")
+                part.replace(self.out)
+        print(json.dumps({k: v for k, v in found.items() if k != "result"}), file=sys.stderr, flush=True)
+
+    def report(self) -> dict[str, Any]:
+        """Everything so far. What cannot be concluded is said and takes nothing else with it."""
+        try:
+            concluded = conclusions(self.steps)
+        except (KeyError, ValueError, TypeError, ZeroDivisionError, statistics.StatisticsError) as error:
+            concluded = {"phases_failed": failed(self.steps), "not_concluded": repr(error)}
+        made = {
+            "layers": self.layers,
+            "command": sys.argv,
+            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        return {**made, "conclusions": concluded, "steps": self.steps}
 
 
 def run_step(step: Step, where: Path, layers: int, limit: float) -> dict[str, Any]:
-    """One phase in its own process."""
-    label, function, case, seed = step
+    """One phase in its own process group, which ends with it."""
+    label, function, case, seed, _ = step
     few = min(layers, 2) if case == "matmul" else layers
     command = [sys.executable, __file__, "--phase", function, case, str(seed), str(few), str(where)]
     start = time.monotonic()
+    with (where / f"{label}.out").open("w+") as out, (where / f"{label}.err").open("w+") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
+        try:
+            code = process.wait(timeout=limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        out.seek(0)
+        err.seek(0)
+        return _result(label, code, round(time.monotonic() - start, 1), out.read(), err.read())
+
+
+def _result(label: str, code: int | None, seconds: float, out: str, err: str) -> dict[str, Any]:
+    base: dict[str, Any] = {"label": label, "ok": False, "seconds": seconds}
+    if code is None:
+        return base | {"error": f"no answer in {seconds:.0f} s", "stderr": err[-1500:]}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-    except subprocess.TimeoutExpired:
-        return {"label": label, "ok": False, "error": f"no answer in {limit:.0f} s"}
-    seconds = round(time.monotonic() - start, 1)
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        return {"label": label, "ok": False, "seconds": seconds, "error": done.stderr[-1500:]}
-    return {"label": label, "ok": True, "seconds": seconds, "result": json.loads(lines[-1])}
+        return base | {"ok": True, "result": json.loads(out.strip().splitlines()[-1])} if not code else base | {
+            "error": f"exit code {code}", "stderr": err[-2500:]
+        }  # fmt: skip
+    except (ValueError, IndexError):
+        return base | {"error": "it printed no result", "stderr": err[-1500:]}
 
 
 def phase(function: str, case: str, seed: str, layers: str, where: str) -> None:
@@ -66,12 +157,17 @@ def phase(function: str, case: str, seed: str, layers: str, where: str) -> None:
     print(json.dumps(getattr(phases, function)(case, Path(where), int(seed), int(layers))))
 
 
-def conclusions(steps: list[dict[str, Any]]) -> dict[str, Any]:
+def failed(steps: Sequence[dict[str, Any]]) -> list[str]:
+    """Labels of the phases that did not come to their end."""
+    return [step["label"] for step in steps if not step["ok"]]
+
+
+def conclusions(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The goals, from whatever succeeded; absent where a phase that they need failed."""
     found = {s["label"]: s["result"] for s in steps if s["ok"]}
     ordinary = [found[k] for k in found if k.startswith("P1.")]
     restored = [found[k] for k in found if k.startswith("P4.") and "hashes" in found[k]]
-    out: dict[str, Any] = {"phases_failed": [s["label"] for s in steps if not s["ok"]]}
+    out: dict[str, Any] = {"phases_failed": failed(steps)}
     if not ordinary or not restored:
         return out
     capture = [sum(o["times"][n] for n in ("warm_up_s", "capture_s", "instantiate_s")) for o in ordinary]
@@ -91,41 +187,35 @@ def conclusions(steps: list[dict[str, Any]]) -> dict[str, Any]:
     return out
 
 
+@contextlib.contextmanager
+def _place(named: Path | None) -> Iterator[Path]:
+    if named is not None:
+        named.mkdir(parents=True, exist_ok=True)
+        yield named
+        return
+    with tempfile.TemporaryDirectory(prefix="graphs-gpu-") as directory:
+        yield Path(directory)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--phase", nargs=5, metavar=("FUNCTION", "CASE", "SEED", "LAYERS", "DIRECTORY"))
     parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--minutes", type=float, default=9.5)
+    parser.add_argument("--minutes", type=float, default=9.3)
     parser.add_argument("--only", help="labels that start with this, e.g. P6")
+    parser.add_argument("--work", type=Path, help="keep snapshots, bundles and logs here")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.phase:
         phase(*options.phase)
         return
-    report = check(options.layers, options.minutes, options.only)
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+    with _place(options.work) as where:
+        end = time.monotonic() + 60 * options.minutes
+        report = Check(where, options.layers, end, options.out, options.only).run()
     print(json.dumps({"conclusions": report["conclusions"]}))
     sys.exit(1 if report["conclusions"]["phases_failed"] else 0)
-
-
-def check(layers: int, minutes: float, only: str | None) -> dict[str, Any]:
-    """All phases, one after another, as long as the time lasts."""
-    end, steps = time.monotonic() + 60 * minutes, []
-    wanted = [s for s in (*LLAMA, *FEATURES) if only is None or s[0].startswith(only)]
-    with tempfile.TemporaryDirectory() as directory:
-        for step in wanted:
-            left = end - time.monotonic()
-            if left < 5:
-                steps.append({"label": step[0], "ok": False, "error": "no time was left"})
-                continue
-            steps.append(run_step(step, Path(directory), layers, min(left, 180)))
-            print(
-                json.dumps({k: v for k, v in steps[-1].items() if k != "result"}), file=sys.stderr, flush=True
-            )
-    return {"layers": layers, "conclusions": conclusions(steps), "steps": steps}
 
 
 if __name__ == "__main__":

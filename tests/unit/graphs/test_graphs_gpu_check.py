@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +83,7 @@ def sim(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_phases_on_the_simulator(sim: None, tmp_path: Path) -> None:
     results = {}
-    for label, function, case, seed in verify.LLAMA[1:]:
+    for label, function, case, seed, _ in [*verify.ONCE, *verify.AGAIN]:
         results[label] = getattr(phases, function)(case, tmp_path, seed, 2)
         json.dumps(results[label])
     assert results["P3"]["bundle"]["graphs"] == 4 and not results["P3"]["kernels_without_binary"]
@@ -106,14 +109,100 @@ def test_random_graphs_are_refused(sim: None, tmp_path: Path) -> None:
     assert set(refused.values()) == {"the graph consumes random numbers"}
 
 
-def test_a_failed_phase_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def _check(tmp_path: Path, seconds: float = 60, **options: Any) -> verify.Check:
+    return verify.Check(tmp_path, 1, time.monotonic() + seconds, **options)
+
+
+def test_a_failed_phase_leaves_the_others_and_the_report_is_always_on_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out, seen = tmp_path / "report.json", list[list[str]]()
+
     def step(step: Any, where: Path, layers: int, limit: float) -> dict[str, Any]:
-        return {"label": step[0], "ok": False, "error": "no device"}
+        if out.exists():
+            seen.append([s["label"] for s in json.loads(out.read_text())["steps"]])
+        assert limit <= step[4]
+        return {"label": step[0], "ok": step[0] == "P0", "result": {}, "error": "no device"}
 
     monkeypatch.setattr(verify, "run_step", step)
-    report = verify.check(1, 1, "P1")
-    assert report["conclusions"]["phases_failed"] == ["P1.1", "P1.2", "P1.3"]
-    assert [s["error"] for s in verify.check(1, 0, "P2")["steps"]] == ["no time was left"] * 2
+    report = _check(tmp_path, out=out).run()
+    labels = [s["label"] for s in report["steps"]]
+    assert (
+        len(labels) == len(set(labels)) == 1 + len(verify.ONCE) + len(verify.AGAIN) + 20 and labels[0] == "P0"
+    )
+    assert report["conclusions"]["phases_failed"] == labels[1:] and seen[0] == ["P0"]
+    assert json.loads(out.read_text())["steps"] == report["steps"]
+
+
+def test_only_some_phases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(verify, "run_step", lambda step, *rest: {"label": step[0], "ok": True, "result": {}})
+    assert [s["label"] for s in _check(tmp_path, only="P0").run()["steps"]] == ["P0"]
+    assert [s["label"] for s in _check(tmp_path, only="P1").run()["steps"]] == ["P1.1", "P1.2", "P1.3"]
+    late = _check(tmp_path, seconds=0, only="P2").run()
+    assert [s["error"] for s in late["steps"]] == ["no time was left"] * 2
+
+
+def test_the_budgets_fit_into_the_time() -> None:
+    """What is needed once must fit at its worst; what a healthy run takes is far less."""
+    once = sum(step[4] for step in [verify.PROBE, *verify.ONCE])
+    features = max(sum(step[4] for step in steps) for steps in verify.FEATURES.values())
+    assert once <= 800 and features <= 300
+    assert all(step[4] <= 150 for step in [verify.PROBE, *verify.ONCE, *verify.AGAIN])
+
+
+def test_a_report_that_cannot_be_concluded_says_so(tmp_path: Path) -> None:
+    check = _check(tmp_path)
+    check.steps = [
+        {"label": "P1.1", "ok": True, "result": {"times": {}}}, {"label": "P4.1", "ok": True, "result": {"hashes": {}}}
+    ]  # fmt: skip
+    assert "KeyError" in check.report()["conclusions"]["not_concluded"]
+
+
+@pytest.mark.parametrize(
+    ("out", "code", "error"),
+    [("", 0, "no result"), ("warning", 0, "no result"), ("{}", 1, "exit code 1"), ("", None, "no answer")],
+)
+def test_whatever_a_phase_does_is_one_line_of_the_report(out: str, code: int | None, error: str) -> None:
+    found = verify._result("P9", code, 3.0, out, "Traceback")
+    assert not found["ok"] and error in found["error"]
+
+
+def test_a_phase_that_hangs_ends_with_all_its_processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "hang.sh"
+    script.write_text("#!/bin/sh\nsleep 60 & echo $! > $(dirname $0)/pid; wait\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(verify.sys, "executable", str(script))
+    found = verify.run_step(("P9", "probe", "llama", 1, 9), tmp_path, 1, 1.0)
+    assert "no answer" in found["error"]
+    stat = Path("/proc") / (tmp_path / "pid").read_text().strip() / "stat"
+    deadline = time.monotonic() + 10
+    while stat.exists() and stat.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline, "it still runs"
+        time.sleep(0.02)
+
+
+def test_nothing_but_torch_numpy_and_the_bindings_is_needed() -> None:
+    """The machine with the GPU has neither vLLM nor this package's other dependencies."""
+    root = Path(__file__).parents[3]
+    code = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"vllm", "typer", "zstandard", "rich", "cryptography", "hypothesis", "huggingface_hub"}:
+            raise ImportError(name + " is not installed here")
+        if name == "coldstart.artifacts":
+            raise ImportError("only the source tree is here")
+sys.meta_path.insert(0, Absent())
+import phases, process, verify, workloads
+print(sorted(n for n in sys.modules if n.startswith(("coldstart.engine", "coldstart.graphs.vllm"))))
+"""
+    path = os.pathsep.join([str(root / "benchmarks" / "gpu"), str(root)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout == "[]\n", done.stderr + done.stdout
 
 
 @pytest.mark.skipif(workloads.DEVICE != "cpu", reason="rehearses on the CPU")
