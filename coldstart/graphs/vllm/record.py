@@ -20,10 +20,11 @@ from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, Place, Span, Stored
 from coldstart.graphs.intervals import NONE, Intervals
 from coldstart.graphs.table import Region
 from coldstart.graphs.torch_framework import TorchFramework, consumes_random
-from coldstart.graphs.vllm import hook, outputs
+from coldstart.graphs.vllm import hook, outputs, wrapper
 from coldstart.graphs.vllm.names import runner_tensors
 from coldstart.graphs.vllm.outputs import Like
 from coldstart.graphs.vllm.plugin import log, refuse_parallel
+from coldstart.graphs.vllm.source import key_of
 
 SMALL = 1 << 20
 PADDING = (1 << 21, 1 << 26)
@@ -102,17 +103,17 @@ def captured_graphs(runner: Any) -> dict[str, tuple[Any, Any, Any]]:
     """Key to (descriptor, graph, output) of every graph of either runner, those of pieces included."""
     manager = getattr(runner, "cudagraph_manager", None)
     if manager is not None:
-        return {hook.key_of(d, d.cg_mode.name): (d, g, None) for d, g in manager.graphs.items()} | _pieces()
+        return {key_of(d, d.cg_mode.name): (d, g, None) for d, g in manager.graphs.items()} | _pieces()
     entries = getattr(runner.model, "concrete_cudagraph_entries", {})
     kept = {d: e for d, e in entries.items() if e.cudagraph is not None}
-    return {hook.key_of(d, "FULL"): (d, e.cudagraph, e.output) for d, e in kept.items()} | _pieces()
+    return {key_of(d, "FULL"): (d, e.cudagraph, e.output) for d, e in kept.items()} | _pieces()
 
 
 def _pieces() -> dict[str, tuple[Any, Any, Any]]:
     return {
-        hook.piece_key(wrapper, d): (d, e.cudagraph, e.output)
-        for wrapper in hook.pieces()
-        for d, e in wrapper.concrete_cudagraph_entries.items()
+        wrapper.piece_key(one, d): (d, e.cudagraph, e.output)
+        for one in wrapper.pieces()
+        for d, e in one.concrete_cudagraph_entries.items()
         if e.cudagraph is not None
     }
 

@@ -14,7 +14,10 @@ import pytest
 
 from coldstart.graphs.errors import AlteredTable, DriverFailure, Refused
 from coldstart.graphs.vllm import hook, kv_plan
+from coldstart.graphs.vllm import manager as managers
+from coldstart.graphs.vllm import wrapper as wrappers
 from coldstart.graphs.vllm.seams import ADAPTERS, Seam, adapter
+from coldstart.graphs.vllm.source import key_of
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
@@ -86,7 +89,7 @@ def _manager() -> Manager:
 
 def test_the_manager_gets_restored_graphs_and_captures_the_rest() -> None:
     manager, said = _manager(), []
-    hooked = hook._manager_capture(_capture, Source({4, 1, 8}, broken={1}), said.append)
+    hooked = managers.restoring(_capture, Source({4, 1, 8}, broken={1}), said.append)
     hooked(manager, None)
     found = {(d.cg_mode.name, d.num_tokens): g for d, g in manager.graphs.items()}
     assert found == {
@@ -101,7 +104,7 @@ def test_what_is_built_behind_is_hidden_from_dispatch_until_it_is_there() -> Non
     manager, source = _manager(), Source({4, 2, 1}, broken={2}, behind={2, 4})
     full = manager._capture_descs[Mode.FULL]
     manager._candidates = {(n, 0): [d for d in reversed(full) if d.num_tokens >= n] for n in (1, 2, 3)}
-    hook._manager_capture(_capture, source, print)(manager, None)
+    managers.restoring(_capture, source, print)(manager, None)
     assert [d.num_tokens for d in manager.graphs if d.cg_mode is Mode.FULL] == [1]
     assert {key: [d.num_tokens for d in rows] for key, rows in manager._candidates.items()} == {
         (1, 0): [1], (2, 0): [], (3, 0): []
@@ -128,7 +131,7 @@ def test_vllms_own_dispatch_keeps_away_from_what_is_hidden() -> None:
         graphs={}, _graphs_captured=True, _candidates={(2, 0): [two], (4, 0): [four]}, _lora_dispatch_map={},
         vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1)),
     )  # fmt: skip
-    curtain = hook.Curtain(manager)
+    curtain = managers.Curtain(manager)
     curtain.hide(four)
     assert manager.dispatch(2, 2, None, 0) == two
     assert manager.dispatch(4, 4, None, 0).cg_mode == CUDAGraphMode.NONE
@@ -146,7 +149,7 @@ def test_the_other_runners_dispatch_as_well() -> None:
     keys = {Mode.FULL: {desc}}
     wrapper = SimpleNamespace(concrete_cudagraph_entries={}, is_debugging_mode=False)
     runner = SimpleNamespace(model=wrapper, cudagraph_dispatcher=SimpleNamespace(cudagraph_keys=keys))
-    hook._runner_capture(lambda *a: pytest.fail("captured"), source, print)(runner, desc, Mode.FULL)
+    wrappers.restoring(lambda *a: pytest.fail("captured"), source, print)(runner, desc, Mode.FULL)
     assert keys[Mode.FULL] == set() and wrapper.concrete_cudagraph_entries == {}
     source.waiting[4]()
     assert keys[Mode.FULL] == {desc} and wrapper.concrete_cudagraph_entries[desc].cudagraph == "restored 4"
@@ -200,13 +203,13 @@ def test_a_piece_is_replayed_where_it_would_have_been_captured(monkeypatch: pyte
     )
     monkeypatch.setattr(cuda_graph, "get_forward_context", lambda: context)
     monkeypatch.setattr(cuda_graph, "is_forward_context_available", lambda: True)
-    key = hook.piece_key(wrapper, context.batch_descriptor)
+    key = wrappers.piece_key(wrapper, context.batch_descriptor)
     assert key == "PIECEWISE-1of3:num_tokens=8"
     source = Replays({key})
-    call = hook._piece_call(cuda_graph.CUDAGraphWrapper.__call__, source, print)  # type: ignore[arg-type]
+    call = wrappers.restoring_piece(cuda_graph.CUDAGraphWrapper.__call__, source, print)  # type: ignore[arg-type]
     assert call(wrapper, "x") == call(wrapper, "x") == ("out", key) and source.count == 2
     fed: dict[str, Any] = {}
-    seen = hook._seen_by_piece(lambda self, *arguments: "captured", fed.__setitem__)
+    seen = wrappers.watched_piece(lambda self, *arguments: "captured", fed.__setitem__)
     wrapper.concrete_cudagraph_entries.clear()
     tensor = SimpleNamespace(data_ptr=lambda: 4096, nbytes=64)
     assert seen(wrapper, tensor, 8) == "captured" and fed == {key: [(4096, 64)]}
@@ -217,7 +220,7 @@ def test_a_wrapper_without_a_number_is_left_alone(monkeypatch: pytest.MonkeyPatc
     from types import SimpleNamespace
 
     wrapper = SimpleNamespace(runnable=lambda x: x, is_debugging_mode=False, concrete_cudagraph_entries={})
-    assert hook._piece_call(lambda self, x: x, Source({8}), print)(wrapper, "x") == "x"
+    assert wrappers.restoring_piece(lambda self, x: x, Source({8}), print)(wrapper, "x") == "x"
 
 
 def test_inputs_are_seen_when_they_lie_ready() -> None:
@@ -228,21 +231,21 @@ def test_inputs_are_seen_when_they_lie_ready() -> None:
             for row in rows:
                 create_forward_fn(row, warmup=False)
 
-    hook._seen_by_manager(capture, seen.append)(manager, lambda desc, warmup: None)
-    assert seen == [hook.key_of(d, "FULL") for d in manager._capture_descs[Mode.FULL]]
+    managers.watched_capture(capture, seen.append)(manager, lambda desc, warmup: None)
+    assert seen == [key_of(d, "FULL") for d in manager._capture_descs[Mode.FULL]]
 
 
 def test_memory_profiling_captures_as_always() -> None:
     manager = _manager()
     manager._max_full_descs_to_capture = 2
-    hook._manager_capture(_capture, Source({4}), print)(manager, None)
+    managers.restoring(_capture, Source({4}), print)(manager, None)
     assert "restored 4" not in manager.graphs.values()
 
 
 def test_keys_tell_descriptors_apart() -> None:
     one, other = Descriptor(Mode.FULL, 4), Descriptor(Mode.FULL, 4, num_reqs=4)
-    assert hook.key_of(one, "FULL") == "FULL:num_tokens=4,num_ubatches=1"
-    assert len({hook.key_of(d, m) for d in (one, other) for m in ("FULL", "PIECEWISE")}) == 4
+    assert key_of(one, "FULL") == "FULL:num_tokens=4,num_ubatches=1"
+    assert len({key_of(d, m) for d in (one, other) for m in ("FULL", "PIECEWISE")}) == 4
 
 
 @needs_vllm
@@ -258,7 +261,7 @@ def test_the_wrapper_of_the_other_runner_gets_finished_entries() -> None:
     from vllm.forward_context import BatchDescriptor
 
     called: list[int] = []
-    hooked = hook._runner_capture(lambda self, desc, mode: called.append(desc.num_tokens), Source({4}), print)
+    hooked = wrappers.restoring(lambda self, desc, mode: called.append(desc.num_tokens), Source({4}), print)
     wrapper = SimpleNamespace(concrete_cudagraph_entries={}, is_debugging_mode=False)
     for tokens in (4, 2):
         hooked(SimpleNamespace(model=wrapper), BatchDescriptor(tokens), Mode.FULL)

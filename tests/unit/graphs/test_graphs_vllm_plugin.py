@@ -173,7 +173,7 @@ def test_graphs_of_either_runner_by_key(monkeypatch: pytest.MonkeyPatch) -> None
         descriptor: SimpleNamespace(cudagraph="g", output="o"),
         "empty": SimpleNamespace(cudagraph=None),
     }
-    monkeypatch.setattr(record.hook, "pieces", list)
+    monkeypatch.setattr(record.wrapper, "pieces", list)
     one = SimpleNamespace(model=SimpleNamespace(concrete_cudagraph_entries=entries))
     assert record.captured_graphs(one) == {"FULL:num_tokens=4": (descriptor, "g", "o")}
 

@@ -21,7 +21,7 @@ from coldstart.graphs.entry import PROVE, RECORD
 from coldstart.graphs.errors import DriverFailure, Refused
 from coldstart.graphs.sim.model import SimModel
 from coldstart.graphs.table import Region
-from coldstart.graphs.vllm import hook, plugin, record, restore
+from coldstart.graphs.vllm import hook, plugin, record, restore, wrapper
 
 torch = pytest.importorskip("torch")
 OUT = "static:cudagraph_manager.hidden_states"
@@ -147,7 +147,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
         regions = Framework(now["model"], {}, None).regions()
         return {r.symbol: Tensor(r) for r in regions}
 
-    monkeypatch.setattr(hook, "import_module", lambda name: stand_in)
+    for module in (hook, wrapper):
+        monkeypatch.setattr(module, "import_module", lambda name: stand_in)
     monkeypatch.setattr(hook, "checked_adapter", lambda: None)
     for module in (record, restore):
         monkeypatch.setattr(module, "CudaDriver", lambda *log: now["model"].driver)

@@ -1,0 +1,30 @@
+"""What a machine without a GPU never loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import sys, os
+{work}
+print(sorted(n for n in sys.modules if n.split(".")[0] in ("cuda", "torch", "vllm") or ".graphs.cuda" in n))
+"""
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        "import coldstart.graphs.entry as e; e.register()",
+        "import coldstart.engine.prepare, coldstart.engine.serve, coldstart.engine.materialize, coldstart.engine.graphs",
+        "import coldstart.graphs.bundles, coldstart.graphs.offline, coldstart.validate.graphs",
+        "import coldstart.graphs.vllm.plugin, coldstart.graphs.online, coldstart.graphs.rounds",
+    ],
+)
+def test_no_driver_no_torch_no_engine(work: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE.format(work=work)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
