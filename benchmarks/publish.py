@@ -36,8 +36,8 @@ def readme(text: str) -> str:
 
 
 def results(text: str) -> str:
-    """RESULTS.md with the committed report."""
-    return marked(text, "cold-start", cold_start()[1])
+    """RESULTS.md with the committed reports."""
+    return marked(marked(text, "cold-start", cold_start()[1]), "graphs", graphs())
 
 
 def cold_start() -> tuple[str, str]:
@@ -45,6 +45,37 @@ def cold_start() -> tuple[str, str]:
     report = markdown.render(json.loads((HERE / "results" / "cold-start-cpu.json").read_text()))
     table = "\n".join(line for line in report.splitlines() if line.startswith("|"))
     return table, report.strip()
+
+
+def graphs() -> str:
+    """The simulated figures of the CUDA graphs, each with its goal and the commit that it is of."""
+    held = json.loads((HERE / "results" / "graphs-simulated.json").read_text())
+    models, random, cost, altered = (held[name] for name in ("models", "random", "cost", "altered"))
+    rows = models["models"]
+    nodes = [row["bytes_per_node"] for row in rows]
+    equal, wanted = (sum(row[name] for row in rows) for name in ("equal", "graphs"))
+    captured = random["refused"] + random["ambiguous"]
+    lines = [
+        ("restored outputs bitwise equal", f"{equal} of {wanted}", "all", models),
+        ("bytes a node in tables", f"{min(nodes)} to {max(nodes)}", "small", models),
+        ("most contents kept of a model, bytes", max(row["contents_bytes"] for row in rows), "few", models),
+        (f"random graphs judged, besides {captured} that are captured", random["judged"], "10000", random),
+        ("constants corrupted among them", f"{random['corrupted']} of {random['constants']}", "0", random),
+        ("pointers missed among them", f"{random['missed']} of {random['pointers']}", "0", random),
+        ("altered bytes refused", f"{altered['refused']} of {altered['bytes']}", "all", altered),
+        ("Python's share, us a node", _spread(cost["restore_us_a_node_without_driver"]), "2", cost),
+        ("relocation of 56,000 pointers, ms", _spread(cost["relocation_ms"]), "2", cost),
+        ("tables read and verified, ms", _spread(cost["read_verified_ms"]), "20", cost),
+    ]
+    table = [
+        f"| {what} | {value} | {goal} | {job.get('commit', held.get('commit'))} |"
+        for what, value, goal, job in lines
+    ]
+    return "\n".join(["| what | result | goal | commit |", "|---|---|---|---|", *table])
+
+
+def _spread(samples: dict[str, float]) -> str:
+    return f"{samples['median']:.2f} ({samples['min']:.2f} to {samples['max']:.2f}, {samples['n']} runs)"
 
 
 def main() -> None:
