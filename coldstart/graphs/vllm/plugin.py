@@ -11,14 +11,13 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 from coldstart.graphs import rounds
 from coldstart.graphs.entry import CANARY, GRAPHS_REPORT, KERNELS, KV_PLAN, PROVE, RECORD, RESTORE
 from coldstart.graphs.errors import GraphError, Refused
-from coldstart.graphs.vllm import hook, kv_plan
+from coldstart.graphs.vllm import hook, kv_plan, late
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 WORKER = "vllm.v1.worker.gpu_worker"
@@ -49,25 +48,49 @@ class Declined:
         return {"*": self._reason}
 
 
+class Later:
+    """A session that is made when it is first asked: most processes never capture."""
+
+    def __init__(self, make: Callable[[], Session], work: str | None = None) -> None:
+        self._make, self._work, self._made = make, work, list[Session]()
+
+    def get(self) -> Session:
+        """The session, or a declined one with the reason."""
+        if not self._made:
+            try:
+                self._made.append(self._make())
+            except GraphError as error:
+                log.warning("CUDA graphs are captured as always: %s", error)
+                if self._work:
+                    rounds.fail(Path(self._work), str(error))
+                self._made.append(Declined(str(error)))
+        return self._made[0]
+
+    def run(self, runner: Any, own: Callable[[], Any]) -> Any:
+        return self.get().run(runner, own)
+
+    def fallbacks(self) -> dict[str, str]:
+        return self.get().fallbacks()
+
+    def before_load(self) -> None:
+        """What a recording process does before it loads weights."""
+        if (work := getattr(self.get(), "before_load", None)) is not None:
+            work()
+
+
 def register() -> None:
     """What vLLM calls in each of its processes."""
     if KV_PLAN in os.environ:
-        _size_kv(os.environ[KV_PLAN])
-    offline = os.environ.get(RECORD) or os.environ.get(PROVE)
-    if not offline and not os.environ.get(RESTORE):
-        return
-    try:
-        hook.checked_adapter()
-        session: Session = _session()
-    except GraphError as error:
-        log.warning("CUDA graphs are captured as always: %s", error)
-        if offline:
-            rounds.fail(Path(offline), str(error))
-        session = Declined(str(error))
-    _install(session)
+        late.when_imported(WORKER, functools.partial(_size_kv, os.environ[KV_PLAN]))
+    if any(os.environ.get(name) for name in (RECORD, PROVE, RESTORE)):
+        session = Later(_session, os.environ.get(RECORD) or os.environ.get(PROVE))
+        if os.environ.get(RECORD):
+            session.get()  # modules are watched from before the first is loaded
+        _install(session)
 
 
 def _session() -> Session:
+    hook.known_version()
     if directory := os.environ.get(RECORD):
         from coldstart.graphs.vllm.record import Recording
 
@@ -79,14 +102,19 @@ def _session() -> Session:
     return Restoring(Path(os.environ[RESTORE]), canary=os.environ.get(CANARY, "1"))
 
 
-def _install(session: Session) -> None:
-    before = getattr(session, "before_load", None)
+def _install(session: Later) -> None:
+    def runner(module: Any) -> None:
+        kind = module.GPUModelRunner
+        kind.capture_model = _wrapped(kind.capture_model, session.run)
+        if RECORD in os.environ:
+            kind.load_model = _preceded(kind.load_model, session.before_load)
+
+    def worker(module: Any) -> None:
+        setattr(module.Worker, GRAPHS_REPORT, lambda worker: session.fallbacks())
+
     for name in RUNNERS:
-        runner = import_module(name).GPUModelRunner
-        runner.capture_model = _wrapped(runner.capture_model, session.run)
-        if before is not None:
-            runner.load_model = _preceded(runner.load_model, before)
-    setattr(import_module(WORKER).Worker, GRAPHS_REPORT, lambda worker: session.fallbacks())
+        late.when_imported(name, runner)
+    late.when_imported(WORKER, worker)
 
 
 def _preceded(original: Callable[..., Any], before: Callable[[], None]) -> Callable[..., Any]:
@@ -107,9 +135,8 @@ def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
     return capture_model
 
 
-def _size_kv(text: str) -> None:
+def _size_kv(text: str, module: Any) -> None:
     """Lay the bundle's plan under the fingerprint that this worker computes, then let vLLM's own gate decide."""
-    module: Any = import_module(WORKER)
     original = module.maybe_apply_startup_plan
 
     @functools.wraps(original)

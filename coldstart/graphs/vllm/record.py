@@ -35,7 +35,11 @@ class Recording:
 
     def __init__(self, directory: Path, *, by_reference: bool = False) -> None:
         self._work, self._by_reference, self.modules = directory, by_reference, ModuleLog()
-        self._watch, self._padding = Watch(self.modules), list[Any]()
+        self._padding: list[Any] = []
+        try:
+            self._watch = Watch(self.modules)
+        except GraphError as error:
+            log.warning("kernels are recorded by name, without their binaries: %s", error)
         self.inputs: InputLog | None = None
 
     def fallbacks(self) -> dict[str, str]:

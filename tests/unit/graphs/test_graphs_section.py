@@ -130,6 +130,7 @@ def test_an_engine_that_fails_costs_the_section_alone(
 
 def test_recording_engines_have_one_kv_size() -> None:
     assert graphs.kv_args({"bytes": 7}, ()) == ["--kv-cache-memory-bytes", "7"]
+    assert graphs.kv_args({"bytes": 7, "plan": PLAN}, ()) == ["--kv-cache-memory-bytes", "700"]
     assert graphs.kv_args({"bytes": 7}, ("--kv-cache-memory-bytes", "9")) == []
 
 

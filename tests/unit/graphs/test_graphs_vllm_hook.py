@@ -365,7 +365,7 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
 
     plan = {"fingerprint": "elsewhere", "kv_cache_memory_bytes": 700, "free_memory_baseline": 1000,
             "vllm": vllm.__version__, "device": "H200"}  # fmt: skip
-    plugin._size_kv(json.dumps(plan))
+    plugin._size_kv(json.dumps(plan), gpu_worker)
     little, enough = worker(999), worker(1000)
     gpu_worker.maybe_apply_startup_plan(little)
     assert little.cache_config.kv_cache_memory_bytes is None and not list(tmp_path.rglob("*.json"))
@@ -373,7 +373,7 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
     assert enough.cache_config.kv_cache_memory_bytes == 700
     assert [p.name for p in tmp_path.rglob("*.json")] == ["startup_plan_here-0-1.json"]
     gpu_worker.maybe_apply_startup_plan = original
-    plugin._size_kv(json.dumps(plan | {"device": "another"}))
+    plugin._size_kv(json.dumps(plan | {"device": "another"}), gpu_worker)
     other = worker(1 << 40)
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "empty"))
     gpu_worker.maybe_apply_startup_plan(other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,7 +71,7 @@ def test_only_device_tensors_are_named() -> None:
 def test_not_asked_nothing_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (plugin.RECORD, plugin.PROVE, plugin.RESTORE, plugin.KV_PLAN):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(plugin, "import_module", lambda name: pytest.fail(f"imported {name}"))
+    monkeypatch.setattr(plugin.late, "when_imported", lambda name, work: pytest.fail(f"patched {name}"))
     plugin.register()
 
 
@@ -85,8 +86,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         )
         return made.setdefault(name, SimpleNamespace(GPUModelRunner=runner, Worker=type("Worker", (), {})))
 
-    monkeypatch.setattr(plugin, "import_module", module)
-    monkeypatch.setattr(plugin.hook, "checked_adapter", lambda: None)
+    monkeypatch.setattr(plugin.late, "when_imported", lambda name, work: work(module(name)))
+    monkeypatch.setattr(plugin.hook, "known_version", lambda: None)
     for name in (plugin.RECORD, plugin.PROVE, plugin.RESTORE, plugin.KV_PLAN):
         monkeypatch.delenv(name, raising=False)
     return made
@@ -110,20 +111,23 @@ def test_a_round_that_cannot_be_held_says_why(
     def refuse() -> None:
         raise Refused("no adapter for vLLM 9")
 
-    monkeypatch.setattr(plugin.hook, "checked_adapter", refuse)
+    monkeypatch.setattr(plugin.hook, "known_version", refuse)
     monkeypatch.setenv(plugin.RECORD, str(tmp_path))
     plugin.register()
     assert (tmp_path / "reason").read_text() == "no adapter for vLLM 9"
 
 
-def test_memory_is_scattered_before_the_weights_are_loaded(installed: dict[str, Any]) -> None:
+def test_memory_is_scattered_before_the_weights_are_loaded(
+    installed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(plugin.RECORD, "/nowhere")
     done: list[str] = []
 
     class Session(plugin.Declined):
         def before_load(self) -> None:
             done.append("scattered")
 
-    plugin._install(Session("x"))
+    plugin._install(plugin.Later(lambda: Session("x")))
     assert installed[plugin.RUNNERS[1]].GPUModelRunner().load_model() == "loaded" and done == ["scattered"]
 
 
@@ -213,3 +217,22 @@ def test_the_hook_asks_the_restorer(bundle_directory: Path) -> None:
     assert (region.symbol, base) == ("static:out", model.named["static:out"].base)
     with pytest.raises(MissingRegion):
         restorer.region("pool:99")
+
+
+def test_modules_are_worked_on_when_they_are_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coldstart.graphs.vllm.late import when_imported
+
+    (tmp_path / "late_module.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[int] = []
+    when_imported("late_module", lambda module: seen.append(module.value))
+    when_imported("late_module", lambda module: seen.append(module.value + 1))
+    assert seen == [] and "late_module" not in sys.modules
+    import late_module  # type: ignore[import-not-found]
+
+    assert sorted(seen) == [1, 2]
+    when_imported("late_module", lambda module: seen.append(3))
+    assert seen[-1] == 3 and late_module.value == 1
+    assert not [f for f in sys.meta_path if type(f).__name__ == "_Finder"]
