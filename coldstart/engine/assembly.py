@@ -129,14 +129,14 @@ class Assembly:
             process, reader = launch.fresh(replace(plan, env=plan.env | environment), output=log)
             try:
                 running = launch.acknowledged(process, reader, began, timeout=None)
+                made = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
+                _require_fast_path(running.report, made, canary="canary" in info)
                 memory = processes.memory_bytes(process.pid)
             except Failed as error:
                 raise Failed(f"{error.message} Its end:\n{_tail(self.work / 'proof.log')}") from error
             finally:
                 process.signal(signal.SIGTERM)
                 process.wait()
-        made = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
-        _require_fast_path(running.report, made, canary="canary" in info)
         return {
             "ready_s": running.ready_s,
             "memory_bytes": memory,
