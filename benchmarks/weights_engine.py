@@ -1,0 +1,144 @@
+"""vLLM's own model and model loaders without an engine around them: what a worker does from configuration to weights.
+
+The clock runs from the call of the loader to the moment when the last weight is in its parameter (the model's
+construction included, vLLM's post-processing not). A loader that maps instead of copying leaves its page faults
+for later: `first_pass_s`, one sum over every parameter, is where they show.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+Arguments = Mapping[str, Any]
+FASTSAFETENSORS = "fastsafetensors-library"
+
+
+def import_all() -> None:
+    """Import what loading a llama on the CPU needs, plug-ins included."""
+    import torch  # noqa: F401
+    import vllm.engine.arg_utils
+    import vllm.model_executor.models.llama
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+
+
+def load(directory: Path, arguments: Arguments, digest: bool = True) -> dict[str, Any]:
+    """Load the checkpoint with vLLM's `arguments`; seconds by part, CPU seconds, page faults, digest, end.
+
+    `loaded_at_s` is the moment of the last weight on CLOCK_MONOTONIC.
+    """
+    from vllm.config import set_current_vllm_config
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader import get_model_loader
+
+    wanted = dict(arguments)
+    library = wanted.get("load_format") == FASTSAFETENSORS and wanted.pop("load_format")
+    fixed = {"dtype": "bfloat16", "enforce_eager": True, "max_model_len": 512, "kv_cache_memory_bytes": 1 << 26}
+    config = EngineArgs(model=str(directory), **fixed, **wanted).create_engine_config()
+    with set_current_vllm_config(config):
+        _alone()
+        loader = get_model_loader(config.load_config)
+        if library:
+            loader.get_all_weights = lambda *_: _fastsafetensors(directory)
+        return _measured(loader, config, digest)
+
+
+def _measured(loader: Any, config: Any, digest: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    began_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
+    plain = loader.load_weights
+
+    def load_weights(model: Any, model_config: Any) -> None:
+        constructed_s = time.monotonic()
+        plain(model, model_config)
+        found.update(_marked(began_s, before), construct_s=constructed_s - began_s)
+        found.update(_looked_at(model, digest))
+
+    loader.load_weights = load_weights
+    loader.load_model(vllm_config=config, model_config=config.model_config)
+    if not found:
+        raise RuntimeError(f"{type(loader).__name__} has not called load_weights")
+    return found
+
+
+def _marked(began_s: float, before: resource.struct_rusage) -> dict[str, float]:
+    now_s, after = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "load_s": now_s - began_s,
+        "loaded_at_s": now_s,
+        "cpu_s": spent,
+        "faults": after.ru_minflt - before.ru_minflt + after.ru_majflt - before.ru_majflt,
+    }
+
+
+def _looked_at(model: Any, digest: bool) -> dict[str, Any]:
+    import torch
+    from blake3 import blake3
+
+    weights = sorted((name, weight.detach()) for name, weight in model.named_parameters())
+    began_s = time.monotonic()
+    for _, weight in weights:
+        weight.view(-1).view(torch.int64).sum()
+    found: dict[str, Any] = {"first_pass_s": time.monotonic() - began_s, "threads": torch.get_num_threads()}
+    if digest:
+        made = blake3()
+        for name, weight in weights:
+            made.update(name.encode()).update(weight.view(-1).view(torch.uint8).numpy())
+        found["digest"] = made.hexdigest()
+    return found
+
+
+def _alone() -> None:
+    """The process groups of a world of one."""
+    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+
+    descriptor, name = tempfile.mkstemp()
+    os.close(descriptor)
+    Path(name).unlink()
+    init_distributed_environment(1, 0, f"file://{name}", 0, "gloo")
+    ensure_model_parallel_initialized(1, 1)
+
+
+def _fastsafetensors(directory: Path) -> Iterator[tuple[str, Any]]:
+    """The library itself on the CPU: vLLM's own use of it asks for a CUDA device."""
+    from fastsafetensors import SingleGroup
+    from fastsafetensors.parallel_loader import ParallelLoader
+
+    from coldstart.models import weight_files
+
+    files = [str(file) for file in weight_files(directory)]
+    loader = ParallelLoader(SingleGroup(), files, device="cpu", nogds=True, use_tqdm_on_load=False)
+    try:
+        yield from loader.iterate_weights()
+    finally:
+        loader.close()
+
+
+def in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The result of `work` in a fork of this process; {"error": last line} when it raised or the child died."""
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        try:
+            found = work()
+        except BaseException as error:  # noqa: BLE001 -- the parent records it, whatever it is
+            traceback.print_exc()
+            found = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        with os.fdopen(writing, "w") as out:
+            json.dump(found, out)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        text = answer.read()
+    _, status = os.waitpid(child, 0)
+    return dict(json.loads(text)) if text else {"error": f"the process ended with status {status}"}
