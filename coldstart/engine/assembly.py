@@ -105,13 +105,15 @@ class Assembly:
             process, reader = launch.fresh(replace(plan, env=plan.env | environment), output=log)
             try:
                 running = launch.acknowledged(process, reader, began, timeout=None)
+                _require_fast_path(
+                    running.report, has_code=(self.out / "compile").is_dir(), canary="canary" in info
+                )
                 memory = processes.memory_bytes(process.pid)
             except Failed as error:
                 raise Failed(f"{error.message} Its end:\n{_tail(self.work / 'proof.log')}") from error
             finally:
                 process.signal(signal.SIGTERM)
                 process.wait()
-        _require_fast_path(running.report, has_code=(self.out / "compile").is_dir(), canary="canary" in info)
         return {
             "ready_s": running.ready_s,
             "memory_bytes": memory,

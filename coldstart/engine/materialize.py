@@ -6,6 +6,7 @@ A bundle whose proof start does not take its fast path, or does not answer the r
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,16 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart import inspection, models, paths
-from coldstart.artifacts import sign
+from coldstart.artifacts import files, sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Draft
-from coldstart.artifacts.key import Key
 from coldstart.artifacts.store import Store
 from coldstart.engine.assembly import Assembly, Phase
 from coldstart.errors import Usage
 from coldstart.inspection import Lookup
 
 SECTIONS = ("kv", "compile", "modelinfo", "tokenizer", "weights", "iterations", "stages")
+_LOCK = "lock"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def materialize(request: Request, phase: Phase) -> Bundle:
 def _make(request: Request, planned: Lookup, store: Store, phase: Phase) -> Bundle:
     with phase("weights"):
         model = models.ensure_weights(planned.model, offline=request.offline)
-    with _workspace(request.cache_dir, planned.key) as work:
+    with _workspace(request.cache_dir) as work:
         made = Assembly(model, request.vllm_args, planned.key.digest, work, phase)
         made.run()
         with phase("publish"), store.begin(planned.key) as draft:
@@ -94,14 +95,26 @@ def _take_over(draft: Draft, earlier: Bundle, names: set[str]) -> None:
 
 
 @contextmanager
-def _workspace(cache_dir: Path | None, key: Key) -> Iterator[Path]:
-    """A work directory of this run; those of runs that were killed are removed (the caller holds the key's lock)."""
+def _workspace(cache_dir: Path | None) -> Iterator[Path]:
+    """A work directory of this run; those of runs that were killed, for whatever key, are removed."""
     root = paths.cache_dir(cache_dir) / "work"
     root.mkdir(parents=True, exist_ok=True)
-    for stale in root.glob(f"{key.short}-*"):
-        shutil.rmtree(stale, ignore_errors=True)
-    work = Path(tempfile.mkdtemp(prefix=f"{key.short}-", dir=root))
+    # One at a time, so that none removes another's directory before that one's own lock is held.
+    with files.locked(root.with_suffix(".lock")):
+        for stale in filter(Path.is_dir, root.iterdir()):
+            _remove_abandoned(stale)
+        work = Path(tempfile.mkdtemp(dir=root))
+        held = files.try_lock(work / _LOCK)
     try:
         yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+
+
+def _remove_abandoned(directory: Path) -> None:
+    lock = files.try_lock(directory / _LOCK)
+    if lock is not None:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(lock)

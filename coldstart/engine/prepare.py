@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -62,6 +62,12 @@ def ordinary(
     """A plan without a bundle: vLLM's ordinary start, with the reason."""
     fallbacks = [{"section": "bundle", "reason": reason}]
     return LaunchPlan(base_args(model, vllm_args), key=key, env=base_env(cache_dir, key), fallbacks=fallbacks)
+
+
+def distrusting(plan: LaunchPlan) -> LaunchPlan:
+    """`plan` without anything that was restored: its arguments and vLLM's own caches, and no code of the bundle."""
+    env = {name: value for name, value in plan.env.items() if name not in inductor_env(Path())}
+    return replace(plan, compile_dir=None, canary=None, env=env)
 
 
 @dataclass

@@ -141,8 +141,22 @@ def start(request: Request, found: Lookup, made: LaunchPlan) -> Start:
             continue
         with ending(process):
             running = launch.acknowledged(process, reader, began, request.ready_timeout)
-        return Start(mode, made, running, steps)
+        if running.report.get("canary") is not False:
+            return Start(mode, made, running, steps)
+        process.wait()
+        reason = (
+            f"a {mode} start did not answer the bundle's canary with its token: started without the bundle"
+        )
+        return _ordinary(request, made, began, [*steps, {"section": "canary", "reason": reason}])
     raise AssertionError("the ladder ends with fresh, which is always there")
+
+
+def _ordinary(request: Request, made: LaunchPlan, began: float, steps: list[dict[str, str]]) -> Start:
+    plain = prepare.distrusting(made)
+    process, reader = launch.fresh(plain)
+    with ending(process):
+        running = launch.acknowledged(process, reader, began, request.ready_timeout)
+    return Start("fresh", plain, running, steps)
 
 
 class _Unavailable(RuntimeError):

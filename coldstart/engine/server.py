@@ -7,7 +7,6 @@ collected before the server listens, and that the server says it is ready only w
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import os
@@ -153,31 +152,52 @@ class Readiness:
     def __init__(self, plan: LaunchPlan, engine: Any, worker_reports: bool) -> None:
         self.plan, self.engine, self.worker_reports = plan, engine, worker_reports
         self.descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))
-        self.token = asyncio.create_task(self._first_token())
+        self.tokens: list[int] = []
         self.began = timeline.now()
         self.done = False
+
+    async def proven(self) -> bool:
+        """Generate the canary's first token; False, after saying so to the starter, when it is another one.
+
+        Asked before the server listens: restored state that answers wrongly never answers a client.
+        """
+        self.tokens = await self._first_token()
+        self.began = timeline.now()
+        if self._canary() is not False:
+            return True
+        await self._acknowledge()
+        return False
 
     async def listening(self) -> None:
         """Called by uvicorn once it accepts connections (and later from time to time)."""
         if self.done:
             return
-        self.done = True
         timeline.emit("build app", self.began, timeline.now(), track="server")
-        report = await self._report()
+        await self._acknowledge()
         gc.enable()
+
+    async def _acknowledge(self) -> None:
+        self.done = True
+        report = await self._report()
         if self.descriptor >= 0:
             os.write(self.descriptor, (json.dumps(report) + "\n").encode())
             os.close(self.descriptor)
 
+    def _canary(self) -> bool | None:
+        known = self.plan.canary
+        return self.tokens == known["tokens"][: len(self.tokens)] if known and self.tokens else None
+
     async def _report(self) -> dict[str, Any]:
-        tokens = await self.token
-        report: dict[str, Any] = {"fast_path": {}, "fallbacks": list(self.plan.fallbacks), "tokens": tokens}
+        report: dict[str, Any] = {
+            "fast_path": {},
+            "fallbacks": list(self.plan.fallbacks),
+            "tokens": self.tokens,
+            "canary": self._canary(),
+        }
         if self.worker_reports:
             (worker,) = await self.engine.collective_rpc("coldstart_report")
             report["fast_path"] |= worker["fast_path"]
             report["fallbacks"] += worker["fallbacks"]
-        if self.plan.canary and tokens:
-            report["canary"] = tokens == self.plan.canary["tokens"][: len(tokens)]
         return report
 
     async def _first_token(self) -> list[int]:
@@ -198,7 +218,7 @@ class Readiness:
 
 
 async def serve(args: Namespace, plan: LaunchPlan, warm: bool) -> int:
-    """Serve until a signal (0) or the engine's death (1), as vLLM's `run_server` does."""
+    """Serve until a signal (0), the engine's death (1) or a wrong canary (1), else as vLLM's `run_server` does."""
     from vllm.entrypoints.launchers.api_server.entry import build_and_serve
     from vllm.entrypoints.launchers.launcher import setup_server
     from vllm.utils.system_utils import decorate_logs
@@ -207,6 +227,9 @@ async def serve(args: Namespace, plan: LaunchPlan, warm: bool) -> int:
     address, sock = setup_server(args, reuse_port=False)
     async with engine_client(args, warm) as engine:
         readiness = Readiness(plan, engine, worker_reports=args.worker_cls == WORKER)
+        if not await readiness.proven():
+            sock.close()
+            return 1
         shutdown = await build_and_serve(engine, address, sock, args, callback_notify=readiness.listening)
         died = engine.errored
     try:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coldstart.artifacts import sign
+from coldstart.artifacts.store import Store
 from tools.machine import VLLM, Machine, Tokens
 
 pytestmark = pytest.mark.vllm
@@ -47,6 +49,26 @@ def test_fresh_answers_vllms_tokens(machine: Machine, made: Any, reference: Toke
     assert {event["name"] for event in events} >= SPANS
     assert len({event["pid"] for event in events}) == 3  # the command, the server, its engine
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events)
+
+
+def test_a_wrong_canary_never_answers_a_client(machine: Machine, made: Any, reference: Tokens) -> None:
+    store = Store(machine.cache / "bundles")
+    honest = store.get(made.ref)
+    info: Any = honest.json("modelinfo")
+    wrong = [token + 1 for token in info["canary"]["tokens"]]
+    with store.begin(honest.key) as draft:
+        for entry in honest.manifest.sections:
+            if entry.type != "modelinfo":
+                draft.keep(honest, entry.type)
+        draft.add_json("modelinfo", info | {"canary": info["canary"] | {"tokens": wrong}})
+        signer = sign.host_key(machine.root / "home" / "state" / "coldstart")
+        forged = draft.publish(honest.manifest.provenance, signer=signer)
+    try:
+        with machine.serving("tiny-llama", "--mode", "fresh") as served:
+            assert [fallback["section"] for fallback in served.report["fallbacks"]] == ["canary"]
+            assert served.report["fast_path"]["mode"] is False and served.tokens() == reference
+    finally:
+        store.prune(keep=None, drop=[forged])
 
 
 def test_a_start_leaves_no_file_behind(machine: Machine, made: Any) -> None:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 BEHAVIOUR = os.environ["FAKE_BEHAVIOUR"]
-REPORT = {"fast_path": {"compile": True}, "fallbacks": [], "tokens": [1], "canary": True}
+REPORT = {"fast_path": {"compile": True}, "fallbacks": [], "tokens": [1]}
 
 
 def serve(plan, imported=False):  # type: ignore[no-untyped-def]
@@ -29,10 +29,14 @@ def serve(plan, imported=False):  # type: ignore[no-untyped-def]
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if behaviour == "says":
         print(Path.cwd(), os.environ.get("SAID"), sys.stdin.read(), flush=True)
+    wrong = behaviour == "forgets" and plan.canary is not None
     if behaviour != "never-ready":
         descriptor = int(os.environ["COLDSTART_READY_FD"])
-        os.write(descriptor, (json.dumps(REPORT | {"pid": os.getpid(), "args": rest}) + "\n").encode())
+        report = REPORT | {"pid": os.getpid(), "args": rest, "canary": not wrong if plan.canary else None}
+        os.write(descriptor, (json.dumps(report) + "\n").encode())
         os.close(descriptor)
+    if wrong:
+        return 1
     if behaviour == "ends":
         return 3
     time.sleep(60)

@@ -20,7 +20,8 @@ from coldstart.models import Model
 
 FakeEngine = Callable[[str], None]
 Publish = Callable[..., Bundle]
-PLAN = LaunchPlan(["serves", "--port", "7"])
+CANARY = {"prompt": [5], "tokens": [1]}
+PLAN = LaunchPlan(["serves", "--port", "7"], canary=CANARY)
 
 
 @pytest.fixture
@@ -111,6 +112,18 @@ def test_a_template_that_refuses_is_stepped_over(
     one.running.process.signal(signal.SIGKILL)
     one.running.process.wait()
     assert len(os.listdir("/proc/self/fd")) <= before + 1  # noqa: PTH208 - the process's own pidfd
+
+
+@pytest.mark.parametrize("mode", ["fresh", "template-engine"])
+def test_a_wrong_canary_ends_in_an_ordinary_start(started: Started, template: Template, mode: str) -> None:
+    template("engine")
+    env = {"TORCHINDUCTOR_CACHE_DIR": "/unpacked/inductor", "VLLM_CACHE_ROOT": "/cache"}
+    one = started(mode, vllm_args=["forgets"], compile_dir="/unpacked", env=env)
+    assert one.plan.compile_dir is None and one.plan.env == {"VLLM_CACHE_ROOT": "/cache"}
+    (fallback,) = one.document()["fallbacks"]
+    assert fallback["section"] == "canary" and mode in fallback["reason"]
+    assert one.mode == "fresh" and one.document()["canary"] is None
+    assert one.running.process.poll() is None
 
 
 def test_a_server_that_dies_is_the_end_and_no_step(found: Lookup, fake_engine: FakeEngine) -> None:
