@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -19,6 +19,7 @@ from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
 from coldstart.engine import weights
 from coldstart.engine.plan import LaunchPlan
+from coldstart.engine.processes import available_memory
 from coldstart.engine.unpacked import unpacked
 from coldstart.models import Model
 
@@ -182,23 +183,3 @@ def _canary(value: object) -> dict[str, list[int]] | None:
 
 def _are_tokens(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
-
-
-def available_memory() -> int:
-    """Bytes that a new process can have: MemAvailable, or less where a control group allows less."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    machine = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return min([machine, *_control_groups()])
-
-
-def _control_groups() -> Iterator[int]:
-    """What the limits of this process's control group (version 2) and of those above it leave."""
-    own = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
-    group = Path("/sys/fs/cgroup") / own.lstrip("/")
-    for directory in (group, *group.parents):
-        try:
-            limit, used = (directory / "memory.max").read_text(), (directory / "memory.current").read_text()
-        except OSError:
-            continue  # no limit is kept here
-        if limit.strip() != "max":
-            yield max(0, int(limit) - int(used))

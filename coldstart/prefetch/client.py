@@ -1,19 +1,30 @@
 """Attaching to the prefetcher: the open socket is the lease, its end tells of the other side's death.
 
 Bytes of `Attached.file` are valid once `wait` returned for them; the mapping is private, so nobody else sees what is
-written to it, and it outlives the prefetcher.
+written to it, and it outlives the prefetcher. Standard library only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import json
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from coldstart.prefetch import layout, spawning, wire
 from coldstart.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost, PrefetchRefused
+from coldstart.prefetch.mapping import Files
+from coldstart.prefetch.ranges import Ranges
+from coldstart.prefetch.sources import is_local, normal
+from coldstart.timeline import EVENTS_VARIABLE
 
 __all__ = [
     "Attached",
+    "Early",
     "PrefetchError",
     "PrefetchFailed",
     "PrefetchLost",
@@ -22,6 +33,11 @@ __all__ = [
     "request",
     "start_early",
 ]
+
+# What a source may need of its client's environment: the prefetcher has that of whoever started it.
+_HANDED_ON = ("AWS_", "HF_", "COLDSTART_PREFETCH_TOKEN")
+# A prefetcher that ends for idleness may close a connection that it never looked at.
+_TRIES = 3
 
 
 def attach(
@@ -37,9 +53,22 @@ def attach(
 
     `source` is a local directory, http(s)://..., s3://bucket/prefix or hf://repo@revision. `directory` is where the
     prefetcher's socket lies (default: the user's runtime directory); `start` starts a prefetcher when none runs.
-    Raises PrefetchRefused (no room, a bad plan, no prefetcher and not `start`), PrefetchLost when it dies meanwhile.
+    Raises PrefetchRefused (no room, a bad plan), PrefetchLost when none runs and not `start`, or when it dies meanwhile.
     """
-    raise NotImplementedError
+    made = layout.read(plan)
+    wanted = made.wanted(names)
+    for attempt in range(_TRIES):
+        channel = _ask(source, plan, names, directory, start=start, background=background)
+        try:
+            return Attached(channel, made, wanted, normal(source))
+        except PrefetchLost:
+            channel.close()
+            if attempt + 1 == _TRIES:
+                raise
+        except BaseException:
+            channel.close()
+            raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def start_early(
@@ -54,58 +83,222 @@ def start_early(
     Returns within milliseconds. The request lives until it is fetched and somebody attached, or `Early.close()`, or
     the death of this process. Raises PrefetchError only when no process can be started.
     """
-    raise NotImplementedError
+    return Early(_ask(source, plan, names, directory, start=True, background=False, early=True))
 
 
 def request(operation: str, *, directory: Path | None = None) -> dict[str, Any]:
-    """Ask the running prefetcher for its "status", or to "stop". Raises PrefetchLost when none runs."""
-    raise NotImplementedError
+    """Ask the running prefetcher for its "status", or to "stop" (and wait for its end).
+
+    Raises PrefetchLost when none runs.
+    """
+    channel = wire.Channel(spawning.connection(directory, start=False))
+    try:
+        channel.socket.sendall(wire.encode({"op": operation}))
+        answers = list(wire.replies(channel)) if operation == "stop" else [next(wire.replies(channel), {})]
+    except OSError as error:
+        raise PrefetchLost("The prefetcher has ended.") from error
+    finally:
+        channel.close()
+    if not answers or not answers[0]:
+        raise PrefetchLost("The prefetcher has ended.")
+    return dict(answers[0].get("status", answers[0]))
+
+
+def _ask(
+    source: str,
+    plan: Mapping[str, Any],
+    names: Collection[str] | None,
+    directory: Path | None,
+    *,
+    start: bool,
+    **more: Any,
+) -> wire.Channel:
+    environment = {key: value for key, value in os.environ.items() if key.startswith(_HANDED_ON)}
+    message = {"op": "attach", "source": normal(source), "environment": environment, **more}
+    message["events"] = os.environ.get(EVENTS_VARIABLE)
+    text = json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
+    channel = wire.Channel(spawning.connection(directory, start=start))
+    try:
+        _send(channel, message, _names(names), text)
+    except BaseException:
+        channel.close()
+        raise
+    return channel
+
+
+def _names(names: Collection[str] | None) -> bytes:
+    return json.dumps(None if names is None else list(names)).encode()
+
+
+def _send(channel: wire.Channel, message: dict[str, Any], *parts: bytes) -> None:
+    descriptor = wire.sealed(*parts)
+    try:
+        socket.send_fds(channel.socket, [wire.encode(message)], [descriptor])
+    except OSError as error:
+        raise PrefetchLost("The prefetcher has ended.") from error
+    finally:
+        os.close(descriptor)
 
 
 class Early:
     """The lease of whoever asked first."""
 
+    def __init__(self, channel: wire.Channel) -> None:
+        self._channel = channel
+
     def close(self) -> None:
         """Give the lease back."""
-        raise NotImplementedError
+        self._channel.close()
+
+    def __enter__(self) -> Early:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Attached:
-    """A lease on the weights of one plan. A context manager; safe to use from several threads."""
+    """A lease on the weights of one plan. A context manager; safe to use from several threads.
+
+    One of the threads that wait reads the socket and wakes the others: nothing polls, and there is no thread of its own.
+    """
+
+    def __init__(self, channel: wire.Channel, made: layout.Layout, wanted: list[Ranges], source: str) -> None:
+        self._channel, self._layout, self._wanted = channel, made, wanted
+        self._ready = [Ranges() for _ in made.files]
+        self._failed: list[tuple[int, int, int, str]] = []
+        self._answers: dict[str, list[dict[str, Any]]] = {"attached": [], "stats": [], "wanted": []}
+        self._changed = threading.Condition()
+        self._asking = threading.Lock()
+        self._reading = self._lost = False
+        self._refused: str | None = None
+        self._take("attached")
+        descriptor = None if is_local(source) else channel.take()
+        self._files = Files(made, Path(source), descriptor)
 
     def file(self, name: str) -> memoryview:
-        """The whole file, writable, mapped privately. Raises KeyError for a name that is not in the plan."""
-        raise NotImplementedError
+        """The whole file, writable, mapped privately. Raises KeyError for a name that is not in the plan.
+
+        For a local source also OSError, when the file cannot be mapped.
+        """
+        return self._files.view(self._layout.numbers[name])
 
     def wait(self, file: str, offset: int, size: int) -> None:
         """Block until bytes [offset, offset + size) of `file` are there and verified; they must be wanted.
 
         Raises PrefetchLost when the prefetcher died first, PrefetchFailed when it gave up on one of them,
-        PrefetchRefused when they lie outside of the file.
+        PrefetchRefused when nobody wanted them through this lease.
         """
-        raise NotImplementedError
+        number, end = self._layout.numbers[file], offset + size
+        with self._changed:
+            if not self._wanted[number].covers(offset, end):
+                raise PrefetchRefused(f"Bytes {offset} to {end} of {file} were not wanted by this client.")
+            self._until(lambda: self._there(number, offset, end))
 
     def want(self, names: Collection[str] | None, background: bool = False) -> None:
-        """Want more tensors, after those wanted before; in the background: when no foreground want is unfinished."""
-        raise NotImplementedError
+        """Want more tensors, after those wanted before; in the background: when no foreground want is unfinished.
+
+        Raises PrefetchRefused (no room, an unknown name), PrefetchLost.
+        """
+        more = self._layout.wanted(names)
+        with self._asking:
+            with self._changed:
+                # What failed is tried again.
+                self._failed = [f for f in self._failed if not more[f[0]].overlaps(f[1], f[2])]
+            _send(self._channel, {"op": "want", "background": background}, _names(names), b"")
+            answer = self._take("wanted")
+        if not answer["wanted"]:
+            raise PrefetchRefused(str(answer["refused"]))
+        with self._changed:
+            for wanted, ranges in zip(self._wanted, more, strict=True):
+                for span in ranges:
+                    wanted.add(*span)
 
     def finished(self, names: Collection[str] | None = None) -> bool:
         """Whether all bytes of the tensors are there, without blocking. Raises as `wait`."""
-        raise NotImplementedError
+        asked = self._layout.wanted(names)
+        with self._changed:
+            self._look()
+            spans = [(number, *span) for number, ranges in enumerate(asked) for span in ranges]
+            done = [self._there(*span) for span in spans]
+            if not all(done) and self._lost:
+                raise self._end()
+            return all(done)
 
     def stats(self) -> dict[str, Any]:
         """{"fetched_bytes", "wanted_bytes", "ready_bytes", "refetched", "streams", "began", "ended", "errors"}.
 
-        Bytes of this model; `began` and `ended` are seconds on CLOCK_MONOTONIC or None. Raises PrefetchLost.
+        Bytes of this model, by all its clients; `began` and `ended` are seconds on CLOCK_MONOTONIC or None. Raises
+        PrefetchLost.
         """
-        raise NotImplementedError
+        with self._asking:
+            try:
+                self._channel.socket.sendall(wire.encode({"op": "stats"}))
+            except OSError as error:
+                raise PrefetchLost("The prefetcher has ended.") from error
+            return dict(self._take("stats")["stats"])
 
     def close(self) -> None:
         """Give the lease back. Mapped files stay readable while somebody holds a view of them."""
-        raise NotImplementedError
+        self._channel.close()
+        self._files.close()
 
     def __enter__(self) -> Attached:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _there(self, number: int, start: int, end: int) -> bool:
+        if self._ready[number].covers(start, end):
+            return True
+        for file, a, b, reason in self._failed:
+            if file == number and a < end and start < b:
+                raise PrefetchFailed(reason)
+        return False
+
+    def _take(self, kind: str) -> dict[str, Any]:
+        with self._changed:
+            self._until(lambda: bool(self._answers[kind]))
+            return self._answers[kind].pop(0)
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        """Holding the condition: block until `done`. Raises as the connection ends."""
+        while not done():
+            if self._lost:
+                raise self._end()
+            if self._reading:
+                self._changed.wait()
+            else:
+                self._read()
+
+    def _read(self) -> None:
+        self._reading = True
+        self._changed.release()
+        messages = None
+        try:
+            messages = self._channel.receive(None)
+        finally:
+            self._changed.acquire()
+            self._reading = False
+            self._learn(messages)
+            self._changed.notify_all()
+
+    def _look(self) -> None:
+        while not self._reading and not self._lost and select.select([self._channel], [], [], 0)[0]:
+            self._learn(self._channel.receive(None))
+            self._changed.notify_all()
+
+    def _learn(self, messages: list[dict[str, Any]] | None) -> None:
+        self._lost = self._lost or messages is None
+        for message in messages or ():
+            for file, start, end in message.get("ready", ()):
+                self._ready[file].add(start, end)
+            self._failed += [(*span, message["reason"]) for span in message.get("failed", ())]
+            for kind in self._answers.keys() & message.keys():
+                self._answers[kind].append(message)
+            if "refused" in message and "wanted" not in message:
+                self._refused, self._lost = str(message["refused"]), True
+
+    def _end(self) -> PrefetchError:
+        return PrefetchRefused(self._refused) if self._refused else PrefetchLost("The prefetcher has ended.")
