@@ -40,6 +40,20 @@ def command(
         Path | None,
         typer.Option("--timeline", metavar="FILE", help="Write the start as Chrome trace-event JSON."),
     ] = None,
+    weights_from: Annotated[
+        str | None,
+        typer.Option(
+            "--weights-from",
+            metavar="SOURCE",
+            help="Fetch the weights meanwhile from http(s)://..., s3://..., hf://REPO@REV or a directory.",
+        ),
+    ] = None,
+    fetch_rest: Annotated[
+        bool,
+        typer.Option(
+            "--fetch-rest", help="Once ready, fetch what only other pipeline ranks need, in the background."
+        ),
+    ] = False,
     require_signature: Annotated[
         bool, typer.Option("--require-signature", help="Refuse a bundle that nobody trusted has signed.")
     ] = False,
@@ -63,6 +77,8 @@ def command(
         cache_dir=common.cache_dir,
         ready_timeout=ready_timeout,
         require_signature=require_signature,
+        weights_from=weights_from,
+        fetch_rest=fetch_rest,
     )
     found, plan = serve.plan(request, common.out.phase)
     if dry_run:

@@ -17,10 +17,11 @@ from coldstart import arguments, paths
 from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
-from coldstart.engine import weights
+from coldstart.engine import fetch, weights
 from coldstart.engine.plan import LaunchPlan
 from coldstart.engine.processes import available_memory
 from coldstart.engine.unpacked import unpacked
+from coldstart.errors import Failed
 from coldstart.models import Model
 
 KV_FLAG = "kv_cache_memory_bytes"
@@ -138,10 +139,12 @@ def prepare(
     cache_dir: Path | None,
     trust: Trust,
     root: Path | None = None,
+    weights_from: str | None = None,
 ) -> LaunchPlan:
     """The plan that starts `model` from `bundle`; code is unpacked under the cache root, or under `root`.
 
-    Raises OSError when neither can be written.
+    With `weights_from` the weights are those of the bundle's plan, and the model's directory needs none. Raises OSError when
+    nothing can be written, Failed when the bundle does not say which weights to fetch.
     """
     made = _Preparation(bundle, cache_dir, trust, root or paths.unpacked_dir(cache_dir))
     key = bundle.key_digest
@@ -151,11 +154,19 @@ def prepare(
     if compile_dir is not None:
         env |= inductor_env(compile_dir)
     canary = _canary(info.get("canary"))
-    identity = _weights(made, model)
+    given = base_args(model, vllm_args)
+    if weights_from is None:
+        identity = _weights(made, model)
+        given = [*fetch.load_args(given, model.path), *given]
+    else:
+        known = _weights_plan(made)
+        identity = weights.digest(known)
+        env |= fetch.remote(weights_from, known, cache_dir).environment()
+        given = [*fetch.chosen(given), *fetch.untied(model.config, known, given), *given]
     if canary and identity != info.get("weights"):
         canary = None  # other weights of the same layout: other tokens
     return LaunchPlan(
-        base_args(model, vllm_args) + made.kv_args(vllm_args),
+        given + made.kv_args(vllm_args),
         key=key,
         weights=identity,
         compile_dir=str(compile_dir) if compile_dir else None,
@@ -167,6 +178,16 @@ def prepare(
 
 def _weights(made: _Preparation, model: Model) -> str:
     return weights.identity(model.path, paths.cache_dir(made.cache_dir) / "weights") if model.path else ""
+
+
+def _weights_plan(made: _Preparation) -> dict[str, Any]:
+    known = made.json("weights")
+    if not isinstance(known.get("files"), list):
+        raise Failed(
+            f"{made.bundle.ref} does not say which weights to fetch.",
+            mend="where the weights are: coldstart materialize MODEL --only weights --force",
+        )
+    return known
 
 
 def _texts(value: object) -> dict[str, str]:

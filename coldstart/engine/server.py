@@ -23,9 +23,12 @@ from typing import Any
 from coldstart import timeline
 from coldstart.engine.lifeline import die_with_supervisor
 from coldstart.engine.plan import READY_FD_ENV, LaunchPlan
+from coldstart.loader.entry import LOAD_FORMAT
 
 EXECUTOR = "coldstart.engine.executor.ColdExecutor"
 WORKER = "coldstart.engine.worker.ColdWorker"
+# Given to vLLM's own workers, so that they too can say how they loaded.
+EXTENSION = "coldstart.loader.extension.Reporting"
 FALLBACK_PROMPT = [1, 2, 3, 4]
 
 
@@ -60,6 +63,8 @@ def parse_args(vllm_args: list[str]) -> Namespace:
     args: Namespace = parser.parse_args(vllm_args)
     if ours(args):
         args.distributed_executor_backend, args.worker_cls = EXECUTOR, WORKER
+    elif args.load_format == LOAD_FORMAT and not args.worker_extension_cls:
+        args.worker_extension_cls = EXTENSION
     validate_parsed_serve_args(args)
     return args
 
@@ -75,6 +80,11 @@ def ours(args: Namespace) -> bool:
         and not args.distributed_executor_backend
         and args.worker_cls == "auto"
     )
+
+
+def reports(args: Namespace) -> bool:
+    """Whether the workers of this server can be asked for their `coldstart_report`."""
+    return bool(args.worker_cls == WORKER or args.worker_extension_cls == EXTENSION)
 
 
 def configure(args: Namespace) -> Any:
@@ -195,9 +205,10 @@ class Readiness:
             "canary": self._canary(),
         }
         if self.worker_reports:
-            (worker,) = await self.engine.collective_rpc("coldstart_report")
-            report["fast_path"] |= worker["fast_path"]
-            report["fallbacks"] += worker["fallbacks"]
+            for worker in await self.engine.collective_rpc("coldstart_report"):
+                report["fast_path"] |= worker["fast_path"]
+                report["fallbacks"] += worker["fallbacks"]
+                report.setdefault("loads", []).append(worker["load"])
         return report
 
     async def _first_token(self) -> list[int]:
@@ -226,7 +237,7 @@ async def serve(args: Namespace, plan: LaunchPlan, warm: bool) -> int:
     decorate_logs("APIServer", skip_if_decorated=True)
     address, sock = setup_server(args, reuse_port=False)
     async with engine_client(args, warm) as engine:
-        readiness = Readiness(plan, engine, worker_reports=args.worker_cls == WORKER)
+        readiness = Readiness(plan, engine, worker_reports=reports(args))
         if not await readiness.proven():
             sock.close()
             return 1

@@ -7,7 +7,7 @@ extra configuration that it does not know. Without them the files of the model's
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,15 @@ class Asked:
         """What the processes of the server must have in their environment."""
         return {SOURCE_ENV: self.source, PLAN_ENV: str(self.plan)}
 
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Asked | None:
+        """Inverse of `environment`, None where it holds no request."""
+        source, plan = environment.get(SOURCE_ENV), environment.get(PLAN_ENV)
+        return cls(source, Path(plan)) if source and plan else None
+
     def read(self) -> dict[str, Any]:
         """The plan. Raises OSError, and ValueError for what is no JSON object."""
         found = json.loads(self.plan.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise ValueError(f"{self.plan.name} is no weights plan")
         return found
-
-
-def asked() -> Asked | None:
-    """What this process was told, None when it was told nothing."""
-    source, plan = os.environ.get(SOURCE_ENV), os.environ.get(PLAN_ENV)
-    return Asked(source, Path(plan)) if source and plan else None

@@ -33,11 +33,11 @@ _last: list[Report] = []
 
 
 def begin() -> Report:
-    """A new report, from now on `last`."""
+    """A new report, from now on the latest."""
     _last[:] = [Report()]
     return _last[0]
 
 
-def last() -> Report | None:
-    """The report of this process's latest load, None when it was not done by the format `coldstart`."""
-    return _last[0] if _last else None
+def document() -> dict[str, Any]:
+    """This process's latest load as plain data, {} when it was not done by the format `coldstart`."""
+    return _last[0].document() if _last else {}

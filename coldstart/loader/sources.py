@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
 from coldstart.loader import memory
@@ -78,7 +78,7 @@ class Files(Source):
         self.paths, self.ahead = paths, ahead
         self._maps: dict[str, memoryview] = {}
         self._addresses: dict[str, int] = {}
-        self._stop = page_in(paths, tensors) if ahead else Event()
+        self._reading = PageIn(paths, tensors) if ahead else None
 
     def bytes_of(self, tensor: Tensor) -> memoryview:
         """As Source."""
@@ -92,7 +92,9 @@ class Files(Source):
             memory.present(self._addresses[tensor.file] + tensor.offset, tensor.size)
         found = view[tensor.offset : tensor.offset + tensor.size]
         if tensor.digest and tensor.digest != "sha256:" + hashlib.sha256(found).hexdigest():
-            raise Lost(f"{tensor.file} holds other bytes for {tensor.name} at {tensor.offset} than the plan says")
+            raise Lost(
+                f"{tensor.file} holds other bytes for {tensor.name} at {tensor.offset} than the plan says"
+            )
         return found
 
     def _mapped(self, name: str) -> memoryview:
@@ -103,33 +105,42 @@ class Files(Source):
         return self._maps[name]
 
     def close(self) -> None:
-        """As Source; also ends the page-in."""
-        self._stop.set()
+        """As Source; also ends the reading ahead."""
+        if self._reading is not None:
+            self._reading.end()
         self._maps.clear()
 
 
-def page_in(paths: Mapping[str, Path], tensors: Sequence[Tensor]) -> Event:
-    """Read the tensors' bytes into the page cache, in order, in threads of this process; setting the event ends that.
+class PageIn:
+    """Threads of this process that read tensors' bytes into the page cache, in order.
 
     A file that cannot be read is passed over: whoever maps it will say so.
     """
-    stop, pieces, one = Event(), _pieces(tensors), Lock()
 
-    def following() -> tuple[str, int, int] | None:
-        with one:
-            return None if stop.is_set() else next(pieces, None)
+    def __init__(self, paths: Mapping[str, Path], tensors: Sequence[Tensor]) -> None:
+        self.paths, self._pieces, self._lock, self._ended = paths, _pieces(tensors), Lock(), False
+        self._threads = [Thread(target=self._read, name="page in", daemon=True) for _ in range(READERS)]
+        for thread in self._threads:
+            thread.start()
 
-    def read() -> None:
+    def end(self) -> None:
+        """Stop, and wait until no thread is left (a process that will be forked must have none)."""
+        with self._lock:
+            self._ended = True
+        for thread in self._threads:
+            thread.join()
+
+    def _read(self) -> None:
         buffer = memoryview(bytearray(PIECE))
-        while piece := following():
+        while piece := self._following():
             name, offset, size = piece
-            with suppress(OSError, KeyError), paths[name].open("rb", buffering=0) as file:
+            with suppress(OSError, KeyError), self.paths[name].open("rb", buffering=0) as file:
                 if not _cached(file.fileno(), offset, size):
                     os.preadv(file.fileno(), [buffer[:size]], offset)
 
-    for _ in range(READERS):
-        Thread(target=read, name="page in", daemon=True).start()
-    return stop
+    def _following(self) -> tuple[str, int, int] | None:
+        with self._lock:
+            return None if self._ended else next(self._pieces, None)
 
 
 def _cached(descriptor: int, offset: int, size: int) -> bool:

@@ -7,6 +7,7 @@ pipeline rank needs are asked for; a tensor-parallel slice of a view touches onl
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from coldstart import timeline
 from coldstart.engine import weights
 from coldstart.errors import ColdstartError
 from coldstart.loader import memory, report, stage, tensors
-from coldstart.loader.asked import Asked, asked
+from coldstart.loader.asked import Asked
 from coldstart.loader.ladder import Exhausted, Rung, climb_down
 from coldstart.loader.sources import Files, Lost, Region, Source
 from coldstart.loader.tensors import Tensor, Unreadable
@@ -65,7 +66,7 @@ class ColdLoader(DefaultModelLoader):
 
     def download_model(self, model_config: ModelConfig) -> None:
         """As vLLM's; weights that a prefetcher brings are not downloaded."""
-        if asked() is None:
+        if Asked.of(os.environ) is None:
             super().download_model(model_config)
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
@@ -80,7 +81,8 @@ class ColdLoader(DefaultModelLoader):
         self, model_config: ModelConfig, model: torch.nn.Module
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
         """The tensors that this rank needs, in load order, as views that are valid for as long as they are held."""
-        self.counter_before_loading_weights = self.counter_before_loading_weights or timeline.now()
+        # vLLM's own log line counts from here.
+        self.counter_before_loading_weights: float = time.perf_counter()
         try:
             if reason := self._beyond(model):
                 raise Unreadable(reason)
@@ -120,7 +122,7 @@ class _Wanted:
     """What this process's rank needs, and the rungs that may give it. `paths` is None when there are no files."""
 
     def __init__(self, loader: ColdLoader, model_config: ModelConfig) -> None:
-        self.asked: Asked | None = asked()
+        self.asked = Asked.of(os.environ)
         self.plan = self.asked.read() if self.asked else None
         self.paths = _files(loader, model_config, optional=self.plan is not None)
         if self.plan is None:
@@ -159,7 +161,11 @@ def _files(loader: ColdLoader, model_config: ModelConfig, optional: bool) -> dic
         return None
     try:
         _, files, use_safetensors, _ = loader._prepare_weights(
-            model_config.model, None, model_config.revision, fall_back_to_pt=True, allow_patterns_overrides=None
+            model_config.model,
+            None,
+            model_config.revision,
+            fall_back_to_pt=True,
+            allow_patterns_overrides=None,
         )
     except RuntimeError:
         if optional:
