@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from time import monotonic
 
 from coldstart.prefetch import configuration, layout, sources
 from coldstart.prefetch.errors import PrefetchRefused
@@ -71,6 +72,13 @@ class Memory:
         if pieces:
             self._allocator.ahead(model.region, pieces)
         return entries
+
+    def release(self, model: Model) -> None:
+        """One lease less; a model that holds nothing is forgotten with its last one."""
+        model.leases -= 1
+        model.used = monotonic()
+        if not model.leases and not model.board.planned_bytes and not model.evicted:
+            self._evict(model)
 
     def _make_room(self, model: Model, needed: int) -> None:
         if needed > self.budget:

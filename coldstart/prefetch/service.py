@@ -271,8 +271,7 @@ class Service:
         del self.clients[client]
         client.close()
         if client.model is not None:
-            client.model.leases -= 1
-            client.model.used = monotonic()
+            self.memory.release(client.model)
         self._quiet_since = monotonic()
 
     def status(self) -> dict[str, Any]:

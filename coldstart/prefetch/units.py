@@ -54,7 +54,7 @@ def _run(layout: Layout, file: int, start: int, end: int) -> Iterator[Unit]:
         start, end = start // chunk * chunk, min(-(-end // chunk) * chunk, size)
     # The file's last chunk is whole when the run reaches the file's end.
     first, last = -(-start // chunk), (-(-end // chunk) if end == size else end // chunk)
-    if first > last:  # within one chunk, at neither of its ends
+    if start < first * chunk and end <= first * chunk:  # within one chunk
         yield _partial(layout, file, (start, end))
         return
     left, right = (start, first * chunk), (min(last * chunk, end), end)
