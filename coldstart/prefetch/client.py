@@ -191,7 +191,7 @@ class Attached:
         """
         number, end = self._layout.numbers[file], offset + size
         with self._changed:
-            if not self._wanted[number].covers(offset, end):
+            if size < 0 or not self._wanted[number].covers(offset, end):
                 raise PrefetchRefused(f"Bytes {offset} to {end} of {file} were not wanted by this client.")
             self._until(lambda: self._there(number, offset, end))
 
@@ -224,6 +224,12 @@ class Attached:
             if not all(done) and self._lost:
                 raise self._end()
             return all(done)
+
+    def complete(self, names: Collection[str] | None = None) -> None:
+        """`wait` for all bytes of the tensors, or of all files. Raises as `wait`."""
+        for file, ranges in zip(self._layout.files, self._layout.wanted(names), strict=True):
+            for start, end in ranges:
+                self.wait(file.name, start, end - start)
 
     def stats(self) -> dict[str, Any]:
         """{"fetched_bytes", "wanted_bytes", "ready_bytes", "refetched", "streams", "began", "ended", "errors"}.

@@ -24,11 +24,10 @@ class Settings:
     idle_s: float = 600.0
     patience_s: float = 60.0
 
-    def environment(self) -> dict[str, str]:
-        """The variables that `from_environment` reads."""
-        given = {"MEMORY_BYTES": self.memory_bytes, "STREAMS": self.streams}
-        given |= {"IDLE_S": self.idle_s, "PATIENCE_S": self.patience_s}  # type: ignore[dict-item]
-        return {PREFIX + name: str(value) for name, value in given.items() if value is not None}
+
+def given(**settings: float | None) -> dict[str, str]:
+    """The variables that set these fields of Settings; None leaves one as it is."""
+    return {PREFIX + name.upper(): str(value) for name, value in settings.items() if value is not None}
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:

@@ -147,7 +147,7 @@ def _descriptors() -> list[Callable[[], int]]:
         lambda: os.open("/dev/zero", os.O_RDONLY),
         lambda: os.open("/etc/passwd", os.O_RDONLY),
         lambda: os.memfd_create("open", os.MFD_ALLOW_SEALING),
-        lambda: socket.socketpair()[0].detach(),
+        socket.socketpair()[0].detach,
         lambda: wire.sealed(b"\xff\xfe", b"{}"),
         lambda: wire.sealed(b"null", b"{"),
         lambda: wire.sealed(b"null", b"[" * 100_000),

@@ -101,11 +101,13 @@ def test_what_nobody_wants_any_more_is_not_fetched(
 def test_early_fetching_goes_on_until_somebody_takes_over(
     weights: Weights, server: RangeServer, runtime: Path
 ) -> None:
-    with client.start_early(server.url, weights.plan, directory=runtime):
-        with client.attach(server.url, weights.plan, directory=runtime) as attached:
-            check_whole(attached, weights)
-            (model,) = client.request("status", directory=runtime)["models"]
-            assert model["leases"] == 1
+    with (
+        client.start_early(server.url, weights.plan, directory=runtime),
+        client.attach(server.url, weights.plan, directory=runtime) as attached,
+    ):
+        check_whole(attached, weights)
+        (model,) = client.request("status", directory=runtime)["models"]
+        assert model["leases"] == 1
     assert server.total() == sum(map(len, weights.data.values()))
 
 

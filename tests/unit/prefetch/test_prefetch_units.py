@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -112,9 +113,7 @@ def test_ranges_are_sets_of_numbers(seed: int) -> None:
             numbers -= set(range(start, end))
         spans = list(ranges)
         assert {n for a, b in spans for n in range(a, b)} == numbers and ranges.total == len(numbers)
-        assert all(a < b for a, b in spans) and all(
-            x[1] < y[0] for x, y in zip(spans, spans[1:], strict=False)
-        )
+        assert all(a < b for a, b in spans) and all(x[1] < y[0] for x, y in pairwise(spans))
         start, end = sorted((chance.randrange(50), chance.randrange(50)))
         asked = set(range(start, end))
         assert ranges.covers(start, end) == (asked <= numbers)
