@@ -184,7 +184,9 @@ def _write(target: Path) -> None:
     index = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        save_file({name: _tensor(name, shape) for name, shape in shard.items()}, target / file, {"format": "pt"})
+        save_file(
+            {name: _tensor(name, shape) for name, shape in shard.items()}, target / file, {"format": "pt"}
+        )
         index |= dict.fromkeys(shard, file)
     document = {"metadata": {}, "weight_map": index}
     (target / "model.safetensors.index.json").write_text(json.dumps(document, indent=1))

@@ -10,14 +10,18 @@ from __future__ import annotations
 import json
 import os
 import resource
+import socket
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 Arguments = Mapping[str, Any]
+Ready = Callable[[], None]
+ASK = "ready\n"
 FASTSAFETENSORS = "fastsafetensors-library"
 
 
@@ -32,10 +36,12 @@ def import_all() -> None:
     load_general_plugins()
 
 
-def load(directory: Path, arguments: Arguments, digest: bool = True) -> dict[str, Any]:
+def load(
+    directory: Path, arguments: Arguments, digest: bool = True, ready: Ready = lambda: None
+) -> dict[str, Any]:
     """Load the checkpoint with vLLM's `arguments`; seconds by part, CPU seconds, page faults, digest, end.
 
-    `loaded_at_s` is the moment of the last weight on CLOCK_MONOTONIC.
+    `loaded_at_s` is the moment of the last weight on CLOCK_MONOTONIC. `ready` is called before the clock starts.
     """
     from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import EngineArgs
@@ -43,13 +49,19 @@ def load(directory: Path, arguments: Arguments, digest: bool = True) -> dict[str
 
     wanted = dict(arguments)
     library = wanted.get("load_format") == FASTSAFETENSORS and wanted.pop("load_format")
-    fixed = {"dtype": "bfloat16", "enforce_eager": True, "max_model_len": 512, "kv_cache_memory_bytes": 1 << 26}
+    fixed = {
+        "dtype": "bfloat16",
+        "enforce_eager": True,
+        "max_model_len": 512,
+        "kv_cache_memory_bytes": 1 << 26,
+    }
     config = EngineArgs(model=str(directory), **fixed, **wanted).create_engine_config()
     with set_current_vllm_config(config):
         _alone()
         loader = get_model_loader(config.load_config)
         if library:
             loader.get_all_weights = lambda *_: _fastsafetensors(directory)
+        ready()
         return _measured(loader, config, digest)
 
 
@@ -73,11 +85,12 @@ def _measured(loader: Any, config: Any, digest: bool) -> dict[str, Any]:
 
 def _marked(began_s: float, before: resource.struct_rusage) -> dict[str, float]:
     now_s, after = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
-    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    system_s = after.ru_stime - before.ru_stime
     return {
         "load_s": now_s - began_s,
         "loaded_at_s": now_s,
-        "cpu_s": spent,
+        "cpu_s": after.ru_utime - before.ru_utime + system_s,
+        "system_s": system_s,
         "faults": after.ru_minflt - before.ru_minflt + after.ru_majflt - before.ru_majflt,
     }
 
@@ -125,20 +138,34 @@ def _fastsafetensors(directory: Path) -> Iterator[tuple[str, Any]]:
         loader.close()
 
 
-def in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The result of `work` in a fork of this process; {"error": last line} when it raised or the child died."""
-    reading, writing = os.pipe()
+def in_child(work: Callable[[Ready], dict[str, Any]], ready: Ready = lambda: None) -> dict[str, Any]:
+    """The result of `work` in a fork of this process; {"error": message} when it raised or the child died.
+
+    What `work` is given to call returns when `ready` has run in the parent.
+    """
+    near, far = socket.socketpair()
     if not (child := os.fork()):
-        try:
-            found = work()
-        except BaseException as error:  # noqa: BLE001 -- the parent records it, whatever it is
-            traceback.print_exc()
-            found = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
-        with os.fdopen(writing, "w") as out:
-            json.dump(found, out)
+        near.close()
+        far.sendall(json.dumps(_tried(work, partial(_ask, far))).encode())
         os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as answer:
-        text = answer.read()
+    far.close()
+    with near, near.makefile() as answer:
+        if (text := answer.readline()) == ASK:
+            ready()
+            near.sendall(ASK.encode())
+            text = answer.read()
     _, status = os.waitpid(child, 0)
     return dict(json.loads(text)) if text else {"error": f"the process ended with status {status}"}
+
+
+def _ask(parent: socket.socket) -> None:
+    parent.sendall(ASK.encode())
+    parent.recv(len(ASK))
+
+
+def _tried(work: Callable[[Ready], dict[str, Any]], ready: Ready) -> dict[str, Any]:
+    try:
+        return work(ready)
+    except BaseException as error:  # noqa: BLE001 -- the parent records it, whatever it is
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}

@@ -11,7 +11,8 @@ copying may overlap, so cold is bound by the disk alone. Mapping instead of copy
 the limit of a copy; its page faults come later, where the column `first pass` (one sum over all parameters) shows them.
 
 Each measurement is a process of its own, forked from one that has imported everything, so that the figure is
-loading and nothing else; the order rotates by round; the parameters of all loaders have the same digest.
+loading and nothing else, and finds free memory that is backed (`weights_memory`); the order rotates by round; the
+parameters of all loaders have the same digest.
 Not measured, for they need a CUDA device: InstantTensor, vLLM's ipc_cache, fastsafetensors inside vLLM
 (its refusal is recorded; the row `fastsafetensors-library` is the library itself feeding the same model).
 
@@ -33,6 +34,7 @@ import weights_checkpoint  # noqa: E402
 import weights_engine  # noqa: E402
 import weights_limits  # noqa: E402
 import weights_report  # noqa: E402
+from weights_memory import Held  # noqa: E402
 
 THREADS = {"enable_multithread_load": True, "num_threads": 8}
 LOADERS: dict[str, weights_engine.Arguments] = {
@@ -44,6 +46,7 @@ LOADERS: dict[str, weights_engine.Arguments] = {
     "fastsafetensors": {"load_format": "fastsafetensors"},
     "coldstart": {"load_format": "coldstart"},
 }
+HELD = 3 << 30
 STATES = {"cold": weights_checkpoint.evict, "warm": weights_checkpoint.warm}
 
 
@@ -67,13 +70,16 @@ def main() -> None:
 
 def _round(directory: Path, names: list[str], number: int) -> list[dict[str, Any]]:
     found = []
+    held = Held(HELD)
     shift = number % len(names)
     for name in names[shift:] + names[:shift]:
         for state, prepare in STATES.items():
             prepare(directory)
+            held.take()
             # One digest per loader and state proves the bytes; it would double the time of every run.
-            work = partial(weights_engine.load, directory, LOADERS[name], digest=number == 0)
-            found.append({"loader": name, "cache": state, "round": number, **weights_engine.in_child(work)})
+            work = partial(weights_engine.load, directory, LOADERS[name], number == 0)
+            taken = weights_engine.in_child(work, held.release)
+            found.append({"loader": name, "cache": state, "round": number, **taken})
             print(_line(found[-1]), file=sys.stderr, flush=True)
     return found
 

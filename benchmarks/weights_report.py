@@ -14,7 +14,7 @@ from coldstart.bench.stats import summarize
 
 RESULTS = Path(__file__).parent / "results"
 Sample = Mapping[str, Any]
-PARTS = ("load_s", "construct_s", "first_pass_s", "cpu_s", "faults")
+PARTS = ("load_s", "construct_s", "first_pass_s", "cpu_s", "system_s", "faults")
 
 
 def peers(samples: Sequence[Sample], limits: Sequence[Mapping[str, float]], size: int) -> dict[str, Any]:
@@ -141,7 +141,11 @@ def finish(name: str, result: Mapping[str, Any]) -> None:
         "schema_version": 1,
         "kind": name,
         "date": facts.today(),
-        "command_line": ["python", f"benchmarks/{Path(sys.argv[0]).name}", *facts.without_paths(sys.argv[1:])],
+        "command_line": [
+            "python",
+            f"benchmarks/{Path(sys.argv[0]).name}",
+            *facts.without_paths(sys.argv[1:]),
+        ],
         "machine": facts.machine(),
         "versions": facts.versions() | _libraries(),
         **result,
