@@ -12,6 +12,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ __all__ = [
 
 # What a source may need of its client's environment: the prefetcher has that of whoever started it.
 _HANDED_ON = ("AWS_", "HF_", "COLDSTART_PREFETCH_TOKEN")
+# One that is stopped or swamped does not keep its clients from loading in another way.
+_ANSWER_S = 30.0
 # A prefetcher that ends for idleness may close a connection that it never looked at.
 _TRIES = 3
 
@@ -166,13 +169,16 @@ class Attached:
     def __init__(self, channel: wire.Channel, made: layout.Layout, wanted: list[Ranges], source: str) -> None:
         self._channel, self._layout, self._wanted = channel, made, wanted
         self._ready = [Ranges() for _ in made.files]
+        self._wanting = wanted
         self._failed: list[tuple[int, int, int, str]] = []
         self._answers: dict[str, list[dict[str, Any]]] = {"attached": [], "stats": [], "wanted": []}
         self._changed = threading.Condition()
         self._asking = threading.Lock()
         self._reading = self._lost = False
         self._refused: str | None = None
+        channel.socket.settimeout(_ANSWER_S)
         self._take("attached")
+        channel.socket.settimeout(None)
         descriptor = None if is_local(source) else channel.take()
         self._files = Files(made, Path(source), descriptor)
 
@@ -202,9 +208,7 @@ class Attached:
         """
         more = self._layout.wanted(names)
         with self._asking:
-            with self._changed:
-                # What failed is tried again.
-                self._failed = [f for f in self._failed if not more[f[0]].overlaps(f[1], f[2])]
+            self._wanting = more
             _send(self._channel, {"op": "want", "background": background}, _names(names), b"")
             answer = self._take("wanted")
         if not answer["wanted"]:
@@ -245,7 +249,13 @@ class Attached:
             return dict(self._take("stats")["stats"])
 
     def close(self) -> None:
-        """Give the lease back. Mapped files stay readable while somebody holds a view of them."""
+        """Give the lease back. Mapped files stay readable while somebody holds a view of them.
+
+        Whoever waits in another thread gets PrefetchLost.
+        """
+        with suppress(OSError):
+            if self._reading:
+                self._channel.socket.shutdown(socket.SHUT_RDWR)
         self._channel.close()
         self._files.close()
 
@@ -301,6 +311,8 @@ class Attached:
             for file, start, end in message.get("ready", ()):
                 self._ready[file].add(start, end)
             self._failed += [(*span, message["reason"]) for span in message.get("failed", ())]
+            if message.get("wanted"):  # what had failed before is tried again
+                self._failed = [f for f in self._failed if not self._wanting[f[0]].overlaps(f[1], f[2])]
             for kind in self._answers.keys() & message.keys():
                 self._answers[kind].append(message)
             if "refused" in message and "wanted" not in message:

@@ -31,7 +31,8 @@ class Model:
         self.region = None if sources.is_local(address) else Region(layout.total)
         self.leases = 0
         self.flying = 0  # units that streams are working on
-        self.taken = self.evicted = False
+        self.taken = self.evicted = self._given_up = False
+        self.reported: set[str] = set()  # timelines that have its span already
         self.used = monotonic()
         self.began: float | None = None
         self.ended: float | None = None
@@ -60,6 +61,7 @@ class Model:
         """A unit is handed to a stream."""
         entry.state = State.BUSY
         self.flying += 1
+        self._given_up = False
         self.began = self.began if self.began is not None else monotonic()
 
     def note(self, error: str) -> None:
@@ -78,10 +80,11 @@ class Model:
             self._down_since = now
         if now >= self.retry_at:  # four streams that meet the same end count once
             self.retry_at, self._delay = now + self._delay, min(2 * self._delay, _LONGEST_DELAY_S)
-        return now - self._down_since < patience_s
+        return not self._given_up and now - self._down_since < patience_s
 
     def give_up(self) -> None:
-        """What was planned failed; who wants it anew begins with new patience."""
+        """What was planned failed, and what is under way will; who wants it anew begins with new patience."""
+        self._given_up = True
         self._down_since, self.retry_at, self._delay = None, 0.0, _FIRST_DELAY_S
 
     def stats(self) -> dict[str, Any]:

@@ -23,20 +23,23 @@ class ObjectSource:
         bucket, _, self._prefix = address.partition("://")[2].partition("/")
         config: Any = {key: value for key, value in environment.items() if key.startswith(_PREFIX)}
         plain = config.get("AWS_ENDPOINT_URL", config.get("AWS_ENDPOINT", "")).startswith("http://")
-        self._store = S3Store(bucket, config=config, client_options={"allow_http": plain})
+        # Trying again is the daemon's: it must not keep a stream from other models meanwhile.
+        self._store = S3Store(
+            bucket, config=config, client_options={"allow_http": plain}, retry_config={"max_retries": 0}
+        )
 
     def read(self, name: str, size: int, start: int, into: memoryview, count: Count) -> int:
         """As Source."""
         import obstore
-        from obstore.exceptions import NotFoundError, PermissionDeniedError, UnauthenticatedError
+        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
         path = f"{self._prefix}/{name}".lstrip("/")
         try:
             data = memoryview(obstore.get_range(self._store, path, start=start, length=len(into)))
-        except (NotFoundError, PermissionDeniedError, UnauthenticatedError) as error:
-            raise Unusable(f"{path}: {error}") from error
+        except (FileNotFoundError, PermissionError, PermissionDeniedError, UnauthenticatedError) as error:
+            raise Unusable(f"{path}: {str(error).splitlines()[0]}") from error
         except Exception as error:  # obstore's own base: the network, a server's trouble
-            raise Unavailable(f"{path}: {error}") from error
+            raise Unavailable(f"{path}: {str(error).splitlines()[0]}") from error
         count(len(data))
         if len(data) != len(into):
             raise Unusable(f"{path} ends before byte {start + len(into)} of {size}")

@@ -246,19 +246,24 @@ class Service:
             self.stopping = True
 
     def _report(self, client: Client) -> None:
-        """The span of a request that is served, and the end of an early one that somebody has taken over."""
-        if client.lease is None or client.model is None or client.lease.unfinished():
+        """What follows when all that a client wants is served: its span, and the end of an early lease taken over."""
+        lease, model = client.lease, client.model
+        if lease is None or model is None or lease.unfinished() or lease.unfinished(background=True):
             return
-        if path := client.events:
+        if client.events is not None:
+            self._draw(client, model, client.events)
             client.events = None
-            span = timeline.Span(
-                "fetch weights", client.began, timeline.now(), "prefetch", client.model.brief()
-            )
-            try:
-                timeline.append(path, span)
-            except OSError as error:
-                client.model.note(f"timeline events: {error}")
-        client.gone = client.gone or (client.early and client.model.taken)
+        client.gone = client.gone or (client.early and model.taken)
+
+    def _draw(self, client: Client, model: Model, path: str) -> None:
+        if path in model.reported:  # its early lease has drawn it
+            return
+        model.reported.add(path)
+        span = timeline.Span("fetch weights", client.began, timeline.now(), "prefetch", model.brief())
+        try:
+            timeline.append(path, span)
+        except OSError as error:
+            model.note(f"timeline events: {error}")
 
     def _mind_sending(self, client: Client) -> None:
         mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.waiting_to_send else 0)

@@ -81,7 +81,7 @@ class Streams:
 class _Stream:
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, tuple[Mapping[str, str], Source]] = {}
 
     def fetch(self, model: Origin, unit: Unit) -> None:
         source = self._source(model)
@@ -125,11 +125,15 @@ class _Stream:
         return memoryview(self._buffer)[:size]
 
     def _source(self, model: Origin) -> Source:
-        if model.key not in self._sources:
+        known = self._sources.get(model.key)
+        if known is None or known[0] != model.environment:
+            if known is not None:
+                known[1].close()
             while len(self._sources) >= _KEPT_SOURCES:
-                self._sources.pop(next(iter(self._sources))).close()
-            self._sources[model.key] = open_source(model.address, model.environment)
-        return self._sources[model.key]
+                self._sources.pop(next(iter(self._sources)))[1].close()
+            known = (model.environment, open_source(model.address, model.environment))
+            self._sources[model.key] = known
+        return known[1]
 
 
 class _Counter:
