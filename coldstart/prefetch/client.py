@@ -56,6 +56,7 @@ def attach(
 
     `source` is a local directory, http(s)://..., s3://bucket/prefix or hf://repo@revision. `directory` is where the
     prefetcher's socket lies (default: the user's runtime directory); `start` starts a prefetcher when none runs.
+    A local directory's files are read and verified, too, but mapped themselves: the page cache is the shared copy.
     Raises PrefetchRefused (no room, a bad plan), PrefetchLost when none runs and not `start`, or when it dies meanwhile.
     """
     made = layout.read(plan)

@@ -13,7 +13,6 @@ from typing import Protocol
 
 Count = Callable[[int], None]
 SCHEMES = ("http", "https", "s3", "hf")
-_SCRATCH = 1 << 20
 
 
 class Unavailable(Exception):
@@ -80,28 +79,18 @@ class LocalSource:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._open: dict[str, int] = {}
-        self._scratch = memoryview(bytearray(_SCRATCH))
-
-    def read_ahead(self, name: str, size: int, start: int, end: int, count: Count) -> None:
-        """Have [start, end) of a file in the page cache. Raises Unusable when it is missing or of another size."""
-        try:
-            descriptor = self._descriptor(name, size)
-            os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_WILLNEED)
-            while start < end:
-                got = os.preadv(descriptor, [self._scratch[: end - start]], start)
-                if not got:
-                    raise Unusable(f"{self.directory / name} has become shorter")
-                start += got
-                count(got)
-        except OSError as error:
-            raise Unusable(f"{self.directory / name}: {error.strerror}") from error
 
     def read(self, name: str, size: int, start: int, into: memoryview, count: Count) -> int:
         """As Source."""
         try:
-            got = os.preadv(self._descriptor(name, size), [into], start)
+            descriptor = self._descriptor(name, size)
+            # One long request to the disk, where the kernel's own reading ahead would make many short ones.
+            os.posix_fadvise(descriptor, start, len(into), os.POSIX_FADV_WILLNEED)
+            got = os.preadv(descriptor, [into], start)
         except OSError as error:
             raise Unusable(f"{self.directory / name}: {error.strerror}") from error
+        if not got:
+            raise Unusable(f"{self.directory / name} has become shorter")
         count(got)
         return got
 

@@ -17,10 +17,11 @@ from coldstart.prefetch.layout import Layout
 from coldstart.prefetch.ranges import Range
 from coldstart.prefetch.region import Region
 from coldstart.prefetch.schedule import Entry
-from coldstart.prefetch.sources import LocalSource, Source, Unavailable, open_source
+from coldstart.prefetch.sources import Source, Unavailable, open_source
 from coldstart.prefetch.units import Check, Unit, touching
 
 _KEPT_SOURCES = 8
+_STEP = 1 << 20
 
 
 class WrongBytes(Exception):
@@ -84,27 +85,17 @@ class _Stream:
         self._sources: dict[str, tuple[Mapping[str, str], Source]] = {}
 
     def fetch(self, model: Origin, unit: Unit) -> None:
-        source = self._source(model)
-        if model.region is None:
-            self._read_ahead(model, unit, source)
-            return
-        buffer = self._space(unit.size)
-        at = 0
+        source, buffer, at = self._source(model), self._space(unit.size), 0
         pieces: dict[Range, memoryview] = {}
         for start, end in unit.pieces:
             pieces[start, end] = buffer[at : at + end - start]
             self._fill(model, source, unit.file, start, pieces[start, end])
             at += end - start
         for check in unit.checks:
-            _verify(model, model.region, unit.file, check, pieces)
-        for (start, _), data in pieces.items():
-            model.region.write(model.layout.files[unit.file].base + start, data)
-
-    def _read_ahead(self, model: Origin, unit: Unit, source: Source) -> None:
-        assert isinstance(source, LocalSource)
-        file = model.layout.files[unit.file]
-        for start, end in unit.pieces:
-            source.read_ahead(file.name, file.size, start, end, _Counter(model, unit.file, start))
+            _verify(model, source, unit.file, check, pieces)
+        if model.region is not None:
+            for (start, _), data in pieces.items():
+                model.region.write(model.layout.files[unit.file].base + start, data)
 
     def _fill(self, model: Origin, source: Source, number: int, start: int, into: memoryview) -> None:
         file, filled, idle = model.layout.files[number], 0, 0
@@ -148,23 +139,33 @@ class _Counter:
 
 
 def _verify(
-    model: Origin, region: Region, number: int, check: Check, pieces: Mapping[Range, memoryview]
+    model: Origin, source: Source, number: int, check: Check, pieces: Mapping[Range, memoryview]
 ) -> None:
     made, at = hashlib.sha256(), check.start
     for (start, end), data in sorted(pieces.items()):
         if start >= check.end or end <= at:
             continue
-        if at < start:
-            region.digest(made, model.layout.files[number].base + at, model.layout.files[number].base + start)
-            at = start
-        stop = min(end, check.end)
+        _feed(model, source, number, made, (at, start))
+        at, stop = max(at, start), min(end, check.end)
         made.update(data[at - start : stop - start])
         at = stop
-    if at < check.end:
-        base = model.layout.files[number].base
-        region.digest(made, base + at, base + check.end)
+    _feed(model, source, number, made, (at, check.end))
     if made.hexdigest() != check.digest:
         raise WrongBytes(_blame(model.layout, number, check, pieces))
+
+
+def _feed(model: Origin, source: Source, number: int, into: hashlib._Hash, span: Range) -> None:
+    """Hash bytes that were verified before: out of the region, or out of the file that is mapped in its place."""
+    file, (at, end) = model.layout.files[number], span
+    buffer = memoryview(bytearray(max(0, min(_STEP, end - at))))
+    while at < end:
+        part = buffer[: end - at]
+        if model.region is not None:
+            got = model.region.read(file.base + at, part)
+        else:
+            got = source.read(file.name, file.size, at, part, lambda _: None)
+        into.update(part[:got])
+        at += got
 
 
 def _blame(layout: Layout, number: int, check: Check, pieces: Mapping[Range, memoryview]) -> str:

@@ -136,3 +136,16 @@ def _worker(url: str, weights: Weights, runtime: Path) -> int:
     plan.write_text(json.dumps(weights.plan))
     arguments = [url, str(plan), str(runtime), str(weights.directory)]
     return subprocess.run([sys.executable, "-c", code, *arguments], check=False).returncode
+
+
+def test_local_files_are_verified_as_well(weights: Weights, runtime: Path, tmp_path: Path) -> None:
+    for name, data in weights.data.items():
+        (tmp_path / name).write_bytes(data)
+    file, offset, size = weights.tensor("a.3")
+    with (tmp_path / file).open("r+b") as spoilt:
+        spoilt.seek(offset + size - 1)
+        spoilt.write(bytes([weights.data[file][offset + size - 1] ^ 1]))
+    with client.attach(str(tmp_path), weights.plan, names=["a.3", "b.3"], directory=runtime) as attached:
+        check_tensors(attached, weights, ["b.3"])
+        with pytest.raises(client.PrefetchFailed, match=f"tensor 'a.3' at offset {offset} "):
+            attached.wait(file, offset, size)
