@@ -22,7 +22,7 @@ from coldstart.prefetch.ranges import Ranges
 from coldstart.prefetch.sources import is_local
 
 # One that is stopped or swamped does not keep its clients from loading in another way.
-_ANSWER_S = 30.0
+ANSWER_S = 30.0
 
 
 class Attached:
@@ -38,7 +38,7 @@ class Attached:
         self._asking = threading.Lock()
         self._reading = self._lost = False
         self._refused: str | None = None
-        channel.socket.settimeout(_ANSWER_S)
+        channel.socket.settimeout(ANSWER_S)
         self._take("attached")
         channel.socket.settimeout(None)
         descriptor = None if is_local(source) else channel.take()

@@ -10,10 +10,11 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from coldstart.prefetch import layout, spawning, wire
-from coldstart.prefetch.attached import Attached, names_part, send
+from coldstart.prefetch.attached import ANSWER_S, Attached, names_part, send
 from coldstart.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost, PrefetchRefused
 from coldstart.prefetch.sources import normal
 from coldstart.timeline import EVENTS_VARIABLE
@@ -54,14 +55,15 @@ def attach(
     """
     made = layout.read(plan)
     wanted = made.wanted(names)
+    began = monotonic()
     for attempt in range(_TRIES):
         channel = _ask(source, plan, names, directory, start=start, background=background)
         try:
             return Attached(channel, made, wanted, normal(source))
-        except PrefetchLost:
+        except PrefetchLost as error:
             channel.close()
-            if attempt + 1 == _TRIES:
-                raise
+            if attempt + 1 == _TRIES or monotonic() - began > ANSWER_S:
+                raise PrefetchLost(f"{error}{spawning.last_words(directory)}") from error
         except BaseException:
             channel.close()
             raise

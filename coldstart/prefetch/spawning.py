@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from coldstart.engine import handoff
+from coldstart.errors import ColdstartError
 from coldstart.prefetch.errors import PrefetchError, PrefetchLost
 from coldstart.prefetch.wire import place
 
@@ -23,13 +24,25 @@ _DETACH = '"$@" &'
 
 def connection(directory: Path | None, *, start: bool) -> socket.socket:
     """A connected socket. Raises PrefetchLost when none runs and `start` is false, PrefetchError when none can be started."""
-    path = place(directory)
+    try:
+        path = place(directory)
+    except (ColdstartError, OSError) as error:
+        raise PrefetchError(f"There is no place for the prefetcher's socket: {error}") from error
     try:
         return handoff.connect(path)
     except handoff.HandoffError as error:
         if not start:
             raise PrefetchLost("No prefetcher runs.") from error
     return spawn(path.parent)
+
+
+def last_words(directory: Path | None) -> str:
+    """What a prefetcher that has ended wrote last, as a sentence to append; empty when it wrote nothing."""
+    try:
+        lines = place(directory).with_suffix(".log").read_text(errors="replace").splitlines()
+    except (ColdstartError, OSError):
+        return ""
+    return f" Its log ends: {lines[-1]}" if lines else ""
 
 
 def spawn(directory: Path) -> socket.socket:

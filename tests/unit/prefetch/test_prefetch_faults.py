@@ -12,6 +12,7 @@ from prefetching import CHUNK, Weights, check_tensors, check_whole, write
 from tools.range_server import RangeServer, serving
 from tools.range_settings import FOREVER
 
+from coldstart.prefetch import attached as attached_module
 from coldstart.prefetch import client
 
 FILE = "model-00001.safetensors"
@@ -184,3 +185,29 @@ def test_two_models_at_once(weights: Weights, server: RangeServer, runtime: Path
     ):
         check_whole(two, other)
         check_whole(one, weights)
+
+
+def test_why_it_could_not_come_up_is_said(
+    weights: Weights, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLDSTART_PREFETCH_STREAMS", "many")
+    with pytest.raises(client.PrefetchLost, match="COLDSTART_PREFETCH_STREAMS is 'many'"):
+        client.attach("/nowhere", weights.plan, directory=runtime)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc")
+    with pytest.raises(client.PrefetchError, match="no place for"):
+        client.attach("/nowhere", weights.plan)
+
+
+def test_one_that_does_not_answer_keeps_nobody(
+    weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client.attach(server.url, weights.plan, directory=runtime):
+        pid = _pid(runtime)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            monkeypatch.setattr(client, "ANSWER_S", 0.2)
+            monkeypatch.setattr(attached_module, "ANSWER_S", 0.3)
+            with pytest.raises(client.PrefetchLost):
+                client.attach(server.url, weights.plan, directory=runtime)
+        finally:
+            os.kill(pid, signal.SIGCONT)
