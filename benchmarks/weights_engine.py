@@ -15,6 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,21 @@ def import_all() -> None:
     load_general_plugins()
 
 
+@dataclass(frozen=True)
+class Rank:
+    """A pipeline rank among `size`; all of them name the same `rendezvous`, a file that does not exist yet."""
+
+    number: int
+    size: int
+    rendezvous: Path
+
+
 def load(
-    directory: Path, arguments: Arguments, digest: bool = True, ready: Ready = lambda: None
+    directory: Path,
+    arguments: Arguments,
+    digest: bool = True,
+    ready: Ready = lambda: None,
+    rank: Rank | None = None,
 ) -> dict[str, Any]:
     """Load the checkpoint with vLLM's `arguments`; seconds by part, CPU seconds, page faults, digest, end.
 
@@ -55,9 +69,11 @@ def load(
         "max_model_len": 512,
         "kv_cache_memory_bytes": 1 << 26,
     }
+    if rank:
+        wanted |= {"pipeline_parallel_size": rank.size, "distributed_executor_backend": "mp"}
     config = EngineArgs(model=str(directory), **fixed, **wanted).create_engine_config()
     with set_current_vllm_config(config):
-        _alone()
+        _groups(rank or Rank(0, 1, _unused()))
         loader = get_model_loader(config.load_config)
         if library:
             loader.get_all_weights = lambda *_: _fastsafetensors(directory)
@@ -67,13 +83,14 @@ def load(
 
 def _measured(loader: Any, config: Any, digest: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    began_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
+    began_s, before, read = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF), _read_bytes()
     plain = loader.load_weights
 
     def load_weights(model: Any, model_config: Any) -> None:
         constructed_s = time.monotonic()
         plain(model, model_config)
         found.update(_marked(began_s, before), construct_s=constructed_s - began_s)
+        found["read_bytes"] = _read_bytes() - read
         found.update(_looked_at(model, digest))
 
     loader.load_weights = load_weights
@@ -95,6 +112,12 @@ def _marked(began_s: float, before: resource.struct_rusage) -> dict[str, float]:
     }
 
 
+def _read_bytes() -> int:
+    """What the storage layer has read for this process, page faults and readahead included."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["read_bytes"])
+
+
 def _looked_at(model: Any, digest: bool) -> dict[str, Any]:
     import torch
     from blake3 import blake3
@@ -104,6 +127,7 @@ def _looked_at(model: Any, digest: bool) -> dict[str, Any]:
     for _, weight in weights:
         weight.view(-1).view(torch.int64).sum()
     found: dict[str, Any] = {"first_pass_s": time.monotonic() - began_s, "threads": torch.get_num_threads()}
+    found["parameter_bytes"] = sum(weight.nbytes for _, weight in weights)
     if digest:
         made = blake3()
         for name, weight in weights:
@@ -112,15 +136,21 @@ def _looked_at(model: Any, digest: bool) -> dict[str, Any]:
     return found
 
 
-def _alone() -> None:
-    """The process groups of a world of one."""
+def _groups(rank: Rank) -> None:
+    """vLLM's process groups."""
     from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 
+    # vLLM names its shared memory after this; a name that is there already is refused.
+    os.environ["VLLM_DIST_IDENT"] = rank.rendezvous.parent.name
+    init_distributed_environment(rank.size, rank.number, f"file://{rank.rendezvous}", rank.number, "gloo")
+    ensure_model_parallel_initialized(1, rank.size)
+
+
+def _unused() -> Path:
     descriptor, name = tempfile.mkstemp()
     os.close(descriptor)
     Path(name).unlink()
-    init_distributed_environment(1, 0, f"file://{name}", 0, "gloo")
-    ensure_model_parallel_initialized(1, 1)
+    return Path(name)
 
 
 def _fastsafetensors(directory: Path) -> Iterator[tuple[str, Any]]:

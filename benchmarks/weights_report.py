@@ -72,8 +72,7 @@ def peers_table(result: Mapping[str, Any]) -> str:
         )
     rates = ", ".join(f"{name} {rate['median'] / 1e9:.1f}" for name, rate in result["limits_bytes_s"].items())
     refused = [f"- {n}: {row['refused']}" for n, row in result["loaders"].items() if "refused" in row]
-    same = "identical" if result["digests_identical"] else "DIFFERENT"
-    notes = [f"- limits in the same run (GB/s): {rates}", f"- parameters: {same} for all loaders", *refused]
+    notes = [f"- limits in the same run (GB/s): {rates}", _alike(result), *refused]
     return "\n".join([*lines, "", *notes])
 
 
@@ -103,7 +102,14 @@ def overlap(samples: Sequence[Sample], rates: Mapping[str, float | None], size: 
             "ways": {way: summarize([sample["seconds"] for sample in some]) for way, some in ways.items()},
             "ratio_to_max": {way: median(s["seconds"] for s in some) / bound for way, some in ways.items()},
         }
-    return {"bytes": size, "import_s": imports, "rates": rows, "samples": list(samples)}
+    alike = len({sample["digest"] for sample in samples if "digest" in sample}) == 1
+    return {
+        "bytes": size,
+        "import_s": imports,
+        "digests_identical": alike,
+        "rates": rows,
+        "samples": list(samples),
+    }
 
 
 def overlap_table(result: Mapping[str, Any]) -> str:
@@ -120,10 +126,42 @@ def overlap_table(result: Mapping[str, Any]) -> str:
             lines.append(
                 f"| {rate} | {row['fetch_s']:.2f} | {result['import_s']:.2f} | {way} | {figures} | {ratios} |"
             )
-    return "\n".join(lines)
+    return "\n".join([*lines, "", _alike(result)])
 
 
-TABLES = {"weights-peers": peers_table, "weights": overlap_table}
+def ranks(samples: Sequence[Sample], size: int) -> dict[str, Any]:
+    """The result of `weights_ranks`: bytes read per rank over the bytes of its own parameters."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for sample in samples:
+        own = sample["parameter_bytes"]
+        row = {
+            "rank": sample["rank"],
+            "bytes": sample["bytes"],
+            "own_bytes": own,
+            "ratio": sample["bytes"] / own,
+        }
+        rows.setdefault(sample["way"], []).append(row)
+    digests = {(sample["rank"], sample["digest"]) for sample in samples}
+    alike = len(digests) == len({rank for rank, _ in digests})
+    return {"bytes": size, "digests_identical": alike, "ways": rows, "samples": list(samples)}
+
+
+def ranks_table(result: Mapping[str, Any]) -> str:
+    """A markdown table, one line per way and rank."""
+    lines = ["| way | rank | read (MB) | own layers (MB) | read / own |", "| --- |" + " ---: |" * 4]
+    for way, rows in result["ways"].items():
+        lines += [
+            f"| {way} | {row['rank']} | {row['bytes'] / 1e6:.1f} | {row['own_bytes'] / 1e6:.1f} | {row['ratio']:.3f} |"
+            for row in rows
+        ]
+    return "\n".join([*lines, "", _alike(result)])
+
+
+def _alike(result: Mapping[str, Any]) -> str:
+    return f"- parameters: {'identical' if result['digests_identical'] else 'DIFFERENT'} for all"
+
+
+TABLES = {"weights-peers": peers_table, "weights": overlap_table, "weights-ranks": ranks_table}
 
 
 def published(name: str, result: Mapping[str, Any]) -> str:
