@@ -74,12 +74,24 @@ class Board:
             self.entries[unit.file].append(Entry(unit))
             for start, end in unit.pieces:
                 self.planned[unit.file].add(start, end)
-        found = [entry for entries in self.entries for entry in entries if _concerns(entry.unit, wanted)]
+        found = self._holding(wanted)
         for entry in found:
             entry.holders += 1
             if entry.state is State.FAILED:
                 entry.state, entry.wrong = State.IDLE, 0
         return sorted(found, key=lambda entry: (entry.unit.file, entry.unit.pieces[-1]))
+
+    def _holding(self, wanted: Sequence[Ranges]) -> list[Entry]:
+        """The entries with `wanted` bytes, and those that the checks of these need."""
+        needed = [Ranges(ranges) for ranges in wanted]
+        before = -1
+        while (total := sum(ranges.total for ranges in needed)) > before:
+            before = total
+            found = [entry for entries in self.entries for entry in entries if _concerns(entry.unit, needed)]
+            for entry in found:
+                for need in entry.unit.needs:
+                    needed[entry.unit.file].add(*need)
+        return found
 
     def release(self, entries: Iterable[Entry]) -> None:
         """One lease less on each of them; what nobody wants and nobody fetched is planned no longer."""

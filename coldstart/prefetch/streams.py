@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
 
-from coldstart.prefetch.layout import Layout
+from coldstart.prefetch.layout import Layout, Tensor
 from coldstart.prefetch.ranges import Range
 from coldstart.prefetch.region import Region
 from coldstart.prefetch.schedule import Entry
@@ -172,15 +172,16 @@ def _blame(layout: Layout, number: int, check: Check, pieces: Mapping[Range, mem
     file = layout.files[number].name
     if check.tensor:
         return f"{file}: tensor {check.tensor!r} at offset {check.start} has wrong bytes"
-    ((start, end), data) = next(iter(pieces.items()))
-    inside, crossing = [], []
-    for tensor in touching(layout, number, start, end):
-        if start <= tensor.start and tensor.end <= end:
-            found = hashlib.sha256(data[tensor.start - start : tensor.end - start]).hexdigest()
-            inside += [tensor] if found != tensor.digest else []
-        else:
-            crossing.append(tensor)
+    inside: list[Tensor] = []
+    crossing: list[Tensor] = []
+    for (start, end), data in pieces.items():
+        for tensor in touching(layout, number, start, end):
+            if tensor.start < start or tensor.end > end:
+                crossing.append(tensor)
+            elif hashlib.sha256(data[tensor.start - start : tensor.end - start]).hexdigest() != tensor.digest:
+                inside.append(tensor)
+    place = f"in bytes {check.start} to {check.end}"
     if suspects := inside or crossing:
-        named = " or ".join(f"tensor {t.name!r} at offset {t.start}" for t in suspects)
-        return f"{file}: {named} has wrong bytes (in bytes {start} to {end})"
-    return f"{file}: wrong bytes outside of any tensor, at offset {start}"
+        named = " or ".join(f"tensor {tensor.name!r} at offset {tensor.start}" for tensor in suspects)
+        return f"{file}: {named} has wrong bytes ({place})"
+    return f"{file}: wrong bytes outside of any tensor, at offset {check.start} ({place})"

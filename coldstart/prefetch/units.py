@@ -2,14 +2,12 @@
 
 A chunk that is wanted whole is checked by its own digest. Of a chunk that is wanted in part only the wanted tensors'
 bytes are fetched, and checked by the digests of those tensors; the rest of a tensor that reaches into neighbouring
-chunks must be there before. A contiguous wanted run has at most two such chunks, its first and its last: one unit each,
-or one for both when a single tensor reaches from one to the other.
+chunks must be there before. Where a tensor reaches from one such part into another, both are one unit.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from coldstart.prefetch.layout import Layout, Tensor
@@ -41,56 +39,55 @@ class Unit:
         return sum(end - start for start, end in self.pieces)
 
 
-def split(layout: Layout, file: int, wanted: Ranges) -> Iterator[Unit]:
-    """The units that make up `wanted` bytes of a file: whole tensors, or all of it. In the order of the file."""
+def split(layout: Layout, file: int, wanted: Ranges) -> list[Unit]:
+    """The units that make up `wanted` bytes of a file: whole tensors, or all of the file that is not planned already."""
+    units: list[Unit] = []
+    rest: list[Range] = []
+    for number, pieces in _by_chunk(layout.chunk, wanted).items():
+        start = number * layout.chunk
+        span = (start, min(start + layout.chunk, layout.files[file].size))
+        # Bytes of no tensor (the header) have no digest but their chunk's, of which the other parts are planned then.
+        if pieces == [span] or any(_gapped(layout, file, piece) for piece in pieces):
+            check = Check(*span, layout.files[file].chunks[number])
+            units.append(Unit(file, tuple(pieces), (check,), tuple(Ranges(pieces).missing(*span))))
+        else:
+            rest += pieces
+    return units + [_of_tensors(layout, file, pieces) for pieces in _joined(layout, file, rest)]
+
+
+def _by_chunk(chunk: int, wanted: Ranges) -> dict[int, list[Range]]:
+    found: dict[int, list[Range]] = {}
     for start, end in wanted:
-        yield from _run(layout, file, start, end)
+        for number in range(start // chunk, -(-end // chunk)):
+            piece = (max(start, number * chunk), min(end, (number + 1) * chunk))
+            found.setdefault(number, []).append(piece)
+    return found
 
 
-def _run(layout: Layout, file: int, start: int, end: int) -> Iterator[Unit]:
-    size, chunk = layout.files[file].size, layout.chunk
-    if _gapped(layout, file, start, end):
-        # Bytes of no tensor (the header) have no digest but their chunk's: take whole chunks.
-        start, end = start // chunk * chunk, min(-(-end // chunk) * chunk, size)
-    # The file's last chunk is whole when the run reaches the file's end.
-    first, last = -(-start // chunk), (-(-end // chunk) if end == size else end // chunk)
-    if start < first * chunk and end <= first * chunk:  # within one chunk
-        yield _partial(layout, file, (start, end))
-        return
-    left, right = (start, first * chunk), (min(last * chunk, end), end)
-    if _bridged(layout, file, left, right):
-        yield from _whole(layout, file, first, last)
-        yield _partial(layout, file, left, right)
-        return
-    yield from (_partial(layout, file, left) for _ in range(start < first * chunk))
-    yield from _whole(layout, file, first, last)
-    yield from (_partial(layout, file, right) for _ in range(last * chunk < end))
+def _gapped(layout: Layout, file: int, piece: Range) -> bool:
+    known = Ranges((tensor.start, tensor.end) for tensor in touching(layout, file, *piece))
+    return bool(known.missing(*piece))
 
 
-def _gapped(layout: Layout, file: int, start: int, end: int) -> bool:
-    known = Ranges((tensor.start, tensor.end) for tensor in touching(layout, file, start, end))
-    return bool(known.missing(start, end))
+def _joined(layout: Layout, file: int, pieces: list[Range]) -> list[list[Range]]:
+    """Pieces in groups: those that one tensor reaches into wait for each other, so they are one."""
+    groups: list[list[Range]] = []
+    reach = 0
+    for piece in pieces:
+        if piece[0] < reach:
+            groups[-1].append(piece)
+        else:
+            groups.append([piece])
+        reach = max(reach, *(tensor.end for tensor in touching(layout, file, *piece)))
+    return groups
 
 
-def _bridged(layout: Layout, file: int, left: Range, right: Range) -> bool:
-    if left[0] >= left[1] or right[0] >= right[1]:
-        return False
-    return any(tensor.end > right[0] for tensor in touching(layout, file, *left))
-
-
-def _whole(layout: Layout, file: int, first: int, last: int) -> Iterator[Unit]:
-    entry, chunk = layout.files[file], layout.chunk
-    for number in range(first, last):
-        piece = (number * chunk, min((number + 1) * chunk, entry.size))
-        yield Unit(file, (piece,), (Check(*piece, entry.chunks[number]),))
-
-
-def _partial(layout: Layout, file: int, *pieces: Range) -> Unit:
+def _of_tensors(layout: Layout, file: int, pieces: list[Range]) -> Unit:
     tensors = {tensor.start: tensor for piece in pieces for tensor in touching(layout, file, *piece)}
     checks = tuple(Check(t.start, t.end, t.digest, t.name) for t in tensors.values())
     own = Ranges(pieces)
     needs = tuple(gap for check in checks for gap in own.missing(check.start, check.end))
-    return Unit(file, pieces, checks, needs)
+    return Unit(file, tuple(pieces), checks, needs)
 
 
 def touching(layout: Layout, file: int, start: int, end: int) -> list[Tensor]:

@@ -72,28 +72,31 @@ def test_wants_are_met_exactly_and_everything_is_checked(seed: int) -> None:
     _want(board, lease, rest, background=chance.random() < 0.5)
     _fetch_all(board, lease, data)
     assert all(board.ready[0].covers(t.start, t.end) for t in made.tensors.values())
+    left = len(data) - board.ready_bytes
     _want(board, lease, None)
-    _fetch_all(board, lease, data)
+    assert _fetch_all(board, lease, data) == left
     assert board.ready[0].covers(0, len(data)) and board.ready_bytes == board.planned_bytes == len(data)
     assert not lease.unfinished() and not lease.unfinished(background=True)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(300))
 def test_released_units_are_forgotten_and_planned_anew(seed: int) -> None:
     chance = random.Random(seed)
     made, data = _made(chance)
     board = Board(made)
-    gone, stays = Lease(board), Lease(board)
+    first, gone, stays = Lease(board), Lease(board), Lease(board)
     names = list(made.tensors)
     kept = [name for name in names if chance.random() < 0.4]
+    _want(board, first, [name for name in names if chance.random() < 0.3])
     _want(board, gone, None)
     _want(board, stays, kept)
     if chosen := pick([gone], lambda _: True):
         board.publish(chosen[1])
+    first.release()
     gone.release()
     _fetch_all(board, stays, data)
     assert all(board.ready[0].covers(made.tensors[n].start, made.tensors[n].end) for n in kept)
-    assert board.planned_bytes == board.ready_bytes
+    assert board.planned_bytes == board.ready_bytes and not stays.unfinished()
     stays.release()
     _want(board, stays, None)
     _fetch_all(board, stays, data)
