@@ -52,7 +52,7 @@ class Memory:
             if not isinstance(document, dict):
                 raise PrefetchRefused("The weights plan is no JSON object.")
             self._add(key, address, environment, layout.read(document))
-        self.models[key].environment = environment  # the newest credentials
+        self.models[key].newest(environment)
         return self.models[key]
 
     def _add(self, key: str, address: str, environment: Mapping[str, str], made: layout.Layout) -> None:

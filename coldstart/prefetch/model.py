@@ -30,6 +30,7 @@ class Model:
         self.board = Board(layout)
         self.region = None if sources.is_local(address) else Region(layout.total)
         self.leases = 0
+        self.generation = 0  # of credentials
         self.flying = 0  # units that streams are working on
         self.taken = self.evicted = self._given_up = False
         self.reported: set[str] = set()  # timelines that have its span already
@@ -43,6 +44,11 @@ class Model:
         self._lock = threading.Lock()
         self._fetched = 0
         self._distinct = [Ranges() for _ in layout.files]
+
+    def newest(self, environment: Mapping[str, str]) -> None:
+        """The credentials of whoever attached last count; what fails with older ones says nothing of these."""
+        if environment != self.environment:
+            self.environment, self.generation = environment, self.generation + 1
 
     def count(self, file: int, start: int, size: int) -> None:
         """So many bytes of a file have come, from byte `start`."""

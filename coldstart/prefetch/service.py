@@ -186,6 +186,8 @@ class Service:
             model.arrived()
             model.board.publish(entry)
             self._tell(model, [entry])
+        elif job.generation != model.generation:
+            model.board.back(entry)
         elif isinstance(error, Unavailable) and model.unavailable(self.settings.patience_s):
             model.note(str(error))
             model.board.back(entry)
@@ -233,7 +235,7 @@ class Service:
             model = owners[lease].model
             assert model is not None
             model.start(entry)
-            self._streams.submit(Job(model, entry))
+            self._streams.submit(Job(model, entry, model.generation))
 
     def _look_after(self) -> None:
         for client in list(self.clients):

@@ -47,6 +47,7 @@ class Job:
 
     model: Origin
     entry: Entry
+    generation: int
     error: Exception | None = None
 
 

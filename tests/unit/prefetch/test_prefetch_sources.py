@@ -5,13 +5,19 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from prefetching import Weights, check_tensors, check_whole
 from tools.range_server import RangeServer, serving
 
@@ -40,12 +46,16 @@ class _Scripted(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def _scripted(script: dict[str, tuple[int, dict[str, str], bytes]]) -> Iterator[tuple[str, type[_Scripted]]]:
+def _scripted(
+    script: dict[str, tuple[int, dict[str, str], bytes]], context: ssl.SSLContext | None = None
+) -> Iterator[tuple[str, type[_Scripted]]]:
     handler = type("Handler", (_Scripted,), {"script": script, "asked": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", handler
+        yield f"{'https' if context else 'http'}://127.0.0.1:{server.server_port}", handler
     finally:
         server.shutdown()
         server.server_close()
@@ -138,7 +148,42 @@ def test_a_token_of_the_environment(weights: Weights, runtime: Path, monkeypatch
             pytest.raises(client.PrefetchFailed, match="401"),
         ):
             attached.complete(["a.5"])
-        assert handler.asked[-1][1] == "Bearer tok"
+        assert (f"/{name}", "Bearer tok") in handler.asked
+
+
+def _certificate(directory: Path) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1 and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    files = directory / "certificate.pem", directory / "key.pem"
+    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    plain = serialization.NoEncryption()
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    files[1].write_bytes(key.private_bytes(pem, form, plain))
+    return files
+
+
+def test_tls_with_a_trusted_certificate_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = _certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with _scripted({"/f": GOOD}, context) as (url, handler):
+        with pytest.raises(Unavailable, match="certificate"):
+            _read(http_source.HttpSource(url, {}))
+        assert handler.asked == []
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert _read(http_source.HttpSource(url, {})) == b"data"
+        handler.script["/f"] = (302, {"Location": url.replace("https", "http") + "/g"}, b"")
+        with pytest.raises(Unusable, match="without TLS"):
+            _read(http_source.HttpSource(url, {}))
 
 
 def test_an_s3_compatible_store(
