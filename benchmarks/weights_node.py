@@ -36,6 +36,13 @@ def runtime() -> Path:
     return place
 
 
+def sockets() -> Path:
+    """Where the prefetcher of `runtime` has its socket."""
+    place = runtime() / "coldstart"
+    place.mkdir(mode=0o700, exist_ok=True)
+    return place
+
+
 def environment() -> dict[str, str]:
     """For a process that is to be quiet and to use the prefetcher of `runtime`."""
     return {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "XDG_RUNTIME_DIR": str(runtime())}

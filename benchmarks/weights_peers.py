@@ -11,8 +11,13 @@ copying may overlap, so cold is bound by the disk alone. Mapping instead of copy
 the limit of a copy; its page faults come later, where the column `first pass` (one sum over all parameters) shows them.
 
 Each measurement is a process of its own, forked from one that has imported everything, so that the figure is
-loading and nothing else, and finds free memory that is backed (`weights_memory`); the order rotates by round; the
-parameters of all loaders have the same digest.
+loading and nothing else; the order rotates by round; the parameters of all loaders have the same digest. States:
+
+    cold       no page of the files in memory; free memory is backed by the host (`weights_memory`)
+    warm       all pages in memory; free memory is backed
+    returned   warm, but the host has taken free memory back: what a start on an idle virtual machine finds
+    resident   the prefetcher has the weights already: what a second worker of the node finds (ours alone)
+
 Not measured, for they need a CUDA device: InstantTensor, vLLM's ipc_cache, fastsafetensors inside vLLM
 (its refusal is recorded; the row `fastsafetensors-library` is the library itself feeding the same model).
 
@@ -22,7 +27,12 @@ Not measured, for they need a CUDA device: InstantTensor, vLLM's ipc_cache, fast
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,8 +43,13 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
 import weights_checkpoint  # noqa: E402
 import weights_engine  # noqa: E402
 import weights_limits  # noqa: E402
+import weights_node  # noqa: E402
 import weights_report  # noqa: E402
-from weights_memory import Held  # noqa: E402
+from tools import range_control  # noqa: E402
+from weights_memory import RETURNED_S, Held  # noqa: E402
+
+from coldstart.loader.asked import Asked  # noqa: E402
+from coldstart.prefetch import client  # noqa: E402
 
 THREADS = {"enable_multithread_load": True, "num_threads": 8}
 LOADERS: dict[str, weights_engine.Arguments] = {
@@ -47,7 +62,44 @@ LOADERS: dict[str, weights_engine.Arguments] = {
     "coldstart": {"load_format": "coldstart"},
 }
 HELD = 3 << 30
-STATES = {"cold": weights_checkpoint.evict, "warm": weights_checkpoint.warm}
+# Ours and the two peers that share its pages' fate; the others differ no more there than where memory is backed.
+RETURNED = ("vllm", "vllm-prefetch", "coldstart")
+State = Callable[[Path], AbstractContextManager[dict[str, str]]]
+
+
+@contextmanager
+def cold(directory: Path) -> Iterator[dict[str, str]]:
+    """No page of the files is in memory."""
+    weights_checkpoint.evict(directory)
+    yield {}
+
+
+@contextmanager
+def warm(directory: Path) -> Iterator[dict[str, str]]:
+    """All pages of the files are."""
+    weights_checkpoint.warm(directory)
+    yield {}
+
+
+@contextmanager
+def resident(directory: Path) -> Iterator[dict[str, str]]:
+    """The prefetcher has fetched everything, over HTTP."""
+    asked = weights_node.plan(directory)
+    with range_control.running(directory) as server:
+        try:
+            with client.attach(
+                server.url, json.loads(asked.read_text()), directory=weights_node.sockets()
+            ) as held:
+                held.complete()
+                yield {
+                    **Asked(server.url, asked).environment(),
+                    "XDG_RUNTIME_DIR": str(weights_node.runtime()),
+                }
+        finally:
+            weights_node.stop_prefetcher(weights_node.runtime())
+
+
+STATES: dict[str, State] = {"cold": cold, "warm": warm, "returned": warm, "resident": resident}
 
 
 def main() -> None:
@@ -55,38 +107,55 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=list(LOADERS), choices=list(LOADERS))
+    parser.add_argument("--states", nargs="*", default=list(STATES), choices=list(STATES))
     wanted = parser.parse_args()
     directory = weights_checkpoint.checkpoint()
     weights_engine.import_all()
     limits: list[dict[str, float]] = []
     samples: list[dict[str, Any]] = []
+    steps = [(name, state) for name in wanted.only for state in wanted.states if _sensible(name, state)]
     for number in range(wanted.runs):
         limits.append(weights_limits.measure(directory))
-        samples += _round(directory, wanted.only, number)
-    bytes_ = weights_checkpoint.size(directory)
-    result = weights_report.peers(samples, limits, bytes_)
-    weights_report.finish("weights-peers", result)
+        samples += _round(directory, steps, number)
+    size = weights_checkpoint.size(directory)
+    weights_report.finish("weights-peers", weights_report.peers(samples, limits, size))
 
 
-def _round(directory: Path, names: list[str], number: int) -> list[dict[str, Any]]:
+def _sensible(name: str, state: str) -> bool:
+    """Which states a loader is measured in."""
+    return {"returned": name in RETURNED, "resident": name == weights_report.OURS}.get(state, True)
+
+
+def _round(directory: Path, steps: list[tuple[str, str]], number: int) -> list[dict[str, Any]]:
     found = []
     held = Held(HELD)
-    shift = number % len(names)
-    for name in names[shift:] + names[:shift]:
-        for state, prepare in STATES.items():
-            prepare(directory)
+    shift = number * len(steps) // 5 % len(steps)
+    for name, state in steps[shift:] + steps[:shift]:
+        with STATES[state](directory) as environment:
             held.take()
-            # One digest per loader and state proves the bytes; it would double the time of every run.
-            work = partial(weights_engine.load, directory, LOADERS[name], number == 0)
-            taken = weights_engine.in_child(work, held.release)
-            found.append({"loader": name, "cache": state, "round": number, **taken})
-            print(_line(found[-1]), file=sys.stderr, flush=True)
+            work = partial(_load, directory, name, environment, number == 0)
+            taken = weights_engine.in_child(work, partial(_free, held, state))
+        found.append({"loader": name, "state": state, "round": number, **taken})
+        print(_line(found[-1]), file=sys.stderr, flush=True)
     return found
+
+
+def _load(
+    directory: Path, name: str, environment: Mapping[str, str], digest: bool, ready: weights_engine.Ready
+) -> dict[str, Any]:
+    os.environ.update(environment)
+    return weights_engine.load(directory, LOADERS[name], digest, ready)
+
+
+def _free(held: Held, state: str) -> None:
+    held.release()
+    if state == "returned":
+        time.sleep(RETURNED_S)
 
 
 def _line(sample: dict[str, Any]) -> str:
     seconds = f"{sample['load_s']:.2f} s" if "load_s" in sample else sample["error"]
-    return f"round {sample['round']}: {sample['loader']}, {sample['cache']}: {seconds}"
+    return f"round {sample['round']}: {sample['loader']}, {sample['state']}: {seconds}"
 
 
 if __name__ == "__main__":

@@ -10,78 +10,104 @@ from statistics import median
 from typing import Any
 
 from coldstart.bench import facts
-from coldstart.bench.stats import summarize
+from coldstart.bench.stats import paired_ratio, summarize
 
 RESULTS = Path(__file__).parent / "results"
 Sample = Mapping[str, Any]
+OURS = "coldstart"
 PARTS = ("load_s", "construct_s", "first_pass_s", "cpu_s", "system_s", "faults")
 
 
 def peers(samples: Sequence[Sample], limits: Sequence[Mapping[str, float]], size: int) -> dict[str, Any]:
-    """The result of `weights_peers`: per loader and cache state the parts' summaries, and the share of the limit."""
+    """The result of `weights_peers`: by state and loader the parts' summaries, the share of the limit, and the ratio
+    to the fastest peer of that state with its 95 % interval (paired by round)."""
     rates = {name: summarize([each[name] for each in limits]) for name in limits[0]}
     floor = floors({name: rate["median"] for name, rate in rates.items()}, size)
-    rows: dict[str, Any] = {}
-    for name in dict.fromkeys(sample["loader"] for sample in samples):
-        own = [sample for sample in samples if sample["loader"] == name]
-        rows[name] = refusal(own) or {
-            state: _row([s for s in own if s["cache"] == state], floor[state]) for state in floor
-        }
-    digests = {sample["digest"] for sample in samples if "digest" in sample}
+    measured, refused = _sorted_out(samples)
+    states = {
+        state: _state([sample for sample in measured if sample["state"] == state], limit_s)
+        for state, limit_s in floor.items()
+    }
     return {
         "bytes": size,
         "limits_bytes_s": rates,
         "limit_s": floor,
-        "digests_identical": len(digests) == 1,
-        "loaders": rows,
+        "digests_identical": len({sample["digest"] for sample in samples if "digest" in sample}) == 1,
+        "states": {state: rows for state, rows in states.items() if rows},
+        "refused": refused,
         "samples": list(samples),
     }
 
 
 def floors(rates: Mapping[str, float], size: int) -> dict[str, float]:
-    """Seconds that a copying loader needs at least, by cache state (`weights_peers`)."""
-    disk = max(rates["disk 1"], rates["disk 4"])
-    return {"cold": size / disk, "warm": size / rates["touch huge"] + size / rates["memcpy"]}
+    """Seconds that a copying loader needs at least, by state (`weights_peers`)."""
+    copy_s = size / rates["memcpy"]
+    warm = size / rates["touch huge"] + copy_s
+    return {
+        "cold": size / max(rates["disk 1"], rates["disk 4"]),
+        "warm": warm,
+        "returned": size / max(rates["touch huge, returned"], rates["touch 4k"]) + copy_s,
+        "resident": warm,
+    }
 
 
-def refusal(samples: Sequence[Sample]) -> dict[str, str] | None:
-    """{"refused": message} when no sample has a time. Raises RuntimeError when only some have one."""
-    errors = [sample["error"] for sample in samples if "error" in sample]
-    if errors and len(errors) < len(samples):
-        raise RuntimeError(f"{samples[0]['loader']} failed in some runs: {errors[0]}")
-    return {"refused": errors[0]} if errors else None
+def _sorted_out(samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, str]]:
+    """(samples with a time, what each loader without any says). Raises RuntimeError when one failed only sometimes."""
+    refused = {sample["loader"]: str(sample["error"]) for sample in samples if "error" in sample}
+    measured = [sample for sample in samples if "error" not in sample]
+    for sample in measured:
+        if sample["loader"] in refused:
+            raise RuntimeError(f"{sample['loader']} failed in some runs: {refused[sample['loader']]}")
+    return measured, refused
 
 
-def _row(samples: Sequence[Sample], limit_s: float) -> dict[str, Any]:
-    parts = {part: summarize([sample[part] for sample in samples]) for part in PARTS}
-    return {**parts, "percent_of_limit": 100 * limit_s / parts["load_s"]["median"]}
+def _state(samples: Sequence[Sample], limit_s: float) -> dict[str, Any]:
+    rows = {}
+    for name in dict.fromkeys(sample["loader"] for sample in samples):
+        own = [sample for sample in samples if sample["loader"] == name]
+        parts = {part: summarize([sample[part] for sample in own]) for part in PARTS}
+        rows[name] = {**parts, "percent_of_limit": 100 * limit_s / parts["load_s"]["median"]}
+    theirs = {name: row["load_s"]["median"] for name, row in rows.items() if name != OURS}
+    if theirs:
+        fastest = min(theirs, key=lambda name: theirs[name])
+        for name, row in rows.items():
+            ratio = paired_ratio(_by_round(samples, name), _by_round(samples, fastest))
+            row["over_fastest_peer"] = {
+                "peer": fastest,
+                "ratio": ratio and ratio[0],
+                "ci95": ratio and ratio[1],
+            }
+    return rows
+
+
+def _by_round(samples: Sequence[Sample], name: str) -> dict[int, float]:
+    return {sample["round"]: sample["load_s"] for sample in samples if sample["loader"] == name}
 
 
 def peers_table(result: Mapping[str, Any]) -> str:
-    """A markdown table, the fastest of the warm ones first, and a line of the limits."""
+    """A markdown table by state, the fastest first, and the limits."""
     lines = [
-        "| loader | cold (s) | range | % of limit | warm (s) | range | % of limit | first pass (s) | CPU, warm (s) |",
-        "| --- |" + " ---: |" * 8,
+        "| state | loader | weights in (s) | range | over fastest peer | 95 % interval | % of limit | first pass (s) | CPU (s) |",
+        "| --- | --- |" + " ---: |" * 7,
     ]
-    rows = {name: row for name, row in result["loaders"].items() if "refused" not in row}
-    for name, row in sorted(rows.items(), key=lambda item: float(item[1]["warm"]["load_s"]["median"])):
-        cells = [cell for state in ("cold", "warm") for cell in _cells(row[state])]
-        warm = row["warm"]
-        lines.append(
-            f"| {name} | {' | '.join(cells)} | {warm['first_pass_s']['median']:.2f} | {warm['cpu_s']['median']:.2f} |"
-        )
+    for state, rows in result["states"].items():
+        for name, row in sorted(rows.items(), key=lambda item: float(item[1]["load_s"]["median"])):
+            lines.append(f"| {state} | {name} | {' | '.join(_cells(row))} |")
     rates = ", ".join(f"{name} {rate['median'] / 1e9:.1f}" for name, rate in result["limits_bytes_s"].items())
-    refused = [f"- {n}: {row['refused']}" for n, row in result["loaders"].items() if "refused" in row]
-    notes = [f"- limits in the same run (GB/s): {rates}", _alike(result), *refused]
-    return "\n".join([*lines, "", *notes])
+    refused = [f"- {name}: {message}" for name, message in result["refused"].items()]
+    return "\n".join([*lines, "", f"- limits in the same run (GB/s): {rates}", _alike(result), *refused])
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    load = row["load_s"]
+    load, over = row["load_s"], row.get("over_fastest_peer")
     return [
         f"{load['median']:.2f}",
         f"{load['min']:.2f} to {load['max']:.2f}",
+        f"{over['ratio']:.2f}" if over else "",
+        f"{over['ci95'][0]:.2f} to {over['ci95'][1]:.2f}" if over else "",
         f"{row['percent_of_limit']:.0f}",
+        f"{row['first_pass_s']['median']:.2f}",
+        f"{row['cpu_s']['median']:.2f}",
     ]
 
 
