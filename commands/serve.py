@@ -3,8 +3,9 @@
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from coldstart.commands._options import Common
@@ -60,7 +61,7 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started.")] = False,
 ) -> None:
     """Look up, start, say when it is ready, and stay until it ends."""
-    from coldstart.engine import serve
+    from coldstart.engine import prediction, serve
     from coldstart.engine.recording import recording
 
     for file in filter(None, (ready_file, timeline)):
@@ -92,13 +93,20 @@ def command(
     with recording(timeline, wanted=common.out.verbose) as recorded:
         started = serve.start(request, found, plan)
         report = started.document() | {"url": serve.url(plan)}
+    report["predicted"] = prediction.of(request, found, started, recorded.timeline.phases())
     for fallback in report["fallbacks"]:
         common.out.warn(f"{fallback['section']}: {fallback['reason']}")
     if ready_file:
         _write(ready_file, json.dumps(report))
-    common.out.result(report, lambda: f"{report['url']}  {started.mode}, ready in {report['ready_s']:.2f} s")
+    common.out.result(report, lambda: _ready(report))
     common.out.detail(recorded.timeline.draw())
     raise typer.Exit(serve.stay(started.running.process))
+
+
+def _ready(report: Mapping[str, Any]) -> str:
+    predicted = report["predicted"]
+    beside = f" (predicted {predicted['ttft_s']:.2f} s)" if predicted else ""
+    return f"{report['url']}  {report['mode']}, ready in {report['ready_s']:.2f} s{beside}"
 
 
 def _require_place(file: Path) -> None:

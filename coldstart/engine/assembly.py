@@ -20,7 +20,7 @@ import coldstart
 from coldstart import paths, runtime, timeline
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
-from coldstart.engine import launch, prepare, processes, weights
+from coldstart.engine import fetch, launch, prepare, processes, weights
 from coldstart.engine.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.models import Model
@@ -125,6 +125,7 @@ class Assembly:
         info, compile_dir = self._read("modelinfo"), self.out / "compile"
         env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
         args = [*prepare.base_args(self.model, self.vllm_args), "--uds", str(socket)]
+        args = [*fetch.load_args(args, self.model.path), *args]
         if not compile_dir.is_dir():
             return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env)
         # A copy elsewhere: the proof is of a bundle that has moved.

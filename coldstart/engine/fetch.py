@@ -27,6 +27,7 @@ from coldstart.loader.sources import PageIn
 from coldstart.models import weight_files
 
 if TYPE_CHECKING:
+    from coldstart.artifacts.bundle import Bundle
     from coldstart.prefetch.client import Attached
 
 # Modes whose server process has no weights yet; the other two were built or frozen with them.
@@ -80,10 +81,22 @@ def untied(config: Mapping[str, Any], plan: Mapping[str, Any], vllm_args: Sequen
 
 def without_weights(found: Lookup) -> Lookup:
     """The bundle for a model directory that holds no weights: the one that differs in their layout alone."""
-    alone = [(one.field, one.wanted) for one in found.mismatches] == [("model.weights", None)]
-    if found.bundle is not None or found.nearest is None or not alone:
+    if found.bundle is not None or found.nearest is None or _differing(found) != {"model.weights"}:
+        return found
+    if any(one.wanted is not None for one in found.mismatches):
         return found
     return replace(found, bundle=found.nearest, key=found.nearest.key, nearest=None, mismatches=())
+
+
+def donor(found: Lookup) -> Bundle | None:
+    """Without a bundle for these arguments: one of the same model, whose plan of the weights is as good."""
+    other = {name for name in _differing(found) if name.startswith("model.")}
+    absent = all(one.wanted is None for one in found.mismatches if one.field == "model.weights")
+    return found.nearest if other <= {"model.weights"} and absent else None
+
+
+def _differing(found: Lookup) -> set[str]:
+    return {one.field for one in found.mismatches}
 
 
 @contextmanager
@@ -145,17 +158,20 @@ def _number(given: Mapping[str, Any], name: str, default: int) -> int:
     return value if isinstance(value, int) else default
 
 
-def rest(plan: LaunchPlan) -> Attached | None:
-    """Have all other tensors fetched in the background; None where there is no prefetcher to ask.
+def rest(plan: LaunchPlan, config: Mapping[str, Any]) -> Attached | None:
+    """Have what this node's ranks do not need fetched in the background; None where there is no prefetcher to ask.
 
-    The lease keeps them: close it when nobody will want them any more.
+    The lease keeps it: close it when nobody will want the rest any more.
     """
     from coldstart.prefetch import client
 
     asked = Asked.of(plan.env)
     if asked is None:
         return None
+    known = asked.read()
+    needed = set(_node_names(known, config, arguments.parse(plan.vllm_args)))
+    others = [tensor.name for tensor in tensors.ordered(known) if tensor.name not in needed]
     try:
-        return client.attach(asked.source, asked.read(), background=True, start=False)
+        return client.attach(asked.source, known, names=others, background=True, start=False)
     except client.PrefetchError:
         return None

@@ -59,11 +59,50 @@ def base_env(cache_dir: Path | None, key: str) -> dict[str, str]:
 
 
 def ordinary(
-    model: Model, vllm_args: Sequence[str], cache_dir: Path | None, key: str, reason: str
+    model: Model,
+    vllm_args: Sequence[str],
+    cache_dir: Path | None,
+    key: str,
+    reason: str,
+    streamed: Streamed | None = None,
 ) -> LaunchPlan:
-    """A plan without a bundle: vLLM's ordinary start, with the reason."""
+    """A plan without a bundle: vLLM's ordinary start, with the reason; `streamed` weights come as they arrive even so."""
     fallbacks = [{"section": "bundle", "reason": reason}]
-    return LaunchPlan(base_args(model, vllm_args), key=key, env=base_env(cache_dir, key), fallbacks=fallbacks)
+    given, env, identity = base_args(model, vllm_args), base_env(cache_dir, key), ""
+    if streamed is not None:
+        given, more, identity = streamed.into(given, model, cache_dir)
+        env |= more
+    return LaunchPlan(given, key=key, weights=identity, env=env, fallbacks=fallbacks)
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Weights fetched from `source` by the bundle's `plan` of them."""
+
+    source: str
+    plan: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, bundle: Bundle, source: str) -> Streamed:
+        """Raises Failed when the bundle does not say which weights to fetch."""
+        try:
+            known = bundle.json("weights")
+        except BundleError as error:
+            known = error
+        if isinstance(known, Mapping) and isinstance(known.get("files"), list):
+            return cls(source, known)
+        raise Failed(
+            f"{bundle.ref} does not say which weights to fetch.",
+            mend="where the weights are: coldstart materialize MODEL --only weights --force",
+        )
+
+    def into(
+        self, given: list[str], model: Model, cache_dir: Path | None
+    ) -> tuple[list[str], dict[str, str], str]:
+        """vLLM's arguments with ours before them, the environment that names the source, the weights' identity."""
+        env = fetch.remote(self.source, self.plan, cache_dir).environment()
+        ours = [*fetch.chosen(given), *fetch.untied(model.config, self.plan, given)]
+        return [*ours, *given], env, weights.digest(self.plan)
 
 
 def distrusting(plan: LaunchPlan) -> LaunchPlan:
@@ -139,12 +178,11 @@ def prepare(
     cache_dir: Path | None,
     trust: Trust,
     root: Path | None = None,
-    weights_from: str | None = None,
+    streamed: Streamed | None = None,
 ) -> LaunchPlan:
     """The plan that starts `model` from `bundle`; code is unpacked under the cache root, or under `root`.
 
-    With `weights_from` the weights are those of the bundle's plan, and the model's directory needs none. Raises OSError when
-    nothing can be written, Failed when the bundle does not say which weights to fetch.
+    With `streamed` weights the model's directory needs none. Raises OSError when neither can be written.
     """
     made = _Preparation(bundle, cache_dir, trust, root or paths.unpacked_dir(cache_dir))
     key = bundle.key_digest
@@ -155,14 +193,12 @@ def prepare(
         env |= inductor_env(compile_dir)
     canary = _canary(info.get("canary"))
     given = base_args(model, vllm_args)
-    if weights_from is None:
+    if streamed is None:
         identity = _weights(made, model)
         given = [*fetch.load_args(given, model.path), *given]
     else:
-        known = _weights_plan(made)
-        identity = weights.digest(known)
-        env |= fetch.remote(weights_from, known, cache_dir).environment()
-        given = [*fetch.chosen(given), *fetch.untied(model.config, known, given), *given]
+        given, more, identity = streamed.into(given, model, cache_dir)
+        env |= more
     if canary and identity != info.get("weights"):
         canary = None  # other weights of the same layout: other tokens
     return LaunchPlan(
@@ -178,16 +214,6 @@ def prepare(
 
 def _weights(made: _Preparation, model: Model) -> str:
     return weights.identity(model.path, paths.cache_dir(made.cache_dir) / "weights") if model.path else ""
-
-
-def _weights_plan(made: _Preparation) -> dict[str, Any]:
-    known = made.json("weights")
-    if not isinstance(known.get("files"), list):
-        raise Failed(
-            f"{made.bundle.ref} does not say which weights to fetch.",
-            mend="where the weights are: coldstart materialize MODEL --only weights --force",
-        )
-    return known
 
 
 def _texts(value: object) -> dict[str, str]:

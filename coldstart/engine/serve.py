@@ -64,6 +64,7 @@ class Start:
     running: launch.Running
     steps: list[dict[str, str]] = field(default_factory=list)
     rest: Attached | None = None
+    began: float = 0.0
 
     def document(self) -> dict[str, Any]:
         """The ready file: mode, pid, seconds, and the server's own account of its fast path."""
@@ -105,20 +106,20 @@ def plan(request: Request, phase: Phase) -> tuple[Lookup, LaunchPlan]:
     if found.bundle is not None and request.require_signature:
         _require_signature(found.bundle, request.trust)
     passed = [*request.vllm_args, *request.listen]
-    if found.bundle is not None and request.weights_from is not None:
-        model = models.ensure_tokenizer(found.model, offline=request.offline)
-    else:
-        model = models.ensure_weights(found.model, offline=request.offline)
+    known = found.bundle or fetch.donor(found)
+    streamed = prepare.Streamed.of(known, request.weights_from) if known and request.weights_from else None
+    ensure = models.ensure_weights if streamed is None else models.ensure_tokenizer
+    model = ensure(found.model, offline=request.offline)
     if found.bundle is None:
         reason = inspection.miss(found).message
-        return found, prepare.ordinary(model, passed, request.cache_dir, found.key.digest, reason)
+        return found, prepare.ordinary(model, passed, request.cache_dir, found.key.digest, reason, streamed)
     made = prepare.prepare(
         found.bundle,
         model,
         passed,
         cache_dir=request.cache_dir,
         trust=request.trust,
-        weights_from=request.weights_from,
+        streamed=streamed,
     )
     return found, made
 
@@ -161,7 +162,8 @@ def start(request: Request, found: Lookup, made: LaunchPlan) -> Start:
             with ending(process):
                 running = launch.acknowledged(process, reader, began, request.ready_timeout)
         if running.report.get("canary") is not False:
-            return Start(mode, made, running, steps, rest=fetch.rest(made) if request.fetch_rest else None)
+            rest = fetch.rest(made, found.model.config) if request.fetch_rest else None
+            return Start(mode, made, running, steps, rest, began)
         process.wait()
         reason = (
             f"a {mode} start did not answer the bundle's canary with its token: started without the bundle"

@@ -256,9 +256,14 @@ def run(plan: LaunchPlan, imported: bool = False) -> int:
     gc.disable()
     if not imported:
         import_runtime()
+    args = parse_args(plan.vllm_args)
+    if args.headless:
+        from coldstart.engine import headless
+
+        return headless.run(args, plan)
     import uvloop
 
-    return uvloop.run(serve(parse_args(plan.vllm_args), plan, imported))
+    return uvloop.run(serve(args, plan, imported))
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ def climb_down(
                 view = _timed(source, tensors[done], report)
                 yield tensors[done], view
                 done += 1
+            report.fetch = source.fetched()
             return
         except Lost as error:
             reason = f"{way}, after {done} of {len(tensors)} tensors: {error}"

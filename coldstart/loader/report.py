@@ -10,7 +10,8 @@ from typing import Any
 class Report:
     """One load: `way` is prefetcher, files or vllm (the last rung that was taken), `bytes` what was handed over.
 
-    `wait_s` are the seconds spent waiting for bytes, `seconds` those of the whole load; `fallbacks` name each step down.
+    `wait_s` are the seconds spent waiting for bytes, `seconds` those of the whole load. `fetch` is the prefetcher's account,
+    {} without one; `fallbacks` name each step down.
     """
 
     way: str = ""
@@ -18,6 +19,7 @@ class Report:
     bytes: int = 0
     wait_s: float = 0.0
     seconds: float = 0.0
+    fetch: dict[str, Any] = field(default_factory=dict)
     fallbacks: list[dict[str, str]] = field(default_factory=list)
 
     def step_down(self, reason: str) -> None:

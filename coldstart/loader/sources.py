@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coldstart.loader import memory
 from coldstart.loader.tensors import Tensor
@@ -38,6 +38,10 @@ class Source(ABC):
     def bytes_of(self, tensor: Tensor) -> memoryview:
         """The tensor's bytes, once they are there. Raises Lost."""
 
+    def fetched(self) -> dict[str, Any]:
+        """What was moved to get the bytes here, {} where nothing was."""
+        return {}
+
     @abstractmethod
     def close(self) -> None:
         """Let go of everything; views that are still held stay valid."""
@@ -61,6 +65,15 @@ class Region(Source):
         except (PrefetchError, KeyError) as error:
             raise Lost(str(error)) from error
         return self._files[tensor.file][tensor.offset : tensor.offset + tensor.size]
+
+    def fetched(self) -> dict[str, Any]:
+        """As Source: the prefetcher's account of this model, by all its clients."""
+        from coldstart.prefetch.errors import PrefetchError
+
+        try:
+            return self.attached.stats()
+        except PrefetchError:
+            return {}
 
     def close(self) -> None:
         """As Source; gives the lease back."""

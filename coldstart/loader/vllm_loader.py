@@ -91,12 +91,21 @@ class ColdLoader(DefaultModelLoader):
             yield from self._vllms(model_config, model, None, str(error))
             return
         try:
-            for tensor, view in climb_down(wanted.tensors, wanted.rungs, self.report):
-                yield tensor.name, _shaped(tensor, view)
+            yield from self._placed(wanted, model)
         except Exhausted as error:
             if wanted.asked is not None:  # vLLM's own reading checks no digest
                 raise RuntimeError(f"the weights cannot be had: {error}") from error
-            yield from self._vllms(model_config, model, {t.name for t in error.left}, str(error))
+            yield from self._vllms(model_config, model, {tensor.name for tensor in error.left}, str(error))
+
+    def _placed(self, wanted: _Wanted, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        views = climb_down(wanted.tensors, wanted.rungs, self.report)
+        shaped = ((tensor.name, _shaped(tensor, view)) for tensor, view in views)
+        target = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        if target.type != "cuda":
+            return shaped
+        from coldstart.loader import device
+
+        return device.onto(target, shaped)
 
     def _beyond(self, model: torch.nn.Module) -> str | None:
         """Why this model's weights are left to vLLM, None where they are not."""

@@ -37,6 +37,9 @@ class FakeAttached:
     def file(self, name: str) -> memoryview:
         return self.data
 
+    def stats(self) -> dict[str, Any]:
+        return {"fetched_bytes": 9}
+
     def close(self) -> None:
         self.closed = True
 
@@ -88,6 +91,7 @@ def test_files_continue_where_the_prefetcher_stopped(path: Path, at: int, error:
 def test_no_step_is_taken_down_while_the_prefetcher_gives(path: Path) -> None:
     found, report = _climb(path, _region(FakeAttached(path, 99, PrefetchError())), _files(path))
     assert found == _true(path) and report.way == "prefetcher" and report.fallbacks == []
+    assert report.fetch == {"fetched_bytes": 9}
 
 
 def test_a_refusal_is_named(path: Path) -> None:
