@@ -87,7 +87,7 @@ def _by_round(samples: Sequence[Sample], name: str) -> dict[int, float]:
 def peers_table(result: Mapping[str, Any]) -> str:
     """A markdown table by state, the fastest first, and the limits."""
     lines = [
-        "| state | loader | weights in (s) | range | over fastest peer | 95 % interval | % of limit | first pass (s) | CPU (s) |",
+        "| state | loader | time (s) | range | over fastest peer | 95 % interval | % of limit | first pass (s) | CPU (s) |",
         "| --- | --- |" + " ---: |" * 7,
     ]
     for state, rows in result["states"].items():
