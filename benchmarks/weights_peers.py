@@ -144,7 +144,9 @@ def _load(
     directory: Path, name: str, environment: Mapping[str, str], digest: bool, ready: weights_engine.Ready
 ) -> dict[str, Any]:
     os.environ.update(environment)
-    return weights_engine.load(directory, LOADERS[name], digest, ready)
+    # Where the prefetcher is meant, there are no files to fall back to unnoticed.
+    model = weights_node.bare(directory) if environment else directory
+    return weights_engine.load(model, LOADERS[name], digest, ready)
 
 
 def _free(held: Held, state: str) -> None:

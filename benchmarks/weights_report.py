@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from coldstart import predict
 from coldstart.bench import facts
 from coldstart.bench.stats import paired_ratio, summarize
 
@@ -125,6 +126,7 @@ def overlap(samples: Sequence[Sample], rates: Mapping[str, float | None], size: 
             "fetch_s": fetch,
             "max_s": bound,
             "sum_s": imports + fetch,
+            "predicted_s": _predicted(ways["sequential"], imports, fetch, size),
             "ways": {way: summarize([sample["seconds"] for sample in some]) for way, some in ways.items()},
             "ratio_to_max": {way: median(s["seconds"] for s in some) / bound for way, some in ways.items()},
         }
@@ -138,17 +140,27 @@ def overlap(samples: Sequence[Sample], rates: Mapping[str, float | None], size: 
     }
 
 
+def _predicted(sequential: Sequence[Sample], imports: float, fetch: float, size: int) -> float:
+    """Equation 5 (`coldstart.predict`) for one worker, its costs taken from the starts that overlap nothing."""
+    load = median(sample["load_s"] for sample in sequential)
+    context = median(sample["seconds"] - sample["imports_s"] - sample["load_s"] for sample in sequential)
+    costs = predict.Costs(context=context, libraries=imports)
+    worker = predict.Worker(device=size / load, network=size / fetch)
+    return predict.ttft(costs, size, [worker], loads_while_importing=False)
+
+
 def overlap_table(result: Mapping[str, Any]) -> str:
     """A markdown table over the rates."""
     lines = [
-        "| rate (MB/s) | fetch (s) | import (s) | way | all weights in (s) | range | over max(import, fetch) | over the sum |",
-        "| --- | ---: | ---: | --- |" + " ---: |" * 4,
+        "| rate (MB/s) | fetch (s) | import (s) | way | time (s) | range | over max | over the sum | equation 5 (s) |",
+        "| --- | ---: | ---: | --- |" + " ---: |" * 5,
     ]
     for name, row in result["rates"].items():
         rate = f"{name}: {row['bytes_s'] / 1e6:.0f}" if row["bytes_s"] else name
         for way, taken in row["ways"].items():
             figures = f"{taken['median']:.2f} | {taken['min']:.2f} to {taken['max']:.2f}"
             ratios = f"{row['ratio_to_max'][way]:.2f} | {taken['median'] / row['sum_s']:.2f}"
+            ratios += f" | {row['predicted_s']:.2f}" if way == OURS else " | "
             lines.append(
                 f"| {rate} | {row['fetch_s']:.2f} | {result['import_s']:.2f} | {way} | {figures} | {ratios} |"
             )

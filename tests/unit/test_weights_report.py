@@ -64,12 +64,22 @@ def test_other_bytes_are_not_hidden() -> None:
 def test_overlap_is_over_the_longer_of_import_and_fetch() -> None:
     samples = [
         {"way": "imports", "rate": None, "seconds": 6.0},
-        {"way": "sequential", "rate": "half", "seconds": 19.0, "fetch_s": 12.0},
+        {
+            "way": "sequential",
+            "rate": "half",
+            "seconds": 20.0,
+            "fetch_s": 12.0,
+            "imports_s": 18.0,
+            "load_s": 1.5,
+        },
         {"way": "coldstart", "rate": "half", "seconds": 13.2},
     ]
     row = report.overlap(samples, {"half": 1e8}, GB)["rates"]["half"]
     assert (row["max_s"], row["sum_s"]) == (12.0, 18.0)
     assert row["ratio_to_max"]["coldstart"] == pytest.approx(1.1)
+    assert row["predicted_s"] == pytest.approx(
+        12.0
+    )  # 0.5 of context, 6 of imports and 1.5 of loading hide behind it
 
 
 def test_a_rank_is_held_against_its_own_parameters() -> None:
