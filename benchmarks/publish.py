@@ -6,11 +6,16 @@ python benchmarks/publish.py
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
-from coldstart.report import markdown
-
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import weights_report  # noqa: E402
+
+from coldstart.report import markdown  # noqa: E402
+
 README = HERE.parent / "README.md"
 RESULTS = HERE / "RESULTS.md"
 
@@ -37,7 +42,11 @@ def readme(text: str) -> str:
 
 def results(text: str) -> str:
     """RESULTS.md with the committed reports."""
-    return marked(marked(text, "cold-start", cold_start()[1]), "graphs", graphs())
+    text = marked(marked(text, "cold-start", cold_start()[1]), "graphs", graphs())
+    for name in weights_report.TABLES:
+        if (result := HERE / "results" / f"{name}.json").exists():
+            text = marked(text, name, weights_report.published(name, json.loads(result.read_text())))
+    return text
 
 
 def cold_start() -> tuple[str, str]:

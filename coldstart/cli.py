@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "materialize": ("coldstart.commands.materialize", "Do the cold-start work once, offline.", "Cold start"),
     "serve": ("coldstart.commands.serve", "Start a vLLM server from a bundle.", "Cold start"),
     "template": ("coldstart.commands.template", "Keep warm processes that fork servers.", "Cold start"),
+    "prefetch": ("coldstart.commands.prefetch", "Have weights in memory before a server asks.", "Cold start"),
     "inspect": ("coldstart.commands.inspect", "Show a bundle, a key, or why a key misses.", "Bundles"),
     "list": ("coldstart.commands.list", "List the bundles in the store.", "Bundles"),
     "prune": ("coldstart.commands.prune", "Remove old versions of bundles.", "Bundles"),

@@ -34,22 +34,22 @@ def config_dir(repo_id: str, revision: str | None, offline: bool) -> Path:
     return Path(file).parent
 
 
-def snapshot(repo_id: str, revision: str | None, offline: bool) -> Path:
-    """The local directory of the whole repository at ``revision``, downloading what is missing.
+def snapshot(repo_id: str, revision: str | None, offline: bool, *, weights: bool = True) -> Path:
+    """The local directory of the whole repository (or all but its ``weights``) at ``revision``, downloading what is missing.
 
     Raises NotThere, or NeedsAuth when gated, or when offline and not cached.
     """
     from huggingface_hub import list_repo_files, snapshot_download
 
-    ignore = list(_IGNORE)
+    ignore = [*_IGNORE, *(() if weights else WEIGHT_PATTERNS)]
     with _named_errors(repo_id):
-        if not offline and _has_safetensors(list_repo_files(repo_id, revision=revision)):
+        if weights and not offline and _has_safetensors(list_repo_files(repo_id, revision=revision)):
             ignore += ["*.bin", "*.pt", "*.pth"]
         path = Path(
             snapshot_download(repo_id, revision=revision, ignore_patterns=ignore, local_files_only=offline)
         )
     # Offline, the hub's client returns a snapshot of which only the configuration was ever fetched.
-    if offline and not any(any(path.glob(pattern)) for pattern in WEIGHT_PATTERNS):
+    if weights and offline and not any(any(path.glob(pattern)) for pattern in WEIGHT_PATTERNS):
         raise _not_cached(repo_id)
     return path
 

@@ -85,6 +85,16 @@ def ensure_weights(model: Model, *, offline: bool = False) -> Model:
     return model
 
 
+def ensure_tokenizer(model: Model, *, offline: bool = False) -> Model:
+    """Return ``model`` with a ``path`` that holds all but its weights, downloading what is missing.
+
+    Raises NeedsAuth as ``resolve`` does.
+    """
+    if model.repo_id is not None:
+        model = replace(model, path=hub.snapshot(model.repo_id, model.revision, offline, weights=False))
+    return model
+
+
 def weight_files(directory: Path) -> list[Path]:
     """The weight files of a model directory by name; safetensors alone where there are any, as in vLLM."""
     for pattern in hub.WEIGHT_PATTERNS:

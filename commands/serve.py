@@ -3,8 +3,9 @@
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from coldstart.commands._options import Common
@@ -40,13 +41,27 @@ def command(
         Path | None,
         typer.Option("--timeline", metavar="FILE", help="Write the start as Chrome trace-event JSON."),
     ] = None,
+    weights_from: Annotated[
+        str | None,
+        typer.Option(
+            "--weights-from",
+            metavar="SOURCE",
+            help="Fetch the weights meanwhile from http(s)://..., s3://..., hf://REPO@REV or a directory.",
+        ),
+    ] = None,
+    fetch_rest: Annotated[
+        bool,
+        typer.Option(
+            "--fetch-rest", help="Once ready, fetch what only other pipeline ranks need, in the background."
+        ),
+    ] = False,
     require_signature: Annotated[
         bool, typer.Option("--require-signature", help="Refuse a bundle that nobody trusted has signed.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started.")] = False,
 ) -> None:
     """Look up, start, say when it is ready, and stay until it ends."""
-    from coldstart.engine import serve
+    from coldstart.engine import prediction, serve
     from coldstart.engine.recording import recording
 
     for file in filter(None, (ready_file, timeline)):
@@ -63,6 +78,8 @@ def command(
         cache_dir=common.cache_dir,
         ready_timeout=ready_timeout,
         require_signature=require_signature,
+        weights_from=weights_from,
+        fetch_rest=fetch_rest,
     )
     found, plan = serve.plan(request, common.out.phase)
     if dry_run:
@@ -76,13 +93,20 @@ def command(
     with recording(timeline, wanted=common.out.verbose) as recorded:
         started = serve.start(request, found, plan)
         report = started.document() | {"url": serve.url(plan)}
+    report["predicted"] = prediction.of(request, found, started, recorded.timeline.phases())
     for fallback in report["fallbacks"]:
         common.out.warn(f"{fallback['section']}: {fallback['reason']}")
     if ready_file:
         _write(ready_file, json.dumps(report))
-    common.out.result(report, lambda: f"{report['url']}  {started.mode}, ready in {report['ready_s']:.2f} s")
+    common.out.result(report, lambda: _ready(report))
     common.out.detail(recorded.timeline.draw())
     raise typer.Exit(serve.stay(started.running.process))
+
+
+def _ready(report: Mapping[str, Any]) -> str:
+    predicted = report["predicted"]
+    beside = f" (predicted {predicted['ttft_s']:.2f} s)" if predicted else ""
+    return f"{report['url']}  {report['mode']}, ready in {report['ready_s']:.2f} s{beside}"
 
 
 def _require_place(file: Path) -> None:

@@ -20,7 +20,7 @@ import coldstart
 from coldstart import paths, runtime, timeline
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
-from coldstart.engine import graphs, launch, prepare, processes, weights
+from coldstart.engine import fetch, graphs, launch, prepare, processes, weights
 from coldstart.engine.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.graphs.entry import RESTORE
@@ -151,6 +151,7 @@ class Assembly:
         if (self.out / "graphs").is_dir():
             args += graphs.kv_args(self._read("kv"), self.vllm_args)
             env[RESTORE] = str(shutil.copytree(self.out / "graphs", self.work / "moved-graphs"))
+        args = [*fetch.load_args(args, self.model.path), *args]
         if not compile_dir.is_dir():
             return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env)
         # A copy elsewhere: the proof is of a bundle that has moved.

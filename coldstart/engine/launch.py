@@ -79,7 +79,11 @@ class Child:
         return _exit_code(self.process.poll())
 
     def wait(self) -> int:
-        """As Process."""
+        """As Process; what is left of its session (worker processes of vLLM's own executors) ends with it."""
+        if self.process.returncode is None:
+            select.select([self._pidfd], [], [])
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)  # not yet reaped: the number is still its own
         return _exit_code(self.process.wait()) or 0
 
     def signal(self, number: int) -> None:

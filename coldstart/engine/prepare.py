@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -18,9 +18,11 @@ from coldstart import arguments, nvml, paths
 from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
-from coldstart.engine import weights
+from coldstart.engine import fetch, weights
 from coldstart.engine.plan import LaunchPlan
+from coldstart.engine.processes import available_memory
 from coldstart.engine.unpacked import unpacked
+from coldstart.errors import Failed
 from coldstart.graphs.entry import KV_PLAN, RESTORE
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.vllm import kv_plan
@@ -61,16 +63,56 @@ def base_env(cache_dir: Path | None, key: str) -> dict[str, str]:
 
 
 def ordinary(
-    model: Model, vllm_args: Sequence[str], cache_dir: Path | None, key: str, reason: str
+    model: Model,
+    vllm_args: Sequence[str],
+    cache_dir: Path | None,
+    key: str,
+    reason: str,
+    streamed: Streamed | None = None,
 ) -> LaunchPlan:
-    """A plan without a bundle: vLLM's ordinary start, with the reason."""
+    """A plan without a bundle: vLLM's ordinary start, with the reason; `streamed` weights come as they arrive even so."""
     fallbacks = [{"section": "bundle", "reason": reason}]
-    return LaunchPlan(base_args(model, vllm_args), key=key, env=base_env(cache_dir, key), fallbacks=fallbacks)
+    given, env, identity = base_args(model, vllm_args), base_env(cache_dir, key), ""
+    if streamed is not None:
+        given, more, identity = streamed.into(given, model, cache_dir)
+        env |= more
+    return LaunchPlan(given, key=key, weights=identity, env=env, fallbacks=fallbacks)
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Weights fetched from `source` by the bundle's `plan` of them."""
+
+    source: str
+    plan: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, bundle: Bundle, source: str) -> Streamed:
+        """Raises Failed when the bundle does not say which weights to fetch."""
+        try:
+            known = bundle.json("weights")
+        except BundleError as error:
+            known = error
+        if isinstance(known, Mapping) and isinstance(known.get("files"), list):
+            return cls(source, known)
+        raise Failed(
+            f"{bundle.ref} does not say which weights to fetch.",
+            mend="where the weights are: coldstart materialize MODEL --only weights --force",
+        )
+
+    def into(
+        self, given: list[str], model: Model, cache_dir: Path | None
+    ) -> tuple[list[str], dict[str, str], str]:
+        """vLLM's arguments with ours before them, the environment that names the source, the weights' identity."""
+        env = fetch.remote(self.source, self.plan, cache_dir).environment()
+        ours = [*fetch.chosen(given), *fetch.untied(model.config, self.plan, given)]
+        return [*ours, *given], env, weights.digest(self.plan)
 
 
 def distrusting(plan: LaunchPlan) -> LaunchPlan:
     """`plan` without anything that was restored: its arguments and vLLM's own caches, and no code of the bundle."""
-    env = {name: value for name, value in plan.env.items() if name not in inductor_env(Path())}
+    restored = {*inductor_env(Path()), RESTORE}
+    env = {name: value for name, value in plan.env.items() if name not in restored}
     return replace(plan, compile_dir=None, canary=None, env=env)
 
 
@@ -163,10 +205,11 @@ def prepare(
     cache_dir: Path | None,
     trust: Trust,
     root: Path | None = None,
+    streamed: Streamed | None = None,
 ) -> LaunchPlan:
     """The plan that starts `model` from `bundle`; code is unpacked under the cache root, or under `root`.
 
-    Raises OSError when neither can be written.
+    With `streamed` weights the model's directory needs none. Raises OSError when neither can be written.
     """
     made = _Preparation(bundle, cache_dir, trust, root or paths.unpacked_dir(cache_dir))
     key = bundle.key_digest
@@ -177,12 +220,18 @@ def prepare(
         env |= inductor_env(compile_dir)
     canary = _canary(info.get("canary"))
     made.graphs()
-    identity = _weights(made, model)
+    given = base_args(model, vllm_args)
+    if streamed is None:
+        identity = _weights(made, model)
+        given = [*fetch.load_args(given, model.path), *given]
+    else:
+        given, more, identity = streamed.into(given, model, cache_dir)
+        env |= more
     if canary and identity != info.get("weights"):
         canary = None  # other weights of the same layout: other tokens
-    args = base_args(model, vllm_args) + made.kv_args(vllm_args)
+    given += made.kv_args(vllm_args)
     return LaunchPlan(
-        args,
+        given,
         key=key,
         weights=identity,
         compile_dir=str(compile_dir) if compile_dir else None,
@@ -210,23 +259,3 @@ def _canary(value: object) -> dict[str, list[int]] | None:
 
 def _are_tokens(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
-
-
-def available_memory() -> int:
-    """Bytes that a new process can have: MemAvailable, or less where a control group allows less."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    machine = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return min([machine, *_control_groups()])
-
-
-def _control_groups() -> Iterator[int]:
-    """What the limits of this process's control group (version 2) and of those above it leave."""
-    own = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
-    group = Path("/sys/fs/cgroup") / own.lstrip("/")
-    for directory in (group, *group.parents):
-        try:
-            limit, used = (directory / "memory.max").read_text(), (directory / "memory.current").read_text()
-        except OSError:
-            continue  # no limit is kept here
-        if limit.strip() != "max":
-            yield max(0, int(limit) - int(used))

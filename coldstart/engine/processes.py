@@ -1,7 +1,8 @@
-"""What /proc says of a process and its descendants: who they are, and the memory they share."""
+"""What /proc says of processes and memory: who descends from whom, what they share, what is left."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from coldstart.engine import handoff
@@ -34,3 +35,23 @@ def outer_pid(guardian: int, inner: int) -> int:
             return pid
         pending += children(pid)
     raise handoff.HandoffError(f"the template forked process {inner}, which is gone already")
+
+
+def available_memory() -> int:
+    """Bytes that a new process can have: MemAvailable, or less where a control group allows less."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    machine = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return min([machine, *_control_groups()])
+
+
+def _control_groups() -> Iterator[int]:
+    """What the limits of this process's control group (version 2) and of those above it leave."""
+    own = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
+    group = Path("/sys/fs/cgroup") / own.lstrip("/")
+    for directory in (group, *group.parents):
+        try:
+            limit, used = (directory / "memory.max").read_text(), (directory / "memory.current").read_text()
+        except OSError:
+            continue  # no limit is kept here
+        if limit.strip() != "max":
+            yield max(0, int(limit) - int(used))

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 from coldstart import arguments, inspection, models, timeline
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
-from coldstart.engine import handoff, launch, pool, prepare
+from coldstart.engine import fetch, handoff, launch, pool, prepare
 from coldstart.engine.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.inspection import Lookup
 
 if TYPE_CHECKING:
     from coldstart.engine.assembly import Phase
+    from coldstart.prefetch.client import Attached
 
 DEFAULT_PORT = 8000
 MODES = ("fresh", "template-runtime", "template-engine", "snapshot")
@@ -35,7 +36,8 @@ class Request:
 
     `listen` are vLLM's host and port arguments, `mode` is one of MODES or "auto", `on_miss` fail, warn or materialize,
     `trust` judges whose code may run here; with `require_signature` a bundle it does not accept is refused as a whole,
-    otherwise only its code is left alone.
+    otherwise only its code is left alone. `weights_from` is where the weights are fetched from (None: the model's own
+    directory); with `fetch_rest` those that this node's pipeline ranks do not need follow in the background.
     """
 
     model: str
@@ -49,6 +51,8 @@ class Request:
     ready_timeout: float | None = None
     require_signature: bool = False
     trust: Trust = inspection.trust
+    weights_from: str | None = None
+    fetch_rest: bool = False
 
 
 @dataclass
@@ -59,6 +63,8 @@ class Start:
     plan: LaunchPlan
     running: launch.Running
     steps: list[dict[str, str]] = field(default_factory=list)
+    rest: Attached | None = None
+    began: float = 0.0
 
     def document(self) -> dict[str, Any]:
         """The ready file: mode, pid, seconds, and the server's own account of its fast path."""
@@ -72,6 +78,7 @@ class Start:
             "fallbacks": [*self.steps, *report.get("fallbacks", [])],
             "canary": report.get("canary"),
             "tokens": report.get("tokens"),
+            "loads": report.get("loads", []),
         }
 
 
@@ -81,6 +88,8 @@ def plan(request: Request, phase: Phase) -> tuple[Lookup, LaunchPlan]:
     Raises NoBundle on a miss with `on_miss` fail, and what `materialize` raises.
     """
     found = inspection.look_up_for(request)
+    if request.weights_from is not None:
+        found = fetch.without_weights(found)
     if found.bundle is None and request.on_miss == "materialize":
         from coldstart.engine import materialize
 
@@ -96,12 +105,22 @@ def plan(request: Request, phase: Phase) -> tuple[Lookup, LaunchPlan]:
         raise inspection.miss(found)
     if found.bundle is not None and request.require_signature:
         _require_signature(found.bundle, request.trust)
-    model = models.ensure_weights(found.model, offline=request.offline)
     passed = [*request.vllm_args, *request.listen]
+    known = found.bundle or fetch.donor(found)
+    streamed = prepare.Streamed.of(known, request.weights_from) if known and request.weights_from else None
+    ensure = models.ensure_weights if streamed is None else models.ensure_tokenizer
+    model = ensure(found.model, offline=request.offline)
     if found.bundle is None:
         reason = inspection.miss(found).message
-        return found, prepare.ordinary(model, passed, request.cache_dir, found.key.digest, reason)
-    made = prepare.prepare(found.bundle, model, passed, cache_dir=request.cache_dir, trust=request.trust)
+        return found, prepare.ordinary(model, passed, request.cache_dir, found.key.digest, reason, streamed)
+    made = prepare.prepare(
+        found.bundle,
+        model,
+        passed,
+        cache_dir=request.cache_dir,
+        trust=request.trust,
+        streamed=streamed,
+    )
     return found, made
 
 
@@ -133,16 +152,18 @@ def start(request: Request, found: Lookup, made: LaunchPlan) -> Start:
     began = timeline.now()
     steps: list[dict[str, str]] = []
     for mode in _ladder(request.mode):
-        try:
-            process, reader = _launch(mode, request, found, made)
-        except (handoff.HandoffError, BundleError, _Unavailable) as error:
-            if request.mode != "auto":
-                steps.append({"section": mode, "reason": str(error)})
-            continue
-        with ending(process):
-            running = launch.acknowledged(process, reader, began, request.ready_timeout)
+        with fetch.begun(mode, made, found.model.config):
+            try:
+                process, reader = _launch(mode, request, found, made)
+            except (handoff.HandoffError, BundleError, _Unavailable) as error:
+                if request.mode != "auto":
+                    steps.append({"section": mode, "reason": str(error)})
+                continue
+            with ending(process):
+                running = launch.acknowledged(process, reader, began, request.ready_timeout)
         if running.report.get("canary") is not False:
-            return Start(mode, made, running, steps)
+            rest = fetch.rest(made, found.model.config) if request.fetch_rest else None
+            return Start(mode, made, running, steps, rest, began)
         process.wait()
         reason = (
             f"a {mode} start did not answer the bundle's canary with its token: started without the bundle"

@@ -24,9 +24,12 @@ from coldstart import timeline
 from coldstart.engine.lifeline import die_with_supervisor
 from coldstart.engine.plan import READY_FD_ENV, LaunchPlan
 from coldstart.graphs.entry import GRAPHS_REPORT, RESTORE
+from coldstart.loader.entry import LOAD_FORMAT
 
 EXECUTOR = "coldstart.engine.executor.ColdExecutor"
 WORKER = "coldstart.engine.worker.ColdWorker"
+# Given to vLLM's own workers, so that they too can say how they loaded.
+EXTENSION = "coldstart.loader.extension.Reporting"
 FALLBACK_PROMPT = [1, 2, 3, 4]
 
 
@@ -61,6 +64,8 @@ def parse_args(vllm_args: list[str]) -> Namespace:
     args: Namespace = parser.parse_args(vllm_args)
     if ours(args):
         args.distributed_executor_backend, args.worker_cls = EXECUTOR, WORKER
+    elif args.load_format == LOAD_FORMAT and not args.worker_extension_cls:
+        args.worker_extension_cls = EXTENSION
     validate_parsed_serve_args(args)
     return args
 
@@ -76,6 +81,11 @@ def ours(args: Namespace) -> bool:
         and not args.distributed_executor_backend
         and args.worker_cls == "auto"
     )
+
+
+def reports(args: Namespace) -> bool:
+    """Whether the workers of this server can be asked for their `coldstart_report`."""
+    return bool(args.worker_cls == WORKER or args.worker_extension_cls == EXTENSION)
 
 
 def configure(args: Namespace) -> Any:
@@ -196,9 +206,10 @@ class Readiness:
             "canary": self._canary(),
         }
         if self.worker_reports:
-            (worker,) = await self.engine.collective_rpc("coldstart_report")
-            report["fast_path"] |= worker["fast_path"]
-            report["fallbacks"] += worker["fallbacks"]
+            for worker in await self.engine.collective_rpc("coldstart_report"):
+                report["fast_path"] |= worker["fast_path"]
+                report["fallbacks"] += worker["fallbacks"]
+                report.setdefault("loads", []).append(worker["load"])
         if RESTORE in self.plan.env:
             fallbacks = await graph_fallbacks(self.engine)
             report["fast_path"]["graphs"] = not fallbacks
@@ -240,7 +251,7 @@ async def serve(args: Namespace, plan: LaunchPlan, warm: bool) -> int:
     decorate_logs("APIServer", skip_if_decorated=True)
     address, sock = setup_server(args, reuse_port=False)
     async with engine_client(args, warm) as engine:
-        readiness = Readiness(plan, engine, worker_reports=args.worker_cls == WORKER)
+        readiness = Readiness(plan, engine, worker_reports=reports(args))
         if not await readiness.proven():
             sock.close()
             return 1
@@ -259,9 +270,14 @@ def run(plan: LaunchPlan, imported: bool = False) -> int:
     gc.disable()
     if not imported:
         import_runtime()
+    args = parse_args(plan.vllm_args)
+    if args.headless:
+        from coldstart.engine import headless
+
+        return headless.run(args, plan)
     import uvloop
 
-    return uvloop.run(serve(parse_args(plan.vllm_args), plan, imported))
+    return uvloop.run(serve(args, plan, imported))
 
 
 if __name__ == "__main__":

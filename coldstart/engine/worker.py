@@ -21,6 +21,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from coldstart import timeline
 from coldstart.engine import compiled
 from coldstart.engine.plan import LaunchPlan
+from coldstart.loader import report
 
 logger = init_logger("vllm.coldstart")
 
@@ -114,4 +115,9 @@ class ColdWorker(CPUWorker):
 
     def coldstart_report(self) -> dict[str, Any]:
         """What was restored and what was not, for whoever started this server."""
-        return {"fast_path": self.fast_path, "fallbacks": self.fallbacks}
+        loaded = report.document()
+        return {
+            "fast_path": self.fast_path,
+            "fallbacks": [*self.fallbacks, *loaded.get("fallbacks", [])],
+            "load": loaded,
+        }

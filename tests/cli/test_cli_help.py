@@ -17,7 +17,7 @@ PAGES = [
     (),
     *((name,) for name in COMMANDS),
     *(("trust", name) for name in ("list", "add", "show")),
-    *(("template", name) for name in ("start", "status", "stop")),
+    *((group, name) for group in ("prefetch", "template") for name in ("start", "status", "stop")),
 ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.engine import prepare
+from coldstart.engine import processes
 
 
 @pytest.mark.parametrize(("limit", "left"), [("1000", 400), ("max", 4096 * 1024), ("100", 0)])
@@ -20,5 +20,5 @@ def test_the_smaller_of_machine_and_control_group(
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 4096 kB\n")
     (tmp_path / "proc/self/cgroup").write_text("0::/one/two\n")
-    monkeypatch.setattr(prepare, "Path", lambda path: tmp_path / path.lstrip("/"))
-    assert prepare.available_memory() == left
+    monkeypatch.setattr(processes, "Path", lambda path: tmp_path / path.lstrip("/"))
+    assert processes.available_memory() == left

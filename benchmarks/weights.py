@@ -1,0 +1,180 @@
+"""Fetching hidden behind importing: time until all weights are in the engine, over the rate of the network.
+
+The physics: a start imports torch and vllm (seconds of a processor) and fetches the weights (bytes over a rate). One
+after the other costs the sum; side by side no less than the longer of both:
+
+    max(import, fetch)  <=  ours  <=  sequential  >=  import + fetch
+
+Weights come over HTTP from a process on this machine that shares its rate among all connections. The rates are chosen
+from the imports of the same run: `matched` fetches in the time that importing takes, then half and double of that rate,
+and no limit. Ways, all from the launch of the first process to the last weight in its parameter (so with vLLM's
+configuration, process groups and the model's construction, which the bound leaves out):
+
+    imports      a process that imports what loading needs, and ends
+    sequential   four streams to the disk; then a process that imports and loads the files as vLLM does by default
+    coldstart    a process that asks for the prefetcher, imports, and loads from its memory as the bytes arrive
+
+Beside ours stands what equation 5 predicts from the sequential starts of the run (`coldstart.predict`).
+Client and server share two cores. Interleaved, order rotated by round; medians with their range.
+
+    python benchmarks/weights.py [--runs 5] [--rates matched half double unlimited]
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
+
+import weights_checkpoint  # noqa: E402
+import weights_node  # noqa: E402
+import weights_report  # noqa: E402
+from tools import range_control  # noqa: E402
+
+from coldstart.loader.asked import Asked  # noqa: E402
+from coldstart.models import weight_files  # noqa: E402
+
+# Multiples of the rate at which fetching takes as long as importing; None is unlimited.
+RATES: dict[str, float | None] = {"matched": 1, "half": 0.5, "double": 2, "unlimited": None}
+STREAMS, BLOCK = 4, 16 << 20
+PROCESS = str(Path(__file__).with_name("weights_process.py"))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The checkpoint, the server that has it, and a model directory without weights."""
+
+    checkpoint: Path
+    server: range_control.Remote
+    bare: Path
+    plan: Path
+
+    def imports(self, digest: bool = False) -> dict[str, Any]:
+        """A process that only imports."""
+        began_s = time.monotonic()
+        return {"seconds": _process(["imports"])["imported_at_s"] - began_s}
+
+    def sequential(self, digest: bool) -> dict[str, Any]:
+        """Download, then import, then load."""
+        target = weights_checkpoint.home() / "downloaded"
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(self.bare, target)
+        began_s = time.monotonic()
+        _download(self.server.url, self.checkpoint, target)
+        fetched_s = time.monotonic()
+        try:
+            found = _process(["safetensors", str(target), *["--digest"] * digest])
+        finally:
+            shutil.rmtree(target)
+        return _timed(began_s, found) | {"fetch_s": fetched_s - began_s}
+
+    def coldstart(self, digest: bool) -> dict[str, Any]:
+        """Prefetcher and process side by side."""
+        environment = Asked(self.server.url, self.plan).environment()
+        began_s = time.monotonic()
+        try:
+            found = _process(["coldstart", str(self.bare), *["--digest"] * digest], environment)
+        finally:
+            weights_node.stop_prefetcher(weights_node.runtime())
+        return _timed(began_s, found)
+
+
+def main() -> None:
+    """Measure, print the table for people and the result as one line, keep it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--rates", nargs="+", default=list(RATES), choices=list(RATES))
+    wanted = parser.parse_args()
+    directory = weights_checkpoint.checkpoint()
+    weights_checkpoint.warm(directory)
+    weights_node.stop_prefetcher(weights_node.runtime())
+    with range_control.running(directory) as server:
+        bench = Bench(directory, server, weights_node.bare(directory), weights_node.plan(directory))
+        bench.imports()  # compiles and caches what a first start does
+        size = weights_checkpoint.size(directory)
+        matched = size / median(bench.imports()["seconds"] for _ in range(3))
+        rates = {name: (f := RATES[name]) and f * matched for name in wanted.rates}
+        samples = [sample for number in range(wanted.runs) for sample in _round(bench, rates, number)]
+    weights_report.finish("weights", weights_report.overlap(samples, rates, size))
+
+
+def _round(bench: Bench, rates: Mapping[str, float | None], number: int) -> list[dict[str, Any]]:
+    steps = [("imports", None), *((way, rate) for rate in rates for way in ("sequential", "coldstart"))]
+    shift = number % len(steps)
+    found = []
+    for way, rate in steps[shift:] + steps[:shift]:
+        bench.server.set(rate=rates[rate] if rate else None, do="reset")
+        sample = getattr(bench, way)(digest=number == 0)
+        sent = sum(entry.bytes for entry in bench.server.sent)
+        found.append({"way": way, "rate": rate, "round": number, "sent_bytes": sent, **sample})
+        print(f"round {number}: {way} {rate or ''}: {sample['seconds']:.2f} s", file=sys.stderr, flush=True)
+    return found
+
+
+def _timed(began_s: float, found: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {name: found[name] for name in ("load_s", "construct_s", "cpu_s", "digest") if name in found}
+    at = {"imports_s": found["imported_at_s"] - began_s, "seconds": found["loaded_at_s"] - began_s}
+    return at | parts
+
+
+def _process(arguments: list[str], environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    command = [sys.executable, PROCESS, *arguments]
+    done = subprocess.run(
+        command,
+        env={**weights_node.environment(), **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stderr[-3000:]}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _download(url: str, directory: Path, target: Path) -> None:
+    """Four streams of 16 MiB ranges into files, as a good downloader does it."""
+    ranges = [
+        (file.name, first, min(BLOCK, file.stat().st_size - first))
+        for file in weight_files(directory)
+        for first in range(0, file.stat().st_size, BLOCK)
+    ]
+    with ThreadPoolExecutor(STREAMS) as pool:
+        shares = [ranges[number::STREAMS] for number in range(STREAMS)]
+        list(pool.map(lambda share: _fetch(url, share, target), shares))
+
+
+def _fetch(url: str, share: list[tuple[str, int, int]], target: Path) -> None:
+    connection, buffer = (
+        http.client.HTTPConnection(url.removeprefix("http://")),
+        memoryview(bytearray(1 << 20)),
+    )
+    for name, first, count in share:
+        connection.request("GET", f"/{name}", headers={"Range": f"bytes={first}-{first + count - 1}"})
+        reply = connection.getresponse()
+        descriptor = os.open(target / name, os.O_WRONLY | os.O_CREAT, 0o600)
+        done = 0
+        while got := reply.readinto(buffer):
+            os.pwrite(descriptor, buffer[:got], first + done)
+            done += got
+        os.close(descriptor)
+        if done < count:
+            raise RuntimeError(f"{name}: the connection ended after {done} of {count} bytes")
+    connection.close()
+
+
+if __name__ == "__main__":
+    main()

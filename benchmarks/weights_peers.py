@@ -1,0 +1,164 @@
+"""All weights into the engine: vLLM's loaders and the libraries it takes, against ours, from the local disk.
+
+The physics: the bytes come from the disk (cold page cache) or from memory (warm), and end in parameters of vLLM's
+own model. A loader that copies needs at least
+
+    cold:  bytes / disk
+    warm:  bytes / touch + bytes / memcpy        fresh memory is faulted in, then written once
+
+with the rates of the same run (`weights_limits`); `% of limit` is that time over the measured one. Reading and
+copying may overlap, so cold is bound by the disk alone. Mapping instead of copying undercuts the warm limit, which is
+the limit of a copy; its page faults come later, where the column `first pass` (one sum over all parameters) shows them.
+
+Each measurement is a process of its own, forked from one that has imported everything, so that the figure is
+loading and nothing else; the order rotates by round; the parameters of all loaders have the same digest. States:
+
+    cold       no page of the files in memory; free memory is backed by the host (`weights_memory`)
+    warm       all pages in memory; free memory is backed
+    returned   warm, but the host has taken free memory back: what a start on an idle virtual machine finds
+    resident   the prefetcher has the weights already: what a second worker of the node finds (ours alone)
+
+Not measured, for they need a CUDA device: InstantTensor, vLLM's ipc_cache, fastsafetensors inside vLLM
+(its refusal is recorded; the row `fastsafetensors-library` is the library itself feeding the same model).
+
+    python benchmarks/weights_peers.py [--runs 5] [--only NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
+
+import weights_checkpoint  # noqa: E402
+import weights_engine  # noqa: E402
+import weights_limits  # noqa: E402
+import weights_node  # noqa: E402
+import weights_report  # noqa: E402
+from tools import range_control  # noqa: E402
+from weights_memory import RETURNED_S, Held  # noqa: E402
+
+from coldstart.loader.asked import Asked  # noqa: E402
+from coldstart.prefetch import client  # noqa: E402
+
+THREADS = {"enable_multithread_load": True, "num_threads": 8}
+LOADERS: dict[str, weights_engine.Arguments] = {
+    "vllm": {"load_format": "safetensors"},
+    "vllm-threads": {"load_format": "safetensors", "model_loader_extra_config": THREADS},
+    "vllm-prefetch": {"load_format": "safetensors", "safetensors_load_strategy": "prefetch"},
+    "runai-streamer": {"load_format": "runai_streamer"},
+    weights_engine.FASTSAFETENSORS: {"load_format": weights_engine.FASTSAFETENSORS},
+    "fastsafetensors": {"load_format": "fastsafetensors"},
+    "coldstart": {"load_format": "coldstart"},
+}
+HELD = 3 << 30
+# Ours and the two peers that share its pages' fate; the others differ no more there than where memory is backed.
+RETURNED = ("vllm", "vllm-prefetch", "coldstart")
+State = Callable[[Path], AbstractContextManager[dict[str, str]]]
+
+
+@contextmanager
+def cold(directory: Path) -> Iterator[dict[str, str]]:
+    """No page of the files is in memory."""
+    weights_checkpoint.evict(directory)
+    yield {}
+
+
+@contextmanager
+def warm(directory: Path) -> Iterator[dict[str, str]]:
+    """All pages of the files are."""
+    weights_checkpoint.warm(directory)
+    yield {}
+
+
+@contextmanager
+def resident(directory: Path) -> Iterator[dict[str, str]]:
+    """The prefetcher has fetched everything, over HTTP."""
+    asked = weights_node.plan(directory)
+    with range_control.running(directory) as server:
+        try:
+            with client.attach(
+                server.url, json.loads(asked.read_text()), directory=weights_node.sockets()
+            ) as held:
+                held.complete()
+                yield {
+                    **Asked(server.url, asked).environment(),
+                    "XDG_RUNTIME_DIR": str(weights_node.runtime()),
+                }
+        finally:
+            weights_node.stop_prefetcher(weights_node.runtime())
+
+
+STATES: dict[str, State] = {"cold": cold, "warm": warm, "returned": warm, "resident": resident}
+
+
+def main() -> None:
+    """Measure, print the table for people and the result as one line, keep it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--only", nargs="*", default=list(LOADERS), choices=list(LOADERS))
+    parser.add_argument("--states", nargs="*", default=list(STATES), choices=list(STATES))
+    wanted = parser.parse_args()
+    directory = weights_checkpoint.checkpoint()
+    weights_engine.import_all()
+    limits: list[dict[str, float]] = []
+    samples: list[dict[str, Any]] = []
+    steps = [(name, state) for name in wanted.only for state in wanted.states if _sensible(name, state)]
+    for number in range(wanted.runs):
+        limits.append(weights_limits.measure(directory))
+        samples += _round(directory, steps, number)
+    size = weights_checkpoint.size(directory)
+    weights_report.finish("weights-peers", weights_report.peers(samples, limits, size))
+
+
+def _sensible(name: str, state: str) -> bool:
+    """Which states a loader is measured in."""
+    return {"returned": name in RETURNED, "resident": name == weights_report.OURS}.get(state, True)
+
+
+def _round(directory: Path, steps: list[tuple[str, str]], number: int) -> list[dict[str, Any]]:
+    found = []
+    held = Held(HELD)
+    shift = number * len(steps) // 5 % len(steps)
+    for name, state in steps[shift:] + steps[:shift]:
+        with STATES[state](directory) as environment:
+            held.take()
+            work = partial(_load, directory, name, environment, number == 0)
+            taken = weights_engine.in_child(work, partial(_free, held, state))
+        found.append({"loader": name, "state": state, "round": number, **taken})
+        print(_line(found[-1]), file=sys.stderr, flush=True)
+    return found
+
+
+def _load(
+    directory: Path, name: str, environment: Mapping[str, str], digest: bool, ready: weights_engine.Ready
+) -> dict[str, Any]:
+    os.environ.update(environment)
+    # Where the prefetcher is meant, there are no files to fall back to unnoticed.
+    model = weights_node.bare(directory) if environment else directory
+    return weights_engine.load(model, LOADERS[name], digest, ready)
+
+
+def _free(held: Held, state: str) -> None:
+    held.release()
+    if state == "returned":
+        time.sleep(RETURNED_S)
+
+
+def _line(sample: dict[str, Any]) -> str:
+    seconds = f"{sample['load_s']:.2f} s" if "load_s" in sample else sample["error"]
+    return f"round {sample['round']}: {sample['loader']}, {sample['state']}: {seconds}"
+
+
+if __name__ == "__main__":
+    main()

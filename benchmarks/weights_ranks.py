@@ -1,0 +1,111 @@
+"""What each rank of a pipeline reads, in bytes, against the bytes of its own layers. Nothing here is a time.
+
+The physics: a pipeline rank of s holds about 1/s of the layers, so a start that reads more than its own parameters wastes
+the network that the group shares. `own` is the size of the parameters in the rank's model; the ratio is read / own.
+
+    vllm                 vLLM's default loader, local files
+    coldstart, files     ours without a prefetcher, local files
+    coldstart, HTTP      ours through a prefetcher per rank
+
+Local files are read from a cold copy per rank, so that no rank profits from the other's page cache. Read is what the
+storage layer has read for the process (/proc/self/io, page faults and readahead included), over HTTP what the rank's
+own server has sent. Two real ranks of one process group, PP=2.
+
+    python benchmarks/weights_ranks.py
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
+
+import weights_checkpoint  # noqa: E402
+import weights_engine  # noqa: E402
+import weights_node  # noqa: E402
+import weights_report  # noqa: E402
+from tools import range_control  # noqa: E402
+
+from coldstart.loader.asked import Asked  # noqa: E402
+
+RANKS = 2
+CONFIG = weights_checkpoint.CONFIG | {"num_hidden_layers": 8}
+WAYS = {"vllm": "safetensors", "coldstart, files": "coldstart", "coldstart, HTTP": "coldstart"}
+
+
+def main() -> None:
+    """Count, print the table for people and the result as one line, keep it."""
+    checkpoint = weights_checkpoint.checkpoint(CONFIG)
+    weights_engine.import_all()
+    samples = [
+        sample for way in WAYS for sample in (_over_http if "HTTP" in way else _from_files)(way, checkpoint)
+    ]
+    weights_report.finish("weights-ranks", weights_report.ranks(samples, weights_checkpoint.size(checkpoint)))
+
+
+def _from_files(way: str, checkpoint: Path) -> list[dict[str, Any]]:
+    """Each rank has the checkpoint for itself."""
+    with _scratch() as scratch:
+        copies = [Path(shutil.copytree(checkpoint, scratch / str(number))) for number in range(RANKS)]
+        for copy in copies:
+            weights_checkpoint.evict(copy)
+        found = _ranks(way, copies, lambda _: None)
+    return [sample | {"bytes": sample["read_bytes"]} for sample in found]
+
+
+def _over_http(way: str, checkpoint: Path) -> list[dict[str, Any]]:
+    """Each rank has a server and a prefetcher for itself."""
+    bare, plan = weights_node.bare(checkpoint), weights_node.plan(checkpoint)
+    with _scratch() as scratch, ExitStack() as running:
+        servers = [running.enter_context(range_control.running(checkpoint)) for _ in range(RANKS)]
+        places = [scratch / str(number) for number in range(RANKS)]
+
+        def environment(number: int) -> None:
+            os.environ.update(Asked(servers[number].url, plan).environment())
+            os.environ["XDG_RUNTIME_DIR"] = str(places[number])
+
+        for place in places:
+            place.mkdir(mode=0o700)
+            running.callback(weights_node.stop_prefetcher, place)
+        found = _ranks(way, [bare] * RANKS, environment)
+        sent = [sum(entry.bytes for entry in server.sent) for server in servers]
+    return [sample | {"bytes": count} for sample, count in zip(found, sent, strict=True)]
+
+
+def _ranks(way: str, models: list[Path], environment: Callable[[int], None]) -> list[dict[str, Any]]:
+    """All ranks at once, each in a fork; raises RuntimeError when one fails."""
+    rendezvous = Path(tempfile.mkdtemp(dir=weights_checkpoint.home())) / "rendezvous"
+
+    def work(number: int, ready: Callable[[], None]) -> dict[str, Any]:
+        environment(number)
+        rank = weights_engine.Rank(number, RANKS, rendezvous)
+        return weights_engine.load(models[number], {"load_format": WAYS[way]}, ready=ready, rank=rank)
+
+    with ThreadPoolExecutor(RANKS) as pool:
+        found = list(pool.map(lambda number: weights_engine.in_child(partial(work, number)), range(RANKS)))
+    shutil.rmtree(rendezvous.parent)
+    for left in Path("/dev/shm").glob(f"{rendezvous.parent.name}-*"):  # the forks end without cleaning up
+        left.unlink()
+    if errors := [sample["error"] for sample in found if "error" in sample]:
+        raise RuntimeError(f"{way}: {errors[0]}")
+    return [{"way": way, "rank": number, **sample} for number, sample in enumerate(found)]
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=weights_checkpoint.home()) as made:
+        yield Path(made)
+
+
+if __name__ == "__main__":
+    main()

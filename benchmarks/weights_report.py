@@ -1,0 +1,243 @@
+"""From the samples of the weight benchmarks to their result files and tables. Pure but for `finish`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from coldstart import predict
+from coldstart.bench import facts
+from coldstart.bench.stats import paired_ratio, summarize
+
+RESULTS = Path(__file__).parent / "results"
+Sample = Mapping[str, Any]
+OURS = "coldstart"
+PARTS = ("load_s", "construct_s", "first_pass_s", "cpu_s", "system_s", "faults")
+
+
+def peers(samples: Sequence[Sample], limits: Sequence[Mapping[str, float]], size: int) -> dict[str, Any]:
+    """The result of `weights_peers`: by state and loader the parts' summaries, the share of the limit, and the ratio
+    to the fastest peer of that state with its 95 % interval (paired by round)."""
+    rates = {name: summarize([each[name] for each in limits]) for name in limits[0]}
+    floor = floors({name: rate["median"] for name, rate in rates.items()}, size)
+    measured, refused = _sorted_out(samples)
+    states = {
+        state: _state([sample for sample in measured if sample["state"] == state], limit_s)
+        for state, limit_s in floor.items()
+    }
+    return {
+        "bytes": size,
+        "limits_bytes_s": rates,
+        "limit_s": floor,
+        "digests_identical": len({sample["digest"] for sample in samples if "digest" in sample}) == 1,
+        "states": {state: rows for state, rows in states.items() if rows},
+        "refused": refused,
+        "samples": list(samples),
+    }
+
+
+def floors(rates: Mapping[str, float], size: int) -> dict[str, float]:
+    """Seconds that a copying loader needs at least, by state (`weights_peers`)."""
+    copy_s = size / rates["memcpy"]
+    warm = size / rates["touch huge"] + copy_s
+    return {
+        "cold": size / max(rates["disk 1"], rates["disk 4"]),
+        "warm": warm,
+        "returned": size / max(rates["touch huge, returned"], rates["touch 4k"]) + copy_s,
+        "resident": warm,
+    }
+
+
+def _sorted_out(samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, str]]:
+    """(samples with a time, what each loader without any says). Raises RuntimeError when one failed only sometimes."""
+    refused = {sample["loader"]: str(sample["error"]) for sample in samples if "error" in sample}
+    measured = [sample for sample in samples if "error" not in sample]
+    for sample in measured:
+        if sample["loader"] in refused:
+            raise RuntimeError(f"{sample['loader']} failed in some runs: {refused[sample['loader']]}")
+    return measured, refused
+
+
+def _state(samples: Sequence[Sample], limit_s: float) -> dict[str, Any]:
+    rows = {}
+    for name in dict.fromkeys(sample["loader"] for sample in samples):
+        own = [sample for sample in samples if sample["loader"] == name]
+        parts = {part: summarize([sample[part] for sample in own]) for part in PARTS}
+        rows[name] = {**parts, "percent_of_limit": 100 * limit_s / parts["load_s"]["median"]}
+    theirs = {name: row["load_s"]["median"] for name, row in rows.items() if name != OURS}
+    if theirs:
+        fastest = min(theirs, key=lambda name: theirs[name])
+        for name, row in rows.items():
+            ratio = paired_ratio(_by_round(samples, name), _by_round(samples, fastest))
+            row["over_fastest_peer"] = {
+                "peer": fastest,
+                "ratio": ratio and ratio[0],
+                "ci95": ratio and ratio[1],
+            }
+    return rows
+
+
+def _by_round(samples: Sequence[Sample], name: str) -> dict[int, float]:
+    return {sample["round"]: sample["load_s"] for sample in samples if sample["loader"] == name}
+
+
+def peers_table(result: Mapping[str, Any]) -> str:
+    """A markdown table by state, the fastest first, and the limits."""
+    lines = [
+        "| state | loader | time (s) | range | over fastest peer | 95 % interval | % of limit | first pass (s) | CPU (s) |",
+        "| --- | --- |" + " ---: |" * 7,
+    ]
+    for state, rows in result["states"].items():
+        for name, row in sorted(rows.items(), key=lambda item: float(item[1]["load_s"]["median"])):
+            lines.append(f"| {state} | {name} | {' | '.join(_cells(row))} |")
+    rates = ", ".join(f"{name} {rate['median'] / 1e9:.1f}" for name, rate in result["limits_bytes_s"].items())
+    refused = [f"- {name}: {message}" for name, message in result["refused"].items()]
+    return "\n".join([*lines, "", f"- limits in the same run (GB/s): {rates}", _alike(result), *refused])
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    load, over = row["load_s"], row.get("over_fastest_peer")
+    return [
+        f"{load['median']:.2f}",
+        f"{load['min']:.2f} to {load['max']:.2f}",
+        f"{over['ratio']:.2f}" if over else "",
+        f"{over['ci95'][0]:.2f} to {over['ci95'][1]:.2f}" if over else "",
+        f"{row['percent_of_limit']:.0f}",
+        f"{row['first_pass_s']['median']:.2f}",
+        f"{row['cpu_s']['median']:.2f}",
+    ]
+
+
+def overlap(samples: Sequence[Sample], rates: Mapping[str, float | None], size: int) -> dict[str, Any]:
+    """The result of `weights`: per rate, against max and sum of importing and fetching (medians of the same run)."""
+    imports = median(sample["seconds"] for sample in samples if sample["way"] == "imports")
+    rows = {}
+    for name in rates:
+        own = [sample for sample in samples if sample.get("rate") == name]
+        ways = {w: [s for s in own if s["way"] == w] for w in dict.fromkeys(s["way"] for s in own)}
+        fetch = median(sample["fetch_s"] for sample in ways["sequential"])
+        bound = max(imports, fetch)
+        rows[name] = {
+            "bytes_s": rates[name],
+            "fetch_s": fetch,
+            "max_s": bound,
+            "sum_s": imports + fetch,
+            "predicted_s": _predicted(ways["sequential"], imports, fetch, size),
+            "ways": {way: summarize([sample["seconds"] for sample in some]) for way, some in ways.items()},
+            "ratio_to_max": {way: median(s["seconds"] for s in some) / bound for way, some in ways.items()},
+        }
+    alike = len({sample["digest"] for sample in samples if "digest" in sample}) == 1
+    return {
+        "bytes": size,
+        "import_s": imports,
+        "digests_identical": alike,
+        "rates": rows,
+        "samples": list(samples),
+    }
+
+
+def _predicted(sequential: Sequence[Sample], imports: float, fetch: float, size: int) -> float:
+    """Equation 5 (`coldstart.predict`) for one worker, its costs taken from the starts that overlap nothing."""
+    load = median(sample["load_s"] for sample in sequential)
+    context = median(sample["seconds"] - sample["imports_s"] - sample["load_s"] for sample in sequential)
+    costs = predict.Costs(context=context, libraries=imports)
+    worker = predict.Worker(device=size / load, network=size / fetch)
+    return predict.ttft(costs, size, [worker], loads_while_importing=False)
+
+
+def overlap_table(result: Mapping[str, Any]) -> str:
+    """A markdown table over the rates."""
+    lines = [
+        "| rate (MB/s) | fetch (s) | import (s) | way | time (s) | range | over max | over the sum | equation 5 (s) |",
+        "| --- | ---: | ---: | --- |" + " ---: |" * 5,
+    ]
+    for name, row in result["rates"].items():
+        rate = f"{name}: {row['bytes_s'] / 1e6:.0f}" if row["bytes_s"] else name
+        for way, taken in row["ways"].items():
+            figures = f"{taken['median']:.2f} | {taken['min']:.2f} to {taken['max']:.2f}"
+            ratios = f"{row['ratio_to_max'][way]:.2f} | {taken['median'] / row['sum_s']:.2f}"
+            ratios += f" | {row['predicted_s']:.2f}" if way == OURS else " | "
+            lines.append(
+                f"| {rate} | {row['fetch_s']:.2f} | {result['import_s']:.2f} | {way} | {figures} | {ratios} |"
+            )
+    return "\n".join([*lines, "", _alike(result)])
+
+
+def ranks(samples: Sequence[Sample], size: int) -> dict[str, Any]:
+    """The result of `weights_ranks`: bytes read per rank over the bytes of its own parameters."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for sample in samples:
+        own = sample["parameter_bytes"]
+        row = {
+            "rank": sample["rank"],
+            "bytes": sample["bytes"],
+            "own_bytes": own,
+            "ratio": sample["bytes"] / own,
+        }
+        rows.setdefault(sample["way"], []).append(row)
+    digests = {(sample["rank"], sample["digest"]) for sample in samples}
+    alike = len(digests) == len({rank for rank, _ in digests})
+    return {"bytes": size, "digests_identical": alike, "ways": rows, "samples": list(samples)}
+
+
+def ranks_table(result: Mapping[str, Any]) -> str:
+    """A markdown table, one line per way and rank."""
+    lines = ["| way | rank | read (MB) | own layers (MB) | read / own |", "| --- |" + " ---: |" * 4]
+    for way, rows in result["ways"].items():
+        lines += [
+            f"| {way} | {row['rank']} | {row['bytes'] / 1e6:.1f} | {row['own_bytes'] / 1e6:.1f} | {row['ratio']:.3f} |"
+            for row in rows
+        ]
+    return "\n".join([*lines, "", _alike(result)])
+
+
+def _alike(result: Mapping[str, Any]) -> str:
+    return f"- parameters: {'identical' if result['digests_identical'] else 'DIFFERENT'} for all"
+
+
+TABLES = {"weights-peers": peers_table, "weights": overlap_table, "weights-ranks": ranks_table}
+
+
+def published(name: str, result: Mapping[str, Any]) -> str:
+    """The table of a result, and what it was measured on."""
+    machine, versions = result["machine"], result["versions"]
+    on = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, kernel {machine['kernel']}"
+    made = ", ".join(f"{package} {version}" for package, version in versions.items())
+    command = " ".join(result["command_line"])
+    return f"{TABLES[name](result)}\n\nMeasured {result['date']} on {on}; {made}; `{command}`"
+
+
+def finish(name: str, result: Mapping[str, Any]) -> None:
+    """Keep the result, print the table for people and the result without its samples as the last line."""
+    made = {
+        "schema_version": 1,
+        "kind": name,
+        "date": facts.today(),
+        "command_line": [
+            "python",
+            f"benchmarks/{Path(sys.argv[0]).name}",
+            *facts.without_paths(sys.argv[1:]),
+        ],
+        "machine": facts.machine(),
+        "versions": facts.versions() | _libraries(),
+        **result,
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(made, indent=1) + "\n")
+    print(published(name, made))
+    print(json.dumps({key: value for key, value in made.items() if key != "samples"}, separators=(",", ":")))
+
+
+def _libraries() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in ("safetensors", "runai-model-streamer", "fastsafetensors"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,1 @@
+"""Weights into vLLM as they arrive: the load format `coldstart` and what decides which bytes a rank needs."""

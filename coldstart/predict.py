@@ -1,0 +1,66 @@
+"""Time to first token of a cold start, before it happens (ParaServe, section 5.2, equation 5).
+
+TTFT = t_w + max_i( t_cc + t_cu + max((M/s)/p_i, t_l), (M/s)/b_i ) + t_p (s - w + w/s) + t_n s
+
+for s pipeline workers of which w hold the whole model: fetching hides behind everything that the runtime does meanwhile,
+and the slowest worker counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds that a start takes whatever its bandwidths are; the paper's symbols in its order.
+
+    `waiting` t_w (the longest that a request waits before), `creation` t_cc (container or process), `context` t_cu (device and
+    engine), `libraries` t_l, `prefill` t_p, `transfer` t_n (one hop between workers).
+    """
+
+    waiting: float = 0.0
+    creation: float = 0.0
+    context: float = 0.0
+    libraries: float = 0.0
+    prefill: float = 0.0
+    transfer: float = 0.0
+
+    def document(self) -> dict[str, float]:
+        """As plain data, in seconds."""
+        return {f"{name}_s": value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Bytes per second: `device` p_i (the copy into the engine), `network` b_i (None where nothing is fetched)."""
+
+    device: float
+    network: float | None = None
+
+
+def ttft(
+    costs: Costs, size: float, workers: Sequence[Worker], full: int = 1, *, loads_while_importing: bool = True
+) -> float:
+    """Equation 5 in seconds for `size` bytes of weights over `workers`, `full` of which hold the whole model.
+
+    `loads_while_importing` is the paper's parameter manager; without it a worker's loading follows its imports.
+    Raises ValueError for no workers, more full ones than there are, and bandwidths that are not positive.
+    """
+    count = len(workers)
+    if not 0 <= full <= count or count == 0:
+        raise ValueError(f"{full} of {count} workers cannot be full")
+    if any(worker.device <= 0 or (worker.network is not None and worker.network <= 0) for worker in workers):
+        raise ValueError("a bandwidth must be positive")
+    share = size / count
+    slowest = max(_worker(costs, share, worker, loads_while_importing) for worker in workers)
+    prefill = costs.prefill * (count - full + full / count)
+    return costs.waiting + slowest + prefill + costs.transfer * count
+
+
+def _worker(costs: Costs, share: float, worker: Worker, loads_while_importing: bool) -> float:
+    load = share / worker.device
+    ready = max(load, costs.libraries) if loads_while_importing else load + costs.libraries
+    fetched = 0.0 if worker.network is None else share / worker.network
+    return max(costs.creation + costs.context + ready, fetched)

@@ -1,0 +1,104 @@
+"""Bring weights into this machine's memory before a server asks for them."""
+
+from typing import Annotated, Any
+
+import typer
+from coldstart.commands._options import Common
+from coldstart.commands._options import command as declare
+from coldstart.commands._output import human_bytes, table
+
+from coldstart.errors import Usage
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help=__doc__,
+)
+_MODEL = typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")
+_SOURCE = typer.Option(
+    "--weights-from",
+    metavar="SOURCE",
+    help="Fetch from http(s)://..., s3://..., hf://REPO@REV or a directory; default: the model's own place.",
+)
+_NAME = typer.Option("--name", metavar="TENSOR", help="Only this tensor; may be given several times.")
+_MEMORY = typer.Option("--memory-bytes", help="Most memory to hold; default: half of what is available.")
+_STREAMS = typer.Option("--streams", help="Ranges fetched at once; default: 4.")
+_IDLE = typer.Option("--idle", metavar="SECONDS", help="End after so long without a client; default: 600.")
+
+
+@app.command(help="Fetch a model's weights, starting the prefetcher if none runs.")
+@declare(takes_vllm_args=True)
+def start(
+    common: Common,
+    model: Annotated[str, _MODEL],
+    weights_from: Annotated[str | None, _SOURCE] = None,
+    name: Annotated[list[str] | None, _NAME] = None,
+    memory_bytes: Annotated[int | None, _MEMORY] = None,
+    streams: Annotated[int | None, _STREAMS] = None,
+    idle: Annotated[float | None, _IDLE] = None,
+) -> None:
+    """Have them fetched and wait until they are there."""
+    from coldstart.prefetch import ask, configuration
+
+    common.require_network(weights_from or "")
+    with common.out.phase("look up"):
+        wanted = ask.resolve(
+            model,
+            common.vllm_args,
+            weights_from=weights_from,
+            offline=common.offline,
+            cache_dir=common.cache_dir,
+        )
+    settings = configuration.given(memory_bytes=memory_bytes, streams=streams, idle_s=idle)
+    common.require_network(wanted.source)
+    with common.out.phase("fetch"):
+        stats = ask.fetch_all(wanted, name or None, settings)
+    text = (
+        f"{wanted.model}: {human_bytes(stats['ready_bytes'])} of {human_bytes(stats['wanted_bytes'])} ready"
+    )
+    common.out.result({"model": wanted.model, **stats}, text)
+    common.out.success("Fetched weights", then="coldstart prefetch status")
+
+
+@app.command(help="Show what the prefetcher holds, how fast it fetches, and who uses it.")
+@declare()
+def status(common: Common) -> None:
+    """Show it."""
+    from coldstart.prefetch import ask
+
+    found = ask.running()
+    data: dict[str, Any] = {"running": found is not None, **(found or {})}
+    common.out.result(data, lambda: _text(found) if found else "No prefetcher runs.")
+
+
+def _text(found: dict[str, Any]) -> str:
+    head = (
+        f"pid {found['pid']}, {found['streams']} streams, "
+        f"{human_bytes(found['memory_bytes'])} of {human_bytes(found['budget_bytes'])} in use"
+    )
+    rows = [
+        (
+            model["source"],
+            f"{human_bytes(model['ready_bytes'])} of {human_bytes(model['total_bytes'])}",
+            f"{human_bytes(model['bytes_per_s'])}/s" if model["bytes_per_s"] else "-",
+            model["leases"],
+        )
+        for model in found["models"]
+    ]
+    errors = [f"{model['source']}: {error}" for model in found["models"] for error in model["errors"]]
+    shown = [table(("source", "ready", "rate", "leases"), rows)] if rows else []
+    return "\n".join([head, *shown, *errors])
+
+
+@app.command(help="Stop the prefetcher; servers that use its memory keep it.")
+@declare()
+def stop(common: Common) -> None:
+    """Stop it."""
+    from coldstart.prefetch import ask
+
+    if ask.running() is None:
+        raise Usage("No prefetcher runs.", mend="coldstart prefetch start MODEL")
+    pid = ask.stop()
+    common.out.result({"stopped": pid}, f"stopped {pid}")

@@ -1,0 +1,278 @@
+"""Clients of the prefetcher that mean harm: refused, and nobody else notices."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools.range_server import RangeServer, serving
+
+from coldstart.engine import weights as engine_weights
+from coldstart.prefetch import client, wire
+
+FILE = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("weights")
+    header = json.dumps(
+        {
+            n: {"dtype": "U8", "shape": [5000], "data_offsets": [5000 * i, 5000 * i + 5000]}
+            for i, n in enumerate("abc")
+        }
+    ).encode()
+    (made / FILE).write_bytes(struct.pack("<Q", len(header)) + header + random.Random(1).randbytes(15000))
+    (made.parent / "secret").write_bytes(b"not yours")
+    return made
+
+
+@pytest.fixture(scope="module")
+def plan(directory: Path) -> dict[str, Any]:
+    return engine_weights.plan(directory)
+
+
+@pytest.fixture(scope="module")
+def server(directory: Path) -> Iterator[RangeServer]:
+    with serving(directory) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = tmp_path_factory.mktemp("rt")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLDSTART_PREFETCH_MEMORY_BYTES", str(1 << 20))
+        patch.setenv("COLDSTART_PREFETCH_STREAMS", "1")  # one connection to the source, opened at once
+        yield made
+        with suppress(client.PrefetchError):
+            client.request("stop", directory=made)
+
+
+@pytest.fixture
+def bystander(server: RangeServer, plan: dict[str, Any], directory: Path, runtime: Path) -> Iterator[int]:
+    """A client that was there before, and is served as ever afterwards; the prefetcher's pid."""
+    with client.attach(server.url, plan, names=["a"], directory=runtime) as attached:
+        attached.complete(["a"])
+        pid = int(client.request("status", directory=runtime)["pid"])
+        before = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
+        yield pid
+        attached.want(["b"])
+        (entry,) = [tensor for tensor in plan["files"][0]["tensors"] if tensor["name"] == "b"]
+        attached.wait(FILE, entry["offset"], entry["size"])
+        data = (directory / FILE).read_bytes()[entry["offset"] :][: entry["size"]]
+        assert attached.file(FILE)[entry["offset"] :][: entry["size"]] == data
+        status = client.request("status", directory=runtime)
+        assert status["pid"] == pid and status["clients"] == 2
+        deadline = time.monotonic() + 5  # it learns of closed connections in its own time
+        while len(os.listdir(f"/proc/{pid}/fd")) > before:  # noqa: PTH208
+            assert time.monotonic() < deadline
+
+
+def _raw(runtime: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(wire.place(runtime)))
+    connection.settimeout(10)
+    return connection
+
+
+def _answer(connection: socket.socket) -> dict[str, Any]:
+    with connection, connection.makefile("rb") as lines:
+        answer = json.loads(lines.readline() or b"{}")
+        with suppress(ConnectionResetError):
+            assert lines.read() == b"", "the connection was kept"
+    return dict(answer)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0" * 100 + b"\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"[1, 2]\n",
+        b"[" * 60000 + b"\n",
+        b'{"op": "format"}\n',
+        b'{"op": "attach", "source": "/tmp"}\n',
+        b'{"op": "want"}\n',
+        b'{"op": "stats"}\n',
+        b'{"op": ["adopt"]}\n',
+        b'{"op": "adopt"}\n',
+        b'{"op": 1e999}\n',
+    ],
+)
+@pytest.mark.usefixtures("bystander")
+def test_garbage_is_refused(runtime: Path, data: bytes) -> None:
+    connection = _raw(runtime)
+    connection.sendall(data)
+    assert "refused" in _answer(connection)
+
+
+@pytest.mark.usefixtures("bystander")
+def test_a_line_without_an_end_is_cut_off(runtime: Path) -> None:
+    connection = _raw(runtime)
+    with pytest.raises(OSError, match=r"Broken pipe|reset"):
+        for _ in range(1000):
+            connection.sendall(b"x" * 100_000)
+    connection.close()
+
+
+@pytest.mark.usefixtures("bystander")
+def test_who_says_nothing_keeps_nobody_waiting(runtime: Path) -> None:
+    silent = [_raw(runtime) for _ in range(50)]
+    silent[0].sendall(b'{"op": "sta')
+    assert client.request("status", directory=runtime)["clients"] >= 51
+    for connection in silent:
+        connection.close()
+    while client.request("status", directory=runtime)["clients"] > 2:
+        pass
+
+
+@pytest.mark.usefixtures("bystander")
+def test_who_asks_and_never_reads_is_let_go(runtime: Path) -> None:
+    connection = _raw(runtime)
+    with pytest.raises(OSError, match=r"Broken pipe|reset|timed out"):
+        while True:
+            connection.sendall(b'{"op": "status"}\n' * 1000)
+    connection.close()
+
+
+def _descriptors() -> list[Callable[[], int]]:
+    return [
+        lambda: os.pipe()[0],
+        lambda: os.open("/dev/zero", os.O_RDONLY),
+        lambda: os.open("/etc/passwd", os.O_RDONLY),
+        lambda: os.memfd_create("open", os.MFD_ALLOW_SEALING),
+        socket.socketpair()[0].detach,
+        lambda: wire.sealed(b"\xff\xfe", b"{}"),
+        lambda: wire.sealed(b"null", b"{"),
+        lambda: wire.sealed(b"null", b"[" * 100_000),
+        lambda: wire.sealed(b'{"a": 1}', b"{}"),
+        lambda: wire.sealed(b"[1]", b"{}"),
+        lambda: wire.sealed(b"null"),
+    ]
+
+
+@pytest.mark.parametrize("make", _descriptors())
+@pytest.mark.usefixtures("bystander")
+def test_descriptors_of_other_kinds_are_refused(runtime: Path, make: Callable[[], int]) -> None:
+    connection, descriptor = _raw(runtime), make()
+    socket.send_fds(connection, [wire.encode({"op": "attach", "source": "/tmp"})], [descriptor])
+    os.close(descriptor)
+    assert "refused" in _answer(connection)
+
+
+@pytest.mark.usefixtures("bystander")
+def test_more_descriptors_than_anybody_needs_are_refused_and_closed(runtime: Path) -> None:
+    connection = _raw(runtime)
+    with suppress(OSError):
+        for _ in range(20):
+            socket.send_fds(connection, [b" "], [0, 0, 0])
+    connection.close()
+
+
+def _changed(plan: dict[str, Any], **file: object) -> dict[str, Any]:
+    made = copy.deepcopy(plan)
+    made["files"][0].update(file)
+    return made
+
+
+def _tensor(plan: dict[str, Any], **tensor: object) -> dict[str, Any]:
+    made = copy.deepcopy(plan)
+    made["files"][0]["tensors"][1].update(tensor)
+    return made
+
+
+HOSTILE: list[Callable[[dict[str, Any]], Any]] = [
+    lambda plan: _changed(plan, name="../secret"),
+    lambda plan: _changed(plan, name="/etc/passwd"),
+    lambda plan: _changed(plan, name=".."),
+    lambda plan: _changed(plan, name="a\0b"),
+    lambda plan: _changed(plan, name=7),
+    lambda plan: _changed(plan, size=-1),
+    lambda plan: _changed(plan, size=1 << 60),
+    lambda plan: _changed(plan, size=1e3),
+    lambda plan: _changed(plan, size=True),
+    lambda plan: _changed(plan, chunks=[]),
+    lambda plan: _changed(plan, chunks=["0" * 63]),
+    lambda plan: _changed(plan, tensors=None),
+    lambda plan: _tensor(plan, offset=-5),
+    lambda plan: _tensor(plan, size=1 << 40),
+    lambda plan: _tensor(plan, offset=plan["files"][0]["tensors"][0]["offset"] + 1),
+    lambda plan: _tensor(plan, name="a"),
+    lambda plan: _tensor(plan, digest="md5:0"),
+    lambda plan: {**plan, "chunk": 0},
+    lambda plan: {**plan, "chunk": 1 << 40},
+    lambda plan: {**plan, "files": []},
+    lambda plan: {**plan, "files": plan["files"] * 2},
+    lambda plan: {"chunk": 1},
+    lambda plan: [],
+]
+
+
+@pytest.mark.parametrize("spoil", HOSTILE)
+@pytest.mark.usefixtures("bystander")
+def test_a_hostile_plan_is_refused_by_both_sides(
+    server: RangeServer, plan: dict[str, Any], runtime: Path, spoil: Callable[[dict[str, Any]], Any]
+) -> None:
+    spoilt = spoil(plan)
+    with pytest.raises((client.PrefetchRefused, TypeError)):
+        client.attach(server.url, spoilt, directory=runtime)
+    connection = _raw(runtime)
+    body = wire.sealed(b"null", json.dumps(spoilt).encode())
+    socket.send_fds(connection, [wire.encode({"op": "attach", "source": server.url})], [body])
+    os.close(body)
+    assert "plan" in _answer(connection)["refused"]
+
+
+@pytest.mark.usefixtures("bystander")
+def test_unknown_names_are_refused(server: RangeServer, plan: dict[str, Any], runtime: Path) -> None:
+    with pytest.raises(client.PrefetchRefused, match="no tensor 'zz'"):
+        client.attach(server.url, plan, names=["zz"], directory=runtime)
+    connection = _raw(runtime)
+    body = wire.sealed(b'["zz"]', json.dumps(plan).encode())
+    socket.send_fds(connection, [wire.encode({"op": "attach", "source": server.url})], [body])
+    os.close(body)
+    assert "zz" in _answer(connection)["refused"]
+
+
+@pytest.mark.usefixtures("bystander")
+def test_ranges_outside_of_what_is_wanted_are_refused(
+    server: RangeServer, plan: dict[str, Any], runtime: Path
+) -> None:
+    with client.attach(server.url, plan, names=["c"], directory=runtime) as attached:
+        for offset, size in ((-8, 16), (0, 8), (10_000, 1 << 40), (0, -5)):
+            with pytest.raises(client.PrefetchRefused):
+                attached.wait(FILE, offset, size)
+        with pytest.raises(KeyError):
+            attached.file("../secret")
+
+
+@pytest.mark.usefixtures("bystander")
+def test_a_client_cannot_change_what_the_others_read(
+    server: RangeServer, plan: dict[str, Any], runtime: Path
+) -> None:
+    connection = wire.Channel(_raw(runtime))
+    body = wire.sealed(b'["a"]', json.dumps(plan, sort_keys=True, separators=(",", ":")).encode())
+    socket.send_fds(connection.socket, [wire.encode({"op": "attach", "source": server.url})], [body])
+    os.close(body)
+    assert "attached" in next(wire.replies(connection))
+    descriptor = connection.take()
+    for harm in (lambda: os.pwrite(descriptor, b"x", 0), lambda: os.ftruncate(descriptor, 0)):
+        with pytest.raises(OSError, match=r"Bad file descriptor|Invalid argument|not permitted"):
+            harm()
+    os.close(descriptor)
+    connection.close()
+    with client.attach(server.url, plan, names=["a"], directory=runtime) as attached:
+        attached.file(FILE)[0:4] = b"mine"
+        with client.attach(server.url, plan, names=["a"], directory=runtime) as other:
+            assert other.file(FILE)[0:4] != b"mine"

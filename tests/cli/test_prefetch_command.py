@@ -1,0 +1,85 @@
+"""coldstart prefetch: start, status and stop, as text and as JSON, and what they say when they cannot."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tools.range_server import serving
+from tools.shell import Run
+
+from coldstart.prefetch import client
+
+BYTES = 300_000
+
+
+@pytest.fixture
+def model(home: Path) -> Iterator[Path]:
+    """A model directory; the prefetcher that a test leaves running ends with it."""
+    directory = home / "mine"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["X"]}))
+    half = BYTES // 2
+    entries = {
+        n: {"dtype": "U8", "shape": [half], "data_offsets": [i * half, i * half + half]}
+        for i, n in enumerate("ab")
+    }
+    header = json.dumps(entries).encode()
+    data = struct.pack("<Q", len(header)) + header + random.Random(1).randbytes(BYTES)
+    (directory / "model.safetensors").write_bytes(data)
+    yield directory
+    with suppress(client.PrefetchError):
+        client.request("stop")
+
+
+def test_start_status_stop(run: Run, model: Path) -> None:
+    size = (model / "model.safetensors").stat().st_size
+    with serving(model) as server:
+        done = run("prefetch", "start", str(model), "--weights-from", server.url, "--memory-bytes", "1000000")
+        assert done.stdout.startswith("mine: ") and "Next: coldstart prefetch status" in done.stderr
+        assert server.total() == size
+        again = run("prefetch", "start", str(model), "--weights-from", server.url, "--format", "json")
+        assert json.loads(again.stdout)["fetched_bytes"] == size == server.total()
+    status = json.loads(run("prefetch", "status", "--format", "json").stdout)
+    assert status["running"] and status["budget_bytes"] == 1_000_000 and status["memory_bytes"] >= size
+    assert [(m["source"], m["ready_bytes"], m["leases"]) for m in status["models"]] == [(server.url, size, 0)]
+    assert f"pid {status['pid']}" in run("prefetch", "status").stdout
+    assert run("prefetch", "stop").stdout == f"stopped {status['pid']}\n"
+    assert run("prefetch", "status").stdout == "No prefetcher runs.\n"
+    assert json.loads(run("prefetch", "status", "--format", "json").stdout)["running"] is False
+    assert "No prefetcher runs" in run("prefetch", "stop", code=2).stderr
+
+
+def test_only_the_named_tensors(run: Run, model: Path) -> None:
+    with serving(model) as server:
+        run("prefetch", "start", str(model), "--weights-from", server.url, "--name", "b")
+        assert server.total() == BYTES // 2
+        failed = run("prefetch", "start", str(model), "--weights-from", server.url, "--name", "zz", code=1)
+        assert "no tensor 'zz'" in failed.stderr
+
+
+def test_the_models_own_directory_by_default(run: Run, model: Path) -> None:
+    run("prefetch", "start", str(model))
+    (found,) = json.loads(run("prefetch", "status", "--format", "json").stdout)["models"]
+    assert found["source"] == str(model) and found["memory_bytes"] == 0
+    running = run("prefetch", "start", str(model), "--streams", "2", code=2)
+    assert "mend: coldstart prefetch stop" in running.stderr
+
+
+def test_what_cannot_be_done_is_said(run: Run, model: Path) -> None:
+    with serving(model) as server:
+        short = run(
+            "prefetch", "start", str(model), "--weights-from", server.url, "--memory-bytes", "9", code=1
+        )
+        assert "the prefetcher may hold 9" in short.stderr
+        offline = ("--weights-from", server.url, "--offline")
+        assert "--offline is set" in run("prefetch", "start", str(model), *offline, code=4).stderr
+    client.request("stop")
+    assert "STREAMS" in run("prefetch", "start", str(model), "--streams", "0", code=2).stderr
+    (model / "model.safetensors").unlink()
+    assert "--weights-from" in run("prefetch", "start", str(model), code=2).stderr

@@ -1,0 +1,171 @@
+"""Weights that come from elsewhere while the server starts: the same tokens, whoever dies, on however many ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from tools.machine import VLLM, Machine, Tokens
+from tools.range_server import RangeServer, serving
+
+from coldstart.bench.launch import free_port
+from coldstart.engine import weights
+from coldstart.loader import stage, tensors
+from coldstart.prefetch import client
+
+pytestmark = pytest.mark.vllm
+FILE = "model.safetensors"
+# So slow that the loader surely waits for it.
+SLOW = 200e3
+FP32 = (*VLLM, "--dtype", "float32")
+
+
+@pytest.fixture(scope="module")
+def model(machine: Machine, made: Any) -> Path:
+    """tiny-llama, weights and all."""
+    (found,) = (machine.cache / "models").glob("*/tiny-llama")
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tiny-llama without its weights."""
+    place = tmp_path_factory.mktemp("bare") / "tiny-llama"
+    shutil.copytree(model, place, ignore=shutil.ignore_patterns("*.safetensors"))
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _no_prefetcher_outlives_its_test(machine: Machine) -> Iterator[None]:
+    yield
+    for place in (machine.root / "run", machine.root / "run-1"):
+        with suppress(client.PrefetchError):
+            client.request("stop", directory=place / "coldstart")
+
+
+def test_weights_from_http_answer_vllms_tokens(
+    machine: Machine, bare: Path, model: Path, reference: Tokens, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.json"
+    with serving(model) as source:
+        arguments = ("--mode", "fresh", "--weights-from", source.url, "--timeline", str(trace))
+        with machine.serving(str(bare), *arguments) as served:
+            assert served.report["canary"] is True and served.report["fallbacks"] == []
+            (load,) = served.report["loads"]
+            size = (model / FILE).stat().st_size
+            assert load["way"] == "prefetcher" and load["bytes"] < load["fetch"]["fetched_bytes"] == size
+            assert served.tokens() == reference
+            assert served.report["predicted"]["actual"]["terms"]["fetch_s"] > 0
+        assert source.total(FILE) == size and source.repeated(FILE) == 0
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    spans = {event["name"]: event for event in events}
+    assert {"fetch weights", "import vllm", "configure", "construct", "load"} <= spans.keys()
+    fetched = spans["fetch weights"]
+    assert fetched["ts"] < spans["import vllm"]["ts"] + spans["import vllm"]["dur"]
+
+
+def test_a_killed_prefetcher_is_a_step_down_to_files(
+    machine: Machine, model: Path, made: Any, reference: Tokens
+) -> None:
+    with serving(model, rate=SLOW) as source:
+        killer = Thread(target=_kill_once_loading, args=(machine.root / "run" / "coldstart",))
+        killer.start()
+        with machine.serving(str(model), "--mode", "fresh", "--weights-from", source.url) as served:
+            killer.join()
+            (load,) = served.report["loads"]
+            assert load["way"] == "files" and "prefetcher" in load["fallbacks"][0]["reason"]
+            assert load["fallbacks"][0] in served.report["fallbacks"]
+            assert served.tokens() == reference
+
+
+def test_two_nodes_fetch_their_own_layers_and_then_the_rest(
+    machine: Machine, bare: Path, model: Path
+) -> None:
+    plan = weights.plan(model)
+    names = [tensor.name for tensor in tensors.ordered(plan)]
+    config = json.loads((model / "config.json").read_text())
+    own = [_bytes(plan, stage.needed(names, config, [rank], 2)) for rank in (0, 1)]
+    with serving(model) as first, serving(model) as second:
+        Thread(target=_slow_once, args=(first, own[0]), daemon=True).start()
+        pipelined = _two_nodes(machine, bare, first, second)
+        assert pipelined["loads"] == [pytest.approx(size, rel=0.02) for size in own]
+        assert second.total(FILE) == pytest.approx(own[1], rel=0.02)
+        assert pipelined["first_answer_after"] < _bytes(plan, names)
+        assert first.total(FILE) == _bytes(plan, names) and first.repeated(FILE) == 0
+        first.reset()
+        alone = ("--on-miss", "warn", "--mode", "fresh", "--weights-from", first.url)
+        with machine.serving(str(bare), *alone, vllm=FP32) as served:
+            assert served.report["loads"][0]["way"] == "prefetcher"
+            assert served.tokens() == pipelined["tokens"]
+        assert first.total(FILE) == 0
+
+
+def _two_nodes(machine: Machine, bare: Path, first: RangeServer, second: RangeServer) -> dict[str, Any]:
+    """Pipeline ranks 0 and 1 as two nodes, each with a prefetcher of its own; only the first fetches the rest."""
+    here = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    place = machine.root / "run-1"
+    place.mkdir(mode=0o700, exist_ok=True)
+    group = ("--pipeline-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1")
+    group = (*FP32, *group, "--master-port", str(free_port()))
+    nodes = [Machine(machine.root, here), Machine(machine.root, here | {"XDG_RUNTIME_DIR": str(place)})]
+    common = ("--on-miss", "warn", "--mode", "fresh", "--weights-from")
+    headless = (*group, "--node-rank", "1", "--headless")
+    with (
+        nodes[1].serving(str(bare), *common, second.url, vllm=headless),
+        nodes[0].serving(
+            str(bare), *common, first.url, "--fetch-rest", vllm=(*group, "--node-rank", "0")
+        ) as served,
+    ):
+        tokens = served.tokens()
+        answered = first.total(FILE)
+        first.settings.rate = None
+        _until_finished(machine.root / "run" / "coldstart")
+        # The first node's account is read before it wants the rest; the second's prefetcher never does.
+        loads = [load["bytes"] for load in served.report["loads"]]
+        fetched = [load["fetch"]["fetched_bytes"] for load in served.report["loads"]]
+        assert loads == fetched
+    return {"tokens": tokens, "loads": loads, "first_answer_after": answered}
+
+
+def _bytes(plan: dict[str, Any], names: list[str]) -> int:
+    return sum(tensor.size for tensor in tensors.only(tensors.ordered(plan), names))
+
+
+def _status(directory: Path) -> dict[str, Any]:
+    with suppress(client.PrefetchError):
+        return client.request("status", directory=directory)
+    return {"models": []}
+
+
+def _kill_once_loading(directory: Path) -> None:
+    """Two leases are the launcher's and the loader's."""
+    deadline_s = time.monotonic() + 120
+    while time.monotonic() < deadline_s:
+        status = _status(directory)
+        if any(model["leases"] >= 2 for model in status["models"]):
+            os.kill(status["pid"], signal.SIGKILL)
+            return
+        time.sleep(0.1)
+
+
+def _slow_once(source: RangeServer, sent: int) -> None:
+    """What follows the first part shall still be on its way when the first answers are there."""
+    while source.total(FILE) < sent:
+        time.sleep(0.01)
+    source.settings.rate = SLOW
+
+
+def _until_finished(directory: Path) -> None:
+    deadline_s = time.monotonic() + 120
+    while any(m["ready_bytes"] < m["wanted_bytes"] for m in _status(directory)["models"]):
+        assert time.monotonic() < deadline_s, "the rest did not arrive"
+        time.sleep(0.1)

@@ -1,0 +1,175 @@
+"""Stepping down: from a prefetcher that refuses, dies or fails, to files, each tensor handed over once and in order."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from coldstart.engine import weights
+from coldstart.loader import ladder, tensors
+from coldstart.loader.ladder import Exhausted, climb_down
+from coldstart.loader.report import Report
+from coldstart.loader.sources import Files, Lost, Region, Source
+from coldstart.loader.tensors import Tensor, Unreadable
+from coldstart.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost
+
+
+class FakeAttached:
+    """The client's Attached over a file, failing at its `fails_at`-th wait."""
+
+    def __init__(self, path: Path, fails_at: int, error: PrefetchError) -> None:
+        self.data, self.left, self.error = memoryview(bytearray(path.read_bytes())), fails_at, error
+        self.closed = False
+
+    def wait(self, file: str, offset: int, size: int) -> None:
+        if self.left == 0:
+            raise self.error
+        self.left -= 1
+
+    def file(self, name: str) -> memoryview:
+        return self.data
+
+    def stats(self) -> dict[str, Any]:
+        return {"fetched_bytes": 9}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "model.safetensors"
+    save_file({f"t{n}": np.full(n * 5000, n, dtype=np.uint8) for n in range(1, 8)}, made)
+    return made
+
+
+def _region(attached: FakeAttached) -> ladder.Rung:
+    return "prefetcher", lambda left: Region(cast(Any, attached))
+
+
+def _files(path: Path) -> ladder.Rung:
+    return "files", lambda left: Files({path.name: path}, left)
+
+
+def _refused(left: Sequence[Tensor]) -> Source:
+    raise Lost("no room")
+
+
+def _climb(path: Path, *rungs: ladder.Rung) -> tuple[dict[str, bytes], Report]:
+    wanted, report = tensors.ordered(weights.plan(path.parent)), Report()
+    found = [(tensor.name, bytes(view)) for tensor, view in climb_down(wanted, rungs, report)]
+    assert [name for name, _ in found] == [tensor.name for tensor in wanted]
+    return dict(found), report
+
+
+def _true(path: Path) -> dict[str, bytes]:
+    plan = tensors.ordered(weights.plan(path.parent))
+    data = path.read_bytes()
+    return {t.name: data[t.offset : t.offset + t.size] for t in plan}
+
+
+@pytest.mark.parametrize(
+    "error", [PrefetchLost("it was killed"), PrefetchFailed("model.safetensors, t3 at 9")]
+)
+@pytest.mark.parametrize("at", [0, 3])
+def test_files_continue_where_the_prefetcher_stopped(path: Path, at: int, error: PrefetchError) -> None:
+    attached = FakeAttached(path, at, error)
+    found, report = _climb(path, _region(attached), _files(path))
+    assert found == _true(path)
+    assert attached.closed and report.way == "files" and report.tensors == 7
+    assert [step["reason"] for step in report.fallbacks] == [f"prefetcher, after {at} of 7 tensors: {error}"]
+
+
+def test_no_step_is_taken_down_while_the_prefetcher_gives(path: Path) -> None:
+    found, report = _climb(path, _region(FakeAttached(path, 99, PrefetchError())), _files(path))
+    assert found == _true(path) and report.way == "prefetcher" and report.fallbacks == []
+    assert report.fetch == {"fetched_bytes": 9}
+
+
+def test_a_refusal_is_named(path: Path) -> None:
+    found, report = _climb(path, ("prefetcher", _refused), _files(path))
+    assert found == _true(path) and report.fallbacks == [{"section": "load", "reason": "prefetcher: no room"}]
+
+
+def test_without_any_rung_left_it_says_why(path: Path) -> None:
+    rungs = [_region(FakeAttached(path, 2, PrefetchLost("killed"))) for _ in range(2)]
+    with pytest.raises(Exhausted, match="after 4 of 7 tensors: killed") as raised:
+        _climb(path, *rungs)
+    assert [tensor.name for tensor in raised.value.left] == ["t5", "t6", "t7"]
+
+
+def test_files_with_other_bytes_than_the_plan_says_are_not_used(path: Path) -> None:
+    wanted = tensors.ordered(weights.plan(path.parent))
+    changed = bytearray(path.read_bytes())
+    changed[wanted[2].offset] ^= 1
+    path.write_bytes(changed)
+    with pytest.raises(Exhausted, match="holds other bytes for t3"):
+        list(climb_down(wanted, [_files(path)], Report()))
+
+
+def test_a_file_that_was_cut_short_or_removed_is_a_step_down(path: Path) -> None:
+    wanted = tensors.ordered(weights.plan(path.parent))
+    os.truncate(path, wanted[-1].offset + 1)
+    with pytest.raises(Exhausted, match="cut short"):
+        list(climb_down(wanted, [_files(path)], Report()))
+    path.unlink()
+    with pytest.raises(Exhausted, match="cannot be mapped"):
+        list(climb_down(wanted, [_files(path)], Report()))
+
+
+def _leaks(path: Path) -> tuple[int, int, int]:
+    mapped = sum(str(path) in line for line in Path("/proc/self/maps").read_text().splitlines())
+    return len(list(Path("/proc/self/fd").iterdir())), mapped, threading.active_count()
+
+
+@pytest.mark.parametrize("take", [7, 2])
+def test_nothing_is_left_of_a_load(path: Path, take: int) -> None:
+    before = _leaks(path)
+    climbing = climb_down(tensors.ordered(weights.plan(path.parent)), [_files(path)], Report())
+    for _ in range(take):
+        _, view = next(climbing)
+        assert len(view)
+    climbing.close()
+    del view, climbing
+    assert _leaks(path) == before
+
+
+def test_a_view_outlives_its_source(path: Path) -> None:
+    wanted = tensors.ordered(weights.plan(path.parent))
+    source = Files({path.name: path}, wanted)
+    view = source.bytes_of(wanted[0])
+    source.close()
+    assert hashlib.sha256(view).hexdigest() == wanted[0].digest.removeprefix("sha256:")
+
+
+def test_order_is_that_of_shards_by_number_and_of_bytes() -> None:
+    entry = {"dtype": "F32", "shape": [1], "size": 4}
+    files = [
+        {"name": f"m-{n}.safetensors", "tensors": [entry | {"name": f"{n}", "offset": 0}]} for n in (10, 9, 1)
+    ]
+    assert [tensor.name for tensor in tensors.ordered({"files": files})] == ["1", "9", "10"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda files: files.append(dict(files[0])), "same name"),
+        (lambda files: files[0].update(tensors=[]), "holds no safetensors"),
+        (lambda files: files[0].pop("tensors"), "lacks 'tensors'"),
+    ],
+)
+def test_a_plan_that_cannot_be_followed_says_why(
+    path: Path, change: Callable[[list[dict[str, Any]]], object], said: str
+) -> None:
+    plan = weights.plan(path.parent)
+    change(plan["files"])
+    with pytest.raises(Unreadable, match=said):
+        tensors.ordered(plan)

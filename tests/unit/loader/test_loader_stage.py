@@ -1,0 +1,64 @@
+"""Which tensors a pipeline rank needs: the partition, the ends, tied embeddings, and all where the layout is unknown."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coldstart.loader import stage
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 5}
+NAMES = [
+    "model.embed_tokens.weight",
+    *(f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(5)),
+    "model.norm.weight",
+    "lm_head.weight",
+]
+
+
+def _needed(rank: int, size: int = 2, names: list[str] = NAMES, **config: object) -> list[str]:
+    return stage.needed(names, LLAMA | config, [rank], size)
+
+
+def test_the_ends_hold_what_lies_beside_their_layers() -> None:
+    assert _needed(0) == NAMES[:4]
+    assert _needed(1) == NAMES[4:]
+
+
+def test_without_a_head_of_its_own_the_last_rank_needs_the_embeddings() -> None:
+    assert _needed(1, names=NAMES[:-1]) == [NAMES[0], *NAMES[4:-1]]
+    assert _needed(1, 3, names=NAMES[:-1]) == NAMES[3:5]
+
+
+def test_opt_keeps_everything_but_layers_on_every_rank() -> None:
+    names = ["model.decoder.embed_tokens.weight", "model.decoder.layers.0.fc1.weight"]
+    names += ["model.decoder.layers.1.fc1.weight", "model.decoder.final_layer_norm.weight"]
+    config = {"architectures": ["OPTForCausalLM"], "num_hidden_layers": 2}
+    assert stage.needed(names, config, [1], 2) == [names[0], names[2], names[3]]
+
+
+@pytest.mark.parametrize(
+    "config", [{"architectures": ["Unheard"]}, {"architectures": []}, {"num_hidden_layers": None}]
+)
+def test_nothing_is_left_out_of_an_unknown_layout(config: dict[str, object]) -> None:
+    assert _needed(1, **config) == NAMES
+
+
+def test_a_partition_of_the_users_is_followed() -> None:
+    assert stage.layers(5, 1, 2, "1,4") == range(1, 5)
+    with pytest.raises(ValueError, match="not of 5 layers over 2 ranks"):
+        stage.layers(5, 0, 2, "1,1")
+
+
+@given(st.integers(1, 200), st.integers(1, 16))
+def test_every_layer_is_on_exactly_one_rank(count: int, size: int) -> None:
+    held = [layer for rank in range(size) for layer in stage.layers(count, rank, size)]
+    assert held == list(range(count))
+
+
+@given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 4))
+def test_nodes_divide_the_ranks(size: int, tensor: int, nodes: int) -> None:
+    if size * tensor % nodes == 0:
+        held = {rank for node in range(nodes) for rank in stage.local_ranks(size, tensor, nodes, node)}
+        assert held == set(range(size))

@@ -1,0 +1,73 @@
+"""Checkpoints for tests of the prefetcher."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldstart.engine import weights as engine_weights
+from coldstart.prefetch.client import Attached
+
+CHUNK = 64 << 10
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A checkpoint directory, the plan of its files, and their bytes."""
+
+    directory: Path
+    plan: dict[str, Any]
+    data: dict[str, bytes]
+
+    @classmethod
+    def of(cls, directory: Path, chunk: int = CHUNK) -> Weights:
+        """Read a directory; the plan has chunks of `chunk` bytes."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine_weights, "CHUNK", chunk)
+            patch.setattr(engine_weights, "_READ", min(chunk, 1 << 20))
+            plan = engine_weights.plan(directory)
+        return cls(directory, plan, {path.name: path.read_bytes() for path in sorted(directory.iterdir())})
+
+    def tensor(self, name: str) -> tuple[str, int, int]:
+        """(file, offset, size) of a tensor."""
+        return next(
+            (file["name"], tensor["offset"], tensor["size"])
+            for file in self.plan["files"]
+            for tensor in file["tensors"]
+            if tensor["name"] == name
+        )
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Tensors whose names begin so."""
+        return [t["name"] for f in self.plan["files"] for t in f["tensors"] if t["name"].startswith(prefix)]
+
+
+def write(path: Path, sizes: dict[str, int], seed: int = 1) -> None:
+    """A safetensors file of random bytes."""
+    header, at = {}, 0
+    for name, size in sizes.items():
+        header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + random.Random(f"{path.name}{seed}").randbytes(at))
+
+
+def check_whole(attached: Attached, weights: Weights) -> None:
+    """Wait for every file and compare all of it."""
+    for name, data in weights.data.items():
+        attached.wait(name, 0, len(data))
+        assert attached.file(name) == data
+
+
+def check_tensors(attached: Attached, weights: Weights, names: list[str]) -> None:
+    """Wait for tensors, in this order, and compare them."""
+    for name in names:
+        file, offset, size = weights.tensor(name)
+        attached.wait(file, offset, size)
+        assert attached.file(file)[offset : offset + size] == weights.data[file][offset : offset + size]
