@@ -138,7 +138,7 @@ class Checked:
         assert set(places) == live == {job.id for job in scheduler.ranking} == set(scheduler.jobs)
 
     def _watch_evictions(self) -> None:
-        evict, choose = self.scheduler._preempt_request, self.scheduler.room._victims
+        evict, choose = self.scheduler._preempt_request, self.scheduler.room.victims
 
         def preempt(request: Request, *args: Any, **kwargs: Any) -> None:
             tokens = request.num_tokens + request.num_output_placeholders
@@ -147,15 +147,16 @@ class Checked:
             self.evicted_at[request.request_id] = tokens
             evict(request, *args, **kwargs)
 
-        def victims(spared: set[str], enst: Any) -> list[Request]:
+        def victims(spared: list[Request], enst: Any) -> list[Request]:
             found = choose(spared, enst)
-            allowed = {r.request_id for r in self.scheduler.running} - spared - set(self.scheduler.fresh)
-            assert {r.request_id for r in found} <= allowed, "a victim that is picked or without a token"
+            allowed = set(self.scheduler.started) - set(spared)
+            assert set(found) <= allowed, "a victim that is picked or does not run"
+            assert not {r.request_id for r in found} & set(self.scheduler.fresh), "a victim without a token"
             assert list(map(enst, found)) == sorted(map(enst, found)), "victims out of the order of ENST"
             return found
 
         self.scheduler._preempt_request = preempt
-        self.scheduler.room._victims = victims
+        self.scheduler.room.victims = victims
 
     def _finished(self) -> None:
         for name, wanted in self.load.wanted.items():

@@ -36,6 +36,10 @@ class Exporter:
         if environment.get("PROMETHEUS_MULTIPROC_DIR"):
             self._gauges = _make_gauges()
 
+    @property
+    def enabled(self) -> bool:
+        return self._gauges is not None
+
     def publish(self, counters: Counters, levels: Sequence[int]) -> None:
         if self._gauges is None:
             return

@@ -13,12 +13,16 @@ from vllm.v1.request import Request
 
 
 class HostKv:
-    """Wraps the connector's look-up; without a connector nothing is ever on the host."""
+    """Wraps the connector's look-up; without a connector nothing is ever on the host.
+
+    `away` holds the requests that were evicted and neither run nor load yet.
+    """
 
     def __init__(self, connector: Any, kv_cache_manager: Any) -> None:
         self._connector, self._manager = connector, kv_cache_manager
         self._hits: dict[str, int] = {}
         self._load_only: set[str] = set()
+        self.away: dict[str, Request] = {}
         if connector is not None:
             self._ask = connector.get_num_new_matched_tokens
             connector.get_num_new_matched_tokens = self._matched
@@ -38,6 +42,17 @@ class HostKv:
     def load_only(self, requests: Iterable[Request]) -> None:
         """In the coming step these may start a load but not compute."""
         self._load_only = {request.request_id for request in requests}
+
+    def left(self, request: Request) -> None:
+        """The request was evicted."""
+        self.forget(request.request_id)
+        if self._connector is not None:
+            self.away[request.request_id] = request
+
+    def back(self, request_id: str) -> None:
+        """The request runs again, loads, or is gone."""
+        self.forget(request_id)
+        self.away.pop(request_id, None)
 
     def forget(self, request_id: str) -> None:
         self._hits.pop(request_id, None)
