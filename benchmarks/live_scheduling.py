@@ -41,13 +41,14 @@ KINDS = {regime.name: regime for regime in (*REGIMES.values(), SWAPPING)}
 def main(argv: Sequence[str]) -> int:
     """Measure what is missing in the log, write the result, print the table and one line of JSON."""
     options = _options(argv)
-    log = Log(options.log)
+    log, machine = Log(options.log), facts.machine()  # before this process binds itself to some of the cores
     wanted = list(_wanted(options))
     if not options.summary_only:
         measure(wanted, log, options.minutes)
     name = f"scheduling-live-{'swapping' if options.swapping else 'regimes'}"
     done = [row for cell in wanted if (row := log.find(kind="run", **cell.document()))]
     result = document(name, done, [row for row in log.rows if row["kind"] == "capacity"], argv)
+    result["machine"] = machine
     target = options.result or RESULTS / f"{name}.json"
     target.write_text(json.dumps(result, indent=1) + "\n")
     print("\n".join(summary.table(result["cells"])))
@@ -77,7 +78,7 @@ def measure(wanted: Iterable[Cell], log: Log, minutes: float | None) -> None:
 def _measure(cell: Cell, fleet: Fleet, log: Log) -> None:
     regime = KINDS[cell.regime]
     sustained = _capacity(regime, cell.workload, fleet, log)
-    rows = workloads.arriving(cell.workload, cell.load, sustained["requests_per_s"], cell.seed)
+    rows = workloads.arriving(cell.workload, cell.load, sustained["requests_per_s"], cell.seed, regime.share)
     server = _server(regime, cell.scheduler, fleet)
     log.add({"kind": "run", **cell.document(), **run(server, rows, cell.seed), "at": facts.today()})
 
@@ -95,7 +96,9 @@ def _capacity(regime: Regime, workload: str, fleet: Fleet, log: Log) -> dict[str
 
 
 def _server(regime: Regime, scheduler: str, fleet: Fleet) -> Any:
-    return fleet.server(f"{regime.name}-{scheduler}", regime.bundle(str(model.build())), regime.schedulers[scheduler])
+    return fleet.server(
+        f"{regime.name}-{scheduler}", regime.bundle(str(model.build())), regime.schedulers[scheduler]
+    )
 
 
 def _wanted(options: argparse.Namespace) -> Iterable[Cell]:
@@ -103,9 +106,10 @@ def _wanted(options: argparse.Namespace) -> Iterable[Cell]:
     only = options.scheduler
     if only:
         chosen = [replace(r, schedulers={n: o for n, o in r.schedulers.items() if n in only}) for r in chosen]
+    kinds = options.workload or (["skewed"] if options.swapping else list(workloads.WORKLOADS))
     loads = options.load or (["1.1"] if options.swapping else workloads.LOADS)
-    kinds = options.workload or (["skewed"] if options.swapping else workloads.WORKLOADS)
-    return cells(chosen, kinds, loads, options.repetitions)
+    asked = {kind: [load for load in workloads.WORKLOADS[kind] if load in loads] for kind in kinds}
+    return cells(chosen, asked, options.repetitions)
 
 
 def document(name: str, rows: list[Any], capacities: list[Any], argv: Sequence[str]) -> dict[str, Any]:
@@ -114,7 +118,6 @@ def document(name: str, rows: list[Any], capacities: list[Any], argv: Sequence[s
     return {
         "benchmark": name,
         "date": facts.today(),
-        "machine": facts.machine(),
         "versions": facts.versions(),
         "command": ["python", "benchmarks/live_scheduling.py", *facts.without_paths(argv)],
         "capacity": capacities,
@@ -126,13 +129,17 @@ def document(name: str, rows: list[Any], capacities: list[Any], argv: Sequence[s
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--regime", action="append", choices=list(REGIMES))
-    parser.add_argument("--workload", action="append", choices=workloads.WORKLOADS)
+    parser.add_argument("--workload", action="append", choices=list(workloads.WORKLOADS))
     parser.add_argument("--load", action="append", choices=workloads.LOADS)
     parser.add_argument("--scheduler", action="append", help="only these, by name")
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--swapping", action="store_true", help="the memory-starved pool and its three strategies")
+    parser.add_argument(
+        "--swapping", action="store_true", help="the memory-starved pool and its three strategies"
+    )
     parser.add_argument("--minutes", type=float, help="start no run after this long")
     parser.add_argument("--log", type=Path, default=Path("build/live-scheduling.jsonl"))
     parser.add_argument("--result", type=Path, help="where the result goes; default: results/")

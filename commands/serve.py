@@ -58,7 +58,8 @@ def command(
         int | None, typer.Option("--eta", metavar="N", min=1, help="Queues that a demotion skips at least.")
     ] = None,
     alpha: Annotated[
-        float | None, typer.Option("--alpha", metavar="SECONDS", help="Unserved this long: to the first queue.")
+        float | None,
+        typer.Option("--alpha", metavar="SECONDS", help="Unserved this long: to the first queue."),
     ] = None,
     oldest_share: Annotated[
         float | None,

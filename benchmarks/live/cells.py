@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from live.servers import Bundle
-from live.workloads import LOADS, WORKLOADS
 
 BLOCK_BYTES = 163840
 """One KV block of 32 tokens of the benchmark's model: 2 x 10 layers x 2 heads x 64 x 2 bytes per token."""
@@ -23,6 +22,9 @@ TINY = ("--kv-cache-memory-bytes", str(32 * BLOCK_BYTES))
 
 OURS = ("--scheduler", "skip-join-mlfq")
 BOUND = ("--oldest-share", "0.5")
+MOST_PAYING = 64
+"""Requests per iteration beyond which this machine produces no more tokens a second."""
+
 BASELINE, HONEST, MLFQ, BOUNDED = "fcfs", "fcfs-max", "mlfq", "mlfq-bounded"
 
 
@@ -31,26 +33,27 @@ class Regime:
     """One KV pool, the batch cap B, and each scheduler's options to `coldstart serve`.
 
     fcfs has the same cap, fcfs-max as many requests as the memory takes; where both are one and the same
-    server (`neither`), fcfs-max is left out.
+    server (`neither`), fcfs-max is left out. `share` shortens the runs of a regime with many requests a second.
     """
 
     name: str
     pool: tuple[str, ...]
     batch: int
     schedulers: Mapping[str, tuple[str, ...]]
+    share: float = 1.0
 
     def bundle(self, model: str) -> Bundle:
         return Bundle(model, (*COMMON, *self.pool))
 
 
-def _regime(name: str, pool: tuple[str, ...], batch: int, kv: Sequence[str], honest: bool = True) -> Regime:
+def _regime(name: str, pool: tuple[str, ...], batch: int, kv: Sequence[str], share: float = 1.0) -> Regime:
     cap = ("--batch", str(batch))
     made = {BASELINE: ("--scheduler", "fcfs", *cap)}
-    if honest:
+    if batch < MOST_PAYING:
         made[HONEST] = ("--scheduler", "fcfs")
     made[MLFQ] = (*OURS, *cap, *kv)
     made[BOUNDED] = (*made[MLFQ], *BOUND)
-    return Regime(name, pool, batch, made)
+    return Regime(name, pool, batch, made, share)
 
 
 RECOMPUTE = ("--kv-strategy", "recompute")
@@ -62,7 +65,7 @@ REGIMES = {
     for regime in (
         _regime("batch-bound", AMPLE, 4, RECOMPUTE),
         _regime("kv-bound", SMALL, 16, PROACTIVE),
-        _regime("neither", AMPLE, 64, RECOMPUTE, honest=False),
+        _regime("neither", AMPLE, MOST_PAYING, RECOMPUTE, share=0.5),
     )
 }
 
@@ -100,13 +103,15 @@ class Cell:
 
 def cells(
     regimes: Sequence[Regime],
-    workloads: Sequence[str] = WORKLOADS,
-    loads: Sequence[str] = LOADS,
-    repetitions: int = 5,
+    workloads: Mapping[str, Sequence[str]],
+    repetitions: int,
 ) -> Iterator[Cell]:
-    """Repetition by repetition; within one the schedulers follow each other, in an order that rotates."""
+    """Repetition by repetition; within one the schedulers follow each other, in an order that rotates.
+
+    `workloads` maps each to its loads.
+    """
     for repetition in range(repetitions):
-        for workload in workloads:
+        for workload, loads in workloads.items():
             for regime in regimes:
                 for load in loads:
                     names = list(regime.schedulers)

@@ -12,13 +12,12 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from live.model import VOCABULARY
-from live.servers import Server
-from live.workloads import lengths
-
 from coldstart.replay import ReplaySettings, RequestRecord, replay
 from coldstart.replay.metrics import percentile
 from coldstart.traces import TraceRequest
+from live.model import VOCABULARY
+from live.servers import Server
+from live.workloads import lengths
 
 LONG_SHARE = 0.1
 CAPACITY_REQUESTS, CAPACITY_PER_SLOT = 100, 4
@@ -30,7 +29,11 @@ def run(server: Server, rows: Sequence[TraceRequest], seed: int) -> dict[str, An
     records = send(server, rows, seed)
     after = server.counters()
     moved = {name: round(value - before[name], 4) for name, value in after.items()}
-    return {"metrics": metrics(records), "counters": moved, "requests": [_short(record) for record in records]}
+    return {
+        "metrics": metrics(records),
+        "counters": moved,
+        "requests": [_short(record) for record in records],
+    }
 
 
 def send(server: Server, rows: Sequence[TraceRequest], seed: int) -> list[RequestRecord]:
@@ -67,7 +70,11 @@ def capacity(server: Server, workload: str, batch: int, seed: int = 1) -> dict[s
     admitted = max(_known(r.first_token_s) for r in records)
     tokens = sum(_done_by(r, admitted) for r in records)
     mean = fmean(r.output_tokens for r in records)
-    return {"requests_per_s": tokens / mean / admitted, "tokens_per_s": tokens / admitted, "seconds": admitted}
+    return {
+        "requests_per_s": tokens / mean / admitted,
+        "tokens_per_s": tokens / admitted,
+        "seconds": admitted,
+    }
 
 
 def _done_by(record: RequestRecord, at_s: float) -> float:

@@ -96,7 +96,9 @@ class Fleet:
         argv += ["--ready-file", str(ready), *options, "--", *bundle.vllm_args]
         argv += ["--stream-interval", "100000", "--disable-uvicorn-access-log"]
         with (self.work / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(argv, env=self._environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                argv, env=self._environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
         report = self._ready(name, process, ready)
         if report["fallbacks"]:
             raise SystemExit(f"{name} did not come up as asked: {report['fallbacks']}")

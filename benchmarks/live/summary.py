@@ -14,7 +14,14 @@ from typing import Any
 from live.cells import BASELINE, BOUNDED, HONEST, MLFQ
 
 Runs = Mapping[int, Mapping[str, Any]]
-TIMES = ("per_token_s.mean", "per_token_s.p95", "ttft_s.mean", "ttft_s.p95", "latency_s.mean", "longest_s.mean")
+TIMES = (
+    "per_token_s.mean",
+    "per_token_s.p95",
+    "ttft_s.mean",
+    "ttft_s.p95",
+    "latency_s.mean",
+    "longest_s.mean",
+)
 RATES = ("tokens_per_s",)
 BASELINES = (BASELINE, HONEST)
 
@@ -46,7 +53,9 @@ def _cell(schedulers: Mapping[str, Runs]) -> dict[str, Any]:
     return {
         "schedulers": {name: _one(runs) for name, runs in schedulers.items()},
         "against": {
-            base: {name: _against(runs, schedulers[base]) for name, runs in schedulers.items() if name != base}
+            base: {
+                name: _against(runs, schedulers[base]) for name, runs in schedulers.items() if name != base
+            }
             for base in BASELINES
             if base in schedulers
         },
@@ -124,7 +133,9 @@ def _line(cell: Mapping[str, Any], base: str, name: str, against: Mapping[str, A
     found = " | ".join(_shown(against[metric]) for metric in names)
     same = cell["identical"][name]
     place = f"| {cell['regime']} | {cell['workload']} | {cell['load']} | {name} | {base} "
-    return place + f"| {found} | {against['slowdown']['max']:.1f}x | {same['identical']} of {same['compared']} |"
+    return (
+        place + f"| {found} | {against['slowdown']['max']:.1f}x | {same['identical']} of {same['compared']} |"
+    )
 
 
 def _shown(ratio: Mapping[str, float]) -> str:
@@ -135,10 +146,22 @@ def verdicts(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Each target, where it is asked: the same cap at overload on the skewed workload; memory where it binds."""
     asked = [(BASELINE, "batch-bound"), (HONEST, "kv-bound")]
     return [
-        {"regime": regime, "workload": cell["workload"], "load": cell["load"], "against": base, "metric": metric}
-        | {"target": target, "median": (got := cell["against"][base][MLFQ][metric]["median"]), "met": got >= target}
+        {
+            "regime": regime,
+            "workload": cell["workload"],
+            "load": cell["load"],
+            "against": base,
+            "metric": metric,
+        }
+        | {
+            "target": target,
+            "median": (got := cell["against"][base][MLFQ][metric]["median"]),
+            "met": got >= target,
+        }
         for base, regime in asked
         for cell in cells
-        if cell["regime"] == regime and cell["load"] in ("1.1", "burst") and MLFQ in cell["against"].get(base, {})
+        if cell["regime"] == regime
+        and cell["load"] in ("1.1", "burst")
+        and MLFQ in cell["against"].get(base, {})
         for metric, target in TARGETS[base].items()
     ]

@@ -1,8 +1,9 @@
 """The requests of one run: a skewed workload and the Azure conversation trace, scaled to a small model on one core.
 
 Load 1 is the rate that the first-come-first-served server with the batch cap sustains, measured on the spot; a run
-at load x holds about SECONDS of its work and takes SECONDS / min(x, 1). `burst` is half that rate with a third
-of all requests arriving at one instant.
+at load x holds some seconds of its work. Above load 1 the queue grows for as long as the run lasts, so that length is
+part of the workload. `burst` is half that rate with a third of all requests arriving at one instant; the Azure
+trace keeps its own arrivals, the clock scaled, and has bursts of its own.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ from random import Random
 from coldstart.traces import TraceRequest, read_trace
 from coldstart.traces.arrivals import rearrive
 
-SECONDS = 5.0
-FEWEST, LONGEST_PROMPT, LONGEST_OUTPUT = 60, 256, 448
+SECONDS = {"0.7": 3.0, "0.9": 3.5, "1.1": 10.0, "burst": 3.0}
+"""Of work at load 1, on the skewed workload; the Azure trace has AZURE_SECONDS at every load."""
+
+AZURE_SECONDS = 4.0
+FEWEST, LONGEST_PROMPT, LONGEST_OUTPUT = 60, 256, 320
 PROMPT_SHARE, OUTPUT_SHARE = 24, 8
 """The Azure trace's lengths are divided by these."""
 
 LOADS = ("0.7", "0.9", "1.1", "burst")
-WORKLOADS = ("skewed", "azure")
+WORKLOADS = {"skewed": LOADS, "azure": ("0.7", "0.9", "1.1")}
+"""With the loads that each is run at."""
 
 
 def lengths(workload: str, count: int, seed: int) -> list[TraceRequest]:
@@ -30,9 +35,10 @@ def lengths(workload: str, count: int, seed: int) -> list[TraceRequest]:
     return _skewed(count, seed) if workload == "skewed" else _azure(count, seed)
 
 
-def arriving(workload: str, load: str, capacity: float, seed: int) -> list[TraceRequest]:
-    """The requests of one run; `capacity` in requests per second is load 1."""
-    rows = lengths(workload, max(FEWEST, round(SECONDS * capacity)), seed)
+def arriving(workload: str, load: str, capacity: float, seed: int, share: float = 1.0) -> list[TraceRequest]:
+    """The requests of one run; `capacity` in requests per second is load 1, `share` shortens the run."""
+    seconds = share * (SECONDS[load] if workload == "skewed" else AZURE_SECONDS)
+    rows = lengths(workload, max(FEWEST, round(seconds * capacity)), seed)
     if load == "burst":
         return _burst(rows, capacity, seed)
     rate = float(load) * capacity
@@ -40,14 +46,14 @@ def arriving(workload: str, load: str, capacity: float, seed: int) -> list[Trace
 
 
 def _skewed(count: int, seed: int) -> list[TraceRequest]:
-    """Log-normal lengths; the outputs have a long tail (sigma 1.4)."""
+    """Log-normal lengths; the outputs have a long tail (sigma 1.6, coefficient of variation about 1.7)."""
     random = Random(f"lengths {seed}")
 
     def draw(median: float, sigma: float, longest: int) -> int:
         return max(1, min(longest, round(random.lognormvariate(log(median), sigma))))
 
     return [
-        TraceRequest(0.0, draw(24, 0.8, LONGEST_PROMPT), draw(10, 1.4, LONGEST_OUTPUT)) for _ in range(count)
+        TraceRequest(0.0, draw(24, 0.8, LONGEST_PROMPT), draw(8, 1.6, LONGEST_OUTPUT)) for _ in range(count)
     ]
 
 

@@ -82,7 +82,9 @@ def apply(
     given = arguments.parse(vllm_args)
     if taken := [name for name in _OURS if name in given]:
         flag = "--" + taken[0].replace("_", "-")
-        raise Usage(f"--scheduler {choice.policy} sets {flag} itself.", mend=f"leave {flag} or --scheduler away")
+        raise Usage(
+            f"--scheduler {choice.policy} sets {flag} itself.", mend=f"leave {flag} or --scheduler away"
+        )
     from coldstart.scheduling.vllm.arguments import serve_arguments
 
     profile, fallbacks = _profile(bundle)
