@@ -79,9 +79,7 @@ class Room:
         manager = self.scheduler.kv_cache_manager
         return sum(len(group) for r in requests for group in manager.get_blocks(r.request_id).blocks)
 
-    def _ample(
-        self, picked: list[Request], heavy: list[Request], joining: list[Request], enst: Enst
-    ) -> bool:
+    def _ample(self, picked: list[Request], heavy: list[Request], joining: list[Request], enst: Enst) -> bool:
         """Whether everybody fits by a cheap upper bound, which spares asking vLLM about each of them."""
         scheduler = self.scheduler
         fresh = scheduler.fresh
@@ -154,13 +152,13 @@ class Room:
     def _with_leader(self, top: Request, chosen: list[Request], enst: Enst) -> list[Request]:
         """The top of the batch is kept out by requests without a token since their admission.
 
-        Evicting those would let two starved requests evict each other for ever, so the one admitted first
-        runs instead, and everybody with a token makes way for it.
+        Evicting those would let two starved requests evict each other for ever, so one of them runs instead,
+        first those that have a slot, and everybody with a token makes way for it.
         """
         scheduler = self.scheduler
-        holders = (scheduler.requests[name] for name in scheduler.fresh)
-        able = (State.RUNNING, State.LOADED)
-        leader = next((request for request in holders if scheduler.state(request) in able), top)
+        holders = [scheduler.requests[name] for name in scheduler.fresh]
+        able = [r for state in (State.RUNNING, State.LOADED) for r in holders if scheduler.state(r) is state]
+        leader = able[0] if able else top
         if leader in chosen:
             return chosen
         chosen = chosen[: scheduler.batch - 1]
