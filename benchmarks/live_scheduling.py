@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     result["machine"] = machine
     target = options.result or RESULTS / f"{name}.json"
     target.write_text(json.dumps(result, indent=1) + "\n")
-    print("\n".join(summary.table(result["cells"])))
+    print("\n".join([*summary.table(result["cells"]), "", *summary.swap_table(result["cells"])]))
     print(json.dumps({k: v for k, v in result.items() if k not in ("cells", "runs")}))
     return 0 if len(done) == len(wanted) else 1
 

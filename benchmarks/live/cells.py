@@ -15,12 +15,12 @@ from live.servers import Bundle
 BLOCK_BYTES = 163840
 """One KV block of 32 tokens of the benchmark's model: 2 x 10 layers x 2 heads x 64 x 2 bytes per token."""
 
-COMMON = ("--max-model-len", "768", "--block-size", "32", "--max-num-seqs", "256")
+COMMON = ("--max-model-len", "640", "--block-size", "32", "--max-num-seqs", "256")
 AMPLE = ("--kv-cache-memory-bytes", str(1638 * BLOCK_BYTES))
-SMALL = ("--kv-cache-memory-bytes", str(64 * BLOCK_BYTES))
-TINY = ("--kv-cache-memory-bytes", str(32 * BLOCK_BYTES))
+SMALL = ("--kv-cache-memory-bytes", str(32 * BLOCK_BYTES))
+TINY = ("--kv-cache-memory-bytes", str(24 * BLOCK_BYTES))
 
-OURS = ("--scheduler", "skip-join-mlfq")
+OURS = ("--scheduler", "skip-join-mlfq", "--alpha", "3")
 BOUND = ("--oldest-share", "0.5")
 MOST_PAYING = 64
 """Requests per iteration beyond which this machine produces no more tokens a second."""

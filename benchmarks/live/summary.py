@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from live.cells import BASELINE, BOUNDED, HONEST, MLFQ
+from live.cells import BASELINE, BLOCK_BYTES, HONEST, MLFQ
 
 Runs = Mapping[int, Mapping[str, Any]]
 TIMES = (
@@ -68,7 +68,23 @@ def _one(runs: Runs) -> dict[str, Any]:
     counters = {name: median(run["counters"][name] for run in ordered) for name in ordered[0]["counters"]}
     metrics = {name: spread([run["metrics"][name] for run in ordered]) for name in ordered[0]["metrics"]}
     requests = sum(len(run["requests"]) for run in ordered)
-    return {"runs": len(ordered), "requests": requests, "metrics": metrics, "counters": counters}
+    found = {"runs": len(ordered), "requests": requests, "metrics": metrics, "counters": counters}
+    return found | ({"swapping": swapping(ordered)} if counters else {})
+
+
+def swapping(runs: Sequence[Any]) -> dict[str, Any]:
+    """KV taken off the device and loaded back, in bytes a run, and the share of all latency spent waiting for loads.
+
+    A request waits for a load while its rank earns a slot and its KV is on the host.
+    """
+    waited = [
+        run["counters"]["blocked_on_loads_s"] / sum(request[2] for request in run["requests"]) for run in runs
+    ]
+    return {
+        "bytes_evicted": spread([run["counters"]["blocks_evicted"] * BLOCK_BYTES for run in runs]),
+        "bytes_loaded": spread([run["counters"]["blocks_loaded"] * BLOCK_BYTES for run in runs]),
+        "blocked_share": spread(waited),
+    }
 
 
 def _against(runs: Runs, base: Runs) -> dict[str, Any]:
@@ -122,9 +138,9 @@ def table(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [head + "| slowest request | answers identical |", "|---" * 12 + "|"]
     for cell in cells:
         for base, others in cell["against"].items():
-            for name in (MLFQ, BOUNDED):
-                if others.get(name):
-                    lines.append(_line(cell, base, name, others[name]))
+            lines += [
+                _line(cell, base, name, found) for name, found in others.items() if found and name != HONEST
+            ]
     return lines
 
 
@@ -140,6 +156,22 @@ def _line(cell: Mapping[str, Any], base: str, name: str, against: Mapping[str, A
 
 def _shown(ratio: Mapping[str, float]) -> str:
     return f"{ratio['median']:.2f}x ({ratio['min']:.2f} to {ratio['max']:.2f})"
+
+
+def swap_table(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Markdown: what each strategy moved, and what waiting for it cost."""
+    lines = [
+        "| regime | workload | load | scheduler | MB evicted | MB loaded | waiting for loads, of latency |"
+    ]
+    lines.append("|---" * 7 + "|")
+    for cell in cells:
+        for name, one in cell["schedulers"].items():
+            moved = one.get("swapping")
+            if moved and moved["bytes_evicted"]["max"]:
+                place = f"| {cell['regime']} | {cell['workload']} | {cell['load']} | {name} "
+                out, into = (moved[f"bytes_{way}"]["median"] / 1e6 for way in ("evicted", "loaded"))
+                lines.append(place + f"| {out:.1f} | {into:.1f} | {moved['blocked_share']['median']:.1%} |")
+    return lines
 
 
 def verdicts(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
