@@ -131,7 +131,10 @@ def counted(plan: LaunchPlan) -> Iterator[None]:
         from prometheus_client import values
 
         values.ValueClass = values.MultiProcessValue()  # type: ignore[no-untyped-call]
-        yield
+        try:
+            yield
+        finally:
+            del os.environ[METRICS_ENV]
 
 
 def _only_batch(choice: Choice) -> None:
