@@ -79,8 +79,8 @@ def command(
 ) -> None:
     """Look up, start, say when it is ready, and stay until it ends."""
     from coldstart.engine import serve
-    from coldstart.engine.scheduler import Choice
     from coldstart.engine.recording import recording
+    from coldstart.engine.scheduler import Choice
 
     for file in filter(None, (ready_file, timeline)):
         _require_place(file)

@@ -72,6 +72,10 @@ class Choice:
             raise Usage(f"The scheduler's settings: {problem}.", mend="coldstart serve --help") from problem
 
 
+STOCK = Choice()
+"""vLLM's own scheduler, as it is."""
+
+
 def apply(
     made: LaunchPlan, choice: Choice, bundle: Bundle | None, vllm_args: Sequence[str], *, on_cpu: bool
 ) -> LaunchPlan:

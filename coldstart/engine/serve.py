@@ -19,7 +19,7 @@ from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
 from coldstart.engine import handoff, launch, pool, prepare, scheduler
 from coldstart.engine.plan import LaunchPlan
-from coldstart.engine.scheduler import Choice
+from coldstart.engine.scheduler import STOCK, Choice
 from coldstart.errors import Failed
 from coldstart.inspection import Lookup
 
@@ -49,7 +49,7 @@ class Request:
     cache_dir: Path | None = None
     ready_timeout: float | None = None
     require_signature: bool = False
-    scheduler: Choice = Choice()
+    scheduler: Choice = STOCK
     trust: Trust = inspection.trust
 
 
