@@ -24,6 +24,9 @@ FOUND = {
     22: "more requests admitted in one step than the model runner has slots",
     65: "a load that a picked request started was not protected, and its blocks were never given back",
     68: "a loaded request that had never run was resumed as if the workers knew it",
+    672: "a loaded request was to lead but had no slot, which another without a token kept",
+    93: "a request joined below one that had just left the batch",
+    193: "a request left although even that did not make room, its blocks being shared",
     393: "a remembered miss on the host hid a hit, and the load it needed never fitted",
 }
 

@@ -71,11 +71,9 @@ class Loads:
         if room.free >= need:
             return
         limit = enst(request)
-        victims = [victim for victim in room.victims(kept, enst) if enst(victim) > limit]
-        if room.free + room.held(victims) < need:
-            return
-        while victims and room.free < need:
-            room.evict(victims.pop())
+        later = [victim for victim in reversed(room.victims(kept, enst)) if enst(victim) > limit]
+        for victim in room.leavers(later, need - room.free, 0):
+            room.evict(victim)
 
     def _hosted(self) -> tuple[list[Request], list[Request]]:
         """Requests on the host: those within the first B ranks, and the rest of a bounded look ahead."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from heapq import nlargest
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from vllm.v1.request import Request, RequestStatus
@@ -74,10 +75,9 @@ class Room:
         kept = set(spared)
         return sorted((request for request in self.evictable() if request not in kept), key=enst)
 
-    def held(self, requests: Iterable[Request]) -> int:
-        """Blocks that evicting the requests gives back at most (shared ones may stay)."""
-        manager = self.scheduler.kv_cache_manager
-        return sum(len(group) for r in requests for group in manager.get_blocks(r.request_id).blocks)
+    def held(self, request: Request) -> int:
+        """Blocks that the request holds, alone or with others."""
+        return sum(map(len, self.scheduler.kv_cache_manager.get_blocks(request.request_id).blocks))
 
     def _ample(self, picked: list[Request], heavy: list[Request], joining: list[Request], enst: Enst) -> bool:
         """Whether everybody fits by a cheap upper bound, which spares asking vLLM about each of them."""
@@ -112,6 +112,19 @@ class Room:
         return slots
 
     def _fitted(self, picked: list[Request], enst: Enst) -> list[Request]:
+        waited = {request for request in picked if request.status != RUNNING}
+        chosen = self._in_order(picked, enst)
+        if not picked or picked[0] in chosen:
+            return chosen
+        leader = self._leader(picked[0])
+        if leader in chosen:
+            return chosen
+        # Who left in the first attempt stays out of this step.
+        others = (r for r in picked if r is not leader and (r.status == RUNNING or r in waited))
+        self._promise([])
+        return self._in_order([leader, *others][: self.scheduler.batch], enst)
+
+    def _in_order(self, picked: list[Request], enst: Enst) -> list[Request]:
         chosen: list[Request] = []
         later = list(picked)
         victims = self.victims(picked, enst)
@@ -120,37 +133,10 @@ class Room:
             if self._fits(request, later, victims):
                 chosen.append(request)
                 self._promise(chosen)
-        if picked and picked[0] not in chosen:
-            return self._with_leader(picked[0], chosen, enst)
         return chosen
 
-    def _fits(self, request: Request, later: list[Request], victims: list[Request]) -> bool:
-        if request.status != RUNNING and not self.scheduler.fresh.admits(request, self.pledged):
-            return False
-        if self._holds(request):
-            return True
-        able = set(self.evictable())
-        tail = [other for other in later if other in able]
-        if not self._would_hold(request, [*victims, *tail]):
-            return False
-        while not self._holds(request) and (victims or tail):
-            leaver = victims.pop() if victims else tail.pop()
-            if leaver in later:
-                later.remove(leaver)
-            self.evict(leaver)
-        return self._holds(request)
-
-    def _holds(self, request: Request) -> bool:
-        running = request.status == RUNNING
-        return (running or self._slots() > self._joining) and self.needs(request) <= self.free
-
-    def _would_hold(self, request: Request, leavers: list[Request]) -> bool:
-        slots = self._slots() + len(leavers)
-        enough = request.status == RUNNING or slots > self._joining
-        return enough and self.needs(request) <= self.free + self.held(leavers)
-
-    def _with_leader(self, top: Request, chosen: list[Request], enst: Enst) -> list[Request]:
-        """The top of the batch is kept out by requests without a token since their admission.
+    def _leader(self, top: Request) -> Request:
+        """Who runs first where the top of the batch is kept out by requests without a token.
 
         Evicting those would let two starved requests evict each other for ever, so one of them runs instead,
         first those that have a slot, and everybody with a token makes way for it.
@@ -158,24 +144,40 @@ class Room:
         scheduler = self.scheduler
         holders = [scheduler.requests[name] for name in scheduler.fresh]
         able = [r for state in (State.RUNNING, State.LOADED) for r in holders if scheduler.state(r) is state]
-        leader = able[0] if able else top
-        if leader in chosen:
-            return chosen
-        chosen = chosen[: scheduler.batch - 1]
-        self._promise(chosen)
-        for victim in reversed(self.victims([leader, *chosen], enst)):
-            if not self._holds(leader):
-                self.evict(victim)
-        while chosen and not self._holds(leader):
-            dropped = chosen.pop()
-            self._promise(chosen)
-            if dropped in set(self.evictable()):
-                self.evict(dropped)
-        if not self._holds(leader):
-            return chosen
-        chosen = [leader, *chosen]
-        self._promise(chosen)
-        return chosen
+        return able[0] if able else top
+
+    def _fits(self, request: Request, later: list[Request], victims: list[Request]) -> bool:
+        """Whether the request can be held, once those who make room for it have left."""
+        joins = request.status != RUNNING
+        if joins and not self.scheduler.fresh.admits(request, self.pledged):
+            return False
+        short = self.needs(request) - self.free
+        slots = self._joining + 1 - self._slots() if joins else 0
+        if short <= 0 and slots <= 0:
+            return True
+        able = set(self.evictable())
+        order = [*reversed(victims), *(other for other in reversed(later) if other in able)]
+        leavers = self.leavers(order, short, slots)
+        for leaver in leavers:
+            self.evict(leaver)
+        del victims[max(0, len(victims) - len(leavers)) :]
+        if any(leaver in later for leaver in leavers):
+            # Nobody joins below a request that had to leave the batch.
+            later[:] = [other for other in later if other.status == RUNNING]
+        return bool(leavers)
+
+    def leavers(self, order: list[Request], short: int, slots: int) -> list[Request]:
+        """The first few whose leaving frees enough blocks and slots; nobody if all of them would not."""
+        manager = self.scheduler.kv_cache_manager
+        holders: dict[int, int] = {}
+        for count, request in enumerate(order, 1):
+            for block in chain.from_iterable(manager.get_blocks(request.request_id).blocks):
+                left = holders.get(block.block_id, block.ref_cnt) - 1
+                holders[block.block_id] = left
+                short -= left == 0 and not block.is_null
+            if short <= 0 and count >= slots:
+                return order[:count]
+        return []
 
     def _promise(self, chosen: list[Request]) -> None:
         joining = [request for request in chosen if request.status != RUNNING]

@@ -150,7 +150,7 @@ class PolicyScheduler(AsyncScheduler):
         self.host.back(request.request_id)
         self.fresh.add(request)
         self.counters.loads += 1
-        self.counters.blocks_loaded += self.room.held([request])
+        self.counters.blocks_loaded += self.room.held(request)
 
     def _serve(self, request: Request, tokens: int, decode_s: float, now: float) -> None:
         job = self.jobs[request.request_id]
@@ -185,7 +185,7 @@ class PolicyScheduler(AsyncScheduler):
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         self.counters.evictions += 1
-        self.counters.blocks_evicted += self.room.held([request])
+        self.counters.blocks_evicted += self.room.held(request)
         self.started.discard(request)
         self.fresh.discard(request.request_id)
         super()._preempt_request(request, *args, **kwargs)
