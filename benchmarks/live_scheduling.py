@@ -10,6 +10,7 @@ Real servers (`coldstart serve`), real tokens; load 1 is the rate that FCFS with
 sustain just before. All schedulers serve the same requests within a repetition, in an order that rotates, and every
 answer is compared token by token with FCFS. Each finished run is one line of the log; run it again to go on.
 
+    python benchmarks/live_scheduling.py --prepare
     python benchmarks/live_scheduling.py [--regime R] [--workload W] [--load L] [--repetitions N] [--swapping]
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -41,6 +43,9 @@ KINDS = {regime.name: regime for regime in (*REGIMES.values(), SWAPPING)}
 def main(argv: Sequence[str]) -> int:
     """Measure what is missing in the log, write the result, print the table and one line of JSON."""
     options = _options(argv)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # servers must not outlive this
+    if options.prepare:
+        return prepare()
     log, machine = Log(options.log), facts.machine()  # before this process binds itself to some of the cores
     wanted = list(_wanted(options))
     if not options.summary_only:
@@ -54,6 +59,15 @@ def main(argv: Sequence[str]) -> int:
     print("\n".join([*summary.table(result["cells"]), "", *summary.swap_table(result["cells"])]))
     print(json.dumps({k: v for k, v in result.items() if k not in ("cells", "runs")}))
     return 0 if len(done) == len(wanted) else 1
+
+
+def prepare() -> int:
+    """Make the bundles anew, with iteration times as they are on this machine now."""
+    with tempfile.TemporaryDirectory(prefix="live-") as work:
+        for bundle in {regime.bundle(str(model.build())) for regime in KINDS.values()}:
+            Fleet(Path(work)).materialize(bundle, force=True)
+            print(f"made {bundle}", file=sys.stderr)
+    return 0
 
 
 def measure(wanted: Iterable[Cell], log: Log, minutes: float | None) -> None:
@@ -140,6 +154,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--swapping", action="store_true", help="the memory-starved pool and its three strategies"
     )
+    parser.add_argument("--prepare", action="store_true", help="make the bundles anew, measure nothing")
     parser.add_argument("--minutes", type=float, help="start no run after this long")
     parser.add_argument("--log", type=Path, default=Path("build/live-scheduling.jsonl"))
     parser.add_argument("--result", type=Path, help="where the result goes; default: results/")

@@ -82,10 +82,13 @@ class Fleet:
             self.templates = set()
             return
 
+    def materialize(self, bundle: Bundle, *, force: bool = False) -> None:
+        self._run("materialize", bundle.model, *(["--force"] if force else []), "--", *bundle.vllm_args)
+
     def _template(self, bundle: Bundle) -> None:
         if bundle in self.templates:
             return
-        self._run("materialize", bundle.model, "--", *bundle.vllm_args)
+        self.materialize(bundle)
         self._run("template", "start", bundle.model, "--level", "engine", "--", *bundle.vllm_args)
         self.templates.add(bundle)
 
