@@ -21,7 +21,7 @@ SMALL = ("--kv-cache-memory-bytes", str(32 * BLOCK_BYTES))
 TINY = ("--kv-cache-memory-bytes", str(24 * BLOCK_BYTES))
 
 OURS = ("--scheduler", "skip-join-mlfq", "--alpha", "3")
-BOUND = ("--oldest-share", "0.75")
+BOUND = ("--oldest-share", "0.5")
 MOST_PAYING = 64
 """Requests per iteration beyond which this machine produces no more tokens a second."""
 

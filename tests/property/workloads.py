@@ -140,8 +140,7 @@ class Checked:
     def _wanted(self) -> set[str]:
         scheduler = self.scheduler
         scheduler.ranking.tick(self.engine.now, scheduler.batch)
-        jobs = pick(scheduler.ranking, scheduler.batch, scheduler.ready, scheduler.settings.oldest_share)
-        return {job.id for job in jobs}
+        return {job.id for job in scheduler.pick()}
 
     def _tokens(self, name: str) -> int:
         request = self.scheduler.requests.get(name)

@@ -55,6 +55,7 @@ class PolicyScheduler(AsyncScheduler):
         self.reserve = ArrivalReserve(self.settings.load_latency_s, self.settings.reserve_quantile)
         self.room, self.loads = Room(self), Loads(self)
         self._last_step_s: float | None = None
+        self.turn = 0
 
     def add_request(self, request: Request) -> None:
         known = request.request_id in self.requests
@@ -94,11 +95,16 @@ class PolicyScheduler(AsyncScheduler):
             return self.host.hit(request) == 0
         return state is State.NEW or state is State.LOADED
 
+    def pick(self) -> list[Job]:
+        """Whom this step should serve."""
+        return pick(self.ranking, self.batch, self.ready, self.settings.oldest_share, self.turn)
+
     def _prepare(self, now: float) -> list[Request]:
         """Decide, arrange what vLLM sees, and return the parked requests that it does not see."""
         self.started.refresh()
         self.ranking.tick(now, self.batch)
-        picked = pick(self.ranking, self.batch, self.ready, self.settings.oldest_share)
+        picked = self.pick()
+        self.turn += 1
         enst = self._enst(now)
         chosen = self.room.make([self.requests[job.id] for job in picked], enst)
         loads = self.loads.choose(chosen, enst, now) if self.connector is not None else []
