@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, islice
@@ -55,10 +55,10 @@ def prompt_tokens(row: TraceRequest, number: int, seed: int, vocabulary: int) ->
     )
 
 
-def _block(block: int, seed: int, vocabulary: int) -> list[int]:
+def _block(block: int, seed: int, vocabulary: int) -> Iterator[int]:
     start, step = (block * 2654435761 + seed * 40503) & 0xFFFFFFFF, (block * 97 + 31) | 1
     span = vocabulary - LOWEST_TOKEN
-    return [LOWEST_TOKEN + (start + i * step) % span for i in range(HASH_TOKENS)]
+    return (LOWEST_TOKEN + (start + i * step) % span for i in range(HASH_TOKENS))
 
 
 async def send(

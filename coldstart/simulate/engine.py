@@ -7,7 +7,7 @@ wait for; each job in it is charged its own iteration's predicted time, as the s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from coldstart.scheduling import IterationProfile, Job, Policy, SkipJoinMlfq, pick
@@ -22,14 +22,20 @@ class Engine:
     """One simulated engine; `run` it once. Arrivals must be in order."""
 
     def __init__(
-        self, policy: Policy, profile: IterationProfile, settings: SimSettings, *, series: bool = False
+        self,
+        policy: Policy,
+        profile: IterationProfile,
+        settings: SimSettings,
+        *,
+        series: bool = False,
+        finished: Callable[[SimJob], None] | None = None,
     ) -> None:
         self.policy, self.profile, self.settings, self.series = policy, profile, settings, series
+        self.finished = finished
         self.outcome, self.now = Outcome(), 0.0
         self.live: dict[str, SimJob] = {}
         self.memory = Memory(settings, self.outcome)
         self.placer = Placer(settings, self.memory, self.live)
-        self.turn = 0
 
     def run(self, trace: Iterable[TraceRequest]) -> Outcome:
         """Raises ValueError for a request whose KV can never fit the device."""
@@ -50,17 +56,15 @@ class Engine:
         if capacity is not None and self.settings.blocks(job.job.prompt_tokens + job.output) > capacity:
             raise ValueError(f"request {job.job.id} needs more KV blocks than the device's {capacity}")
         self.live[job.job.id] = job
-        self.outcome.jobs.append(job)
+        if self.finished is None:
+            self.outcome.jobs.append(job)
         self.policy.add(job.job, self.now)
         self.placer.arrived(job, self.now)
 
     def _step(self, next_arrival: float) -> None:
         self.memory.land(self.now)
         self.policy.tick(self.now, self.settings.batch)
-        self.turn += 1
-        picked = pick(
-            self.policy, self.settings.batch, self.placer.ready, self.settings.oldest_share, self.turn
-        )
+        picked = pick(self.policy, self.settings.batch, self.placer.ready, self.settings.oldest_share)
         enst = lambda: self.policy.enst(self.now, self.settings.batch)  # noqa: E731
         top = {job.id for job in islice(self.policy, self.settings.batch)}
         placement = self.placer.place([self.live[job.id] for job in picked], top, enst, self.now)
@@ -134,6 +138,8 @@ class Engine:
         self.policy.remove(job.job)
         self.memory.release(job)
         del self.live[job.job.id]
+        if self.finished is not None:
+            self.finished(job)
 
 
 class _Arrivals:
@@ -161,6 +167,10 @@ def simulate(
     settings: SimSettings,
     *,
     series: bool = False,
+    finished: Callable[[SimJob], None] | None = None,
 ) -> Outcome:
-    """Replay a trace on a fresh engine. Raises ValueError for a request that can never fit."""
-    return Engine(policy, profile, settings, series=series).run(trace)
+    """Replay a trace on a fresh engine. Raises ValueError for a request that can never fit.
+
+    `finished` is given every job at its end; without it they are in the outcome.
+    """
+    return Engine(policy, profile, settings, series=series, finished=finished).run(trace)
