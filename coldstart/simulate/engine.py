@@ -36,6 +36,7 @@ class Engine:
         self.live: dict[str, SimJob] = {}
         self.memory = Memory(settings, self.outcome)
         self.placer = Placer(settings, self.memory, self.live)
+        self.turn = 0
 
     def run(self, trace: Iterable[TraceRequest]) -> Outcome:
         """Raises ValueError for a request whose KV can never fit the device."""
@@ -64,7 +65,10 @@ class Engine:
     def _step(self, next_arrival: float) -> None:
         self.memory.land(self.now)
         self.policy.tick(self.now, self.settings.batch)
-        picked = pick(self.policy, self.settings.batch, self.placer.ready, self.settings.oldest_share)
+        self.turn += 1
+        picked = pick(
+            self.policy, self.settings.batch, self.placer.ready, self.settings.oldest_share, self.turn
+        )
         enst = lambda: self.policy.enst(self.now, self.settings.batch)  # noqa: E731
         top = {job.id for job in islice(self.policy, self.settings.batch)}
         placement = self.placer.place([self.live[job.id] for job in picked], top, enst, self.now)
