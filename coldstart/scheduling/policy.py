@@ -8,8 +8,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Protocol
 
 from coldstart.scheduling.job import Job
+
+
+class Observer(Protocol):
+    """Whoever wants to hear of demotions and promotions."""
+
+    def note(self, name: str, start_s: float | None = None, **args: object) -> None: ...
 
 
 class Policy(ABC):
@@ -21,6 +28,7 @@ class Policy(ABC):
 
     name: str
     preemptive: bool = True
+    observer: Observer | None = None
 
     @abstractmethod
     def add(self, job: Job, now: float) -> None: ...

@@ -28,6 +28,8 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from coldstart.scheduling.vllm.arguments import kv_transfer_config
+
 BLOCK, VOCABULARY = 4, 1000
 POISON = -1
 CONFIG = {
@@ -64,14 +66,7 @@ def base_config(folder: Path, host_blocks: int | None) -> VllmConfig:
     )
     transfer = None
     if host_blocks is not None:
-        extra = {"cpu_bytes_to_use": 4096, "offload_prompt_only": False}
-        extra |= {
-            "spec_name": "CpuPoolOffloadingSpec",
-            "spec_module_path": "coldstart.scheduling.vllm.offload",
-        }
-        transfer = KVTransferConfig(
-            kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=extra
-        )
+        transfer = KVTransferConfig(**kv_transfer_config(4096, on_cpu=True))
     return VllmConfig(
         model_config=model_config(folder),
         scheduler_config=scheduler,

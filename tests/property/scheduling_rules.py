@@ -1,7 +1,8 @@
 """What the scheduler decides, held against the invariants while it decides.
 
 6 no ready job of higher rank idles while a lower one runs, unless even everything that may leave would not
-make room for it, its pledge does not fit beside those without a token, or the token budget is spent;
+make room for it, its pledge does not fit beside those without a token, the token budget is spent, or it had to
+leave in this step, or would join below one that had to;
 7 between two evictions a request gains a token; 10 victims leave by descending ENST, loads start by ascending
 ENST, and nobody is evicted to load a request of larger ENST.
 """
@@ -100,7 +101,7 @@ class Rules:
         below = [r for r in self.chosen if r not in above and r not in led]
         if not below or self._tokens(higher) >= scheduler.max_num_scheduled_tokens:
             return
-        if request in self._left:
+        if request in self._left or (request.status != RUNNING and self._left.intersection(above)):
             assert all(r.status == RUNNING for r in below), "somebody joined below one that had to leave"
             return
         joining = [r for r in higher if r.status != RUNNING]
@@ -108,7 +109,7 @@ class Rules:
         pledged = fresh.pledged + sum(map(fresh.pledge, joining))
         if request.status != RUNNING and pledged + fresh.pledge(request) > fresh.capacity:
             return
-        leavers = [r for r in room.evictable() if r not in higher and r is not request]
+        leavers = [r for r in room.evictable() if r not in (*above, *led, request)]
         slots = scheduler.max_num_running_reqs - len(scheduler.started) + len(leavers) - len(joining)
         if request.status != RUNNING and slots <= 0:
             return

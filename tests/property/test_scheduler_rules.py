@@ -38,7 +38,7 @@ def soonest_first(self: Room, spared: list[Request], enst: Enst) -> list[Request
 
 def whoever_is_there(self: Loads, request: Request, need: int, kept: list[Request], enst: Enst) -> None:
     room = self.scheduler.room
-    for victim in room.leavers(room.victims(kept, enst), need - room.free, 0):
+    for victim in room.leavers(room.victims(kept, enst)[::-1], need - room.free, 0):
         room.evict(victim)
 
 

@@ -10,7 +10,6 @@ from random import Random
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
-from coldstart.scheduling import pick
 from coldstart.scheduling.vllm.scheduler import PARKED, PolicyScheduler
 
 from .engine_double import BLOCK, EngineDouble, Shape, build, expected, make_request

@@ -11,6 +11,8 @@ from typing import Any
 
 from vllm.v1.request import Request
 
+from coldstart.scheduling.vllm.pinning import PinnedLru
+
 
 class HostKv:
     """Wraps the connector's look-up; without a connector nothing is ever on the host.
@@ -23,6 +25,7 @@ class HostKv:
         self._hits: dict[str, int] = {}
         self._load_only: set[str] = set()
         self.away: dict[str, Request] = {}
+        self._pins = _pins(connector)
         if connector is not None:
             self._ask = connector.get_num_new_matched_tokens
             connector.get_num_new_matched_tokens = self._matched
@@ -48,11 +51,14 @@ class HostKv:
         self.forget(request.request_id)
         if self._connector is not None:
             self.away[request.request_id] = request
+        if self._pins is not None:
+            self._pins.left(request.request_id)
 
     def back(self, request_id: str) -> None:
         """The request runs again, loads, or is gone."""
         self.forget(request_id)
-        self.away.pop(request_id, None)
+        if self.away.pop(request_id, None) is not None and self._pins is not None:
+            self._pins.back(request_id)
 
     def forget(self, request_id: str) -> None:
         self._hits.pop(request_id, None)
@@ -65,3 +71,10 @@ class HostKv:
         if request.request_id not in self._load_only or is_async:
             return tokens, is_async
         return None, False
+
+
+def _pins(connector: Any) -> PinnedLru | None:
+    """The host cache's policy, where it is ours."""
+    manager = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
+    policy = getattr(manager, "_policy", None)
+    return policy if isinstance(policy, PinnedLru) else None

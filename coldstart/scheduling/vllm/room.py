@@ -161,9 +161,9 @@ class Room:
         for leaver in leavers:
             self.evict(leaver)
         del victims[max(0, len(victims) - len(leavers)) :]
-        if any(leaver in later for leaver in leavers):
-            # Nobody joins below a request that had to leave the batch.
-            later[:] = [other for other in later if other.status == RUNNING]
+        cut = min((later.index(leaver) for leaver in leavers if leaver in later), default=len(later))
+        # Nobody joins below a request that had to leave the batch.
+        later[cut:] = [other for other in later[cut:] if other.status == RUNNING]
         return bool(leavers)
 
     def leavers(self, order: list[Request], short: int, slots: int) -> list[Request]:

@@ -21,6 +21,7 @@ from coldstart.scheduling.reserve import ArrivalReserve
 from coldstart.scheduling.vllm import compat
 from coldstart.scheduling.vllm.config import SchedulerSettings
 from coldstart.scheduling.vllm.counters import Counters, Exporter
+from coldstart.scheduling.vllm.events import Events
 from coldstart.scheduling.vllm.fresh import Fresh
 from coldstart.scheduling.vllm.host import HostKv
 from coldstart.scheduling.vllm.loads import Loads
@@ -28,6 +29,7 @@ from coldstart.scheduling.vllm.queue import PickedQueue
 from coldstart.scheduling.vllm.room import Room
 from coldstart.scheduling.vllm.started import PARKED, Started
 from coldstart.scheduling.vllm.states import State, all_in_flight, state_of
+from coldstart.scheduling.vllm.swaps import Swaps
 
 __all__ = ["PARKED", "PolicyScheduler"]
 
@@ -51,6 +53,10 @@ class PolicyScheduler(AsyncScheduler):
         self.jobs: dict[str, Job] = {}
         self.started, self.fresh = Started(), Fresh(self)
         self.counters, self.exporter = Counters(), Exporter()
+        self.events = Events.enabled()
+        self.ranking.observer = self.events
+        ranks = self.parallel_config.world_size
+        self.swaps = Swaps(self.counters, self.kv_cache_config, ranks, self.events)
         self.host = HostKv(self.connector, self.kv_cache_manager)
         self.reserve = ArrivalReserve(self.settings.load_latency_s, self.settings.reserve_quantile)
         self.room, self.loads = Room(self), Loads(self)
@@ -80,7 +86,14 @@ class PolicyScheduler(AsyncScheduler):
             self.started.active += admitted
             self.running += hidden
         self._book(output, admitted, now)
+        if self.connector is not None:
+            self.swaps.decided(output.kv_connector_metadata)
         return output
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
+        if model_runner_output.kv_connector_output is not None:
+            self.swaps.moved(model_runner_output.kv_connector_output)
+        return super().update_from_output(scheduler_output, model_runner_output)
 
     def state(self, request: Request) -> State:
         return state_of(request, self.finished_recving_kv_req_ids)
@@ -156,7 +169,6 @@ class PolicyScheduler(AsyncScheduler):
         self.host.back(request.request_id)
         self.fresh.add(request)
         self.counters.loads += 1
-        self.counters.blocks_loaded += self.room.held(request)
 
     def _serve(self, request: Request, tokens: int, decode_s: float, now: float) -> None:
         job = self.jobs[request.request_id]
@@ -192,6 +204,8 @@ class PolicyScheduler(AsyncScheduler):
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         self.counters.evictions += 1
         self.counters.blocks_evicted += self.room.held(request)
+        if self.events:
+            self.events.note("eviction", request=request.request_id, blocks=self.room.held(request))
         self.started.discard(request)
         self.fresh.discard(request.request_id)
         super()._preempt_request(request, *args, **kwargs)
