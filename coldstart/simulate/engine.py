@@ -1,7 +1,8 @@
 """The event loop: arrivals, promotions, choice of the batch, memory, one iteration, again.
 
-Equation: an iteration takes profile.iteration_s(prefill tokens, decoding jobs) plus whatever copies it must
-wait for; each job in it is charged its own iteration's predicted time, as the server does.
+Equation: an iteration takes profile.iteration_s(prefill tokens, decoding jobs) + context_s * context of the
+decoding jobs, plus whatever copies it must wait for; each job in it is charged what the policy's profile predicts
+for it, as the server does.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Engine:
     ) -> None:
         self.policy, self.profile, self.settings, self.series = policy, profile, settings, series
         self.finished = finished
+        self.predicted = policy.profile if isinstance(policy, SkipJoinMlfq) else profile
         self.outcome, self.now = Outcome(), 0.0
         self.live: dict[str, SimJob] = {}
         self.memory = Memory(settings, self.outcome)
@@ -40,7 +42,7 @@ class Engine:
 
     def run(self, trace: Iterable[TraceRequest]) -> Outcome:
         """Raises ValueError for a request whose KV can never fit the device."""
-        arrivals = _Arrivals(trace)
+        arrivals = _Arrivals(trace, self.settings.request_s)
         while self.live or arrivals.next_s < math.inf:
             if not self.live:
                 self.now = max(self.now, arrivals.next_s)
@@ -106,8 +108,9 @@ class Engine:
     def _iterate(self, running: list[tuple[SimJob, int]], wait_s: float, blocked: list[SimJob]) -> None:
         prefills = [tokens for job, tokens in running if job.job.prefilling]
         decodes = len(running) - len(prefills)
-        seconds = self.profile.iteration_s(sum(prefills), decodes)
-        costs = [self._cost(job.job, tokens, decodes) for job, tokens in running]
+        context = sum(job.job.computed for job, _ in running if not job.job.prefilling)
+        seconds = self.profile.iteration_s(sum(prefills), decodes) + self.settings.context_s * context
+        costs = [self._cost(job.job, tokens, len(running)) for job, tokens in running]
         self._advance(seconds + wait_s, blocked)
         self.outcome.iterations += 1
         for (job, tokens), cost in zip(running, costs, strict=True):
@@ -122,8 +125,8 @@ class Engine:
         for job in blocked:
             job.swapping_s += seconds
 
-    def _cost(self, job: Job, tokens: int, decodes: int) -> float:
-        return self.profile.prefill(tokens) if job.prefilling else self.profile.decode(decodes)
+    def _cost(self, job: Job, tokens: int, batch: int) -> float:
+        return self.predicted.prefill(tokens) if job.prefilling else self.predicted.decode(batch)
 
     def _progress(self, job: SimJob, tokens: int, cost: float) -> None:
         inner = job.job
@@ -147,16 +150,18 @@ class Engine:
 
 
 class _Arrivals:
-    def __init__(self, trace: Iterable[TraceRequest]) -> None:
-        self._rows = enumerate(trace)
+    """Rows as the engine sees them, `delay_s` after they arrived."""
+
+    def __init__(self, trace: Iterable[TraceRequest], delay_s: float) -> None:
+        self._rows, self._delay_s = enumerate(trace), delay_s
         self._next = next(self._rows, None)
 
     @property
     def next_s(self) -> float:
-        return self._next[1].arrival_s if self._next else math.inf
+        return self._next[1].arrival_s + self._delay_s if self._next else math.inf
 
     def until(self, now: float) -> Iterator[SimJob]:
-        while self._next and self._next[1].arrival_s <= now:
+        while self._next and self.next_s <= now:
             number, row = self._next
             yield SimJob(
                 Job(str(number), row.arrival_s, row.prompt_tokens, row.output_tokens), model=row.model
