@@ -15,11 +15,11 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
 from coldstart.errors import Failed, Usage
-from coldstart.replay import Replay, ReplaySettings, Slo, summarize
+from coldstart.replay import RecordStore, Replay, ReplaySettings, Slo, summarize
 from coldstart.replay.compare import compare
 from coldstart.replay.html import page
 from coldstart.replay.plan import TracePlan, run_live, run_simulated
-from coldstart.replay.render import csv_text, text
+from coldstart.replay.render import text, write_csv
 from coldstart.scheduling import IterationProfile, MlfqSettings, ProfileError
 from coldstart.simulate import SimSettings
 from coldstart.traces import TraceReport
@@ -93,23 +93,26 @@ def command(
         max_prompt=max_prompt,
         max_output=max_output,
     )
-    report = TraceReport()
+    report, records = TraceReport(), RecordStore()
     with common.out.phase("replay the trace"):
         if simulate:
             engine = _engine(batch, kv_blocks, strategy)
             times = _profile(profile, common)
-            done = run_simulated(plan, policy, times, MlfqSettings(alpha_s=alpha), engine, report)
+            done = run_simulated(
+                plan, policy, times, MlfqSettings(alpha_s=alpha), engine, report, records.add
+            )
         else:
             settings = ReplaySettings(seed, vocabulary, timeout, balance)
-            done = run_live(plan, target or [], model, settings, report, os.environ.get("OPENAI_API_KEY"))
-    summary = summarize(done.records, limits, done.duration_s)
+            key = os.environ.get("OPENAI_API_KEY")
+            done = run_live(plan, target or [], model, settings, report, key, records.add)
+    summary = summarize(records, limits, done.duration_s)
     document = {"kind": "simulated" if simulate else "live", "ended": done.ended, **summary}
     document["rows"] = asdict(report)
     ratios = None if before is None else compare(document, before)
-    _write(document, done, csv, html)
+    _write(document, records, csv, html)
     _show(common, document if ratios is None else {**document, "against_baseline": ratios}, ratios)
     _warn(common, report)
-    _end(done, common)
+    _end(done, len(records), common)
 
 
 def _slo(given: str) -> Slo:
@@ -150,12 +153,13 @@ def _profile(given: str | None, common: Common) -> IterationProfile:
         raise Usage(f"--profile {given}: {problem}") from problem
 
 
-def _write(document: dict[str, Any], done: Replay, csv: Path | None, html: Path | None) -> None:
+def _write(document: dict[str, Any], records: RecordStore, csv: Path | None, html: Path | None) -> None:
     if csv:
-        csv.write_text(csv_text(done.records), encoding="utf-8")
+        with csv.open("w", encoding="utf-8") as file:
+            write_csv(records, file)
     if html:
         title = f"trace-replay, {document['kind']}"
-        html.write_text(page(title, {"this run": document}, {"this run": done.records}), encoding="utf-8")
+        html.write_text(page(title, {"this run": document}, {"this run": records}), encoding="utf-8")
 
 
 def _show(common: Common, document: dict[str, Any], ratios: dict[str, float] | None) -> None:
@@ -172,11 +176,12 @@ def _warn(common: Common, report: TraceReport) -> None:
         common.out.warn(f"{report.skipped} rows skipped in all")
 
 
-def _end(done: Replay, common: Common) -> None:
+def _end(done: Replay, requests: int, common: Common) -> None:
     if done.ended == "interrupted":
         common.out.warn("interrupted: the result covers what was measured until then")
         raise SystemExit(INTERRUPTED)
     if done.ended == "target dead":
-        last = next(record.error for record in reversed(done.records) if record.error)
-        raise Failed(f"The target does not answer ({last}).", mend="start it with: coldstart serve MODEL")
-    common.out.success(f"Replayed {len(done.records)} requests")
+        raise Failed(
+            f"The target does not answer ({done.error}).", mend="start it with: coldstart serve MODEL"
+        )
+    common.out.success(f"Replayed {requests} requests")

@@ -31,6 +31,8 @@ class ColdExecutor(UniProcExecutor):
         worker = _built.pop(worker_key(self.vllm_config), None)
         if worker is not None:
             self.driver_worker = worker
+            # How KV is kept on the host belongs to this server, not to what was built before.
+            worker.worker.vllm_config.kv_transfer_config = self.vllm_config.kv_transfer_config
             return
         with timeline.measure("build worker", track="engine"):
             super()._init_executor()

@@ -14,11 +14,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from coldstart import arguments, inspection, models, timeline
+from coldstart import arguments, inspection, models, runtime, timeline
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
-from coldstart.engine import fetch, handoff, launch, pool, prepare
+from coldstart.engine import fetch, handoff, launch, pool, prepare, scheduler
 from coldstart.engine.plan import LaunchPlan
+from coldstart.engine.scheduler import STOCK, Choice
 from coldstart.errors import Failed
 from coldstart.inspection import Lookup
 
@@ -50,6 +51,7 @@ class Request:
     cache_dir: Path | None = None
     ready_timeout: float | None = None
     require_signature: bool = False
+    scheduler: Choice = STOCK
     trust: Trust = inspection.trust
     weights_from: str | None = None
     fetch_rest: bool = False
@@ -112,16 +114,18 @@ def plan(request: Request, phase: Phase) -> tuple[Lookup, LaunchPlan]:
     model = ensure(found.model, offline=request.offline)
     if found.bundle is None:
         reason = inspection.miss(found).message
-        return found, prepare.ordinary(model, passed, request.cache_dir, found.key.digest, reason, streamed)
-    made = prepare.prepare(
-        found.bundle,
-        model,
-        passed,
-        cache_dir=request.cache_dir,
-        trust=request.trust,
-        streamed=streamed,
-    )
-    return found, made
+        made = prepare.ordinary(model, passed, request.cache_dir, found.key.digest, reason, streamed)
+    else:
+        made = prepare.prepare(
+            found.bundle,
+            model,
+            passed,
+            cache_dir=request.cache_dir,
+            trust=request.trust,
+            streamed=streamed,
+        )
+    on_cpu = runtime.targets_cpu()
+    return found, scheduler.apply(made, request.scheduler, found.bundle, request.vllm_args, on_cpu=on_cpu)
 
 
 def _require_signature(bundle: Bundle, trust: Trust) -> None:

@@ -21,6 +21,7 @@ from threading import Thread
 from typing import Any
 
 from coldstart import timeline
+from coldstart.engine import scheduler
 from coldstart.engine.lifeline import die_with_supervisor
 from coldstart.engine.plan import READY_FD_ENV, LaunchPlan
 from coldstart.graphs.entry import GRAPHS_REPORT, RESTORE
@@ -99,13 +100,15 @@ def configure(args: Namespace) -> Any:
 
 
 @asynccontextmanager
-async def engine_client(args: Namespace, warm: bool) -> AsyncIterator[Any]:
+async def engine_client(args: Namespace, plan: LaunchPlan, warm: bool) -> AsyncIterator[Any]:
     """vLLM's asynchronous engine over a forked engine process; `warm` says that the API's modules are imported."""
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
     with timeline.measure("configure", track="server"):
         config = configure(args)
+        if scheduler.settle(args, config, plan):
+            config = configure(args)
     if args.worker_cls == WORKER:
         # Creating the configuration forces "spawn" on the CPU, for the sake of a worker process that we do not have.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
@@ -250,7 +253,7 @@ async def serve(args: Namespace, plan: LaunchPlan, warm: bool) -> int:
 
     decorate_logs("APIServer", skip_if_decorated=True)
     address, sock = setup_server(args, reuse_port=False)
-    async with engine_client(args, warm) as engine:
+    async with engine_client(args, plan, warm) as engine:
         readiness = Readiness(plan, engine, worker_reports=reports(args))
         if not await readiness.proven():
             sock.close()
@@ -277,7 +280,8 @@ def run(plan: LaunchPlan, imported: bool = False) -> int:
         return headless.run(args, plan)
     import uvloop
 
-    return uvloop.run(serve(args, plan, imported))
+    with scheduler.counted(plan):
+        return uvloop.run(serve(args, plan, imported))
 
 
 if __name__ == "__main__":

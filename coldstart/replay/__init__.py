@@ -4,5 +4,15 @@ from coldstart.replay.metrics import Slo, summarize
 from coldstart.replay.open_loop import Replay, ReplaySettings, replay
 from coldstart.replay.record import RequestRecord
 from coldstart.replay.simulated import records_of
+from coldstart.replay.store import RecordStore
 
-__all__ = ["Replay", "ReplaySettings", "RequestRecord", "Slo", "records_of", "replay", "summarize"]
+__all__ = [
+    "RecordStore",
+    "Replay",
+    "ReplaySettings",
+    "RequestRecord",
+    "Slo",
+    "records_of",
+    "replay",
+    "summarize",
+]

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from coldstart.replay.metrics import METRICS, percentile
-from coldstart.replay.record import RequestRecord
+from coldstart.replay.metrics import percentile
 from coldstart.replay.render import LABELS, MARKS, rows
+from coldstart.replay.store import METRICS, RecordStore
 
 WIDTH, HEIGHT, POINTS = 420, 220, 100
 COLORS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700")
@@ -19,7 +19,7 @@ STYLE = (
     "td,th{padding:.3em .8em;border-bottom:1px solid #ddd;text-align:right}figure{display:inline-block}"
 )
 
-Runs = Mapping[str, Sequence[RequestRecord]]
+Runs = Mapping[str, RecordStore]
 
 
 def page(title: str, summaries: Mapping[str, Mapping[str, object]], runs: Runs) -> str:
@@ -39,10 +39,7 @@ def _table(summary: Mapping[str, object]) -> str:
 
 
 def _figure(metric: str, runs: Runs) -> str:
-    values = {
-        n: sorted(v for r in records if (v := METRICS[metric](r)) is not None) for n, records in runs.items()
-    }
-    values = {name: found for name, found in values.items() if found}
+    values = {name: found for name, records in runs.items() if (found := records.column(metric))}
     right = max((percentile(found, 99) for found in values.values()), default=0.0)
     if right <= 0:
         return ""
@@ -64,7 +61,3 @@ def _curve(ordered: Sequence[float], right: float, color: str) -> str:
     marks = [(percentile(ordered, 100 * i / POINTS), i / POINTS) for i in range(POINTS + 1)]
     points = " ".join(f"{40 + 370 * min(x / right, 1):.1f},{190 - 180 * y:.1f}" for x, y in marks)
     return f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>'
-
-
-def _sorted(metric: str, records: Sequence[RequestRecord]) -> list[float]:
-    return sorted(v for r in records if (v := METRICS[metric](r)) is not None)

@@ -7,18 +7,13 @@ misses); goodput = requests within the SLO per second of replay.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coldstart.replay.record import RequestRecord
+from coldstart.replay.store import LAG, METRICS, Column, RecordStore
 
 PERCENTILES = (50, 90, 95, 99)
-METRICS: dict[str, Callable[[RequestRecord], float | None]] = {
-    "ttft_s": lambda r: r.ttft_s,
-    "tpot_s": lambda r: r.tpot_s,
-    "normalized_s": lambda r: r.normalized_s,
-    "latency_s": lambda r: r.latency_s,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +46,7 @@ class Slo:
         return {name: limit for name in METRICS if (limit := getattr(self, name)) is not None}
 
     def _within(self, name: str, record: RequestRecord) -> bool:
-        limit, value = getattr(self, name), METRICS[name](record)
+        limit, value = getattr(self, name), getattr(record, name)
         return limit is None or value is None or value <= limit
 
 
@@ -63,29 +58,27 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def distribution(values: Iterable[float | None]) -> dict[str, float] | None:
+def distribution(ordered: Column) -> dict[str, float] | None:
     """Mean, extremes and PERCENTILES; None for no values."""
-    ordered = sorted(value for value in values if value is not None)
     if not ordered:
         return None
     marks = {f"p{percent}": percentile(ordered, percent) for percent in PERCENTILES}
-    return {"mean": math.fsum(ordered) / len(ordered), "min": ordered[0], **marks, "max": ordered[-1]}
+    return {"mean": ordered.mean, "min": ordered[0], **marks, "max": ordered[-1]}
 
 
-def summarize(records: Sequence[RequestRecord], slo: Slo, duration_s: float) -> dict[str, object]:
+def summarize(records: RecordStore, slo: Slo, duration_s: float) -> dict[str, object]:
     """The result of a replay, ready for JSON."""
-    good = [record for record in records if record.ok]
-    met = sum(map(slo.met, records))
+    ended, good, met = len(records), records.completed, sum(map(slo.met, records))
     span = max(duration_s, 1e-9)
     return {
-        "requests": len(records),
-        "completed": len(good),
-        "failed": sum(record.error is not None for record in records),
+        "requests": ended,
+        "completed": good,
+        "failed": records.failed,
         "duration_s": duration_s,
-        "requests_per_s": len(good) / span,
-        "output_tokens_per_s": sum(record.output_tokens for record in good) / span,
-        **{name: distribution(map(metric, good)) for name, metric in METRICS.items()},
-        "client_lag_s": distribution(record.lag_s for record in records),
-        "slo": {"limits": slo.limits(), "attainment": met / len(records) if records else 0.0},
+        "requests_per_s": good / span,
+        "output_tokens_per_s": records.output_tokens / span,
+        **{name: distribution(records.column(name)) for name in METRICS},
+        "client_lag_s": distribution(records.column(LAG)),
+        "slo": {"limits": slo.limits(), "attainment": met / ended if ended else 0.0},
         "goodput_per_s": met / span,
     }

@@ -1,7 +1,7 @@
 """Open-loop replay: every request leaves at its own time, whatever became of those before it.
 
 Invariants: a request waits for nothing but the clock; an interrupted or aborted replay keeps what it
-measured; the client's own lateness is part of every record.
+measured; the client's own lateness is part of every record; only requests under way are held in memory.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from coldstart.replay.record import RequestRecord
 from coldstart.traces.request import TraceRequest
 
 BALANCERS = ("round-robin", "least-outstanding", "random")
+Keep = Callable[[RequestRecord], None]
 DEAD_AFTER = 8
 """Requests in a row that could not even connect, after which the target counts as dead."""
 
@@ -33,19 +34,24 @@ class ReplaySettings:
 
 @dataclass(slots=True)
 class Replay:
-    """The records in order of the trace, and why it ended: 'complete', 'interrupted' or 'target dead'."""
+    """Why it ended: 'complete', 'interrupted' or 'target dead', and the last error that a request met.
+
+    The records are here in order of the trace, unless the replay was given somebody who keeps them.
+    """
 
     records: list[RequestRecord] = field(default_factory=list)
     duration_s: float = 0.0
     ended: str = "complete"
+    error: str | None = None
 
 
 class _Run:
-    def __init__(self, targets: Sequence[Target], settings: ReplaySettings) -> None:
+    def __init__(self, targets: Sequence[Target], settings: ReplaySettings, keep: Keep | None) -> None:
         if settings.balance not in BALANCERS:
             raise ValueError(f"unknown balancing {settings.balance!r}; one of {', '.join(BALANCERS)}")
         self.targets, self.settings, self.replay = targets, settings, Replay()
-        self.stop, self.refused = asyncio.Event(), 0
+        self.keep = keep or self.replay.records.append
+        self.stop, self.refused, self.sent = asyncio.Event(), 0, 0
         self.random, self.outstanding = Random(settings.seed), [0] * len(targets)
         self.start = time.perf_counter()
 
@@ -65,6 +71,7 @@ class _Run:
             task.add_done_callback(running.discard)
         await self._drain(running)
         self.replay.duration_s = self.clock()
+        self.replay.records.sort(key=lambda record: record.number)
         return self.replay
 
     async def _until(self, due_s: float) -> bool:
@@ -77,7 +84,6 @@ class _Run:
     async def _one(self, number: int, row: TraceRequest) -> None:
         index = self._choose()
         record = RequestRecord(number, row.arrival_s, row.prompt_tokens, row.output_tokens, row.model)
-        self.replay.records.append(record)
         prompt = prompt_tokens(row, number, self.settings.seed, self.settings.vocabulary)
         self.outstanding[index] += 1
         try:
@@ -86,17 +92,19 @@ class _Run:
             record.error = "not finished when the replay ended"
         finally:
             self.outstanding[index] -= 1
+            self.keep(record)
         self._watch(record)
 
     def _choose(self) -> int:
-        count = len(self.targets)
+        count, self.sent = len(self.targets), self.sent + 1
         if self.settings.balance == "least-outstanding":
             return min(range(count), key=self.outstanding.__getitem__)
         if self.settings.balance == "random":
             return self.random.randrange(count)
-        return len(self.replay.records) % count
+        return (self.sent - 1) % count
 
     def _watch(self, record: RequestRecord) -> None:
+        self.replay.error = record.error or self.replay.error
         refused = record.error is not None and record.first_token_s is None and "Connect" in record.error
         self.refused = self.refused + 1 if refused else 0
         if self.refused >= DEAD_AFTER:
@@ -127,9 +135,11 @@ def replay(
     targets: Sequence[Target],
     settings: ReplaySettings,
     interrupts: Callable[[Callable[[], None]], None] = _on_sigint,
+    keep: Keep | None = None,
 ) -> Replay:
     """Replay against running servers. Ctrl-C ends it and returns what was measured.
 
+    `keep` is given every record when its request has ended; without it they are in the result.
     `interrupts` is given a function that stops the replay; tests pass their own. Raises ValueError for an
     unknown balancing or no target.
     """
@@ -137,6 +147,6 @@ def replay(
         raise ValueError("a replay needs at least one target")
 
     async def run() -> Replay:
-        return await _Run(targets, settings).go(trace, interrupts)
+        return await _Run(targets, settings, keep).go(trace, interrupts)
 
     return asyncio.run(run())

@@ -1,6 +1,6 @@
 """From the options of a replay to its trace, and the run itself, live or simulated.
 
-Invariant: the trace stays a stream; the same options and seed give the same requests in both kinds of run.
+Invariant: trace and records stay streams; the same options and seed give the same requests in both kinds of run.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from coldstart.errors import Usage
 from coldstart.replay.client import Target
 from coldstart.replay.http import Endpoint
-from coldstart.replay.open_loop import Replay, ReplaySettings, replay
-from coldstart.replay.simulated import records_of
+from coldstart.replay.open_loop import Keep, Replay, ReplaySettings, replay
+from coldstart.replay.simulated import record_of
 from coldstart.scheduling import IterationProfile, MlfqSettings, make_policy
 from coldstart.simulate import SimSettings, simulate
 from coldstart.traces import TraceReport, TraceRequest, read_trace
@@ -69,11 +69,12 @@ def run_live(
     settings: ReplaySettings,
     report: TraceReport,
     api_key: str | None,
+    keep: Keep,
 ) -> Replay:
     """Replay against servers. Raises Usage for a URL that is none."""
     try:
         targets = [Target(Endpoint.parse(url, "/v1/completions"), model, url, api_key) for url in urls]
-        return replay(plan.rows(report), targets, settings)
+        return replay(plan.rows(report), targets, settings, keep=keep)
     except ValueError as problem:
         raise Usage(str(problem)) from problem
 
@@ -85,10 +86,14 @@ def run_simulated(
     tunables: MlfqSettings,
     settings: SimSettings,
     report: TraceReport,
+    keep: Keep,
 ) -> Replay:
     """Replay on the simulated engine. Raises Usage for an unknown policy or a request that never fits."""
     try:
-        outcome = simulate(plan.rows(report), make_policy(policy, profile, tunables), profile, settings)
+        made = make_policy(policy, profile, tunables)
+        outcome = simulate(
+            plan.rows(report), made, profile, settings, finished=lambda job: keep(record_of(job))
+        )
     except ValueError as problem:
         raise Usage(str(problem)) from problem
-    return Replay(records_of(outcome), outcome.finished_s)
+    return Replay(duration_s=outcome.finished_s)

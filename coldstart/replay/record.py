@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RequestRecord:
+    """`answer` is a digest of the answer's token ids, where the replay asked for them: equal for equal answers."""
+
     number: int
     due_s: float
     prompt_tokens: int
@@ -21,6 +23,7 @@ class RequestRecord:
     first_token_s: float | None = None
     finished_s: float | None = None
     output_tokens: int = 0
+    answer: str | None = None
     error: str | None = None
 
     @property

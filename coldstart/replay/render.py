@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Iterable, Mapping
+from typing import TextIO
 
-from coldstart.replay.metrics import METRICS
 from coldstart.replay.record import RequestRecord
+from coldstart.replay.store import METRICS
 
 MARKS = ("mean", "p50", "p90", "p95", "p99", "max")
 LABELS = {
@@ -48,12 +48,9 @@ def _rates(summary: Mapping[str, object]) -> str:
     )
 
 
-def csv_text(records: Iterable[RequestRecord]) -> str:
+def write_csv(records: Iterable[RequestRecord], out: TextIO) -> None:
     """All records as CSV, the derived metrics last."""
-    out = io.StringIO()
+    columns = (*CSV_FIELDS, *CSV_COUNTS, *METRICS)
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*CSV_FIELDS, *CSV_COUNTS, *METRICS])
-    for record in records:
-        plain = [getattr(record, name) for name in (*CSV_FIELDS, *CSV_COUNTS)]
-        writer.writerow([*plain, *(metric(record) for metric in METRICS.values())])
-    return out.getvalue()
+    writer.writerow(columns)
+    writer.writerows([getattr(record, name) for name in columns] for record in records)

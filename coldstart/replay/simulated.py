@@ -8,12 +8,13 @@ from coldstart.simulate.state import Outcome, SimJob
 
 def records_of(outcome: Outcome) -> list[RequestRecord]:
     """One record per job, in order of arrival; the simulator's client is never late."""
-    return [_record(number, job) for number, job in enumerate(outcome.jobs)]
+    return [record_of(job) for job in outcome.jobs]
 
 
-def _record(number: int, job: SimJob) -> RequestRecord:
+def record_of(job: SimJob) -> RequestRecord:
+    """A job is named by its number in the trace."""
     return RequestRecord(
-        number=number,
+        number=int(job.job.id),
         due_s=job.job.arrival_s,
         prompt_tokens=job.job.prompt_tokens,
         wanted_tokens=job.output,

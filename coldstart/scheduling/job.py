@@ -17,7 +17,8 @@ class Job:
 
     `output_tokens` is known to the simulator and to the SRPT oracle only. `priority` is the caller's wish:
     below zero the job stays in the first queue, above zero it joins no queue higher than that one.
-    `attained_s` is the service received since it entered its present queue.
+    `attained_s` is the service received since it entered its present queue, `blocked_s` the time that its rank
+    had earned a slot while its KV was not on the device.
     """
 
     id: str
@@ -33,6 +34,7 @@ class Job:
     unserved_since: float = 0.0
     demotions: int = 0
     promotions: int = 0
+    blocked_s: float = 0.0
 
     @property
     def context(self) -> int:

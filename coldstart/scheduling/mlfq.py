@@ -114,6 +114,8 @@ class SkipJoinMlfq(Policy):
             self.queues.move(job, level, at_head=self.settings.demote_to_head)
             job.demotions += 1
             self.demotions += 1
+            if self.observer:
+                self.observer.note("demotion", request=job.id, queue=level + 1)
 
     def _promote(self, job: Job, now: float, batch: int) -> bool:
         """Lift the longest unserved job to Q1; False when Q1 holds as many promoted jobs as it may."""
@@ -128,6 +130,8 @@ class SkipJoinMlfq(Policy):
         job.attained_s = 0.0
         job.promotions += 1
         self.promotions += 1
+        if self.observer:
+            self.observer.note("promotion", request=job.id)
         self._touch(job, now)
         return True
 

@@ -1,13 +1,14 @@
 """The event loop: arrivals, promotions, choice of the batch, memory, one iteration, again.
 
-Equation: an iteration takes profile.iteration_s(prefill tokens, decoding jobs) plus whatever copies it must
-wait for; each job in it is charged its own iteration's predicted time, as the server does.
+Equation: an iteration takes profile.iteration_s(prefill tokens, decoding jobs) + context_s * context of the
+decoding jobs, plus whatever copies it must wait for; each job in it is charged what the policy's profile predicts
+for it, as the server does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from coldstart.scheduling import IterationProfile, Job, Policy, SkipJoinMlfq, pick
@@ -22,17 +23,26 @@ class Engine:
     """One simulated engine; `run` it once. Arrivals must be in order."""
 
     def __init__(
-        self, policy: Policy, profile: IterationProfile, settings: SimSettings, *, series: bool = False
+        self,
+        policy: Policy,
+        profile: IterationProfile,
+        settings: SimSettings,
+        *,
+        series: bool = False,
+        finished: Callable[[SimJob], None] | None = None,
     ) -> None:
         self.policy, self.profile, self.settings, self.series = policy, profile, settings, series
+        self.finished = finished
+        self.predicted = policy.profile if isinstance(policy, SkipJoinMlfq) else profile
         self.outcome, self.now = Outcome(), 0.0
         self.live: dict[str, SimJob] = {}
         self.memory = Memory(settings, self.outcome)
         self.placer = Placer(settings, self.memory, self.live)
+        self.turn = 0
 
     def run(self, trace: Iterable[TraceRequest]) -> Outcome:
         """Raises ValueError for a request whose KV can never fit the device."""
-        arrivals = _Arrivals(trace)
+        arrivals = _Arrivals(trace, self.settings.request_s)
         while self.live or arrivals.next_s < math.inf:
             if not self.live:
                 self.now = max(self.now, arrivals.next_s)
@@ -49,14 +59,18 @@ class Engine:
         if capacity is not None and self.settings.blocks(job.job.prompt_tokens + job.output) > capacity:
             raise ValueError(f"request {job.job.id} needs more KV blocks than the device's {capacity}")
         self.live[job.job.id] = job
-        self.outcome.jobs.append(job)
+        if self.finished is None:
+            self.outcome.jobs.append(job)
         self.policy.add(job.job, self.now)
         self.placer.arrived(job, self.now)
 
     def _step(self, next_arrival: float) -> None:
         self.memory.land(self.now)
         self.policy.tick(self.now, self.settings.batch)
-        picked = pick(self.policy, self.settings.batch, self.placer.ready, self.settings.oldest_share)
+        self.turn += 1
+        picked = pick(
+            self.policy, self.settings.batch, self.placer.ready, self.settings.oldest_share, self.turn
+        )
         enst = lambda: self.policy.enst(self.now, self.settings.batch)  # noqa: E731
         top = {job.id for job in islice(self.policy, self.settings.batch)}
         placement = self.placer.place([self.live[job.id] for job in picked], top, enst, self.now)
@@ -94,8 +108,9 @@ class Engine:
     def _iterate(self, running: list[tuple[SimJob, int]], wait_s: float, blocked: list[SimJob]) -> None:
         prefills = [tokens for job, tokens in running if job.job.prefilling]
         decodes = len(running) - len(prefills)
-        seconds = self.profile.iteration_s(sum(prefills), decodes)
-        costs = [self._cost(job.job, tokens, decodes) for job, tokens in running]
+        context = sum(job.job.computed for job, _ in running if not job.job.prefilling)
+        seconds = self.profile.iteration_s(sum(prefills), decodes) + self.settings.context_s * context
+        costs = [self._cost(job.job, tokens, len(running)) for job, tokens in running]
         self._advance(seconds + wait_s, blocked)
         self.outcome.iterations += 1
         for (job, tokens), cost in zip(running, costs, strict=True):
@@ -110,8 +125,8 @@ class Engine:
         for job in blocked:
             job.swapping_s += seconds
 
-    def _cost(self, job: Job, tokens: int, decodes: int) -> float:
-        return self.profile.prefill(tokens) if job.prefilling else self.profile.decode(decodes)
+    def _cost(self, job: Job, tokens: int, batch: int) -> float:
+        return self.predicted.prefill(tokens) if job.prefilling else self.predicted.decode(batch)
 
     def _progress(self, job: SimJob, tokens: int, cost: float) -> None:
         inner = job.job
@@ -130,19 +145,23 @@ class Engine:
         self.policy.remove(job.job)
         self.memory.release(job)
         del self.live[job.job.id]
+        if self.finished is not None:
+            self.finished(job)
 
 
 class _Arrivals:
-    def __init__(self, trace: Iterable[TraceRequest]) -> None:
-        self._rows = enumerate(trace)
+    """Rows as the engine sees them, `delay_s` after they arrived."""
+
+    def __init__(self, trace: Iterable[TraceRequest], delay_s: float) -> None:
+        self._rows, self._delay_s = enumerate(trace), delay_s
         self._next = next(self._rows, None)
 
     @property
     def next_s(self) -> float:
-        return self._next[1].arrival_s if self._next else math.inf
+        return self._next[1].arrival_s + self._delay_s if self._next else math.inf
 
     def until(self, now: float) -> Iterator[SimJob]:
-        while self._next and self._next[1].arrival_s <= now:
+        while self._next and self.next_s <= now:
             number, row = self._next
             yield SimJob(
                 Job(str(number), row.arrival_s, row.prompt_tokens, row.output_tokens), model=row.model
@@ -157,6 +176,10 @@ def simulate(
     settings: SimSettings,
     *,
     series: bool = False,
+    finished: Callable[[SimJob], None] | None = None,
 ) -> Outcome:
-    """Replay a trace on a fresh engine. Raises ValueError for a request that can never fit."""
-    return Engine(policy, profile, settings, series=series).run(trace)
+    """Replay a trace on a fresh engine. Raises ValueError for a request that can never fit.
+
+    `finished` is given every job at its end; without it they are in the outcome.
+    """
+    return Engine(policy, profile, settings, series=series, finished=finished).run(trace)

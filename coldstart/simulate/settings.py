@@ -13,7 +13,9 @@ class SimSettings:
 
     `strategy` says what becomes of KV that does not fit: dropped and computed again (recompute), moved on the
     critical path (reactive), or moved ahead of use beside the computation (proactive). `write_through` models
-    an engine that copies blocks to the host as they fill, so that moving out costs nothing.
+    an engine that copies blocks to the host as they fill, so that moving out costs nothing. `request_s` is what
+    a request spends outside the engine, on its way in and out. `context_s` is what one token of context that a
+    decoding job reads adds to its iteration, beyond the profile, whose decoding jobs have next to none.
     """
 
     batch: int = 16
@@ -27,12 +29,16 @@ class SimSettings:
     write_through: bool = False
     oldest_share: float = 0.0
     reserve_quantile: float = 0.9
+    request_s: float = 0.0
+    context_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
             raise ValueError(f"unknown KV strategy {self.strategy!r}; one of {', '.join(STRATEGIES)}")
         if self.batch < 1 or self.link_bytes_s <= 0:
             raise ValueError("the batch and the link speed must be above zero")
+        if self.request_s < 0 or self.context_s < 0:
+            raise ValueError("request_s and context_s must not be negative")
 
     def blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)

@@ -28,6 +28,8 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from coldstart.scheduling.vllm.arguments import kv_transfer_config
+
 BLOCK, VOCABULARY = 4, 1000
 POISON = -1
 CONFIG = {
@@ -64,14 +66,7 @@ def base_config(folder: Path, host_blocks: int | None) -> VllmConfig:
     )
     transfer = None
     if host_blocks is not None:
-        extra = {"cpu_bytes_to_use": 4096, "offload_prompt_only": False}
-        extra |= {
-            "spec_name": "CpuPoolOffloadingSpec",
-            "spec_module_path": "coldstart.scheduling.vllm.offload",
-        }
-        transfer = KVTransferConfig(
-            kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=extra
-        )
+        transfer = KVTransferConfig(**kv_transfer_config(4096, on_cpu=True))
     return VllmConfig(
         model_config=model_config(folder),
         scheduler_config=scheduler,
@@ -91,6 +86,7 @@ class Shape:
     host_blocks: int | None = None
     prefix: bool = True
     depth: int = 2
+    block: int = BLOCK
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -103,12 +99,13 @@ def build(folder: Path, shape: Shape, cls: type[AsyncScheduler]) -> AsyncSchedul
     config.scheduler_config.max_num_scheduled_tokens = shape.tokens
     config.cache_config.enable_prefix_caching = shape.prefix
     config.cache_config.num_gpu_blocks = shape.blocks
+    config.cache_config.block_size = shape.block
     config.additional_config = {"coldstart_scheduler": {"batch": shape.batch, **shape.settings}}
     if config.kv_transfer_config is not None:
         assert shape.host_blocks is not None
         config.kv_transfer_config.kv_connector_extra_config["cpu_bytes_to_use"] = shape.host_blocks * 4096
     init_none_hash(sha256)
-    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
+    spec = FullAttentionSpec(block_size=shape.block, num_kv_heads=1, head_size=8, dtype=torch.float32)
     kv = KVCacheConfig(
         num_blocks=shape.blocks,
         kv_cache_tensors=[],
@@ -118,34 +115,29 @@ def build(folder: Path, shape: Shape, cls: type[AsyncScheduler]) -> AsyncSchedul
         vllm_config=config,
         kv_cache_config=kv,
         structured_output_manager=StructuredOutputManager(config),
-        block_size=BLOCK,
+        block_size=shape.block,
         log_stats=True,
     )
 
 
-def make_request(name: str, prompt: list[int], output: int, priority: int = 0) -> Request:
+def make_request(name: str, prompt: list[int], output: int, priority: int = 0, block: int = BLOCK) -> Request:
     params = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0.0)
     return Request(
-        name, prompt, params, None, priority=priority, block_hasher=get_request_block_hasher(BLOCK, sha256)
+        name, prompt, params, None, priority=priority, block_hasher=get_request_block_hasher(block, sha256)
     )
 
 
-def digest(prefix: list[int]) -> int:
-    value = 17
-    for token in prefix:
-        value = (value * 1000003 + token + 1) & 0xFFFFFFFFFFFF
-    return value
-
-
-def next_token(prefix: list[int]) -> int:
-    return digest(prefix) % VOCABULARY
+def digested(value: int, token: int) -> int:
+    """The digest of a prefix and one more token, from the prefix's."""
+    return (value * 1000003 + token + 1) & 0xFFFFFFFFFFFF
 
 
 def expected(prompt: list[int], output: int) -> list[int]:
-    tokens = list(prompt)
+    """The next token is the prefix's digest, cut to the vocabulary."""
+    held = Held.of(prompt, [])
     for _ in range(output):
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
+        held.append(held.digests[-1] % VOCABULARY)
+    return held.tokens[len(prompt) :]
 
 
 class SymbolicWorker(OffloadingWorker):  # type: ignore[misc]
@@ -199,8 +191,22 @@ class SymbolicWorker(OffloadingWorker):  # type: ignore[misc]
 
 @dataclass
 class Held:
+    """A request on the worker; digests[i] is that of tokens[: i + 1]."""
+
     tokens: list[int]
     blocks: list[int]
+    digests: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, tokens: list[int], blocks: list[int]) -> Held:
+        held = cls([], blocks)
+        for token in tokens:
+            held.append(token)
+        return held
+
+    def append(self, token: int) -> None:
+        self.tokens.append(token)
+        self.digests.append(digested(self.digests[-1] if self.digests else 17, token))
 
 
 class EngineDouble:
@@ -269,7 +275,7 @@ class EngineDouble:
         for copy in output.kv_cache_block_copies or ():
             self.cells[copy.dst_block_id] = list(self.cells[copy.src_block_id])
         for new in output.scheduled_new_reqs:
-            self.held[new.req_id] = Held(list(new.prompt_token_ids), list(new.block_ids[0]))
+            self.held[new.req_id] = Held.of(list(new.prompt_token_ids), list(new.block_ids[0]))
         cached = output.scheduled_cached_reqs
         for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if name in cached.resumed_req_ids:
@@ -282,13 +288,13 @@ class EngineDouble:
         assert start + count <= len(held.tokens), "scheduled past the tokens that exist"
         for position in range(start):
             found = self.cells[held.blocks[position // BLOCK]][position % BLOCK]
-            assert found == digest(held.tokens[: position + 1]), f"{name} read a wrong KV cell at {position}"
+            assert found == held.digests[position], f"{name} read a wrong KV cell at {position}"
         for position in range(start, start + count):
-            self.cells[held.blocks[position // BLOCK]][position % BLOCK] = digest(held.tokens[: position + 1])
+            self.cells[held.blocks[position // BLOCK]][position % BLOCK] = held.digests[position]
         if start + count < len(held.tokens):
             return []
-        token = next_token(held.tokens)
-        held.tokens.append(token)
+        token = held.digests[-1] % VOCABULARY
+        held.append(token)
         return [token]
 
     def _transfers(self, output: SchedulerOutput) -> KVConnectorOutput | None:

@@ -24,6 +24,10 @@ FOUND = {
     22: "more requests admitted in one step than the model runner has slots",
     65: "a load that a picked request started was not protected, and its blocks were never given back",
     68: "a loaded request that had never run was resumed as if the workers knew it",
+    672: "a loaded request was to lead but had no slot, which another without a token kept",
+    93: "a request joined below one that had just left the batch",
+    1157: "requests above one that had to leave the batch could not join either",
+    193: "a request left although even that did not make room, its blocks being shared",
     393: "a remembered miss on the host hid a hit, and the load it needed never fitted",
 }
 
@@ -160,5 +164,4 @@ def test_swapping_moves_what_was_decided(model_folder: Path) -> None:
     checked = Checked(model_folder, load, 1).run()
     counters, worker = checked.scheduler.counters, checked.engine.symbolic
     assert counters.evictions and counters.loads and counters.blocks_evicted
-    assert 0 < worker.loaded <= counters.blocks_loaded
-    assert worker.stored >= worker.loaded // 8
+    assert (worker.stored, worker.loaded) == (counters.blocks_stored, counters.blocks_loaded)

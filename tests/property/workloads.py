@@ -6,14 +6,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
 
-from vllm.v1.request import Request
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import RequestStatus
 
-from coldstart.scheduling import pick
 from coldstart.scheduling.vllm.scheduler import PARKED, PolicyScheduler
 
 from .engine_double import BLOCK, EngineDouble, Shape, build, expected, make_request
+from .scheduling_rules import Rules
 
 MOST_STEPS = 6000
 
@@ -82,9 +82,9 @@ class Checked:
         self.load = load
         self.scheduler = build(folder, load.shape, cls)
         self.engine = EngineDouble(self.scheduler, load.shape, seed)
-        self.evicted_at: dict[str, int] = {}
-        self.forced = 0
-        self._watch_evictions()
+        self.rules = Rules(self.scheduler)
+        self.steps = self.chunks = self.prefix_hits = 0
+        self.host_full = False
 
     def run(self) -> Checked:
         step, last = 0, max([*self.load.arrivals, *self.load.aborts], default=0)
@@ -96,6 +96,7 @@ class Checked:
                 self.engine.abort(self.load.aborts[step])
             self._step()
             step += 1
+        self.steps = step
         self._finished()
         return self
 
@@ -112,7 +113,25 @@ class Checked:
             assert (request.next_decode_eligible_step == PARKED) <= (request.request_id not in scheduled)
         if wanted is not None and asked < shape.tokens:
             assert scheduled == wanted, "a ready job of higher rank idles"
+        self._served(output)
         self._places()
+        self._note(output)
+
+    def _note(self, output: SchedulerOutput) -> None:
+        """What of the mixed features really occurred."""
+        self.chunks += sum(request.is_prefill_chunk for request in self.scheduler.running)
+        self.prefix_hits += sum(new.num_computed_tokens > 0 for new in output.scheduled_new_reqs)
+        if self.scheduler.connector is not None:
+            manager = self.scheduler.connector.connector_scheduler.manager
+            self.host_full |= not manager._get_num_free_chunks()
+
+    def _served(self, output: SchedulerOutput) -> None:
+        """Whoever was chosen runs; one that had to join may have found a load under way or begun one."""
+        missing = {r for r in self.rules.chosen if r.request_id not in output.num_scheduled_tokens}
+        if self.scheduler.connector is not None:
+            missing = {request for request in missing if request.status == RequestStatus.RUNNING}
+        spent = output.total_num_scheduled_tokens >= self.load.shape.tokens
+        assert spent or not missing, f"chosen but not run: {sorted(r.request_id for r in missing)}"
 
     def _roomy(self) -> bool:
         return self.load.shape.blocks == 200 and self.load.shape.slots == 16
@@ -120,8 +139,7 @@ class Checked:
     def _wanted(self) -> set[str]:
         scheduler = self.scheduler
         scheduler.ranking.tick(self.engine.now, scheduler.batch)
-        jobs = pick(scheduler.ranking, scheduler.batch, scheduler.ready, scheduler.settings.oldest_share)
-        return {job.id for job in jobs}
+        return {job.id for job in scheduler.pick()}
 
     def _tokens(self, name: str) -> int:
         request = self.scheduler.requests.get(name)
@@ -136,26 +154,6 @@ class Checked:
         assert all(count == 1 for count in places.values()), f"in two places: {places}"
         live = {name for name, request in scheduler.requests.items() if not request.is_finished()}
         assert set(places) == live == {job.id for job in scheduler.ranking} == set(scheduler.jobs)
-
-    def _watch_evictions(self) -> None:
-        evict, choose = self.scheduler._preempt_request, self.scheduler.room._victims
-
-        def preempt(request: Request, *args: Any, **kwargs: Any) -> None:
-            tokens = request.num_tokens + request.num_output_placeholders
-            gained = tokens > self.evicted_at.get(request.request_id, -1)
-            self.forced += not gained
-            self.evicted_at[request.request_id] = tokens
-            evict(request, *args, **kwargs)
-
-        def victims(spared: set[str], enst: Any) -> list[Request]:
-            found = choose(spared, enst)
-            allowed = {r.request_id for r in self.scheduler.running} - spared - set(self.scheduler.fresh)
-            assert {r.request_id for r in found} <= allowed, "a victim that is picked or without a token"
-            assert list(map(enst, found)) == sorted(map(enst, found)), "victims out of the order of ENST"
-            return found
-
-        self.scheduler._preempt_request = preempt
-        self.scheduler.room._victims = victims
 
     def _finished(self) -> None:
         for name, wanted in self.load.wanted.items():

@@ -6,3 +6,5 @@ Invariant: vLLM's own schedule() makes every allocation; this package only decid
 SCHEDULER_CLS = "coldstart.scheduling.vllm.scheduler.PolicyScheduler"
 OFFLOADING_SPEC = "CpuPoolOffloadingSpec"
 OFFLOADING_MODULE = "coldstart.scheduling.vllm.offload"
+PINNING_POLICY = "PinnedLru"
+PINNING_MODULE = "coldstart.scheduling.vllm.pinning"

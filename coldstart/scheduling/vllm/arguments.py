@@ -8,7 +8,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from coldstart.scheduling.vllm import OFFLOADING_MODULE, OFFLOADING_SPEC, SCHEDULER_CLS
+from coldstart.scheduling.vllm import (
+    OFFLOADING_MODULE,
+    OFFLOADING_SPEC,
+    PINNING_MODULE,
+    PINNING_POLICY,
+    SCHEDULER_CLS,
+)
 from coldstart.scheduling.vllm.config import SchedulerSettings
 
 
@@ -32,6 +38,7 @@ def serve_arguments(settings: SchedulerSettings, host_bytes: int | None, *, on_c
 def kv_transfer_config(host_bytes: int, *, on_cpu: bool) -> dict[str, Any]:
     """vLLM's offloading connector; decode KV is kept too, which is off by default there."""
     extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes, "offload_prompt_only": False}
+    extra |= {"eviction_policy": PINNING_POLICY, "cache_policy_module_path": PINNING_MODULE}
     if on_cpu:
         extra |= {"spec_name": OFFLOADING_SPEC, "spec_module_path": OFFLOADING_MODULE}
     return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}

@@ -6,6 +6,7 @@ Invariant: what is missing is named before the first request, never discovered b
 from __future__ import annotations
 
 import inspect
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -61,6 +62,7 @@ def vllm_version() -> str:
     return "unknown"
 
 
+@lru_cache
 def missing_seams(scheduler_class: type, request_class: type) -> list[str]:
     """Seams that the classes lack, as 'group.name'; attributes of instances are looked up in the source."""
     made = {"state": inspect.getsource(scheduler_class), "request": inspect.getsource(request_class)}

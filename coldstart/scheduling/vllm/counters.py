@@ -16,7 +16,9 @@ PREFIX = "coldstart_scheduler_"
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start; bytes count whole KV blocks."""
+    """Totals since the start. Bytes count whole KV blocks: decided when a transfer starts, moved when the workers
+    report it; blocks_evicted were freed on the device without a copy, since blocks are stored as they fill.
+    """
 
     demotions: int = 0
     promotions: int = 0
@@ -24,7 +26,12 @@ class Counters:
     evictions: int = 0
     loads: int = 0
     blocks_evicted: int = 0
+    blocks_stored: int = 0
     blocks_loaded: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    bytes_out_moved: int = 0
+    bytes_in_moved: int = 0
     blocked_on_loads_s: float = 0.0
 
 
@@ -35,6 +42,10 @@ class Exporter:
         self._gauges: dict[str, Any] | None = None
         if environment.get("PROMETHEUS_MULTIPROC_DIR"):
             self._gauges = _make_gauges()
+
+    @property
+    def enabled(self) -> bool:
+        return self._gauges is not None
 
     def publish(self, counters: Counters, levels: Sequence[int]) -> None:
         if self._gauges is None:

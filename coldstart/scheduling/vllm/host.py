@@ -11,14 +11,21 @@ from typing import Any
 
 from vllm.v1.request import Request
 
+from coldstart.scheduling.vllm.pinning import PinnedLru
+
 
 class HostKv:
-    """Wraps the connector's look-up; without a connector nothing is ever on the host."""
+    """Wraps the connector's look-up; without a connector nothing is ever on the host.
+
+    `away` holds the requests that were evicted and neither run nor load yet.
+    """
 
     def __init__(self, connector: Any, kv_cache_manager: Any) -> None:
         self._connector, self._manager = connector, kv_cache_manager
         self._hits: dict[str, int] = {}
         self._load_only: set[str] = set()
+        self.away: dict[str, Request] = {}
+        self._pins = _pins(connector)
         if connector is not None:
             self._ask = connector.get_num_new_matched_tokens
             connector.get_num_new_matched_tokens = self._matched
@@ -39,6 +46,20 @@ class HostKv:
         """In the coming step these may start a load but not compute."""
         self._load_only = {request.request_id for request in requests}
 
+    def left(self, request: Request) -> None:
+        """The request was evicted."""
+        self.forget(request.request_id)
+        if self._connector is not None:
+            self.away[request.request_id] = request
+        if self._pins is not None:
+            self._pins.left(request.request_id)
+
+    def back(self, request_id: str) -> None:
+        """The request runs again, loads, or is gone."""
+        self.forget(request_id)
+        if self.away.pop(request_id, None) is not None and self._pins is not None:
+            self._pins.back(request_id)
+
     def forget(self, request_id: str) -> None:
         self._hits.pop(request_id, None)
 
@@ -50,3 +71,10 @@ class HostKv:
         if request.request_id not in self._load_only or is_async:
             return tokens, is_async
         return None, False
+
+
+def _pins(connector: Any) -> PinnedLru | None:
+    """The host cache's policy, where it is ours."""
+    manager = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
+    policy = getattr(manager, "_policy", None)
+    return policy if isinstance(policy, PinnedLru) else None

@@ -51,6 +51,9 @@ class PickedQueue(RequestQueue):
             if request.request_id in self._held:
                 self.remove_request(request)
 
+    def get(self, request_id: str) -> Request | None:
+        return self._held.get(request_id)
+
     def __contains__(self, request: object) -> bool:
         return isinstance(request, Request) and request.request_id in self._held
 

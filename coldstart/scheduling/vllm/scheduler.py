@@ -2,7 +2,8 @@
 
 Invariants: at most B requests are scheduled per step and only picked ones; a request that is not picked keeps
 its blocks in vLLM's running list behind the gate `next_decode_eligible_step`, or waits unseen; vLLM's own
-victim, the end of the running list, is the request of largest ENST.
+victim, the end of the running list, is the request of largest ENST. Where nobody can be evicted, because
+memory is ample, vLLM does not get to see the parked requests, so that a step costs what its batch costs.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ from coldstart.scheduling.reserve import ArrivalReserve
 from coldstart.scheduling.vllm import compat
 from coldstart.scheduling.vllm.config import SchedulerSettings
 from coldstart.scheduling.vllm.counters import Counters, Exporter
+from coldstart.scheduling.vllm.events import Events
+from coldstart.scheduling.vllm.fresh import Fresh
 from coldstart.scheduling.vllm.host import HostKv
+from coldstart.scheduling.vllm.loads import Loads
 from coldstart.scheduling.vllm.queue import PickedQueue
 from coldstart.scheduling.vllm.room import Room
-from coldstart.scheduling.vllm.states import State, state_of
+from coldstart.scheduling.vllm.started import PARKED, Started
+from coldstart.scheduling.vllm.states import State, all_in_flight, state_of
+from coldstart.scheduling.vllm.swaps import Swaps
 
-PARKED = 1 << 62
-"""A step number that is never reached."""
+__all__ = ["PARKED", "PolicyScheduler"]
 
 
 class PolicyScheduler(AsyncScheduler):
@@ -46,13 +51,17 @@ class PolicyScheduler(AsyncScheduler):
         self.waiting = self.picked_new = PickedQueue()
         self.kv_holding_waiting = self.picked_holding = PickedQueue()
         self.jobs: dict[str, Job] = {}
-        # Admitted or loading, without a token since; in order of admission.
-        self.fresh: dict[str, None] = {}
+        self.started, self.fresh = Started(), Fresh(self)
         self.counters, self.exporter = Counters(), Exporter()
+        self.events = Events.enabled()
+        self.ranking.observer = self.events
+        ranks = self.parallel_config.world_size
+        self.swaps = Swaps(self.counters, self.kv_cache_config, ranks, self.events)
         self.host = HostKv(self.connector, self.kv_cache_manager)
         self.reserve = ArrivalReserve(self.settings.load_latency_s, self.settings.reserve_quantile)
-        self.room = Room(self)
+        self.room, self.loads = Room(self), Loads(self)
         self._last_step_s: float | None = None
+        self.turn = 0
 
     def add_request(self, request: Request) -> None:
         known = request.request_id in self.requests
@@ -68,11 +77,23 @@ class PolicyScheduler(AsyncScheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         now = self.clock()
-        self._prepare(now)
-        before = {request.request_id for request in self.running}
-        output = super().schedule(throttle_prefills)
-        self._book(output, before, now)
+        hidden = self._prepare(now)
+        shown = len(self.running)
+        try:
+            output = super().schedule(throttle_prefills)
+        finally:
+            admitted = self.running[shown:]
+            self.started.active += admitted
+            self.running += hidden
+        self._book(output, admitted, now)
+        if self.connector is not None:
+            self.swaps.decided(output.kv_connector_metadata)
         return output
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
+        if model_runner_output.kv_connector_output is not None:
+            self.swaps.moved(model_runner_output.kv_connector_output)
+        return super().update_from_output(scheduler_output, model_runner_output)
 
     def state(self, request: Request) -> State:
         return state_of(request, self.finished_recving_kv_req_ids)
@@ -80,62 +101,74 @@ class PolicyScheduler(AsyncScheduler):
     def ready(self, job: Job) -> bool:
         """Can run if picked. A request whose KV the host holds is not: its load comes first."""
         request = self.requests[job.id]
+        if request.status == RequestStatus.RUNNING:
+            return not all_in_flight(request)
         state = self.state(request)
         if state is State.HOST:
             return self.host.hit(request) == 0
-        return state in (State.NEW, State.RUNNING, State.LOADED)
+        return state is State.NEW or state is State.LOADED
 
-    def _prepare(self, now: float) -> None:
+    def pick(self) -> list[Job]:
+        """Whom this step should serve."""
+        return pick(self.ranking, self.batch, self.ready, self.settings.oldest_share, self.turn)
+
+    def _prepare(self, now: float) -> list[Request]:
+        """Decide, arrange what vLLM sees, and return the parked requests that it does not see."""
+        self.started.refresh()
         self.ranking.tick(now, self.batch)
-        picked = pick(self.ranking, self.batch, self.ready, self.settings.oldest_share)
-        order = self.ranking.enst(now, self.batch)
-        enst = lambda request: order(self.jobs[request.request_id])  # noqa: E731
+        picked = self.pick()
+        self.turn += 1
+        enst = self._enst(now)
         chosen = self.room.make([self.requests[job.id] for job in picked], enst)
-        self._arrange(chosen, enst)
-        self._show(chosen, self.room.loads(chosen, enst, now))
+        loads = self.loads.choose(chosen, enst, now) if self.connector is not None else []
+        self.counters.parks += self.started.arrange(chosen)
+        self._show(chosen, loads)
+        parked = self.started.parked
+        self.running = list(self.started.active)
+        if self.room.ample:
+            return list(parked)
+        # The requests without a token lead: vLLM evicts from the end.
+        self.running += sorted(parked, key=lambda r: (r.request_id not in self.fresh, enst(r)))
+        return []
 
-    def _arrange(self, chosen: list[Request], enst: Callable[[Request], float]) -> None:
-        """Picked requests lead in rank order; the others are parked, the next vLLM would evict last."""
-        rank = {request.request_id: position for position, request in enumerate(chosen)}
-        for request in self.running:
-            picked = request.request_id in rank
-            self.counters.parks += not picked and request.next_decode_eligible_step != PARKED
-            request.next_decode_eligible_step = 0 if picked else PARKED
-        last = len(rank)
+    def _enst(self, now: float) -> Callable[[Request], float]:
+        """The policy's ENST of a request, worked out when first asked for: most steps evict nobody."""
+        found: list[Callable[[Job], float]] = []
 
-        def place(request: Request) -> tuple[int, bool, float]:
-            position = rank.get(request.request_id, last)
-            return position, request.request_id not in self.fresh, 0.0 if position < last else enst(request)
+        def enst(request: Request) -> float:
+            if not found:
+                found.append(self.ranking.enst(now, self.batch))
+            return found[0](self.jobs[request.request_id])
 
-        self.running.sort(key=place)
+        return enst
 
     def _show(self, chosen: list[Request], loads: list[Request]) -> None:
         waiting = [request for request in chosen if request.status != RequestStatus.RUNNING]
         self.picked_holding.show(waiting)
         self.picked_new.show([*(r for r in waiting if r not in self.kv_holding_waiting), *loads])
         self.host.load_only(loads)
-        slots = len(self.running) + self.num_waiting_for_streaming_input + len(waiting)
+        shown = len(self.started) if not self.room.ample else len(self.started.active)
+        slots = shown + self.num_waiting_for_streaming_input + len(waiting)
         # One more, or the admission loop would stop before it reaches the loads, which take no slot.
         self.max_num_active_reqs = slots + bool(loads)
 
-    def _book(self, output: SchedulerOutput, before: set[str], now: float) -> None:
+    def _book(self, output: SchedulerOutput, admitted: list[Request], now: float) -> None:
+        for request in admitted:
+            self.fresh.add(request)
+            self.host.back(request.request_id)
         scheduled = output.num_scheduled_tokens
-        for request in self.running:
-            if request.request_id not in before:
-                self.fresh.setdefault(request.request_id)
-                self.host.forget(request.request_id)
         decode_s = self.profile.decode(len(scheduled))
         for request_id, tokens in scheduled.items():
             self._serve(self.requests[request_id], tokens, decode_s, now)
-        for request in self.kv_holding_waiting:
+        for request in self.picked_holding:
             if request.request_id not in self.fresh:
-                self.host.forget(request.request_id)
-                self.fresh.setdefault(request.request_id)
-                self.counters.loads += 1
-                self.counters.blocks_loaded += sum(
-                    map(len, self.kv_cache_manager.get_block_ids(request.request_id))
-                )
+                self._load_started(request)
         self._count(now)
+
+    def _load_started(self, request: Request) -> None:
+        self.host.back(request.request_id)
+        self.fresh.add(request)
+        self.counters.loads += 1
 
     def _serve(self, request: Request, tokens: int, decode_s: float, now: float) -> None:
         job = self.jobs[request.request_id]
@@ -144,33 +177,38 @@ class PolicyScheduler(AsyncScheduler):
         job.generated = request.num_tokens + request.num_output_placeholders - job.prompt_tokens
         job.computed = request.num_computed_tokens
         if not request.is_prefill_chunk:
-            self.fresh.pop(job.id, None)
+            self.fresh.discard(job.id)
         self.ranking.served(job, cost, now)
 
     def _count(self, now: float) -> None:
         step_s = 0.0 if self._last_step_s is None else now - self._last_step_s
         self._last_step_s = now
-        self.counters.blocked_on_loads_s += step_s * self.room.waiting_for_loads
+        self.counters.blocked_on_loads_s += step_s * len(self.loads.blocked)
+        for request_id in self.loads.blocked:
+            self.jobs[request_id].blocked_s += step_s
         if isinstance(self.ranking, SkipJoinMlfq):
-            self.counters.demotions, self.counters.promotions = (
-                self.ranking.demotions,
-                self.ranking.promotions,
-            )
-            self.exporter.publish(self.counters, self.ranking.queues.counts())
+            self.counters.demotions = self.ranking.demotions
+            self.counters.promotions = self.ranking.promotions
+            if self.exporter.enabled:
+                self.exporter.publish(self.counters, self.ranking.queues.counts())
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         job = self.jobs.pop(request.request_id, None)
         if job is not None:
             self.ranking.remove(job)
-        self.fresh.pop(request.request_id, None)
-        self.host.forget(request.request_id)
+        self.started.discard(request)
+        self.fresh.discard(request.request_id)
+        self.host.back(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         self.counters.evictions += 1
-        self.counters.blocks_evicted += sum(map(len, self.kv_cache_manager.get_block_ids(request.request_id)))
-        self.fresh.pop(request.request_id, None)
+        self.counters.blocks_evicted += self.room.held(request)
+        if self.events:
+            self.events.note("eviction", request=request.request_id, blocks=self.room.held(request))
+        self.started.discard(request)
+        self.fresh.discard(request.request_id)
         super()._preempt_request(request, *args, **kwargs)
         request.next_decode_eligible_step = 0
         self.jobs[request.request_id].computed = 0
-        self.host.forget(request.request_id)
+        self.host.left(request)

@@ -1,12 +1,13 @@
+import io
 import json
 
 import pytest
 
-from coldstart.replay import RequestRecord, Slo, summarize
+from coldstart.replay import RecordStore, RequestRecord, Slo, summarize
 from coldstart.replay.compare import compare
 from coldstart.replay.html import page
 from coldstart.replay.metrics import percentile
-from coldstart.replay.render import csv_text, text
+from coldstart.replay.render import text, write_csv
 
 
 def record(number: int, first: float, end: float, tokens: int) -> RequestRecord:
@@ -29,7 +30,7 @@ def test_percentiles_interpolate() -> None:
 
 
 def test_failures_count_as_misses_and_not_as_latencies() -> None:
-    records = [record(0, 2.0, 4.0, 5), record(1, 9.0, 11.0, 5), FAILED]
+    records = RecordStore([record(0, 2.0, 4.0, 5), record(1, 9.0, 11.0, 5), FAILED])
     found = summarize(records, Slo.parse("ttft=2,tpot=1"), duration_s=10.0)
     assert (found["requests"], found["completed"], found["failed"]) == (3, 2, 1)
     assert found["slo"] == {"limits": {"ttft_s": 2.0, "tpot_s": 1.0}, "attainment": pytest.approx(1 / 3)}
@@ -39,7 +40,7 @@ def test_failures_count_as_misses_and_not_as_latencies() -> None:
 
 
 def test_no_records_are_an_empty_result() -> None:
-    found = summarize([], Slo(), 0.0)
+    found = summarize(RecordStore(), Slo(), 0.0)
     assert found["ttft_s"] is None and found["goodput_per_s"] == 0.0
     assert "0 of 0" in text(found)
 
@@ -51,8 +52,8 @@ def test_a_bad_slo_is_refused(bad: str) -> None:
 
 
 def test_a_comparison_says_how_many_times_better() -> None:
-    slow = summarize([record(0, 3.0, 9.0, 5)], Slo(), 10.0)
-    fast = summarize([record(0, 2.0, 5.0, 5)], Slo(), 5.0)
+    slow = summarize(RecordStore([record(0, 3.0, 9.0, 5)]), Slo(), 10.0)
+    fast = summarize(RecordStore([record(0, 2.0, 5.0, 5)]), Slo(), 5.0)
     ratios = compare(fast, slow)
     assert ratios["ttft_s.mean"] == 2.0 and ratios["latency_s.p95"] == 2.0 and ratios["requests_per_s"] == 2.0
     assert "ttft_s.mean" in text(fast, ratios)
@@ -61,8 +62,10 @@ def test_a_comparison_says_how_many_times_better() -> None:
 
 
 def test_csv_and_html_hold_every_request() -> None:
-    records = [record(0, 2.0, 4.0, 5), FAILED]
-    lines = csv_text(records).splitlines()
+    records = RecordStore([FAILED, record(0, 2.0, 4.0, 5)])
+    written = io.StringIO()
+    write_csv(records, written)
+    lines = written.getvalue().splitlines()
     assert len(lines) == 3 and lines[0].startswith("number,model") and "gone" in lines[2]
     html = page("a <b>", {"run": summarize(records, Slo(), 1.0)}, {"run": records})
     assert "a &lt;b&gt;" in html and html.count("<svg") == 4 and "http" not in html

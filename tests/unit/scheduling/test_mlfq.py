@@ -125,14 +125,16 @@ def test_an_unknown_policy_names_the_known() -> None:
         make_policy("lottery", PROFILE)
 
 
-def test_the_oldest_share_gives_slots_to_the_first_arrivals() -> None:
+def test_the_oldest_share_gives_iterations_to_the_first_arrivals() -> None:
     policy = mlfq()
     policy.add(Job("old", 0, 5000), 0)
     for i in range(4):
         policy.add(Job(str(i), i + 1, 1), i + 1)
     ready = lambda job: True  # noqa: E731
+    turns = [[job.id for job in pick(policy, 2, ready, 0.5, turn)] for turn in range(4)]
+    assert turns == [["0", "1"], ["old", "0"]] * 2
     assert [job.id for job in pick(policy, 2, ready)] == ["0", "1"]
-    assert [job.id for job in pick(policy, 2, ready, oldest_share=0.5)] == ["old", "0"]
+    assert sum(pick(policy, 1, ready, 0.3, turn)[0].id == "old" for turn in range(100)) == 30
 
 
 STEPS = st.lists(

@@ -50,12 +50,34 @@ def test_write_through_frees_at_once_and_a_slow_link_takes_time() -> None:
     assert slow.finished_s > fast.finished_s
 
 
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(st.tuples(st.floats(0.001, 0.2), st.integers(1, 60)), min_size=1, max_size=40), st.integers(1, 4)
+)
+def test_an_oldest_share_bounds_every_latency(load: list[tuple[float, int]], batch: int) -> None:
+    step_s, now, rows = 0.01, 0.0, []
+    flat = IterationProfile.from_points([(1, step_s), (2, step_s)], [(1, step_s), (2, step_s)])
+    for gap, output in load:
+        now += gap
+        rows.append(TraceRequest(now, 1, output))
+
+    def latencies(policy: str, share: float) -> list[float]:
+        made = SimSettings(batch=batch, oldest_share=share)
+        return [
+            job.finished_s - job.job.arrival_s  # type: ignore[operator]
+            for job in simulate(rows, make_policy(policy, flat), flat, made).jobs
+        ]
+
+    for ours, fcfs in zip(latencies("skip-join-mlfq", 0.5), latencies("fcfs", 0.0), strict=True):
+        assert ours <= 2 * fcfs + 2 * step_s + 1e-9
+
+
 LOADS = st.lists(
     st.tuples(st.floats(0, 0.2), st.integers(1, 300), st.integers(1, 60)), min_size=1, max_size=25
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=300)
 @given(
     LOADS,
     st.sampled_from(sorted(POLICIES)),

@@ -1,0 +1,238 @@
+"""The simulator against real vLLM on this CPU: the same requests served live and simulated.
+
+The physics: an engine that runs one iteration after the other is known when the time of an iteration is: by the prompt
+tokens it computes, the jobs that decode in it, and the context they read. Those times come from the bundle's profile
+(measured offline by `materialize`) or from probes, requests that belong to no trace and are sent to the very server
+before anything is judged; both are simulated, and the result says what each was. What a request spends outside
+the engine is probed in either case. Nothing is fitted to the runs that are compared.
+
+Error = |simulated - live| / live of the mean time to the first token and the mean time per output token after it, over
+all repetitions; the least and the largest of single runs are given as well. Traces: the Azure and Mooncake conversation
+traces with lengths divided and their own arrivals, the clock scaled to the load, and log-normal lengths with Poisson
+arrivals. Prefixes that Mooncake's requests share are not shared here: the simulator has no prefix cache.
+
+    python benchmarks/calibration.py [--repetitions N] [--seconds S] [--load L]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any
+
+from live import model, workloads
+from live.cells import BASELINE, MLFQ, OURS, REGIMES
+from live.measure import send
+from live.servers import Fleet, Server, bind_client
+from probes import Probes, probe
+
+from coldstart import inspection
+from coldstart.bench import facts
+from coldstart.engine import serve
+from coldstart.replay import RequestRecord, records_of
+from coldstart.scheduling import IterationProfile, make_policy
+from coldstart.scheduling.vllm.config import SchedulerSettings
+from coldstart.simulate import SimSettings, simulate
+from coldstart.traces import TraceRequest, read_trace
+
+RESULT = Path(__file__).parent / "results" / "scheduling-calibration.json"
+REGIME = REGIMES["batch-bound"]
+POLICIES = {BASELINE: "fcfs", MLFQ: "skip-join-mlfq"}
+SOURCES = ("probes", "bundle")
+METRICS = ("ttft_s", "tpot_s")
+TRACES = ("azure", "mooncake", "synthetic")
+LIMIT = 0.15
+MOONCAKE_PROMPT, PROMPT_SHARE, OUTPUT_SHARE = 8192, 48, 8
+"""Mooncake's rows with longer prompts are left out; lengths are divided by the shares."""
+
+Row = dict[str, Any]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Probe, replay, simulate, write the result, print the table and one line of JSON."""
+    options = _options(argv)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # servers must not outlive this
+    machine = facts.machine()  # before this process binds itself to some of the cores
+    bundle = iterations()
+    bind_client()
+    with tempfile.TemporaryDirectory(prefix="calibration-") as work:
+        fleet = Fleet(Path(work))
+        try:
+            servers = {name: _server(fleet, name) for name in POLICIES}
+            seeds = count(200_000)
+            probed = {name: probe(server, REGIME.batch, seeds) for name, server in servers.items()}
+            runs = list(_runs(options, servers, probed, bundle))
+        finally:
+            fleet.close()
+    result = document(runs, probed, bundle, argv) | {"machine": machine, "load": options.load}
+    options.result.write_text(json.dumps(result, indent=1) + "\n")
+    print("\n".join(table(result["cells"])))
+    print(json.dumps({k: v for k, v in result.items() if k not in ("cells", "runs", "parameters")}))
+    return 0
+
+
+def iterations() -> IterationProfile:
+    """The profile in the bundle that the servers start from. Raises SystemExit without one."""
+    asked = REGIME.bundle(str(model.build()))
+    found = inspection.look_up_for(serve.Request(asked.model, asked.vllm_args)).bundle
+    if found is None:
+        raise SystemExit("make the bundles first: python benchmarks/live_scheduling.py --prepare")
+    return IterationProfile.from_json(found.json("iterations"))
+
+
+def _server(fleet: Fleet, name: str) -> Server:
+    return fleet.server(name, REGIME.bundle(str(model.build())), REGIME.schedulers[name])
+
+
+def _runs(
+    options: argparse.Namespace,
+    servers: Mapping[str, Server],
+    probed: Mapping[str, Probes],
+    bundle: IterationProfile,
+) -> Iterator[Row]:
+    """Repetition by repetition; within one the policies follow each other on the same requests."""
+    for repetition in range(options.repetitions):
+        for number, trace in enumerate(TRACES):
+            seed = 1000 * (repetition + 1) + number
+            rows = requests(trace, options.load, options.seconds, probed[BASELINE].profile(), seed)
+            for name in sorted(POLICIES, reverse=bool(repetition % 2)):
+                live = marks(send(servers[name], rows, seed))
+                found = {s: simulated(s, name, rows, probed[name], bundle) for s in SOURCES}
+                print(f"{trace} {name} {repetition}: {live} {found}", file=sys.stderr)
+                place = {"trace": trace, "policy": name, "repetition": repetition}
+                yield {**place, "requests": len(rows), "live": live, "simulated": found}
+
+
+def requests(
+    trace: str, load: float, seconds: float, profile: IterationProfile, seed: int
+) -> list[TraceRequest]:
+    """`seconds` of work at load 1; load 1 is what a full batch of these lengths decodes, by the probed times."""
+    kind = {"azure": "azure", "synthetic": "skewed"}.get(trace)
+    sample = workloads.lengths(kind, 500, seed) if kind else mooncake(500, seed)
+    each = fmean(
+        profile.prefill(r.prompt_tokens) + r.output_tokens * profile.decode(REGIME.batch) / REGIME.batch
+        for r in sample
+    )
+    rows = sample[: min(len(sample), max(workloads.FEWEST, round(seconds / each)))]
+    if trace == "synthetic":
+        return list(workloads.rearrive(rows, load / each, 1.0, seed))
+    factor = len(rows) * each / load / max(rows[-1].arrival_s, 1e-9)
+    return [replace(row, arrival_s=row.arrival_s * factor) for row in rows]
+
+
+def mooncake(number: int, seed: int) -> list[TraceRequest]:
+    """Consecutive rows with short prompts and their own arrivals, at a place that the seed chooses."""
+    path = workloads.trace_file("mooncake_fast25_conversation.jsonl")
+    rows = [row for row in read_trace(path, "mooncake") if row.prompt_tokens <= MOONCAKE_PROMPT]
+    first = Random(f"rows {seed}").randrange(len(rows) - number)
+    chosen = rows[first : first + number]
+    return [
+        TraceRequest(
+            row.arrival_s - chosen[0].arrival_s,
+            max(1, row.prompt_tokens // PROMPT_SHARE),
+            max(1, min(workloads.LONGEST_OUTPUT, row.output_tokens // OUTPUT_SHARE)),
+        )
+        for row in chosen
+    ]
+
+
+def simulated(
+    source: str, name: str, rows: Sequence[TraceRequest], probed: Probes, bundle: IterationProfile
+) -> dict[str, float]:
+    """The means on the simulated engine. The policy predicts by the bundle's profile, as on the server."""
+    tunables = SchedulerSettings(alpha_s=float(OURS[OURS.index("--alpha") + 1])).mlfq()
+    policy = make_policy(POLICIES[name], bundle, tunables)
+    settings = SimSettings(REGIME.batch, request_s=probed.request_s, context_s=probed.context_s)
+    profile = probed.profile() if source == "probes" else bundle
+    return marks(records_of(simulate(rows, policy, profile, settings)))
+
+
+def marks(records: Sequence[RequestRecord]) -> dict[str, float]:
+    """Means of METRICS, in seconds."""
+    found = {name: [getattr(record, name) for record in records] for name in METRICS}
+    return {name: fmean(v for v in values if v is not None) for name, values in found.items()}
+
+
+def document(
+    runs: Sequence[Row], probed: Mapping[str, Probes], bundle: IterationProfile, argv: Sequence[str]
+) -> Row:
+    """The result file."""
+    cells = [cell(runs, trace, name) for trace in TRACES for name in POLICIES]
+    return {
+        "benchmark": "scheduling-calibration",
+        "date": facts.today(),
+        "versions": facts.versions(),
+        "command": ["python", "benchmarks/calibration.py", *facts.without_paths(argv)],
+        "batch": REGIME.batch,
+        "limit": LIMIT,
+        "met": {s: all(one["error"][s][m] <= LIMIT for one in cells for m in METRICS) for s in SOURCES},
+        "parameters": {"bundle": bundle.to_json(), **{name: p.document() for name, p in probed.items()}},
+        "cells": cells,
+        "runs": list(runs),
+    }
+
+
+def cell(runs: Sequence[Row], trace: str, policy: str) -> Row:
+    """One trace and policy over all repetitions."""
+    mine = [run for run in runs if (run["trace"], run["policy"]) == (trace, policy)]
+    live = {m: fmean(run["live"][m] for run in mine) for m in METRICS}
+    means = {s: {m: fmean(run["simulated"][s][m] for run in mine) for m in METRICS} for s in SOURCES}
+    return {
+        "trace": trace,
+        "policy": policy,
+        "runs": len(mine),
+        "requests": sum(run["requests"] for run in mine),
+        "live": live,
+        "simulated": means,
+        "error": {s: {m: abs(means[s][m] / live[m] - 1) for m in METRICS} for s in SOURCES},
+        "single": {s: {m: _range(mine, s, m) for m in METRICS} for s in SOURCES},
+    }
+
+
+def _range(runs: Sequence[Row], source: str, metric: str) -> dict[str, float]:
+    """Signed relative differences of single runs."""
+    found = [run["simulated"][source][metric] / run["live"][metric] - 1 for run in runs]
+    return {"min": min(found), "max": max(found)}
+
+
+def table(cells: Sequence[Row]) -> list[str]:
+    """Markdown: live and simulated means, the error, and the range over single runs."""
+    lines = ["| trace | policy | iteration times | metric | live ms | simulated ms | error | single runs |"]
+    lines.append("|---" * 8 + "|")
+    for one in cells:
+        for source in SOURCES:
+            lines += [_line(one, source, metric) for metric in METRICS]
+    return lines
+
+
+def _line(one: Row, source: str, metric: str) -> str:
+    live, found = one["live"][metric], one["simulated"][source][metric]
+    error, single = one["error"][source][metric], one["single"][source][metric]
+    name = {"ttft_s": "TTFT", "tpot_s": "TPOT"}[metric]
+    place = f"| {one['trace']} | {one['policy']} | {source} | {name} "
+    spread = f"{single['min']:+.1%} to {single['max']:+.1%}"
+    return f"{place}| {1e3 * live:.2f} | {1e3 * found:.2f} | {error:.1%} | {spread} |"
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of work at load 1, per run")
+    parser.add_argument("--load", type=float, default=0.7)
+    parser.add_argument("--result", type=Path, default=RESULT)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,95 @@
+"""The requests of one run: a skewed workload and the Azure conversation trace, scaled to a small model on one core.
+
+Load 1 is the rate that the first-come-first-served server with the batch cap sustains, measured on the spot; a run
+at load x holds some seconds of its work. Above load 1 the queue grows for as long as the run lasts, so that length is
+part of the workload. `burst` is half that rate with a third of all requests arriving at one instant; the Azure
+trace keeps its own arrivals, the clock scaled, and has bursts of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import log
+from pathlib import Path
+from random import Random
+
+from coldstart.traces import TraceRequest, read_trace
+from coldstart.traces.arrivals import rearrive
+
+SECONDS = {"0.7": 3.0, "0.9": 3.5, "1.1": 10.0, "burst": 3.0}
+"""Of work at load 1, on the skewed workload; the Azure trace has AZURE_SECONDS at every load."""
+
+AZURE_SECONDS = 4.0
+FEWEST, LONGEST_PROMPT, LONGEST_OUTPUT = 60, 256, 320
+PROMPT_SHARE, OUTPUT_SHARE = 24, 8
+"""The Azure trace's lengths are divided by these."""
+
+LOADS = ("0.7", "0.9", "1.1", "burst")
+WORKLOADS = {"skewed": LOADS, "azure": ("0.7", "0.9", "1.1")}
+"""With the loads that each is run at."""
+
+
+def lengths(workload: str, count: int, seed: int) -> list[TraceRequest]:
+    """`count` requests; for Azure consecutive rows with their own arrival times, at a place that the seed chooses."""
+    return _skewed(count, seed) if workload == "skewed" else _azure(count, seed)
+
+
+def arriving(workload: str, load: str, capacity: float, seed: int, share: float = 1.0) -> list[TraceRequest]:
+    """The requests of one run; `capacity` in requests per second is load 1, `share` shortens the run."""
+    seconds = share * (SECONDS[load] if workload == "skewed" else AZURE_SECONDS)
+    rows = lengths(workload, max(FEWEST, round(seconds * capacity)), seed)
+    if load == "burst":
+        return _burst(rows, capacity, seed)
+    rate = float(load) * capacity
+    return list(rearrive(rows, rate, 1.0, seed)) if workload == "skewed" else _at_rate(rows, rate)
+
+
+def _skewed(count: int, seed: int) -> list[TraceRequest]:
+    """Log-normal lengths; the outputs have a long tail (sigma 1.6, coefficient of variation about 1.7)."""
+    random = Random(f"lengths {seed}")
+
+    def draw(median: float, sigma: float, longest: int) -> int:
+        return max(1, min(longest, round(random.lognormvariate(log(median), sigma))))
+
+    return [
+        TraceRequest(0.0, draw(24, 0.8, LONGEST_PROMPT), draw(8, 1.6, LONGEST_OUTPUT)) for _ in range(count)
+    ]
+
+
+def _azure(count: int, seed: int) -> list[TraceRequest]:
+    rows = list(read_trace(trace_file("azure_llm_2023_conv.csv"), "azure-llm"))
+    first = Random(f"rows {seed}").randrange(len(rows) - count)
+    chosen = rows[first : first + count]
+    return [
+        replace(
+            row,
+            arrival_s=row.arrival_s - chosen[0].arrival_s,
+            prompt_tokens=max(1, min(LONGEST_PROMPT, row.prompt_tokens // PROMPT_SHARE)),
+            output_tokens=max(1, min(LONGEST_OUTPUT, row.output_tokens // OUTPUT_SHARE)),
+        )
+        for row in chosen
+    ]
+
+
+def _at_rate(rows: Sequence[TraceRequest], rate: float) -> list[TraceRequest]:
+    """The trace's own arrivals, the clock scaled so that their mean rate is `rate`."""
+    factor = len(rows) / rate / max(rows[-1].arrival_s, 1e-9)
+    return [replace(row, arrival_s=row.arrival_s * factor) for row in rows]
+
+
+def _burst(rows: Sequence[TraceRequest], capacity: float, seed: int) -> list[TraceRequest]:
+    third = len(rows) // 3
+    spread = list(rearrive(rows[third:], capacity / 2, 1.0, seed))
+    at_s = spread[len(spread) // 4].arrival_s
+    together = [replace(row, arrival_s=at_s) for row in rows[:third]]
+    return sorted([*spread, *together], key=lambda row: row.arrival_s)
+
+
+def trace_file(name: str) -> Path:
+    """Raises SystemExit where the traces are not beside the project."""
+    places = (folder / "shared" / "traces" / name for folder in Path(__file__).resolve().parents)
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise SystemExit(f"this benchmark needs shared/traces/{name} beside the project")
+    return found

@@ -1,0 +1,102 @@
+"""What one server's iterations take, measured from outside with requests that are no part of any trace.
+
+Equations: the time to the first token of an n-token prompt is request_s + prefill(n); one token of prompt takes what
+one token of decoding takes, prefill(1) = decode(1), which gives request_s. A request that starts last of b equal ones
+decodes with all of them from its first token to its last: decode(b) + context_s * b * (its prompt + half its answer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+
+from live.measure import send
+from live.servers import Server
+
+from coldstart.replay import RequestRecord
+from coldstart.scheduling import IterationProfile
+from coldstart.traces import TraceRequest
+
+PROMPTS = (1, 16, 32, 64, 128, 256, 512)
+ALONE_S = 0.4
+"""Between two single prompts: longer than the longest takes."""
+
+REPEATS = 5
+SHORT, LONG, ANSWER = 16, 512, 96
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """Seconds; medians of REPEATS measurements."""
+
+    first_token_s: dict[int, float]
+    per_token_s: dict[int, float]
+    per_token_long_s: float
+    batch: int
+
+    @property
+    def context_s(self) -> float:
+        """Per token of context that a decoding job reads."""
+        added = self.per_token_long_s - self.per_token_s[self.batch]
+        return max(0.0, added / (self.batch * (LONG - SHORT)))
+
+    @property
+    def request_s(self) -> float:
+        """Outside the engine, for each request."""
+        return max(0.0, self.first_token_s[1] - self._decode(1))
+
+    def profile(self) -> IterationProfile:
+        """Iteration times as a bundle has them."""
+        prefill = [(n, max(seconds - self.request_s, 1e-6)) for n, seconds in self.first_token_s.items()]
+        return IterationProfile.from_points(prefill, [(b, self._decode(b)) for b in self.per_token_s])
+
+    def document(self) -> dict[str, object]:
+        found = {
+            "request_s": self.request_s,
+            "context_s": self.context_s,
+            "profile": self.profile().to_json(),
+        }
+        return asdict(self) | found
+
+    def _decode(self, batch: int) -> float:
+        return self.per_token_s[batch] - self.context_s * batch * (SHORT + ANSWER / 2)
+
+
+def probe(server: Server, batch: int, seeds: Iterator[int]) -> Probes:
+    """Measure a server of that batch. `seeds` gives every sending its own prompts, so that none is cached."""
+    sizes = [size for size in (1, 2, 4, 8, 16, 32, 64) if size < batch] + [batch]
+    _together(server, batch, SHORT, next(seeds))  # the first requests of a server's life are slower
+    first = _first_tokens(server, next(seeds))
+    short: dict[int, list[float]] = {size: [] for size in sizes}
+    long = []
+    for _ in range(REPEATS):
+        for size in sizes:
+            short[size].append(_together(server, size, SHORT, next(seeds)))
+        long.append(_together(server, batch, LONG, next(seeds)))
+    return Probes(first, {size: median(found) for size, found in short.items()}, median(long), batch)
+
+
+def _first_tokens(server: Server, seed: int) -> dict[int, float]:
+    sizes = PROMPTS * REPEATS
+    rows = [TraceRequest(number * ALONE_S, size, 1) for number, size in enumerate(sizes)]
+    records = send(server, rows, seed)
+    return {size: median(_waited(records, size)) for size in PROMPTS}
+
+
+def _waited(records: Sequence[RequestRecord], size: int) -> list[float]:
+    mine = [record for record in records if record.prompt_tokens == size]
+    return [
+        record.first_token_s - record.sent_s
+        for record in mine
+        if record.first_token_s is not None and record.sent_s is not None
+    ]
+
+
+def _together(server: Server, count: int, prompt: int, seed: int) -> float:
+    """Seconds per token of the last of `count` equal requests to start."""
+    records = send(server, [TraceRequest(0.0, prompt, ANSWER)] * count, seed)
+    last = max(records, key=lambda record: record.first_token_s or 0.0)
+    if last.tpot_s is None:
+        raise SystemExit("a probe's answer had one token")
+    return last.tpot_s

@@ -1,0 +1,118 @@
+"""Random workloads of mixed features on vLLM's real scheduler and connector, every invariant checked in every step.
+
+The workloads are those of tests/property (seed n is workload n there), on a virtual clock with symbolic KV; a
+failure is an invariant that did not hold, named with its seed. The counts say which features really occurred.
+Run: python benchmarks/scheduler_properties.py --workloads 10000
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+logging.disable(logging.CRITICAL)
+
+from benchmarks.common import finish  # noqa: E402
+from coldstart.bench import facts  # noqa: E402
+from tests.property.workloads import Checked, Load, random_load  # noqa: E402
+
+INVARIANTS = (
+    "every live request in exactly one queue, none lost, no leaked block",
+    "scheduled <= B and only chosen, slots and token budget held",
+    "every KV read sees the prefix it needs; loads poison their target, stores read late",
+    "outputs as predicted whatever the schedule",
+    "no ready request of higher rank idles while a lower one runs, but for the stated exceptions",
+    "a token between two evictions of one request; everything ends in bounded steps",
+    "victims by descending, loads by ascending ENST, none evicted to load one of larger ENST",
+)
+
+
+def features(load: Load, checked: Checked) -> Counter[str]:
+    """One for each feature that this workload really had."""
+    scheduler, rows = checked.scheduler, [row for rows in load.arrivals.values() for row in rows]
+    counters = scheduler.counters
+    seen = {
+        "aborts": bool(load.aborts),
+        "priorities": any(row[3] for row in rows),
+        "prefix cache hits": checked.prefix_hits > 0,
+        "chunked prefills": checked.chunks > 0,
+        "host memory": load.shape.host_blocks is not None,
+        "host memory full": checked.host_full,
+        "evictions": counters.evictions > 0,
+        "loads": counters.loads > 0,
+        "demotions": counters.demotions > 0,
+        "promotions": counters.promotions > 0,
+        "two steps in flight": load.shape.depth == 2,
+    }
+    return Counter({name: 1 for name, present in seen.items() if present})
+
+
+def source() -> str:
+    """SHA-256 over the scheduler's sources and the tests' rules: what the outcome is true of."""
+    folders = ("coldstart/scheduling", "tests/property")
+    files = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def run(first: int, count: int) -> dict[str, Any]:
+    folder = Path(tempfile.mkdtemp()) / "tiny-opt"
+    seen: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
+    failures: dict[int, str] = {}
+    for seed in range(first, first + count):
+        load = random_load(seed)
+        try:
+            checked = Checked(folder, load, seed).run()
+        except Exception as problem:  # noqa: BLE001 - whatever goes wrong is a failure
+            failures[seed] = f"{type(problem).__name__}: {problem}"
+            continue
+        seen += features(load, checked)
+        totals += Counter(requests=len(load.wanted), steps=checked.steps)
+        totals += Counter(
+            evictions=checked.scheduler.counters.evictions, loads=checked.scheduler.counters.loads
+        )
+        if (seed - first) % 500 == 499:
+            print(f"{seed - first + 1} workloads, {len(failures)} failed", flush=True)
+    return {"failures": failures, "workloads_with": dict(seen), "totals": dict(totals)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workloads", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    given = parser.parse_args()
+    start, before = time.monotonic(), source()
+    found = run(given.first, given.workloads)
+    if source() != before:
+        raise SystemExit("the scheduler changed while it was being checked: nothing written")
+    finish(
+        "scheduler-properties",
+        {
+            "kind": "property tests on vLLM's scheduler classes, virtual clock, symbolic KV",
+            "date": facts.today(),
+            "command": ["python", "benchmarks/scheduler_properties.py", *facts.without_paths(sys.argv[1:])],
+            "machine": facts.machine(),
+            "versions": facts.versions(),
+            "seconds": time.monotonic() - start,
+            "source_sha256": before,
+            "first_seed": given.first,
+            "workloads": given.workloads,
+            "failed": len(found["failures"]),
+            **found,
+            "invariants": list(INVARIANTS),
+        },
+    )
+    raise SystemExit(bool(found["failures"]))
+
+
+if __name__ == "__main__":
+    main()

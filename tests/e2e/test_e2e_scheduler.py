@@ -1,0 +1,124 @@
+"""Skip-join MLFQ on a real server whose KV pool holds a third of its requests: the answers are FCFS's.
+
+Invariant: which request runs next never changes what is answered, whatever is parked, swapped out or loaded back.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from tools.machine import Machine, Served
+
+pytestmark = pytest.mark.vllm
+
+BLOCK_TOKENS = 32
+BLOCK_BYTES = 2 * 8 * 2 * 64 * 4 * BLOCK_TOKENS
+"""Keys and values of tiny-llama's 8 layers, 2 heads of 64 numbers, 4 bytes each."""
+
+SMALL = (
+    *("--max-model-len", "256", "--block-size", str(BLOCK_TOKENS), "--max-num-seqs", "32"),
+    *("--kv-cache-memory-bytes", str(24 * BLOCK_BYTES)),
+)
+REQUESTS, PROMPT_TOKENS, TOKENS, URGENT_TOKENS = 12, 40, 110, 200
+"""Five blocks each, of the pool's 24; eight for the urgent one."""
+
+SWAPPING = ("--scheduler", "skip-join-mlfq", "--batch", "4", "--kv-host-memory", str(1 << 27))
+COUNTERS = {"demotions", "promotions", "parks", "evictions", "loads", "blocks_evicted", "blocks_loaded"}
+
+
+@pytest.fixture(scope="module")
+def small_pool(machine: Machine) -> Iterator[None]:
+    """An engine template with the small pool, for both servers."""
+    machine.run("materialize", "tiny-llama", "--", *SMALL)
+    machine.run("template", "start", "tiny-llama", "--level", "engine", "--", *SMALL)
+    yield
+    machine.run("template", "stop", "--level", "engine", "--force")
+
+
+def test_the_answers_are_those_of_fcfs(machine: Machine, small_pool: None) -> None:
+    with machine.serving("tiny-llama", vllm=SMALL) as stock:
+        expected = together(stock, [body(number) for number in range(REQUESTS)])
+        assert counters(stock) == {}
+    with machine.serving("tiny-llama", *SWAPPING, vllm=SMALL) as ours:
+        assert ours.report["fallbacks"] == []
+        before = counters(ours)
+        assert set(before) >= COUNTERS
+        assert together(ours, [body(number) for number in range(REQUESTS)]) == expected
+        moved = {name: value - before[name] for name, value in counters(ours).items()}
+        assert all(moved[name] > 0 for name in COUNTERS - {"promotions"}), moved
+        assert moved["blocks_loaded"] >= moved["loads"] and moved["blocks_evicted"] >= moved["evictions"]
+        an_urgent_request_overtakes(ours)
+
+
+def an_urgent_request_overtakes(served: Served) -> None:
+    """Sent last and the longest, it would end last; a priority below zero keeps it in the first queue."""
+    sent = [body(number) for number in range(REQUESTS)]
+    urgent = body(REQUESTS, URGENT_TOKENS) | {"priority": -1}
+    with ThreadPoolExecutor(REQUESTS + 1) as pool:
+        others = [pool.submit(ended, served, one) for one in sent]
+        wait_for_waiting(served)
+        first = pool.submit(ended, served, urgent).result()
+        late = sum(other.result() > first for other in others)
+    assert late >= REQUESTS // 2, f"{REQUESTS - late} of {REQUESTS} ended before the urgent one"
+
+
+def body(number: int, tokens: int = TOKENS) -> dict[str, Any]:
+    """A greedy request whose prompt no other shares."""
+    prompt = [10 + (7919 * (number + 1) + 31 * position) % 1900 for position in range(PROMPT_TOKENS)]
+    wanted = {"max_tokens": tokens, "temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
+    return {"prompt": prompt, **wanted}
+
+
+def together(served: Served, bodies: Sequence[dict[str, Any]]) -> list[list[int]]:
+    """The answers' token ids, everybody asked at once."""
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        answers = list(pool.map(lambda one: answer(served, one), bodies))
+    assert [len(tokens) for tokens in answers] == [one["max_tokens"] for one in bodies]
+    return answers
+
+
+def answer(served: Served, given: dict[str, Any]) -> list[int]:
+    with urllib.request.urlopen(_request(served, given), timeout=120) as response:
+        return list(json.load(response)["choices"][0]["token_ids"])
+
+
+def ended(served: Served, given: dict[str, Any]) -> float:
+    """When the answer was complete."""
+    answer(served, given)
+    return time.monotonic()
+
+
+def wait_for_waiting(served: Served) -> None:
+    """Until every request is in a queue of the scheduler."""
+    deadline = time.monotonic() + 30
+    while (live := sum(queues(served))) < REQUESTS:
+        assert time.monotonic() < deadline, f"{live} of {REQUESTS} requests arrived"
+
+
+def counters(served: Served) -> dict[str, float]:
+    return {name: value for name, value in exported(served) if "{" not in name}
+
+
+def queues(served: Served) -> list[float]:
+    """Live requests by level."""
+    return [value for name, value in exported(served) if name.startswith("queue_length{")]
+
+
+def exported(served: Served) -> list[tuple[str, float]]:
+    with urllib.request.urlopen(f"{served.report['url']}/metrics", timeout=30) as response:
+        lines = response.read().decode().splitlines()
+    prefix = "coldstart_scheduler_"
+    found = [line.removeprefix(prefix).rsplit(" ", 1) for line in lines if line.startswith(prefix)]
+    return [(name, float(value)) for name, value in found]
+
+
+def _request(served: Served, given: dict[str, Any]) -> urllib.request.Request:
+    data = json.dumps({"model": "tiny-llama", **given}).encode()
+    headers = {"Content-Type": "application/json"}
+    return urllib.request.Request(f"{served.report['url']}/v1/completions", data, headers)

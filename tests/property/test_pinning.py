@@ -1,0 +1,52 @@
+"""The host cache drops what no live request needs first, and evicted requests' chunks last."""
+
+from vllm.v1.kv_offload.base import ReqContext
+from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
+
+from coldstart.scheduling.vllm.pinning import PinnedLru
+
+
+def stored(policy: PinnedLru, request_id: str, *keys: bytes) -> ReqContext:
+    context = ReqContext(request_id)
+    policy.on_store_miss(keys, context)
+    for number, key in enumerate(keys):
+        chunk = ChunkStatus(number)
+        policy.insert(key, chunk)
+        chunk.ref_cnt = 0
+        policy.mark_evictable(key)
+    return context
+
+
+def order(policy: PinnedLru, count: int) -> list[bytes]:
+    return [policy.evict(1, set())[0][0] for _ in range(count)]
+
+
+def test_finished_first_then_on_the_device_then_away() -> None:
+    policy = PinnedLru(8)
+    stored(policy, "away", b"a")
+    stored(policy, "runs", b"r")
+    gone = stored(policy, "gone", b"g")
+    policy.left("away")
+    policy.on_request_finished(((b"g",),), set(), set(), gone)
+    assert order(policy, 3) == [b"g", b"r", b"a"]
+
+
+def test_a_chunk_that_two_share_is_kept_for_the_one_that_is_away() -> None:
+    policy = PinnedLru(8)
+    first = stored(policy, "first", b"s")
+    stored(policy, "other", b"o")
+    policy.touch([b"s"], ReqContext("second"))
+    policy.left("second")
+    policy.on_request_finished(((b"s",),), set(), set(), first)
+    assert order(policy, 2) == [b"o", b"s"]
+
+
+def test_once_back_it_is_like_any_other() -> None:
+    policy = PinnedLru(8)
+    stored(policy, "one", b"1")
+    stored(policy, "two", b"2")
+    policy.left("one")
+    policy.back("one")
+    assert order(policy, 2) == [b"1", b"2"] and policy.evict(1, set()) is None
+    policy.clear()
+    assert not policy.chunks

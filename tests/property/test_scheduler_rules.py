@@ -1,0 +1,68 @@
+"""Each rule of scheduling_rules catches a scheduler that breaks it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from vllm.v1.request import Request
+
+from coldstart.scheduling.vllm.loads import Loads
+from coldstart.scheduling.vllm.room import RUNNING, Enst, Room
+
+from .workloads import Checked, random_load
+
+
+def problems(folder: Path, seeds: range) -> str:
+    """The first problem of each workload, until one is found."""
+    for seed in seeds:
+        try:
+            Checked(folder, random_load(seed), seed).run()
+        except Exception as problem:  # noqa: BLE001 - whatever goes wrong is a failure
+            return str(problem)
+    return ""
+
+
+def never_evicts(self: Room, request: Request, later: list[Request], victims: list[Request]) -> bool:
+    enough: bool = self.needs(request) <= self.free
+    return enough and (request.status == RUNNING or self._slots() > self._joining)
+
+
+def anybody(self: Room) -> Iterator[Request]:
+    return (r for r in self.scheduler.started if self.scheduler._request_blocks_can_be_freed(r))
+
+
+def soonest_first(self: Room, spared: list[Request], enst: Enst) -> list[Request]:
+    kept = set(spared)
+    return sorted((r for r in self.evictable() if r not in kept), key=enst, reverse=True)
+
+
+def whoever_is_there(self: Loads, request: Request, need: int, kept: list[Request], enst: Enst) -> None:
+    room = self.scheduler.room
+    for victim in room.leavers(room.victims(kept, enst)[::-1], need - room.free, 0):
+        room.evict(victim)
+
+
+def never_for_a_load(self: Loads, request: Request, need: int, kept: list[Request], enst: Enst) -> None:
+    return None
+
+
+MUTATIONS: list[tuple[type, str, Callable[..., object], str]] = [
+    (Room, "_fits", never_evicts, "idles while lower ranks run"),
+    (Room, "evictable", anybody, "without a token in between"),
+    (Room, "victims", soonest_first, "victims out of the order of ENST"),
+    (Loads, "_make_way", whoever_is_there, "evicted to load a request of larger ENST"),
+    (Loads, "_make_way", never_for_a_load, "waits on the host"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "mutant", "words"), MUTATIONS)
+def test_a_broken_rule_is_caught(
+    owner: type,
+    name: str,
+    mutant: Callable[..., object],
+    words: str,
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(owner, name, mutant)
+    assert words in problems(model_folder, range(120))
