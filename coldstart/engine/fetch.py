@@ -10,12 +10,13 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coldstart import arguments, paths, runtime
 from coldstart.artifacts import files
+from coldstart.artifacts.errors import BundleError
 from coldstart.engine import weights
 from coldstart.engine.plan import LaunchPlan
 from coldstart.errors import Failed
@@ -28,6 +29,7 @@ from coldstart.models import weight_files
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Bundle
+    from coldstart.models import Model
     from coldstart.prefetch.client import Attached
 
 # Modes whose server process has no weights yet; the other two were built or frozen with them.
@@ -49,6 +51,36 @@ def load_args(vllm_args: Sequence[str], model: Path | None) -> list[str]:
 def chosen(vllm_args: Sequence[str]) -> list[str]:
     """Our load format, unless the user has chosen one."""
     return [] if "load_format" in arguments.parse(vllm_args) else ["--load-format", LOAD_FORMAT]
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Weights fetched from `source` by the bundle's `plan` of them."""
+
+    source: str
+    plan: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, bundle: Bundle, source: str) -> Streamed:
+        """Raises Failed when the bundle does not say which weights to fetch."""
+        try:
+            known = bundle.json("weights")
+        except BundleError as error:
+            known = error
+        if isinstance(known, Mapping) and isinstance(known.get("files"), list):
+            return cls(source, known)
+        raise Failed(
+            f"{bundle.ref} does not say which weights to fetch.",
+            mend="where the weights are: coldstart materialize MODEL --only weights --force",
+        )
+
+    def into(
+        self, given: list[str], model: Model, cache_dir: Path | None
+    ) -> tuple[list[str], dict[str, str], str]:
+        """vLLM's arguments with ours before them, the environment that names the source, the weights' identity."""
+        env = remote(self.source, self.plan, cache_dir).environment()
+        ours = [*chosen(given), *untied(model.config, self.plan, given)]
+        return [*ours, *given], env, weights.digest(self.plan)
 
 
 def remote(source: str, plan: Mapping[str, Any], cache_dir: Path | None) -> Asked:

@@ -22,7 +22,6 @@ from coldstart.engine import fetch, weights
 from coldstart.engine.plan import LaunchPlan
 from coldstart.engine.processes import available_memory
 from coldstart.engine.unpacked import unpacked
-from coldstart.errors import Failed
 from coldstart.graphs.entry import KV_PLAN, RESTORE
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.vllm import kv_plan
@@ -68,7 +67,7 @@ def ordinary(
     cache_dir: Path | None,
     key: str,
     reason: str,
-    streamed: Streamed | None = None,
+    streamed: fetch.Streamed | None = None,
 ) -> LaunchPlan:
     """A plan without a bundle: vLLM's ordinary start, with the reason; `streamed` weights come as they arrive even so."""
     fallbacks = [{"section": "bundle", "reason": reason}]
@@ -77,36 +76,6 @@ def ordinary(
         given, more, identity = streamed.into(given, model, cache_dir)
         env |= more
     return LaunchPlan(given, key=key, weights=identity, env=env, fallbacks=fallbacks)
-
-
-@dataclass(frozen=True)
-class Streamed:
-    """Weights fetched from `source` by the bundle's `plan` of them."""
-
-    source: str
-    plan: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, bundle: Bundle, source: str) -> Streamed:
-        """Raises Failed when the bundle does not say which weights to fetch."""
-        try:
-            known = bundle.json("weights")
-        except BundleError as error:
-            known = error
-        if isinstance(known, Mapping) and isinstance(known.get("files"), list):
-            return cls(source, known)
-        raise Failed(
-            f"{bundle.ref} does not say which weights to fetch.",
-            mend="where the weights are: coldstart materialize MODEL --only weights --force",
-        )
-
-    def into(
-        self, given: list[str], model: Model, cache_dir: Path | None
-    ) -> tuple[list[str], dict[str, str], str]:
-        """vLLM's arguments with ours before them, the environment that names the source, the weights' identity."""
-        env = fetch.remote(self.source, self.plan, cache_dir).environment()
-        ours = [*fetch.chosen(given), *fetch.untied(model.config, self.plan, given)]
-        return [*ours, *given], env, weights.digest(self.plan)
 
 
 def distrusting(plan: LaunchPlan) -> LaunchPlan:
@@ -205,7 +174,7 @@ def prepare(
     cache_dir: Path | None,
     trust: Trust,
     root: Path | None = None,
-    streamed: Streamed | None = None,
+    streamed: fetch.Streamed | None = None,
 ) -> LaunchPlan:
     """The plan that starts `model` from `bundle`; code is unpacked under the cache root, or under `root`.
 

@@ -109,7 +109,7 @@ def plan(request: Request, phase: Phase) -> tuple[Lookup, LaunchPlan]:
         _require_signature(found.bundle, request.trust)
     passed = [*request.vllm_args, *request.listen]
     known = found.bundle or fetch.donor(found)
-    streamed = prepare.Streamed.of(known, request.weights_from) if known and request.weights_from else None
+    streamed = fetch.Streamed.of(known, request.weights_from) if known and request.weights_from else None
     ensure = models.ensure_weights if streamed is None else models.ensure_tokenizer
     model = ensure(found.model, offline=request.offline)
     if found.bundle is None:

@@ -148,6 +148,8 @@ class PageIn:
         while piece := self._following():
             name, offset, size = piece
             with suppress(OSError, KeyError), self.paths[name].open("rb", buffering=0) as file:
+                # The kernel would read on behind the range, into other ranks' tensors.
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
                 if not _cached(file.fileno(), offset, size):
                     os.preadv(file.fileno(), [buffer[:size]], offset)
 

@@ -8,7 +8,10 @@ import pytest
 from coldstart.artifacts.bundle import TrustResult, anyone
 
 from coldstart.engine import serve
+from coldstart.engine.plan import LaunchPlan
 from coldstart.errors import Failed
+
+PLANNED = LaunchPlan(["planned"])
 
 
 class _Bundle:
@@ -27,7 +30,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(serve.inspection, "look_up_for", lambda request: Found())
     monkeypatch.setattr(serve.models, "ensure_weights", lambda model, offline: model)
-    monkeypatch.setattr(serve.prepare, "prepare", lambda *arguments, **options: "planned")
+    monkeypatch.setattr(serve.prepare, "prepare", lambda *arguments, **options: PLANNED)
 
 
 @pytest.mark.usefixtures("found")
@@ -41,4 +44,4 @@ def test_refuses_what_no_trusted_key_has_signed() -> None:
 @pytest.mark.usefixtures("found")
 def test_takes_what_a_trusted_key_has_signed() -> None:
     _, planned = serve.plan(_request(anyone), phase=None)  # type: ignore[arg-type]
-    assert planned == "planned"
+    assert planned == PLANNED
