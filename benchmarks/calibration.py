@@ -34,6 +34,7 @@ from live.cells import BASELINE, MLFQ, OURS, REGIMES
 from live.measure import send
 from live.servers import Fleet, Server, bind_client
 from probes import Probes, probe
+from scheduling_tables import calibration as table
 
 from coldstart import inspection
 from coldstart.bench import facts
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
             fleet.close()
     result = document(runs, probed, bundle, argv) | {"machine": machine, "load": options.load}
     options.result.write_text(json.dumps(result, indent=1) + "\n")
-    print("\n".join(table(result["cells"])))
+    print("\n".join(table(result)))
     print(json.dumps({k: v for k, v in result.items() if k not in ("cells", "runs", "parameters")}))
     return 0
 
@@ -202,25 +203,6 @@ def _range(runs: Sequence[Row], source: str, metric: str) -> dict[str, float]:
     """Signed relative differences of single runs."""
     found = [run["simulated"][source][metric] / run["live"][metric] - 1 for run in runs]
     return {"min": min(found), "max": max(found)}
-
-
-def table(cells: Sequence[Row]) -> list[str]:
-    """Markdown: live and simulated means, the error, and the range over single runs."""
-    lines = ["| trace | policy | iteration times | metric | live ms | simulated ms | error | single runs |"]
-    lines.append("|---" * 8 + "|")
-    for one in cells:
-        for source in SOURCES:
-            lines += [_line(one, source, metric) for metric in METRICS]
-    return lines
-
-
-def _line(one: Row, source: str, metric: str) -> str:
-    live, found = one["live"][metric], one["simulated"][source][metric]
-    error, single = one["error"][source][metric], one["single"][source][metric]
-    name = {"ttft_s": "TTFT", "tpot_s": "TPOT"}[metric]
-    place = f"| {one['trace']} | {one['policy']} | {source} | {name} "
-    spread = f"{single['min']:+.1%} to {single['max']:+.1%}"
-    return f"{place}| {1e3 * live:.2f} | {1e3 * found:.2f} | {error:.1%} | {spread} |"
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:

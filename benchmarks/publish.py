@@ -1,4 +1,4 @@
-"""Writing the committed results into README.md and RESULTS.md, so that no figure is typed by hand.
+"""Writing the committed results into README.md, RESULTS.md and SCHEDULING.md, so that no figure is typed by hand.
 
 python benchmarks/publish.py
 """
@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import scheduling_tables
+
 from coldstart.report import markdown
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 RESULTS = HERE / "RESULTS.md"
+SCHEDULING = HERE / "SCHEDULING.md"
 
 
 def marked(text: str, name: str, content: str) -> str:
@@ -40,6 +43,13 @@ def results(text: str) -> str:
     return marked(text, "cold-start", cold_start()[1])
 
 
+def scheduling(text: str) -> str:
+    """SCHEDULING.md with the committed live results and the calibration."""
+    for name, content in scheduling_tables.parts().items():
+        text = marked(text, name, content)
+    return text
+
+
 def cold_start() -> tuple[str, str]:
     """(the table alone, the whole report) of the committed cold-start result."""
     report = markdown.render(json.loads((HERE / "results" / "cold-start-cpu.json").read_text()))
@@ -48,9 +58,10 @@ def cold_start() -> tuple[str, str]:
 
 
 def main() -> None:
-    """Write both files."""
+    """Write the files."""
     README.write_text(readme(README.read_text()))
     RESULTS.write_text(results(RESULTS.read_text()))
+    SCHEDULING.write_text(scheduling(SCHEDULING.read_text()))
 
 
 if __name__ == "__main__":
