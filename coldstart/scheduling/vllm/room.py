@@ -123,10 +123,18 @@ class Room:
         leader = self._leader(picked[0])
         if leader in chosen:
             return chosen
-        # Who left in the first attempt stays out of this step.
-        others = (r for r in picked if r is not leader and (r.status == RUNNING or r in waited))
         self._promise([])
+        others = [r for r in self._staying(picked, waited) if r is not leader]
         return self._in_order([leader, *others][: self.scheduler.batch], enst)
+
+    def _staying(self, picked: list[Request], waited: set[Request]) -> Iterator[Request]:
+        """Who left in the first attempt stays out of this step, and nobody joins below it."""
+        left = False
+        for request in picked:
+            runs = request.status == RUNNING
+            left |= not runs and request not in waited
+            if runs or not left:
+                yield request
 
     def _in_order(self, picked: list[Request], enst: Enst) -> list[Request]:
         chosen: list[Request] = []
