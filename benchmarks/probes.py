@@ -3,27 +3,31 @@
 Equations: the time to the first token of an n-token prompt is request_s + prefill(n); one token of prompt takes what
 one token of decoding takes, prefill(1) = decode(1), which gives request_s. A request that starts last of b equal ones
 decodes with all of them from its first token to its last: decode(b) + context_s * b * (its prompt + half its answer).
+CROWD * b equal requests at once take what the simulator says plus crowd_s for each iteration that leaves one of them out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 from live.measure import send
 from live.servers import Server
 
 from coldstart.replay import RequestRecord
-from coldstart.scheduling import IterationProfile
+from coldstart.scheduling import IterationProfile, Policy
+from coldstart.simulate import SimSettings, simulate
 from coldstart.traces import TraceRequest
 
 PROMPTS = (1, 16, 32, 64, 128, 256, 512)
 ALONE_S = 0.4
 """Between two single prompts: longer than the longest takes."""
 
-REPEATS = 5
+REPEATS = 3
 SHORT, LONG, ANSWER = 16, 512, 96
+CROWD = 6
+"""Batches of requests at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class Probes:
     first_token_s: dict[int, float]
     per_token_s: dict[int, float]
     per_token_long_s: float
+    crowded_s: float
     batch: int
 
     @property
@@ -50,6 +55,13 @@ class Probes:
         """Iteration times as a bundle has them."""
         prefill = [(n, max(seconds - self.request_s, 1e-6)) for n, seconds in self.first_token_s.items()]
         return IterationProfile.from_points(prefill, [(b, self._decode(b)) for b in self.per_token_s])
+
+    def settings(self, policy: Callable[[], Policy]) -> SimSettings:
+        """The simulated engine with what was measured; `policy` makes the server's."""
+        known = SimSettings(self.batch, request_s=self.request_s, context_s=self.context_s)
+        outcome = simulate(crowd(self.batch), policy(), self.profile(), known)
+        more_s = max(0.0, self.crowded_s - outcome.finished_s)
+        return replace(known, crowd_s=more_s / max(1, outcome.crowded))
 
     def document(self) -> dict[str, object]:
         found = {
@@ -69,12 +81,19 @@ def probe(server: Server, batch: int, seeds: Iterator[int]) -> Probes:
     _together(server, batch, SHORT, next(seeds))  # the first requests of a server's life are slower
     first = _first_tokens(server, next(seeds))
     short: dict[int, list[float]] = {size: [] for size in sizes}
-    long = []
+    long, crowded = [], []
     for _ in range(REPEATS):
         for size in sizes:
             short[size].append(_together(server, size, SHORT, next(seeds)))
         long.append(_together(server, batch, LONG, next(seeds)))
-    return Probes(first, {size: median(found) for size, found in short.items()}, median(long), batch)
+        crowded.append(max(r.finished_s or 0.0 for r in send(server, crowd(batch), next(seeds))))
+    decode = {size: median(found) for size, found in short.items()}
+    return Probes(first, decode, median(long), median(crowded), batch)
+
+
+def crowd(batch: int) -> list[TraceRequest]:
+    """Equal requests, far more than a batch."""
+    return [TraceRequest(0.0, SHORT, ANSWER)] * (CROWD * batch)
 
 
 def _first_tokens(server: Server, seed: int) -> dict[int, float]:

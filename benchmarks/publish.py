@@ -1,4 +1,4 @@
-"""Writing the committed results into README.md and RESULTS.md, so that no figure is typed by hand.
+"""Writing the committed results into README.md, RESULTS.md and SCHEDULING.md, so that no figure is typed by hand.
 
 python benchmarks/publish.py
 """
@@ -12,12 +12,14 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+import scheduling_tables  # noqa: E402
 import weights_report  # noqa: E402
 
 from coldstart.report import markdown  # noqa: E402
 
 README = HERE.parent / "README.md"
 RESULTS = HERE / "RESULTS.md"
+SCHEDULING = HERE / "SCHEDULING.md"
 
 
 def marked(text: str, name: str, content: str) -> str:
@@ -46,6 +48,13 @@ def results(text: str) -> str:
     for name in weights_report.TABLES:
         if (result := HERE / "results" / f"{name}.json").exists():
             text = marked(text, name, weights_report.published(name, json.loads(result.read_text())))
+    return text
+
+
+def scheduling(text: str) -> str:
+    """SCHEDULING.md with the committed live results and the calibration."""
+    for name, content in scheduling_tables.parts().items():
+        text = marked(text, name, content)
     return text
 
 
@@ -88,9 +97,10 @@ def _spread(samples: dict[str, float]) -> str:
 
 
 def main() -> None:
-    """Write both files."""
+    """Write the files."""
     README.write_text(readme(README.read_text()))
     RESULTS.write_text(results(RESULTS.read_text()))
+    SCHEDULING.write_text(scheduling(SCHEDULING.read_text()))
 
 
 if __name__ == "__main__":

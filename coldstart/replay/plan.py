@@ -5,7 +5,9 @@ Invariant: trace and records stay streams; the same options and seed give the sa
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from coldstart.replay.http import Endpoint
 from coldstart.replay.open_loop import Keep, Replay, ReplaySettings, replay
 from coldstart.replay.simulated import record_of
 from coldstart.scheduling import IterationProfile, MlfqSettings, make_policy
-from coldstart.simulate import SimSettings, simulate
+from coldstart.simulate import Engine, SimSettings
 from coldstart.traces import TraceReport, TraceRequest, read_trace
 from coldstart.traces.arrivals import rearrive
 from coldstart.traces.formats import Columns
@@ -88,12 +90,27 @@ def run_simulated(
     report: TraceReport,
     keep: Keep,
 ) -> Replay:
-    """Replay on the simulated engine. Raises Usage for an unknown policy or a request that never fits."""
+    """Replay on the simulated engine. Ctrl-C ends it and keeps what has finished.
+
+    Raises Usage for an unknown policy or a request that never fits.
+    """
     try:
         made = make_policy(policy, profile, tunables)
-        outcome = simulate(
-            plan.rows(report), made, profile, settings, finished=lambda job: keep(record_of(job))
-        )
+        engine = Engine(made, profile, settings, finished=lambda job: keep(record_of(job)))
+        with _raising_on_ctrl_c():
+            engine.run(plan.rows(report))
     except ValueError as problem:
         raise Usage(str(problem)) from problem
-    return Replay(duration_s=outcome.finished_s)
+    except KeyboardInterrupt:
+        return Replay(duration_s=engine.now, ended="interrupted")
+    return Replay(duration_s=engine.now)
+
+
+@contextmanager
+def _raising_on_ctrl_c() -> Iterator[None]:
+    # The command line ends the process at once, wherever it is.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

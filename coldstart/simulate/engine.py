@@ -1,8 +1,8 @@
 """The event loop: arrivals, promotions, choice of the batch, memory, one iteration, again.
 
 Equation: an iteration takes profile.iteration_s(prefill tokens, decoding jobs) + context_s * context of the
-decoding jobs, plus whatever copies it must wait for; each job in it is charged what the policy's profile predicts
-for it, as the server does.
+decoding jobs, + crowd_s if a live job is not in it, plus whatever copies it must wait for; each job in it is charged
+what the policy's profile predicts for it, as the server does.
 """
 
 from __future__ import annotations
@@ -108,9 +108,8 @@ class Engine:
     def _iterate(self, running: list[tuple[SimJob, int]], wait_s: float, blocked: list[SimJob]) -> None:
         prefills = [tokens for job, tokens in running if job.job.prefilling]
         decodes = len(running) - len(prefills)
-        context = sum(job.job.computed for job, _ in running if not job.job.prefilling)
-        seconds = self.profile.iteration_s(sum(prefills), decodes) + self.settings.context_s * context
-        costs = [self._cost(job.job, tokens, len(running)) for job, tokens in running]
+        seconds = self.profile.iteration_s(sum(prefills), decodes) + self._added_s(running)
+        costs = [self._cost(job.job, tokens, decodes) for job, tokens in running]
         self._advance(seconds + wait_s, blocked)
         self.outcome.iterations += 1
         for (job, tokens), cost in zip(running, costs, strict=True):
@@ -120,13 +119,20 @@ class Engine:
         if self.series:
             self.outcome.kv_series.append((self.now, self.memory.used))
 
+    def _added_s(self, running: list[tuple[SimJob, int]]) -> float:
+        """Seconds of one iteration beyond the profile."""
+        context = sum(job.job.computed for job, _ in running if not job.job.prefilling)
+        crowded = len(running) < len(self.live)
+        self.outcome.crowded += crowded
+        return self.settings.context_s * context + self.settings.crowd_s * crowded
+
     def _advance(self, seconds: float, blocked: list[SimJob]) -> None:
         self.now += seconds
         for job in blocked:
             job.swapping_s += seconds
 
-    def _cost(self, job: Job, tokens: int, batch: int) -> float:
-        return self.predicted.prefill(tokens) if job.prefilling else self.predicted.decode(batch)
+    def _cost(self, job: Job, tokens: int, decodes: int) -> float:
+        return self.predicted.prefill(tokens) if job.prefilling else self.predicted.decode(decodes)
 
     def _progress(self, job: SimJob, tokens: int, cost: float) -> None:
         inner = job.job

@@ -15,7 +15,8 @@ class SimSettings:
     critical path (reactive), or moved ahead of use beside the computation (proactive). `write_through` models
     an engine that copies blocks to the host as they fill, so that moving out costs nothing. `request_s` is what
     a request spends outside the engine, on its way in and out. `context_s` is what one token of context that a
-    decoding job reads adds to its iteration, beyond the profile, whose decoding jobs have next to none.
+    decoding job reads adds to its iteration, beyond the profile, whose decoding jobs have next to none; `crowd_s` is
+    what an iteration takes longer while somebody is left out of it.
     """
 
     batch: int = 16
@@ -31,14 +32,15 @@ class SimSettings:
     reserve_quantile: float = 0.9
     request_s: float = 0.0
     context_s: float = 0.0
+    crowd_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
             raise ValueError(f"unknown KV strategy {self.strategy!r}; one of {', '.join(STRATEGIES)}")
         if self.batch < 1 or self.link_bytes_s <= 0:
             raise ValueError("the batch and the link speed must be above zero")
-        if self.request_s < 0 or self.context_s < 0:
-            raise ValueError("request_s and context_s must not be negative")
+        if min(self.request_s, self.context_s, self.crowd_s) < 0:
+            raise ValueError("request_s, context_s and crowd_s must not be negative")
 
     def blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)

@@ -48,6 +48,7 @@ class Outcome:
     jobs: list[SimJob] = field(default_factory=list)
     finished_s: float = 0.0
     iterations: int = 0
+    crowded: int = 0
     stalled_s: float = 0.0
     blocks_out: int = 0
     blocks_in: int = 0

@@ -83,6 +83,25 @@ def test_ctrl_c_writes_the_partial_report(trace: Path, home: Path) -> None:
     assert found["ended"] == "interrupted" and 1 <= found["requests"] < 10
 
 
+def test_ctrl_c_ends_a_simulation_with_what_has_finished(home: Path) -> None:
+    (home / "profile.json").write_text(json.dumps(PROFILE))
+    row = json.dumps({"timestamp": 0, "input_length": 9, "output_length": 2, "hash_ids": []})
+    os.mkfifo(home / "trace.jsonl")
+    options = ["--simulate", "--profile", "profile.json", "--format", "json", "-o", "part.json"]
+    program = [sys.executable, "-m", "coldstart.cli", "trace-replay", "trace.jsonl", *options]
+    child = subprocess.Popen(program, cwd=home, env=dict(os.environ))
+    with (home / "trace.jsonl").open("w") as trace:
+        # More than are held back to be put in order; the rest of the trace never comes.
+        for number in range(8000):
+            trace.write(row.replace('"timestamp": 0', f'"timestamp": {100 * number}') + "\n")
+        trace.flush()
+        time.sleep(0.5)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(60) == 130
+    found = json.loads((home / "part.json").read_text())
+    assert found["ended"] == "interrupted" and 1000 < found["completed"] == found["requests"] < 8000
+
+
 def _interrupt_once_asked(server: FakeServer, child: "subprocess.Popen[bytes]") -> None:
     while not server.bodies:
         time.sleep(0.02)

@@ -53,6 +53,10 @@ class Room:
     def needs(self, request: Request) -> int:
         """Further blocks until the request holds all its tokens and the next one."""
         scheduler = self.scheduler
+        if request.status == RUNNING and self._groups == 1 and not scheduler.num_spec_tokens:
+            # Exact where vLLM's own answer leaves out the next token: a block for each would idle half of a small pool.
+            tokens: int = request.num_tokens + request.num_output_placeholders
+            return max(0, -(-tokens // scheduler.block_size) - self.held(request))
         remaining: int = scheduler._request_remaining_blocks(request)
         growth: int = scheduler.kv_cache_manager.watermark_blocks if request.status != RUNNING else 0
         return remaining + growth + self._groups
@@ -119,10 +123,18 @@ class Room:
         leader = self._leader(picked[0])
         if leader in chosen:
             return chosen
-        # Who left in the first attempt stays out of this step.
-        others = (r for r in picked if r is not leader and (r.status == RUNNING or r in waited))
         self._promise([])
+        others = [r for r in self._staying(picked, waited) if r is not leader]
         return self._in_order([leader, *others][: self.scheduler.batch], enst)
+
+    def _staying(self, picked: list[Request], waited: set[Request]) -> Iterator[Request]:
+        """Who left in the first attempt stays out of this step, and nobody joins below it."""
+        left = False
+        for request in picked:
+            runs = request.status == RUNNING
+            left |= not runs and request not in waited
+            if runs or not left:
+                yield request
 
     def _in_order(self, picked: list[Request], enst: Enst) -> list[Request]:
         chosen: list[Request] = []
