@@ -32,12 +32,15 @@ def emit(
 ) -> None:
     """Append one span to the file named by COLDSTART_TIMELINE_EVENTS; nothing happens when it is unset.
 
-    Times are seconds on CLOCK_MONOTONIC. Raises OSError when the file cannot be written.
+    Times are seconds on CLOCK_MONOTONIC. A file that cannot be written ends nothing: a server outlives its timeline.
     """
     path = os.environ.get(EVENTS_VARIABLE)
     if path:
+        from contextlib import suppress
+
         offset_s = float(os.environ.get(OFFSET_VARIABLE, "0"))
-        append(path, Span(name, start_s + offset_s, end_s + offset_s, track, args))
+        with suppress(OSError):
+            append(path, Span(name, start_s + offset_s, end_s + offset_s, track, args))
 
 
 def append(path: str | Path, span: Span) -> None:

@@ -107,6 +107,12 @@ def plan(request: Request, phase: Phase) -> tuple[Lookup, LaunchPlan]:
         raise inspection.miss(found)
     if found.bundle is not None and request.require_signature:
         _require_signature(found.bundle, request.trust)
+    made = _made(request, found)
+    on_cpu = runtime.targets_cpu()
+    return found, scheduler.apply(made, request.scheduler, found.bundle, request.vllm_args, on_cpu=on_cpu)
+
+
+def _made(request: Request, found: Lookup) -> LaunchPlan:
     passed = [*request.vllm_args, *request.listen]
     known = found.bundle or fetch.donor(found)
     streamed = fetch.Streamed.of(known, request.weights_from) if known and request.weights_from else None
@@ -124,8 +130,10 @@ def plan(request: Request, phase: Phase) -> tuple[Lookup, LaunchPlan]:
             trust=request.trust,
             streamed=streamed,
         )
-    on_cpu = runtime.targets_cpu()
-    return found, scheduler.apply(made, request.scheduler, found.bundle, request.vllm_args, on_cpu=on_cpu)
+    if request.weights_from is not None and streamed is None:
+        reason = f"no bundle says what {request.weights_from} must hold: the model's own directory is read"
+        made = replace(made, fallbacks=[*made.fallbacks, {"section": "weights", "reason": reason}])
+    return made
 
 
 def _require_signature(bundle: Bundle, trust: Trust) -> None:

@@ -21,7 +21,7 @@ from tools.bundles import key, provenance
 from coldstart import inspection, nvml, paths
 from coldstart.engine import graphs, prepare
 from coldstart.engine.assembly import _require_fast_path
-from coldstart.engine.server import graph_fallbacks
+from coldstart.engine.readiness import graph_fallbacks
 from coldstart.errors import Failed
 from coldstart.graphs.entry import CANARY, KV_PLAN, RESTORE
 from coldstart.graphs.vllm import kv_plan
