@@ -6,7 +6,8 @@ tokens it computes, the jobs that decode in it, and the context they read. Those
 at the start of each repetition; both are simulated, and the result says what each was. What a request spends outside
 the engine is probed in either case. Nothing is fitted to the runs that are compared. A queue makes much of little: at load
 x an iteration time that is off by d moves the time to the first token by about d / (1 - x), which is why the load is not
-near 1.
+near 1. And a shared machine's pace drifts within minutes, so a second of fixed work is timed before and after each run;
+`paced` is the probed times multiplied by how long that work took then.
 
 Error = |simulated - live| / live of the mean time to the first token and the mean time per output token after it, over
 all repetitions; the least and the largest of single runs are given as well. Traces: the Azure and Mooncake conversation
@@ -35,7 +36,7 @@ from live import model, workloads
 from live.cells import BASELINE, MLFQ, OURS, REGIMES
 from live.measure import send
 from live.servers import Fleet, Server, bind_client
-from probes import Probes, probe
+from probes import Probes, pace, probe
 from scheduling_tables import calibration as table
 
 from coldstart import inspection
@@ -51,7 +52,7 @@ from coldstart.traces.arrivals import rearrive
 RESULT = Path(__file__).parent / "results" / "scheduling-calibration.json"
 REGIME = REGIMES["batch-bound"]
 POLICIES = {BASELINE: "fcfs", MLFQ: "skip-join-mlfq"}
-SOURCES = ("probes", "bundle")
+SOURCES = ("paced", "probes", "bundle")
 METRICS = ("ttft_s", "tpot_s")
 TRACES = ("azure", "mooncake", "synthetic")
 LIMIT = 0.15
@@ -111,11 +112,22 @@ def _runs(
             seed = 1000 * (repetition + 1) + number
             rows = requests(trace, options.load, options.seconds, probed[BASELINE].profile(), seed)
             for name in sorted(POLICIES, reverse=bool(repetition % 2)):
-                live = marks(send(servers[name], rows, seed))
-                found = {s: simulated(s, name, rows, probed[name], bundle) for s in SOURCES}
+                live, factor = _served(servers[name], rows, seed, probed[name], seeds)
+                times = zip(SOURCES, (probed[name].paced(factor), probed[name], None), strict=True)
+                found = {s: simulated(name, rows, one, bundle, probed[name]) for s, one in times}
                 print(f"{trace} {name} {repetition}: {live} {found}", file=sys.stderr)
                 place = {"trace": trace, "policy": name, "repetition": repetition}
-                yield {**place, "requests": len(rows), "live": live, "simulated": found}
+                yield {**place, "requests": len(rows), "pace": factor, "live": live, "simulated": found}
+
+
+def _served(
+    server: Server, rows: Sequence[TraceRequest], seed: int, probed: Probes, seeds: Iterator[int]
+) -> tuple[dict[str, float], float]:
+    """The means of a live run, and the machine's pace around it: above 1 it is slower than when it was probed."""
+    before = pace(server, REGIME.batch, seeds)
+    live = marks(send(server, rows, seed))
+    after = pace(server, REGIME.batch, seeds)
+    return live, fmean((before, after)) / probed.pace_s
 
 
 def requests(
@@ -152,11 +164,12 @@ def mooncake(number: int, seed: int) -> list[TraceRequest]:
 
 
 def simulated(
-    source: str, name: str, rows: Sequence[TraceRequest], probed: Probes, bundle: IterationProfile
+    name: str, rows: Sequence[TraceRequest], probed: Probes | None, bundle: IterationProfile, around: Probes
 ) -> dict[str, float]:
-    """The means on the simulated engine."""
-    profile = probed.profile() if source == "probes" else bundle
-    settings = probed.settings(lambda: policy(name, bundle))
+    """The means on the simulated engine with the probed times, or the bundle's; `around` has the rest."""
+    used = probed or around
+    settings = used.settings(lambda: policy(name, bundle))
+    profile = probed.profile() if probed else bundle
     return marks(records_of(simulate(rows, policy(name, bundle), profile, settings)))
 
 

@@ -29,6 +29,8 @@ SHORT, LONG, ANSWER = 16, 512, 96
 CROWD = 6
 """Batches of requests at once."""
 
+PACE = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Probes:
@@ -38,6 +40,7 @@ class Probes:
     per_token_s: dict[int, float]
     per_token_long_s: float
     crowded_s: float
+    pace_s: float
     batch: int
 
     @property
@@ -63,6 +66,16 @@ class Probes:
         more_s = max(0.0, self.crowded_s - outcome.finished_s)
         return replace(known, crowd_s=more_s / max(1, outcome.crowded))
 
+    def paced(self, factor: float) -> Probes:
+        """The same server on a machine that takes `factor` times as long."""
+        return replace(
+            self,
+            first_token_s={size: factor * seconds for size, seconds in self.first_token_s.items()},
+            per_token_s={size: factor * seconds for size, seconds in self.per_token_s.items()},
+            per_token_long_s=factor * self.per_token_long_s,
+            crowded_s=factor * self.crowded_s,
+        )
+
     def document(self) -> dict[str, object]:
         found = {
             "request_s": self.request_s,
@@ -81,14 +94,24 @@ def probe(server: Server, batch: int, seeds: Iterator[int]) -> Probes:
     _together(server, batch, SHORT, next(seeds))  # the first requests of a server's life are slower
     first = _first_tokens(server, next(seeds))
     short: dict[int, list[float]] = {size: [] for size in sizes}
-    long, crowded = [], []
+    long, crowded, paces = [], [], []
     for _ in range(REPEATS):
         for size in sizes:
             short[size].append(_together(server, size, SHORT, next(seeds)))
         long.append(_together(server, batch, LONG, next(seeds)))
-        crowded.append(max(r.finished_s or 0.0 for r in send(server, crowd(batch), next(seeds))))
+        crowded.append(_ended(server, crowd(batch), next(seeds)))
+        paces.append(pace(server, batch, seeds))
     decode = {size: median(found) for size, found in short.items()}
-    return Probes(first, decode, median(long), median(crowded), batch)
+    return Probes(first, decode, median(long), median(crowded), median(paces), batch)
+
+
+def pace(server: Server, batch: int, seeds: Iterator[int]) -> float:
+    """Seconds of a fixed little work, to see how fast the machine is at this moment."""
+    return _ended(server, [TraceRequest(0.0, SHORT, ANSWER)] * (PACE * batch), next(seeds))
+
+
+def _ended(server: Server, rows: Sequence[TraceRequest], seed: int) -> float:
+    return max(record.finished_s or 0.0 for record in send(server, rows, seed))
 
 
 def crowd(batch: int) -> list[TraceRequest]:

@@ -128,8 +128,8 @@ def calibration(result: Cell) -> Iterator[str]:
                 spread = f"{single['min']:+.1%} to {single['max']:+.1%}"
                 yield f"{place} | {live:.2f} | {found:.2f} | {error:.1%} | {spread} |"
     yield ""
-    for source, met in result["met"].items():
-        yield f"Within {result['limit']:.0%} everywhere with the times from the {source}: {'yes' if met else '**no**'}."
+    met = ", ".join(f"{source} {'yes' if met else '**no**'}" for source, met in result["met"].items())
+    yield f"Within {result['limit']:.0%} everywhere: {met}. Load {result['load']:g}."
 
 
 def _place(cell: Cell) -> str:
