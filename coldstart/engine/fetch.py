@@ -181,8 +181,11 @@ def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Mappi
     )
     if "speculative_config" in given:
         return names
-    ranks = stage.local_ranks(size, tensor, nodes, node)
-    return stage.needed(names, config, ranks, size, os.environ.get(stage.PARTITION_ENV))
+    try:
+        ranks = stage.local_ranks(size, tensor, nodes, node)
+        return stage.needed(names, config, ranks, size, os.environ.get(stage.PARTITION_ENV))
+    except (ValueError, LookupError, ArithmeticError):
+        return names  # vLLM will refuse such ranks or such a partition, in its own words
 
 
 def _number(given: Mapping[str, Any], name: str, default: int) -> int:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from coldstart import paths
 from coldstart.artifacts import files
@@ -53,7 +53,7 @@ def predict(bundle: Bundle, mode: str, source: str | None, cache_dir: Path | Non
         size = sum(tensor["size"] for file in plan["files"] for tensor in file["tensors"])
     except (BundleError, KeyError, TypeError, ValueError):
         return None
-    if mode not in ("fresh", "template-runtime") or load_s <= 0:
+    if mode not in ("fresh", "template-runtime") or load_s <= 0 or size <= 0:
         return None
     if mode == "template-runtime":
         costs = Costs(creation=costs.creation, context=costs.context, prefill=costs.prefill)
@@ -104,13 +104,14 @@ def actual(
 
 
 def learn_rate(source: str, loads: Sequence[Mapping[str, Any]], cache_dir: Path | None) -> None:
-    """Remember how fast `source` was, if anything was fetched from it."""
+    """Remember how fast `source` was, if anything was fetched from it and the cache can be written."""
     moved = _fetch(loads, 0.0)
     if moved is None:
         return
     rates = _rates(cache_dir) | {_origin(source): moved[0] / moved[1]}
-    _file(cache_dir).parent.mkdir(parents=True, exist_ok=True)
-    files.write_atomic(_file(cache_dir), json.dumps(rates, sort_keys=True).encode())
+    with suppress(OSError):  # the server is up: a full disk must not end it
+        _file(cache_dir).parent.mkdir(parents=True, exist_ok=True)
+        files.write_atomic(_file(cache_dir), json.dumps(rates, sort_keys=True).encode())
 
 
 def known_rate(source: str, cache_dir: Path | None) -> float | None:
@@ -128,8 +129,9 @@ def _fetch(loads: Sequence[Mapping[str, Any]], since: float) -> tuple[int, float
 
 
 def _origin(source: str) -> str:
-    parts = urlsplit(source)
-    return f"{parts.scheme}://{parts.hostname}:{parts.port or ''}" if parts.hostname else source
+    # Not urlsplit, which raises for an address that the prefetcher has merely refused.
+    scheme, mark, rest = source.partition("://")
+    return f"{scheme}://{rest.partition('/')[0].rpartition('@')[2]}" if mark else source
 
 
 def _file(cache_dir: Path | None) -> Path:

@@ -68,7 +68,8 @@ class Readiness:
         }
         if self.worker_reports:
             for worker in await self.engine.collective_rpc("coldstart_report"):
-                report["fast_path"] |= worker["fast_path"]
+                for name, taken in worker["fast_path"].items():
+                    report["fast_path"][name] = taken and report["fast_path"].get(name, True)
                 report["fallbacks"] += worker["fallbacks"]
                 report.setdefault("loads", []).append(worker["load"])
         if RESTORE in self.plan.env:
@@ -95,9 +96,10 @@ class Readiness:
 
 
 async def graph_fallbacks(engine: Any) -> list[dict[str, str]]:
-    """Which CUDA graphs the worker has captured although the bundle has them, or why it restored none."""
+    """Which CUDA graphs the workers have captured although the bundle has them, or why they restored none."""
     try:
-        (found,) = await engine.collective_rpc(GRAPHS_REPORT)
+        workers = await engine.collective_rpc(GRAPHS_REPORT)
     except Exception as error:  # noqa: BLE001 - the plug-in is not there, whatever vLLM makes of that
         return [{"section": "graphs", "reason": f"the plug-in did not load: {error}"}]
-    return [{"section": "graphs", "reason": f"{'all' if k == '*' else k}: {why}"} for k, why in found.items()]
+    found = {f"{'all' if k == '*' else k}: {why}": None for worker in workers for k, why in worker.items()}
+    return [{"section": "graphs", "reason": reason} for reason in found]
