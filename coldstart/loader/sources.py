@@ -53,6 +53,7 @@ class Region(Source):
     def __init__(self, attached: Attached) -> None:
         self.attached = attached
         self._files: dict[str, memoryview] = {}
+        self._addresses: dict[str, int] = {}
 
     def bytes_of(self, tensor: Tensor) -> memoryview:
         """As Source; blocks until the bytes are fetched and verified."""
@@ -62,8 +63,10 @@ class Region(Source):
             self.attached.wait(tensor.file, tensor.offset, tensor.size)
             if tensor.file not in self._files:
                 self._files[tensor.file] = self.attached.file(tensor.file)
+                self._addresses[tensor.file] = memory.address(self._files[tensor.file])
         except (PrefetchError, KeyError) as error:
             raise Lost(str(error)) from error
+        memory.present(self._addresses[tensor.file] + tensor.offset, tensor.size)
         return self._files[tensor.file][tensor.offset : tensor.offset + tensor.size]
 
     def fetched(self) -> dict[str, Any]:

@@ -36,8 +36,6 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-# Parameters below a huge page gain nothing from one.
-HUGE_BYTES = 2 << 20
 # What a model may declare that makes vLLM choose or filter files by rules of its own.
 _OWN_RULES = ("allow_patterns_overrides", "secondary_weights", "is_unused_checkpoint_weight")
 
@@ -54,14 +52,14 @@ class ColdLoader(DefaultModelLoader):
         # The name is ours; where vLLM reads files itself, it reads them as it would without us.
         super().__init__(replace(load_config, load_format="auto"))
         self.report = report.begin()
+        self.prefault: memory.Prefault | None = None
 
     def create_model(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        """As vLLM's; its memory will come in huge pages when it is first written."""
+        """As vLLM's; its memory is faulted in from now on, beside the wait for the first bytes."""
         with timeline.measure("construct", track="engine"):
             model = super().create_model(*args, **kwargs)
-        for parameter in model.parameters():
-            if parameter.device.type == "cpu" and parameter.nbytes >= HUGE_BYTES:
-                memory.huge(parameter.data_ptr(), parameter.nbytes)
+        on_cpu = [parameter for parameter in model.parameters() if parameter.device.type == "cpu"]
+        self.prefault = memory.Prefault((parameter.data_ptr(), parameter.nbytes) for parameter in on_cpu)
         return model
 
     def download_model(self, model_config: ModelConfig) -> None:
@@ -72,7 +70,11 @@ class ColdLoader(DefaultModelLoader):
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
         """As vLLM's, with the load's report at its end."""
         began = timeline.now()
-        super().load_weights(model, model_config)
+        try:
+            super().load_weights(model, model_config)
+        finally:
+            if self.prefault is not None:
+                self.prefault.end()
         self.report.seconds = timeline.now() - began
         timeline.emit("load", began, timeline.now(), track="engine", args=self.report.document())
         logger.info("coldstart: %s", self.report)
