@@ -4,7 +4,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from coldstart.commands._options import Common
@@ -40,7 +40,7 @@ def command(
     ] = None,
     timeline: Annotated[
         Path | None,
-        typer.Option("--timeline", metavar="FILE", help="Write the start as Chrome trace-event JSON."),
+        typer.Option("--timeline", metavar="FILE", help="Write start and swaps as Chrome trace-event JSON."),
     ] = None,
     require_signature: Annotated[
         bool, typer.Option("--require-signature", help="Refuse a bundle that nobody trusted has signed.")
@@ -116,13 +116,19 @@ def command(
     with recording(timeline, wanted=common.out.verbose) as recorded:
         started = serve.start(request, found, plan)
         report = started.document() | {"url": serve.url(plan)}
+        recorded.started()
+        _say(common, started.mode, report, ready_file)
+        common.out.detail(recorded.timeline.draw())
+        code = serve.stay(started.running.process)
+    raise typer.Exit(code)
+
+
+def _say(common: Common, mode: str, report: dict[str, Any], ready_file: Path | None) -> None:
     for fallback in report["fallbacks"]:
         common.out.warn(f"{fallback['section']}: {fallback['reason']}")
     if ready_file:
         _write(ready_file, json.dumps(report))
-    common.out.result(report, lambda: f"{report['url']}  {started.mode}, ready in {report['ready_s']:.2f} s")
-    common.out.detail(recorded.timeline.draw())
-    raise typer.Exit(serve.stay(started.running.process))
+    common.out.result(report, lambda: f"{report['url']}  {mode}, ready in {report['ready_s']:.2f} s")
 
 
 def _require_place(file: Path) -> None:
