@@ -67,13 +67,12 @@ def main(argv: Sequence[str]) -> int:
     options = _options(argv)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # servers must not outlive this
     machine = facts.machine()  # before this process binds itself to some of the cores
-    bundle = iterations()
     bind_client()
     with tempfile.TemporaryDirectory(prefix="calibration-") as work:
         fleet = Fleet(Path(work))
         try:
             servers = {name: _server(fleet, name) for name in POLICIES}
-            parameters: list[Row] = []
+            bundle, parameters = iterations(), list[Row]()
             runs = list(_runs(options, servers, bundle, parameters))
         finally:
             fleet.close()
@@ -90,7 +89,7 @@ def iterations() -> IterationProfile:
     asked = REGIME.bundle(str(model.build()))
     found = inspection.look_up_for(serve.Request(asked.model, asked.vllm_args)).bundle
     if found is None:
-        raise SystemExit("make the bundles first: python benchmarks/live_scheduling.py --prepare")
+        raise SystemExit("the servers run, but their bundle is not in the store")
     return IterationProfile.from_json(found.json("iterations"))
 
 

@@ -30,6 +30,7 @@ def parts() -> dict[str, str]:
         "live-winners": _filled(regimes, live, winners),
         "live-price": _filled(regimes, live, prices),
         "live-swapping": _filled(swapping, f"{live} --swapping", swaps),
+        "batch-choice": _filled("batch-choice", "python benchmarks/batch_choice.py", batches),
         "calibration": _filled("scheduling-calibration", "python benchmarks/calibration.py", calibration),
     }
 
@@ -113,6 +114,16 @@ def swaps(result: Cell) -> Iterator[str]:
                 same = cell["identical"][name]
                 moved = _moved(cell["schedulers"][name])
                 yield f"| {cell['load']} | {name} | {shown} | {moved} | {same['identical']} of {same['compared']} |"
+
+
+def batches(result: Cell) -> Iterator[str]:
+    """The gain over FCFS with all slots by batch; that of the longest tenth in brackets."""
+    names = list(result["rows"][0]["over_fcfs"])
+    yield "| | load | " + " | ".join(f"B = {name}" for name in names) + " |"
+    yield "|---" * (2 + len(names)) + "|"
+    for one in result["rows"]:
+        cells = (f"{one['over_fcfs'][b]:.2f}x ({one['longest_over_fcfs'][b]:.2f}x)" for b in names)
+        yield f"| {one['pool']} | {one['load']} | {' | '.join(cells)} |"
 
 
 def calibration(result: Cell) -> Iterator[str]:

@@ -23,6 +23,8 @@ EVENTS_VARIABLE = "COLDSTART_TIMELINE_EVENTS"
 # Seconds to add to this process's clock: a process thawed into a time namespace has one of its own.
 OFFSET_VARIABLE = "COLDSTART_TIMELINE_OFFSET_S"
 MIN_WIDTH = 40
+MAX_BYTES = 64 << 20
+"""An events file of this size takes no more: a server may run for months."""
 
 now = time.monotonic
 
@@ -32,6 +34,7 @@ def emit(
 ) -> None:
     """Append one span to the file named by COLDSTART_TIMELINE_EVENTS; nothing happens when it is unset.
 
+    Nor when whoever recorded has gone with the file's directory, which a server outlives, or when the file is full.
     Times are seconds on CLOCK_MONOTONIC. A file that cannot be written ends nothing: a server outlives its timeline.
     """
     path = os.environ.get(EVENTS_VARIABLE)
@@ -44,13 +47,14 @@ def emit(
 
 
 def append(path: str | Path, span: Span) -> None:
-    """Append `span` to an events file as one line, atomically. Raises OSError."""
+    """Append `span` to an events file as one line, atomically, up to MAX_BYTES. Raises OSError."""
     import json
 
     line = json.dumps(span.to_event(), separators=(",", ":")) + "\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, line.encode())
+        if os.fstat(descriptor).st_size + len(line) <= MAX_BYTES:
+            os.write(descriptor, line.encode())
     finally:
         os.close(descriptor)
 
@@ -181,19 +185,31 @@ def _lanes(spans: list[Span]) -> list[tuple[tuple[int, str], list[Span]]]:
     A thread of the trace format is a stack: spans that overlap without nesting would be drawn wrongly.
     """
     lanes: list[tuple[tuple[int, str], list[Span]]] = []
+    homes: dict[tuple[int, str], list[_Lane]] = {}
     for span in sorted(spans, key=lambda span: (span.start_s, -span.end_s)):
         home = (span.pid, span.track)
-        for key, members in lanes:
-            if key == home and _nests(members, span):
-                members.append(span)
-                break
-        else:
-            lanes.append((home, [span]))
+        known = homes.setdefault(home, [])
+        if not any(lane.take(span) for lane in known):
+            known.append(_Lane(span))
+            lanes.append((home, known[-1].members))
     return lanes
 
 
-def _nests(members: list[Span], span: Span) -> bool:
-    return all(span.start_s >= other.end_s or span.end_s <= other.end_s for other in members)
+class _Lane:
+    """Nested spans; `ends` is the stack of those that are open, the innermost last."""
+
+    def __init__(self, first: Span) -> None:
+        self.members, self.ends = [first], [first.end_s]
+
+    def take(self, span: Span) -> bool:
+        """Add a span that starts no earlier than the others, if it nests."""
+        while self.ends and self.ends[-1] <= span.start_s:
+            self.ends.pop()
+        if self.ends and span.end_s > self.ends[-1]:
+            return False
+        self.members.append(span)
+        self.ends.append(span.end_s)
+        return True
 
 
 def _metadata(name: str, pid: int, tid: int, value: str) -> dict[str, object]:

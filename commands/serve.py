@@ -41,7 +41,7 @@ def command(
     ] = None,
     timeline: Annotated[
         Path | None,
-        typer.Option("--timeline", metavar="FILE", help="Write the start as Chrome trace-event JSON."),
+        typer.Option("--timeline", metavar="FILE", help="Write start and swaps as Chrome trace-event JSON."),
     ] = None,
     weights_from: Annotated[
         str | None,
@@ -133,14 +133,20 @@ def command(
     with recording(timeline, wanted=common.out.verbose) as recorded:
         started = serve.start(request, found, plan)
         report = started.document() | {"url": serve.url(plan)}
-    report["predicted"] = prediction.of(request, found, started, recorded.timeline.phases())
+        recorded.started()
+        report["predicted"] = prediction.of(request, found, started, recorded.timeline.phases())
+        _say(common, report, ready_file)
+        common.out.detail(recorded.timeline.draw())
+        code = serve.stay(started.running.process)
+    raise typer.Exit(code)
+
+
+def _say(common: Common, report: dict[str, Any], ready_file: Path | None) -> None:
     for fallback in report["fallbacks"]:
         common.out.warn(f"{fallback['section']}: {fallback['reason']}")
     if ready_file:
         _write(ready_file, json.dumps(report))
     common.out.result(report, lambda: _ready(report))
-    common.out.detail(recorded.timeline.draw())
-    raise typer.Exit(serve.stay(started.running.process))
 
 
 def _ready(report: Mapping[str, Any]) -> str:

@@ -11,7 +11,6 @@ import json
 import os
 import random
 import shutil
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -28,8 +27,9 @@ from coldstart.graphs.vllm import kv_plan
 
 CANARY_PROMPT_TOKENS = 8
 CANARY_TOKENS = 16
-REPEATS = 3
-DECODE_STEPS = 5
+REPEATS = 5
+DECODE_STEPS = 8
+DECODE_PROMPT = 8
 MAX_PROFILED_BATCH = 64
 _KEPT_SUFFIXES = {".so", ".cpp", ".py"}
 
@@ -97,18 +97,19 @@ def canary(engine: OfflineEngine) -> dict[str, list[int]]:
 
 
 def iteration_profile(engine: OfflineEngine) -> dict[str, Any]:
-    """Seconds per iteration: {"prefill": [[tokens, s]], "decode": [[batch, s]]}, medians of repeated iterations.
+    """Seconds per iteration: {"prefill": [[tokens, s]], "decode": [[batch, s]]}, each the fastest of several.
 
     This is the job profiler that skip-join needs (FastServe section 4.1): a prompt's first iteration by its length, a later
-    one by the batch it runs in.
+    one by the batch it runs in, as far as the KV cache holds them. Whatever disturbs an iteration makes it longer.
     """
-    limit = min(
-        engine.config.scheduler_config.max_num_batched_tokens, engine.config.model_config.max_model_len - 2
-    )
-    batches = min(engine.config.scheduler_config.max_num_seqs, MAX_PROFILED_BATCH)
+    held, block = kv_sizing(engine)["blocks"] - 1, kv_sizing(engine)["block_tokens"]
+    scheduler, longest = engine.config.scheduler_config, engine.config.model_config.max_model_len - 2
+    limit = min(scheduler.max_num_batched_tokens, longest, held * block - 2)
+    each = -(-(DECODE_PROMPT + DECODE_STEPS + 2) // block)
+    batches = min(scheduler.max_num_seqs, MAX_PROFILED_BATCH, held // each)
     return {
-        "prefill": [[n, _prefill(engine, n)] for n in _powers(16, limit)],
-        "decode": [[n, _decode(engine, n)] for n in _powers(1, batches)],
+        "prefill": [[n, _prefill(engine, n)] for n in _powers(1, max(1, limit))],
+        "decode": [[n, _decode(engine, n)] for n in _powers(1, max(1, batches))],
     }
 
 
@@ -118,16 +119,16 @@ def _prefill(engine: OfflineEngine, length: int) -> float:
         engine.add(engine.prompt(length), 1)
         seconds.append(engine.step_seconds())
         engine.drain()
-    return statistics.median(seconds)
+    return min(seconds)
 
 
 def _decode(engine: OfflineEngine, batch: int) -> float:
     for _ in range(batch):
-        engine.add(engine.prompt(8), DECODE_STEPS + 2)
+        engine.add(engine.prompt(DECODE_PROMPT), DECODE_STEPS + 2)
     engine.step_seconds()  # every prompt is prefilled in this one
     seconds = [engine.step_seconds() for _ in range(DECODE_STEPS)]
     engine.drain()
-    return statistics.median(seconds)
+    return min(seconds)
 
 
 def _powers(first: int, last: int) -> Iterator[int]:

@@ -76,25 +76,33 @@ STOCK = Choice()
 """vLLM's own scheduler, as it is."""
 
 
-def apply(
-    made: LaunchPlan, choice: Choice, bundle: Bundle | None, vllm_args: Sequence[str], *, on_cpu: bool
-) -> LaunchPlan:
-    """The plan with the chosen scheduler. Raises Usage where `vllm_args` choose another one or a setting is wrong."""
+def check(choice: Choice, vllm_args: Sequence[str]) -> None:
+    """Raises Usage where `vllm_args` choose another scheduler or a setting is wrong."""
     if choice.policy == FCFS:
-        _only_batch(choice)
-        return replace(made, vllm_args=[*made.vllm_args, *_batch_cap(choice.batch)])
+        return _only_batch(choice)
     given = arguments.parse(vllm_args)
     if taken := [name for name in _OURS if name in given]:
         flag = "--" + taken[0].replace("_", "-")
         raise Usage(
             f"--scheduler {choice.policy} sets {flag} itself.", mend=f"leave {flag} or --scheduler away"
         )
+    choice.settings(None)
+    return None
+
+
+def apply(
+    made: LaunchPlan, choice: Choice, bundle: Bundle | None, vllm_args: Sequence[str], *, on_cpu: bool
+) -> LaunchPlan:
+    """The plan with the chosen scheduler. Raises as `check`."""
+    check(choice, vllm_args)
+    if choice.policy == FCFS:
+        return replace(made, vllm_args=[*made.vllm_args, *_batch_cap(choice.batch)])
     from coldstart.scheduling.vllm.arguments import serve_arguments
 
     profile, fallbacks = _profile(bundle)
     settings = choice.settings(profile)
     flags = serve_arguments(settings, choice.host_bytes or _host_bytes(bundle), on_cpu=on_cpu)
-    env = _cores(given) if on_cpu and "--kv-transfer-config" in flags else {}
+    env = _cores(arguments.parse(vllm_args)) if on_cpu and "--kv-transfer-config" in flags else {}
     return replace(
         made,
         vllm_args=[*made.vllm_args, *flags],

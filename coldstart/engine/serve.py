@@ -87,8 +87,9 @@ class Start:
 def plan(request: Request, phase: Phase) -> tuple[Lookup, LaunchPlan]:
     """What the store has for the request, and the plan made of it, after dealing with a miss as it asks.
 
-    Raises NoBundle on a miss with `on_miss` fail, and what `materialize` raises.
+    Raises Usage for a scheduler that cannot be, NoBundle on a miss with `on_miss` fail, and what `materialize` raises.
     """
+    scheduler.check(request.scheduler, request.vllm_args)
     found = inspection.look_up_for(request)
     if request.weights_from is not None:
         found = fetch.without_weights(found)

@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,11 +42,12 @@ def small_pool(machine: Machine) -> Iterator[None]:
     machine.run("template", "stop", "--level", "engine", "--force")
 
 
-def test_the_answers_are_those_of_fcfs(machine: Machine, small_pool: None) -> None:
+def test_the_answers_are_those_of_fcfs(machine: Machine, small_pool: None, tmp_path: Path) -> None:
     with machine.serving("tiny-llama", vllm=SMALL) as stock:
         expected = together(stock, [body(number) for number in range(REQUESTS)])
         assert counters(stock) == {}
-    with machine.serving("tiny-llama", *SWAPPING, vllm=SMALL) as ours:
+    timeline = tmp_path / "timeline.json"
+    with machine.serving("tiny-llama", *SWAPPING, "--timeline", str(timeline), vllm=SMALL) as ours:
         assert ours.report["fallbacks"] == []
         before = counters(ours)
         assert set(before) >= COUNTERS
@@ -54,6 +56,13 @@ def test_the_answers_are_those_of_fcfs(machine: Machine, small_pool: None) -> No
         assert all(moved[name] > 0 for name in COUNTERS - {"promotions"}), moved
         assert moved["blocks_loaded"] >= moved["loads"] and moved["blocks_evicted"] >= moved["evictions"]
         an_urgent_request_overtakes(ours)
+        assert "swap in" not in names(timeline)
+    assert {"swap out", "swap in", "eviction"} <= names(timeline)
+
+
+def names(timeline: Path) -> set[str]:
+    """Of the events in a Chrome trace."""
+    return {event["name"] for event in json.loads(timeline.read_text())["traceEvents"]}
 
 
 def an_urgent_request_overtakes(served: Served) -> None:

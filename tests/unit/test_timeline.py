@@ -57,6 +57,29 @@ def test_measure_emits_when_the_block_raises(monkeypatch: pytest.MonkeyPatch, tm
     assert Timeline.read(events).spans[0].name == "broken"
 
 
+def test_a_server_outlives_its_recorder_and_a_full_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(tmp_path / "gone" / "events"))
+    timeline.emit("a", 0.0, 1.0, "t")
+    assert list(tmp_path.iterdir()) == []
+    events = tmp_path / "events"
+    monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(events))
+    monkeypatch.setattr(timeline, "MAX_BYTES", 300)
+    for _ in range(10):
+        timeline.emit("a", 0.0, 1.0, "t")
+    assert 0 < len(Timeline.read(events).spans) < 10 and events.stat().st_size <= 300
+
+
+def test_lanes_nest_or_do_not_touch() -> None:
+    made = Timeline(
+        Span(name, start, end, "t", pid=1)
+        for name, start, end in [("a", 0, 4), ("b", 1, 2), ("c", 1, 5), ("d", 2, 3), ("e", 4, 6), ("f", 4, 4)]
+    )
+    lanes = {event["name"]: event["tid"] for event in made.to_chrome()["traceEvents"] if event["ph"] == "X"}  # type: ignore[attr-defined]
+    assert lanes == {"a": 1, "b": 1, "c": 2, "d": 1, "e": 1, "f": 1}
+
+
 @pytest.mark.parametrize("line", ["{", "{}", "[]", '{"name": 1, "surprise": 2}'])
 def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     events = tmp_path / "events"

@@ -96,6 +96,22 @@ class TestRecording:
         assert os.environ[timeline.EVENTS_VARIABLE] == str(tmp_path / "events")
         assert len((tmp_path / "events").read_text().splitlines()) == 2 == len(made.timeline.spans)
 
+    def test_what_a_ready_server_does_is_saved_at_its_end(self, tmp_path: Path) -> None:
+        file = tmp_path / "trace.json"
+        with recording(file, wanted=False) as made:
+            made.started()
+            assert "swap in" not in file.read_text()
+            timeline.emit("swap in", 1.0, 2.0, track="scheduler")
+        assert "swap in" in file.read_text()
+
+    def test_without_a_file_a_ready_server_runs_on_unrecorded(self) -> None:
+        with recording(None, wanted=True) as made:
+            events = Path(os.environ[timeline.EVENTS_VARIABLE])
+            made.started()
+            timeline.emit("swap in", 1.0, 2.0, track="scheduler")
+            assert not events.parent.exists()
+        assert [span.name for span in made.timeline.spans] == ["coldstart"]
+
     def test_a_failed_start_leaves_no_variable_behind(self) -> None:
         with pytest.raises(KeyboardInterrupt), recording(None, wanted=True):
             raise KeyboardInterrupt

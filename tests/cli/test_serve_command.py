@@ -1,0 +1,21 @@
+"""coldstart serve refuses a scheduler that cannot be before it looks at the model."""
+
+import pytest
+from tools.shell import Run
+
+OURS = ("--scheduler", "skip-join-mlfq")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--scheduler", "magic"), "'magic' is not one of"),
+        ((*OURS, "--", "--scheduler-cls", "x.Y"), "sets --scheduler-cls itself"),
+        ((*OURS, "--", "--kv-transfer-config", "{}"), "sets --kv-transfer-config itself"),
+        ((*OURS, "--oldest-share", "2"), "oldest_share must be within 0 and 1"),
+        (("--alpha", "1"), "fcfs takes --batch alone"),
+    ],
+)
+def test_a_scheduler_that_cannot_be_is_refused(arguments: tuple[str, ...], words: str, run: Run) -> None:
+    said = run("serve", "no-such-model", *arguments, code=2).stderr
+    assert words in " ".join(said.split())

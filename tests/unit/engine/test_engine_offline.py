@@ -1,0 +1,62 @@
+"""The iteration profile is measured within what the KV cache holds, and a disturbance does not enter it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle
+from types import SimpleNamespace
+from typing import Any
+
+from coldstart.engine import offline
+
+NOISE_S = 1.0
+
+
+class FakeEngine:
+    """A token of prompt takes 1 ms, a decoding request 10 ms; every third iteration is disturbed."""
+
+    def __init__(self, blocks: int, block_tokens: int = 16) -> None:
+        self.config = SimpleNamespace(
+            scheduler_config=SimpleNamespace(max_num_batched_tokens=2048, max_num_seqs=256),
+            model_config=SimpleNamespace(max_model_len=4096),
+            cache_config=SimpleNamespace(num_gpu_blocks=blocks, block_size=block_tokens),
+        )
+        self.core = SimpleNamespace(available_gpu_memory_for_kv_cache=0)
+        self.waiting: list[int] = []
+        self.running = self.most = 0
+        self.noise: Iterator[float] = cycle([NOISE_S, 0.0, 0.0])
+
+    def prompt(self, length: int) -> list[int]:
+        return [0] * length
+
+    def add(self, prompt: list[int], tokens: int) -> None:
+        self.waiting.append(len(prompt))
+
+    def step_seconds(self) -> float:
+        seconds = 0.001 * sum(self.waiting) + 0.01 * self.running
+        self.running += len(self.waiting)
+        self.most = max(self.most, self.running)
+        self.waiting = []
+        return seconds + next(self.noise)
+
+    def drain(self) -> list[Any]:
+        self.running = 0
+        return []
+
+
+def test_it_stays_within_the_kv_cache() -> None:
+    engine = FakeEngine(blocks=25, block_tokens=16)
+    found = offline.iteration_profile(engine)  # type: ignore[arg-type]
+    assert [size for size, _ in found["decode"]] == [1, 2, 4, 8, 12] and engine.most == 12
+    assert [size for size, _ in found["prefill"]] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 382]
+
+
+def test_a_disturbed_iteration_does_not_count() -> None:
+    found = offline.iteration_profile(FakeEngine(blocks=10_000))  # type: ignore[arg-type]
+    assert all(seconds < NOISE_S or size >= 1000 for size, seconds in found["prefill"])
+    assert dict(found["decode"])[64] == 0.64 and dict(found["prefill"])[2048] == 2.048
+
+
+def test_it_measures_something_where_next_to_nothing_fits() -> None:
+    found = offline.iteration_profile(FakeEngine(blocks=2))  # type: ignore[arg-type]
+    assert [size for size, _ in found["decode"]] == [1]
