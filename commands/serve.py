@@ -81,7 +81,7 @@ def command(
         typer.Option(
             "--oldest-share",
             metavar="SHARE",
-            help="Of iterations, by arrival; 0.5: no latency over 2x FCFS's.",
+            help="Of iterations, in order of arrival: bounds what long requests pay.",
         ),
     ] = None,
     reserve: Annotated[
