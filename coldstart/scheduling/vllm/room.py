@@ -56,7 +56,8 @@ class Room:
         if request.status == RUNNING and self._groups == 1 and not scheduler.num_spec_tokens:
             # Exact where vLLM's own answer leaves out the next token: a block for each would idle half of a small pool.
             tokens: int = request.num_tokens + request.num_output_placeholders
-            return max(0, -(-tokens // scheduler.block_size) - self.held(request))
+            block: int = scheduler.block_size
+            return max(0, -(-tokens // block) - self.held(request))
         remaining: int = scheduler._request_remaining_blocks(request)
         growth: int = scheduler.kv_cache_manager.watermark_blocks if request.status != RUNNING else 0
         return remaining + growth + self._groups
