@@ -106,7 +106,8 @@ def test_two_nodes_fetch_their_own_layers_and_then_the_rest(
         with machine.serving(str(bare), *alone, vllm=FP32) as served:
             assert served.report["loads"][0]["way"] == "prefetcher"
             assert served.tokens() == pipelined["tokens"]
-        assert first.total(FILE) == 0
+        # The file's own header alone: no rank of the pipeline needed it.
+        assert first.total(FILE) <= min(tensor.offset for tensor in tensors.ordered(plan))
 
 
 def _two_nodes(machine: Machine, bare: Path, first: RangeServer, second: RangeServer) -> dict[str, Any]:
