@@ -18,7 +18,9 @@ def engine(environment: Mapping[str, str]) -> dict[str, Any]:
     """One simulated engine process to its end."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     command = [sys.executable, "-m", "graphs_engine"]
-    made = os.environ | {"PYTHONPATH": path} | dict(environment)
+    # The same sums in the same order in every process, whatever the test process has set for its own threads.
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    made = os.environ | threads | {"PYTHONPATH": path} | dict(environment)
     done = subprocess.run(command, env=made, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(done.stdout.splitlines()[-1])) if done.stdout.strip() else {}
