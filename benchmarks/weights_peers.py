@@ -8,7 +8,8 @@ own model. A loader that copies needs at least
 
 with the rates of the same run (`weights_limits`); `% of limit` is that time over the measured one. Reading and
 copying may overlap, so cold is bound by the disk alone. Mapping instead of copying undercuts the warm limit, which is
-the limit of a copy; its page faults come later, where the column `first pass` (one sum over all parameters) shows them.
+the limit of a copy; page faults that come later show in the column `first pass` (one sum over all parameters), copies
+that come later in `usable` (vLLM's post-processing, which packs most weights anew, included).
 
 Each measurement is a process of its own, forked from one that has imported everything, so that the figure is
 loading and nothing else; the order rotates by round; the parameters of all loaders have the same digest. States:

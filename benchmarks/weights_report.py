@@ -16,7 +16,7 @@ from coldstart.bench.stats import paired_ratio, summarize
 RESULTS = Path(__file__).parent / "results"
 Sample = Mapping[str, Any]
 OURS = "coldstart"
-PARTS = ("load_s", "construct_s", "first_pass_s", "cpu_s", "system_s", "faults")
+PARTS = ("load_s", "construct_s", "first_pass_s", "usable_s", "cpu_s", "system_s", "faults")
 
 
 def peers(samples: Sequence[Sample], limits: Sequence[Mapping[str, float]], size: int) -> dict[str, Any]:
@@ -88,8 +88,8 @@ def _by_round(samples: Sequence[Sample], name: str) -> dict[int, float]:
 def peers_table(result: Mapping[str, Any]) -> str:
     """A markdown table by state, the fastest first, and the limits."""
     lines = [
-        "| state | loader | time (s) | range | over fastest peer | 95 % interval | % of limit | first pass (s) | CPU (s) |",
-        "| --- | --- |" + " ---: |" * 7,
+        "| state | loader | time (s) | range | over fastest peer | 95 % interval | % of limit | first pass (s) | usable (s) | CPU (s) |",
+        "| --- | --- |" + " ---: |" * 8,
     ]
     for state, rows in result["states"].items():
         for name, row in sorted(rows.items(), key=lambda item: float(item[1]["load_s"]["median"])):
@@ -108,6 +108,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         f"{over['ci95'][0]:.2f} to {over['ci95'][1]:.2f}" if over else "",
         f"{row['percent_of_limit']:.0f}",
         f"{row['first_pass_s']['median']:.2f}",
+        f"{row['usable_s']['median']:.2f}",
         f"{row['cpu_s']['median']:.2f}",
     ]
 

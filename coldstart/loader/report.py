@@ -10,13 +10,14 @@ from typing import Any
 class Report:
     """One load: `way` is prefetcher, files or vllm (the last rung that was taken), `bytes` what was handed over.
 
-    `wait_s` are the seconds spent waiting for bytes, `seconds` those of the whole load. `fetch` is the prefetcher's account,
+    `in_place_bytes` of them became parameters without a copy. `wait_s` are the seconds spent waiting for bytes, `seconds` those of the whole load. `fetch` is the prefetcher's account,
     {} without one; `fallbacks` name each step down.
     """
 
     way: str = ""
     tensors: int = 0
     bytes: int = 0
+    in_place_bytes: int = 0
     wait_s: float = 0.0
     seconds: float = 0.0
     fetch: dict[str, Any] = field(default_factory=dict)

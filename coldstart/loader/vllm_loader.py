@@ -22,8 +22,9 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from coldstart import timeline
 from coldstart.engine import weights
 from coldstart.errors import ColdstartError
-from coldstart.loader import memory, report, stage, tensors
+from coldstart.loader import report, stage, tensors
 from coldstart.loader.asked import Asked
+from coldstart.loader.in_place import InPlace
 from coldstart.loader.ladder import Exhausted, Rung, climb_down
 from coldstart.loader.sources import Files, Lost, Region, Source
 from coldstart.loader.tensors import Tensor, Unreadable
@@ -52,14 +53,19 @@ class ColdLoader(DefaultModelLoader):
         # The name is ours; where vLLM reads files itself, it reads them as it would without us.
         super().__init__(replace(load_config, load_format="auto"))
         self.report = report.begin()
-        self.prefault: memory.Prefault | None = None
+        self.in_place: InPlace | None = None
 
     def create_model(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        """As vLLM's; its memory is faulted in from now on, beside the wait for the first bytes."""
+        """As vLLM's."""
         with timeline.measure("construct", track="engine"):
-            model = super().create_model(*args, **kwargs)
-        on_cpu = [parameter for parameter in model.parameters() if parameter.device.type == "cpu"]
-        self.prefault = memory.Prefault((parameter.data_ptr(), parameter.nbytes) for parameter in on_cpu)
+            return super().create_model(*args, **kwargs)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        """As vLLM's; what its post-processing has left in the source's memory is copied out of it at the end."""
+        model = super().load_model(*args, **kwargs)
+        if self.in_place is not None:
+            self.in_place.own(model.parameters())
+            self.in_place = None
         return model
 
     def download_model(self, model_config: ModelConfig) -> None:
@@ -70,11 +76,9 @@ class ColdLoader(DefaultModelLoader):
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
         """As vLLM's, with the load's report at its end."""
         began = timeline.now()
-        try:
+        with InPlace(model.parameters()) as self.in_place:
             super().load_weights(model, model_config)
-        finally:
-            if self.prefault is not None:
-                self.prefault.end()
+        self.report.in_place_bytes = self.in_place.given_bytes
         self.report.seconds = timeline.now() - began
         timeline.emit("load", began, timeline.now(), track="engine", args=self.report.document())
         logger.info("coldstart: %s", self.report)
@@ -101,13 +105,17 @@ class ColdLoader(DefaultModelLoader):
 
     def _placed(self, wanted: _Wanted, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         views = climb_down(wanted.tensors, wanted.rungs, self.report)
-        shaped = ((tensor.name, _shaped(tensor, view)) for tensor, view in views)
+        shaped = ((tensor.name, self._offered(tensor, view)) for tensor, view in views)
         target = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         if target.type != "cuda":
             return shaped
         from coldstart.loader import device
 
         return device.onto(target, shaped)
+
+    def _offered(self, tensor: Tensor, view: memoryview) -> torch.Tensor:
+        made = _shaped(tensor, view)
+        return self.in_place.offer(made, view) if self.in_place is not None else made
 
     def _beyond(self, model: torch.nn.Module) -> str | None:
         """Why this model's weights are left to vLLM, None where they are not."""

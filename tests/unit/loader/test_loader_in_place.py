@@ -1,0 +1,158 @@
+"""Copies that are put off look, to everybody, as if they had been made at once."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coldstart.loader import memory
+from coldstart.loader.in_place import InPlace
+
+WIDTH = 8
+
+
+class Source:
+    """Rows of a private mapping, numbered consecutively."""
+
+    def __init__(self, rows: int) -> None:
+        self.mapping = mmap.mmap(-1, rows * WIDTH * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.view = memoryview(self.mapping)
+        torch.frombuffer(self.view, dtype=torch.float32)[:] = torch.arange(rows * WIDTH)
+
+    def rows(self, first: int, count: int, mode: InPlace | None) -> torch.Tensor:
+        span = self.view[first * WIDTH * 4 : (first + count) * WIDTH * 4]
+        tensor = torch.frombuffer(span, dtype=torch.float32).view(count, WIDTH)
+        return tensor if mode is None else mode.offer(tensor, span)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return 0 <= tensor.data_ptr() - memory.address(self.view) < len(self.view)
+
+
+def parameter(rows: int) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.full((rows, WIDTH), -1.0), requires_grad=False)
+
+
+def numbered(first: int, count: int) -> torch.Tensor:
+    return torch.arange(first * WIDTH, (first + count) * WIDTH, dtype=torch.float32).view(count, WIDTH)
+
+
+def test_what_lies_as_it_shall_is_not_copied() -> None:
+    source, fused, single = Source(8), parameter(5), parameter(2)
+    with InPlace([fused, single]) as mode:
+        fused.data[3:].copy_(source.rows(3, 2, mode))
+        single.data.copy_(source.rows(6, 2, mode))
+        fused.data[:3].copy_(source.rows(0, 3, mode))
+    assert source.holds(fused) and source.holds(single) and mode.given_bytes == 7 * WIDTH * 4
+    assert torch.equal(fused, numbered(0, 5)) and torch.equal(single, numbered(6, 2))
+
+
+def test_what_lies_otherwise_is_copied() -> None:
+    source, fused = Source(8), parameter(5)
+    with InPlace([fused]) as mode:
+        for first, count, at in ((4, 2, 0), (0, 2, 2), (7, 1, 4)):
+            fused.data[at : at + count].copy_(source.rows(first, count, mode))
+    assert not source.holds(fused) and mode.given_bytes == 0
+    assert torch.equal(fused, torch.cat([numbered(4, 2), numbered(0, 2), numbered(7, 1)]))
+
+
+def test_a_part_that_never_comes_stays_as_it_was() -> None:
+    source, fused = Source(4), parameter(3)
+    with InPlace([fused]) as mode:
+        fused.data[:2].copy_(source.rows(0, 2, mode))
+    assert torch.equal(fused[:2], numbered(0, 2)) and (fused[2:] == -1).all()
+
+
+def test_a_slice_of_a_rank_is_given_too() -> None:
+    source, one = Source(8), parameter(2)
+    with InPlace([one]) as mode:
+        one.data.copy_(source.rows(2, 4, mode).narrow(0, 1, 2))
+    assert source.holds(one) and torch.equal(one, numbered(3, 2))
+
+
+def test_another_type_is_converted() -> None:
+    source, one = Source(2), torch.nn.Parameter(torch.zeros(2, WIDTH, dtype=torch.bfloat16))
+    with InPlace([one]) as mode:
+        one.data.copy_(source.rows(0, 2, mode))
+    assert not source.holds(one) and torch.equal(one, numbered(0, 2).bfloat16())
+
+
+def test_memory_is_given_to_one_parameter_only() -> None:
+    source, one, other = Source(2), parameter(2), parameter(2)
+    with InPlace([one, other]) as mode:
+        for each in (one, other):
+            each.data.copy_(source.rows(0, 2, mode))
+    one.data.fill_(5)
+    assert torch.equal(other, numbered(0, 2)) and not source.holds(other)
+
+
+def test_nothing_depends_on_the_source_in_the_end() -> None:
+    source, one, other = Source(2), parameter(2), parameter(1)
+    with InPlace([one, other]) as mode:
+        one.data.copy_(source.rows(0, 2, mode))
+    assert source.holds(one)
+    mode.own([one, other])
+    assert not source.holds(one) and torch.equal(one, numbered(0, 2)) and (other == -1).all()
+
+
+def test_an_error_of_a_loader_comes_through() -> None:
+    source, one = Source(2), parameter(2)
+    with pytest.raises(RuntimeError, match="shape"), InPlace([one]) as mode:
+        one.data[:1].copy_(source.rows(0, 1, mode))
+        raise RuntimeError("shape")
+    assert torch.equal(one[:1], numbered(0, 1))
+
+
+ROWS, SIZES = 12, (2, 3, 5)
+Step = Callable[[list[torch.nn.Parameter], Source, "InPlace | None", list[torch.Tensor]], object]
+
+
+def _copy(which: int, at: int, first: int, count: int) -> Step:
+    def step(targets: list[torch.nn.Parameter], source: Source, mode: InPlace | None, seen: object) -> None:
+        room = min(count, SIZES[which] - at % SIZES[which])
+        start = at % SIZES[which]
+        targets[which].data[start : start + room].copy_(source.rows(min(first, ROWS - room), room, mode))
+
+    return step
+
+
+def _fill(which: int, at: int) -> Step:
+    return lambda targets, source, mode, seen: targets[which].data[at % SIZES[which] :].fill_(at)
+
+
+def _read(which: int) -> Step:
+    return lambda targets, source, mode, seen: seen.append(targets[which].data.clone())
+
+
+def _between(which: int, other: int) -> Step:
+    return lambda targets, source, mode, seen: targets[which].data[:2].copy_(targets[other].data[:2])
+
+
+
+index, row = st.integers(0, len(SIZES) - 1), st.integers(0, ROWS - 1)
+step = st.one_of(
+    st.builds(_copy, index, row, row, st.integers(1, 5)),
+    st.builds(_fill, index, row),
+    st.builds(_read, index),
+    st.builds(_between, index, index),
+)
+
+
+@given(st.lists(step, max_size=25))
+def test_no_sequence_of_operations_tells_the_difference(steps: list[Step]) -> None:
+    results = []
+    for deferred in (True, False):
+        targets, source, seen = [parameter(size) for size in SIZES], Source(ROWS), list[torch.Tensor]()
+        if deferred:
+            with InPlace(targets) as mode:
+                for one in steps:
+                    one(targets, source, mode, seen)
+        else:
+            for one in steps:
+                one(targets, source, None, seen)
+        results.append([*seen, *(target.data for target in targets)])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
