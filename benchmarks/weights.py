@@ -126,7 +126,11 @@ def _round(bench: Bench, rates: Mapping[str, float | None], number: int) -> list
 
 
 def _timed(began_s: float, found: Mapping[str, Any]) -> dict[str, Any]:
-    parts = {name: found[name] for name in ("load_s", "construct_s", "usable_s", "cpu_s", "digest") if name in found}
+    parts = {
+        name: found[name]
+        for name in ("load_s", "construct_s", "usable_s", "cpu_s", "digest")
+        if name in found
+    }
     at = {"imports_s": found["imported_at_s"] - began_s, "seconds": found["loaded_at_s"] - began_s}
     return at | parts
 

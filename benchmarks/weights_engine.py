@@ -1,8 +1,10 @@
 """vLLM's own model and model loaders without an engine around them: what a worker does from configuration to weights.
 
 The clock runs from the call of the loader to the moment when the last weight is in its parameter (the model's
-construction included, vLLM's post-processing not). What a loader leaves for later shows in two more figures: its page
-faults in `first_pass_s`, one sum over every parameter, and its copies in `usable_s`, until post-processing has ended.
+construction included, vLLM's post-processing not). A loader that gives parameters memory that was there before leaves
+its page faults and copies for later: `first_pass_s`, one sum over every parameter, shows the former; `usable_s`, until
+post-processing and whatever the loader does after it have ended, all of it. Nobody looks at parameters in a run whose
+`usable_s` is taken, for that would fault their pages in.
 """
 
 from __future__ import annotations
@@ -49,11 +51,11 @@ class Rank:
 def load(
     directory: Path,
     arguments: Arguments,
-    digest: bool = True,
+    look: bool = True,
     ready: Ready = lambda: None,
     rank: Rank | None = None,
 ) -> dict[str, Any]:
-    """Load the checkpoint with vLLM's `arguments`; seconds by part, CPU seconds, page faults, digest, end.
+    """Load the checkpoint with vLLM's `arguments`; seconds by part, CPU seconds, page faults, and the digest if `look`.
 
     `loaded_at_s` is the moment of the last weight on CLOCK_MONOTONIC. `ready` is called before the clock starts.
     """
@@ -78,10 +80,10 @@ def load(
         if library:
             loader.get_all_weights = lambda *_: _fastsafetensors(directory)
         ready()
-        return _measured(loader, config, digest)
+        return _measured(loader, config, look)
 
 
-def _measured(loader: Any, config: Any, digest: bool) -> dict[str, Any]:
+def _measured(loader: Any, config: Any, look: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     began_s, before, read = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF), _read_bytes()
     plain = loader.load_weights
@@ -91,15 +93,16 @@ def _measured(loader: Any, config: Any, digest: bool) -> dict[str, Any]:
         plain(model, model_config)
         found.update(_marked(began_s, before), construct_s=constructed_s - began_s)
         found["read_bytes"] = _read_bytes() - read
-        looked_s = time.monotonic()
-        found.update(_looked_at(model, digest))
-        found["usable_s"] = looked_s - time.monotonic()
+        if look:
+            found.update(_looked_at(model))
 
     loader.load_weights = load_weights
     loader.load_model(vllm_config=config, model_config=config.model_config)
     if not found:
         raise RuntimeError(f"{type(loader).__name__} has not called load_weights")
-    found["usable_s"] += time.monotonic() - began_s
+    if not look:
+        end = _marked(began_s, before)
+        found |= {"usable_s": end["load_s"], "usable_cpu_s": end["cpu_s"]}
     return found
 
 
@@ -121,7 +124,7 @@ def _read_bytes() -> int:
     return int(fields["read_bytes"])
 
 
-def _looked_at(model: Any, digest: bool) -> dict[str, Any]:
+def _looked_at(model: Any) -> dict[str, Any]:
     import torch
     from blake3 import blake3
 
@@ -131,12 +134,10 @@ def _looked_at(model: Any, digest: bool) -> dict[str, Any]:
         weight.view(-1).view(torch.int64).sum()
     found: dict[str, Any] = {"first_pass_s": time.monotonic() - began_s, "threads": torch.get_num_threads()}
     found["parameter_bytes"] = sum(weight.nbytes for _, weight in weights)
-    if digest:
-        made = blake3()
-        for name, weight in weights:
-            made.update(name.encode()).update(weight.view(-1).view(torch.uint8).numpy())
-        found["digest"] = made.hexdigest()
-    return found
+    made = blake3()
+    for name, weight in weights:
+        made.update(name.encode()).update(weight.view(-1).view(torch.uint8).numpy())
+    return found | {"digest": made.hexdigest()}
 
 
 def _groups(rank: Rank) -> None:

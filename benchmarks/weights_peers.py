@@ -12,7 +12,8 @@ the limit of a copy; page faults that come later show in the column `first pass`
 that come later in `usable` (vLLM's post-processing, which packs most weights anew, included).
 
 Each measurement is a process of its own, forked from one that has imported everything, so that the figure is
-loading and nothing else; the order rotates by round; the parameters of all loaders have the same digest. States:
+loading and nothing else; the order rotates by round. In the first round the parameters are looked at (`first pass`, and a
+digest that all loaders share), in the others `usable` is taken. Ratios are paired by round, with their 95 % interval. States:
 
     cold       no page of the files in memory; free memory is backed by the host (`weights_memory`)
     warm       all pages in memory; free memory is backed
@@ -142,12 +143,12 @@ def _round(directory: Path, steps: list[tuple[str, str]], number: int) -> list[d
 
 
 def _load(
-    directory: Path, name: str, environment: Mapping[str, str], digest: bool, ready: weights_engine.Ready
+    directory: Path, name: str, environment: Mapping[str, str], look: bool, ready: weights_engine.Ready
 ) -> dict[str, Any]:
     os.environ.update(environment)
     # Where the prefetcher is meant, there are no files to fall back to unnoticed.
     model = weights_node.bare(directory) if environment else directory
-    return weights_engine.load(model, LOADERS[name], digest, ready)
+    return weights_engine.load(model, LOADERS[name], look, ready)
 
 
 def _free(held: Held, state: str) -> None:

@@ -16,7 +16,9 @@ from coldstart.bench.stats import paired_ratio, summarize
 RESULTS = Path(__file__).parent / "results"
 Sample = Mapping[str, Any]
 OURS = "coldstart"
-PARTS = ("load_s", "construct_s", "first_pass_s", "usable_s", "cpu_s", "system_s", "faults")
+PARTS = ("load_s", "construct_s", "first_pass_s", "usable_s", "usable_cpu_s", "system_s", "faults")
+# Until the last weight is in its parameter, and until nothing of loading is left to do.
+ENDS = ("load_s", "usable_s")
 
 
 def peers(samples: Sequence[Sample], limits: Sequence[Mapping[str, float]], size: int) -> dict[str, Any]:
@@ -66,30 +68,35 @@ def _state(samples: Sequence[Sample], limit_s: float) -> dict[str, Any]:
     rows = {}
     for name in dict.fromkeys(sample["loader"] for sample in samples):
         own = [sample for sample in samples if sample["loader"] == name]
-        parts = {part: summarize([sample[part] for sample in own]) for part in PARTS}
+        parts = {part: summarize(known) for part in PARTS if (known := [s[part] for s in own if part in s])}
         rows[name] = {**parts, "percent_of_limit": 100 * limit_s / parts["load_s"]["median"]}
-    theirs = {name: row["load_s"]["median"] for name, row in rows.items() if name != OURS}
-    if theirs:
-        fastest = min(theirs, key=lambda name: theirs[name])
-        for name, row in rows.items():
-            ratio = paired_ratio(_by_round(samples, name), _by_round(samples, fastest))
-            row["over_fastest_peer"] = {
-                "peer": fastest,
-                "ratio": ratio and ratio[0],
-                "ci95": ratio and ratio[1],
-            }
+    for end in ENDS:
+        _against_fastest(rows, samples, end)
     return rows
 
 
-def _by_round(samples: Sequence[Sample], name: str) -> dict[int, float]:
-    return {sample["round"]: sample["load_s"] for sample in samples if sample["loader"] == name}
+def _against_fastest(rows: dict[str, Any], samples: Sequence[Sample], end: str) -> None:
+    """Into the rows: the ratio to the fastest peer, both until `end`."""
+    theirs = {name: row[end]["median"] for name, row in rows.items() if name != OURS and end in row}
+    if not theirs:
+        return
+    fastest = min(theirs, key=lambda name: theirs[name])
+    for name, row in rows.items():
+        ratio = paired_ratio(_by_round(samples, name, end), _by_round(samples, fastest, end))
+        found = {"peer": fastest, "ratio": ratio and ratio[0], "ci95": ratio and ratio[1]}
+        row.setdefault("over_fastest_peer", {})[end] = found
+
+
+def _by_round(samples: Sequence[Sample], name: str, end: str) -> dict[int, float]:
+    return {sample["round"]: sample[end] for sample in samples if sample["loader"] == name and end in sample}
 
 
 def peers_table(result: Mapping[str, Any]) -> str:
     """A markdown table by state, the fastest first, and the limits."""
     lines = [
-        "| state | loader | time (s) | range | over fastest peer | 95 % interval | % of limit | first pass (s) | usable (s) | CPU (s) |",
-        "| --- | --- |" + " ---: |" * 8,
+        "| state | loader | weights in parameters (s) | range | over fastest peer | % of limit | first pass (s) "
+        "| usable (s) | range | over fastest peer | CPU (s) |",
+        "| --- | --- |" + " ---: |" * 9,
     ]
     for state, rows in result["states"].items():
         for name, row in sorted(rows.items(), key=lambda item: float(item[1]["load_s"]["median"])):
@@ -100,17 +107,25 @@ def peers_table(result: Mapping[str, Any]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    load, over = row["load_s"], row.get("over_fastest_peer")
     return [
-        f"{load['median']:.2f}",
-        f"{load['min']:.2f} to {load['max']:.2f}",
-        f"{over['ratio']:.2f}" if over else "",
-        f"{over['ci95'][0]:.2f} to {over['ci95'][1]:.2f}" if over else "",
+        *_end(row, "load_s"),
         f"{row['percent_of_limit']:.0f}",
-        f"{row['first_pass_s']['median']:.2f}",
-        f"{row['usable_s']['median']:.2f}",
-        f"{row['cpu_s']['median']:.2f}",
+        _median(row, "first_pass_s"),
+        *_end(row, "usable_s"),
+        _median(row, "usable_cpu_s"),
     ]
+
+
+def _end(row: Mapping[str, Any], end: str) -> list[str]:
+    taken, over = row.get(end), row.get("over_fastest_peer", {}).get(end)
+    spread = f"{taken['min']:.2f} to {taken['max']:.2f}" if taken else ""
+    known = over and over["ratio"] is not None
+    ratio = f"{over['ratio']:.2f} ({over['ci95'][0]:.2f} to {over['ci95'][1]:.2f})" if known else ""
+    return [_median(row, end), spread, ratio]
+
+
+def _median(row: Mapping[str, Any], part: str) -> str:
+    return f"{row[part]['median']:.2f}" if part in row else ""
 
 
 def overlap(samples: Sequence[Sample], rates: Mapping[str, float | None], size: int) -> dict[str, Any]:

@@ -4,15 +4,15 @@ vLLM's loaders say where a tensor goes (fused, padded, sharded) by copying it th
 is put off: dst[a:b] = src is noted, and once the notes cover a parameter,
   address(src_i) - address(dst_i) equal for all notes  -> the parameter becomes that memory, nothing is copied
   otherwise                                            -> the copies are made, by threads that fault in the pages, too
-Invariant: whatever else touches a noted parameter or its sources finds every copy made, so nobody sees a difference.
+Invariant: whatever operation else touches a noted parameter or its sources finds every copy made and sees no difference.
 """
 
 from __future__ import annotations
 
 import ctypes
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,44 +25,72 @@ from coldstart.loader import memory
 COPIERS = 2
 # Faulted in and then written: little enough to be hot still, enough for the fault to be worth a call.
 PIECE = 8 << 20
+# Users of a storage that only a parameter has: the parameter, and the Python object that asks.
+_ALONE = 2
 
 
-@dataclass
 class Noted:
-    """A parameter and the copies into it that were put off: (offset, source), not overlapping; `made` are under way."""
+    """A parameter and the copies into it that were put off; `made` are under way."""
 
-    parameter: torch.nn.Parameter
-    base: int
-    notes: list[tuple[int, torch.Tensor]] = field(default_factory=list)
-    made: list[Future[None]] = field(default_factory=list)
-
-    @property
-    def whole(self) -> bool:
-        """Whether the notes cover the parameter."""
-        return sum(source.nbytes for _, source in self.notes) == self.parameter.nbytes
+    def __init__(self, parameter: torch.nn.Parameter) -> None:
+        self.parameter, self.base = parameter, parameter.data_ptr()
+        self.made: list[Future[None]] = []
+        # Whoever replaces the parameter's memory must not free what copies go to.
+        self._memory = parameter.data
+        self._notes: list[tuple[int, torch.Tensor]] = []
+        self._spans: list[tuple[int, int]] = []
+        self._covered, self._apart = 0, set[int]()
 
     @property
     def aligned(self) -> bool:
         """Whether the sources lie in memory as they shall lie in the parameter."""
-        return len({source.data_ptr() - offset for offset, source in self.notes}) == 1
+        return len(self._apart) == 1
 
-    def overlaps(self, offset: int, size: int) -> bool:
-        """Whether a note covers one of these bytes already."""
-        return any(o < offset + size and offset < o + source.nbytes for o, source in self.notes)
+    @property
+    def whole(self) -> bool:
+        """Whether the notes cover the parameter, and it still has the memory that they were made for."""
+        return self._covered == self.parameter.nbytes and self.parameter.data_ptr() == self.base
+
+    @property
+    def start(self) -> int:
+        """Where the sources begin, when they are aligned."""
+        return self.base + min(self._apart)
+
+    def add(self, into: int, source: torch.Tensor) -> bool:
+        """Note source -> address `into`, unless a note covers some of it already."""
+        span = (into - self.base, into - self.base + source.nbytes)
+        at = bisect(self._spans, span)
+        if any(span[0] < end and start < span[1] for start, end in self._spans[max(0, at - 1) : at + 1]):
+            return False
+        self._spans.insert(at, span)
+        self._notes.append((into, source))
+        self._covered += source.nbytes
+        self._apart.add(source.data_ptr() - into)
+        return True
+
+    def make(self, copiers: ThreadPoolExecutor) -> None:
+        """Begin the copies that are noted."""
+        for into, source in self._notes[len(self.made) :]:
+            self.made.append(copiers.submit(_copied, into, source))
+
+    def wait(self) -> None:
+        """Until the copies that were begun are done."""
+        for copy in self.made:
+            copy.result()
 
 
 class InPlace(TorchDispatchMode):
     """Within the block, copies from offered tensors into whole parameters on the CPU are put off as above.
 
-    `given_bytes` were taken over without a copy. One thread loads; the sources do not change while the block lasts.
+    `given_bytes` were taken over without a copy. One thread loads; it does not write to what it was offered, nor expects
+    that to stay as it was once it has written to the parameter that it became.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         super().__init__()
         self.given_bytes = 0
-        self._targets = {one.data_ptr(): Noted(one, one.data_ptr()) for one in parameters if _whole(one)}
+        self._targets = {one.data_ptr(): Noted(one) for one in list(parameters) if _fit(one)}
         self._mappings: dict[int, memoryview] = {}
-        self._given: set[int] = set()
         self._sources: dict[int, Noted] = {}
         self._copiers = ThreadPoolExecutor(COPIERS, "weights copier")
 
@@ -74,11 +102,12 @@ class InPlace(TorchDispatchMode):
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
-        for noted in self._targets.values():
-            self._make(noted)
+        left, self._targets, self._sources = list(self._targets.values()), {}, {}
+        for noted in left:
+            noted.make(self._copiers)
         self._copiers.shutdown(wait=True)
-        for noted in self._targets.values():
-            _wait(noted)
+        for noted in left:
+            noted.wait()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -92,55 +121,60 @@ class InPlace(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
     def _put_off(self, into: torch.Tensor, source: torch.Tensor) -> bool:
-        noted, memory_of = self._targets.get(_storage(into)), _storage(source)
-        if noted is None or memory_of not in self._mappings or not _same(into, source):
+        if not _same(into, source):
             return False
-        offset = into.data_ptr() - noted.base
-        if noted.overlaps(offset, source.nbytes):
+        noted, held = self._targets.get(_storage(into)), _storage(source)
+        # Memory is given to one parameter, and waited for by one.
+        if noted is None or held not in self._mappings or self._sources.get(held, noted) is not noted:
             return False
-        noted.notes.append((offset, source))
-        self._sources[memory_of] = noted
-        if noted.made or not noted.aligned or memory_of in self._given:
-            self._make(noted)
+        if not noted.add(into.data_ptr(), source):
+            return False
+        self._sources[held] = noted
+        if noted.made or not noted.aligned:
+            noted.make(self._copiers)
         elif noted.whole:
-            self._give(noted)
+            self._give(noted, self._mappings[held])
         return True
 
-    def _give(self, noted: Noted) -> None:
-        """The parameter becomes the sources' memory. What one has got, no other gets."""
-        parameter, (_, first) = noted.parameter, min(noted.notes, key=lambda note: note[0])
-        mapping = self._mappings[_storage(first)]
-        start = first.data_ptr() - memory.address(mapping)
+    def _give(self, noted: Noted, mapping: memoryview) -> None:
+        """The parameter becomes the sources' memory."""
+        parameter, start = noted.parameter, noted.start - memory.address(mapping)
         whole = torch.frombuffer(mapping[start : start + parameter.nbytes], dtype=parameter.dtype)
-        self._given |= {_storage(source) for _, source in noted.notes}
         self.given_bytes += parameter.nbytes
         parameter.data = whole.view(parameter.shape)
         del self._targets[noted.base]
-
-    def _make(self, noted: Noted) -> None:
-        for offset, source in noted.notes[len(noted.made) :]:
-            noted.made.append(self._copiers.submit(_copied, noted.base + offset, source))
 
     def _finish(self, storage: int) -> None:
         """Let everything that was put off for this storage, as a parameter's or as a source's, be done."""
         for noted in (self._targets.get(storage), self._sources.get(storage)):
             if noted is not None and noted.base in self._targets:
-                self._make(noted)
-                _wait(noted)
+                noted.make(self._copiers)
+                noted.wait()
 
-    def own(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Copy those that still are mapped memory: from here on nothing depends on the source."""
+    def own(self, model: torch.nn.Module) -> None:
+        """Copy what of a model still is mapped memory, each once: from here on nothing depends on the source."""
         mappings = {memory.address(mapping): len(mapping) for mapping in self._mappings.values()}
-        for parameter in parameters:
-            if any(0 <= parameter.data_ptr() - start < size for start, size in mappings.items()):
-                parameter.data = parameter.data.clone()
+        copies: dict[int, torch.UntypedStorage] = {}
+        for tensor in _tensors(model):
+            held = _storage(tensor)
+            if any(0 <= held - start < size for start, size in mappings.items()):
+                if held not in copies:
+                    copies[held] = tensor.untyped_storage().clone()
+                place = tensor.storage_offset(), tensor.shape, tensor.stride()
+                tensor.data = torch.empty(0, dtype=tensor.dtype).set_(copies[held], *place)
         self._mappings.clear()
 
 
-def _whole(parameter: torch.nn.Parameter) -> bool:
-    """Whether a parameter is all of its memory, on the CPU."""
-    on_cpu = parameter.device.type == "cpu" and parameter.nbytes > 0
-    return on_cpu and parameter.is_contiguous() and parameter.untyped_storage().nbytes() == parameter.nbytes
+def _fit(parameter: torch.nn.Parameter) -> bool:
+    """Whether a parameter may change its memory: all of it is its own, on the CPU, and nobody else has a view of it."""
+    if parameter.device.type != "cpu" or not parameter.nbytes or not parameter.is_contiguous():
+        return False
+    if parameter.is_inference() != torch.is_inference_mode_enabled():
+        return False
+    storage = parameter.untyped_storage()
+    # Not public, but nothing else tells of a buffer or an attribute that is a view; without it nothing is put off.
+    users = getattr(torch._C, "_storage_Use_Count", lambda _: 0)(storage._cdata)
+    return storage.nbytes() == parameter.nbytes and users == _ALONE
 
 
 def _same(into: torch.Tensor, source: torch.Tensor) -> bool:
@@ -159,13 +193,19 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _storages(arguments: Any) -> Iterator[int]:
-    tensors = (one for one in tree_iter(arguments) if isinstance(one, torch.Tensor))
-    return (_storage(tensor) for tensor in tensors if tensor.numel() and tensor.device.type == "cpu")
+    return (_storage(one) for one in tree_iter(arguments) if _plain(one) and one.numel())
 
 
-def _wait(noted: Noted) -> None:
-    for copy in noted.made:
-        copy.result()
+def _tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Parameters, buffers, and what modules keep besides."""
+    for module in model.modules():
+        for kept in (module._parameters, module._buffers, vars(module)):
+            yield from (one for one in kept.values() if _plain(one))
+
+
+def _plain(one: Any) -> bool:
+    """Whether it is a tensor with memory of the CPU."""
+    return isinstance(one, torch.Tensor) and one.layout is torch.strided and one.device.type == "cpu"
 
 
 def _copied(target: int, source: torch.Tensor) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 class Report:
     """One load: `way` is prefetcher, files or vllm (the last rung that was taken), `bytes` what was handed over.
 
-    `in_place_bytes` of them became parameters without a copy. `wait_s` are the seconds spent waiting for bytes, `seconds` those of the whole load. `fetch` is the prefetcher's account,
-    {} without one; `fallbacks` name each step down.
+    `in_place_bytes` of them became parameters without a copy. `wait_s` are the seconds spent waiting for bytes, `seconds`
+    those of the whole load. `fetch` is the prefetcher's account, {} without one; `fallbacks` name each step down.
     """
 
     way: str = ""

@@ -54,6 +54,7 @@ class ColdLoader(DefaultModelLoader):
         super().__init__(replace(load_config, load_format="auto"))
         self.report = report.begin()
         self.in_place: InPlace | None = None
+        self.whole_load = False
 
     def create_model(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
         """As vLLM's."""
@@ -62,10 +63,11 @@ class ColdLoader(DefaultModelLoader):
 
     def load_model(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
         """As vLLM's; what its post-processing has left in the source's memory is copied out of it at the end."""
+        self.whole_load = True
         model = super().load_model(*args, **kwargs)
         if self.in_place is not None:
-            self.in_place.own(model.parameters())
-            self.in_place = None
+            self.in_place.own(model)
+        self.in_place, self.whole_load = None, False
         return model
 
     def download_model(self, model_config: ModelConfig) -> None:
@@ -76,9 +78,12 @@ class ColdLoader(DefaultModelLoader):
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
         """As vLLM's, with the load's report at its end."""
         began = timeline.now()
-        with InPlace(model.parameters()) as self.in_place:
+        # Who calls this alone may keep the parameters as they are, so they get memory of their own.
+        with InPlace(model.parameters() if self.whole_load else ()) as self.in_place:
             super().load_weights(model, model_config)
         self.report.in_place_bytes = self.in_place.given_bytes
+        if not self.whole_load:
+            self.in_place = None
         self.report.seconds = timeline.now() - began
         timeline.emit("load", began, timeline.now(), track="engine", args=self.report.document())
         logger.info("coldstart: %s", self.report)

@@ -40,11 +40,20 @@ def test_ours_is_compared_with_the_fastest_peer_of_the_state() -> None:
     samples += [sample("coldstart", 1.0, n) for n in rounds]
     result = report.peers(samples, [LIMITS], 2 * GB)
     rows = result["states"]["warm"]
-    assert rows["coldstart"]["over_fastest_peer"] == {"peer": "fast", "ratio": 0.5, "ci95": (0.5, 0.5)}
-    assert rows["slow"]["over_fastest_peer"]["ratio"] == 2.0
+    loaded = {"peer": "fast", "ratio": 0.5, "ci95": (0.5, 0.5)}
+    assert rows["coldstart"]["over_fastest_peer"]["load_s"] == loaded
+    assert rows["slow"]["over_fastest_peer"]["load_s"]["ratio"] == 2.0
     assert rows["coldstart"]["percent_of_limit"] == pytest.approx(60)
     table = report.peers_table(result)
     assert table.index("| coldstart |") < table.index("| fast |") < table.index("| slow |")
+
+
+def test_what_a_loader_leaves_for_later_is_compared_too() -> None:
+    samples = [sample("copies", 2.0, n, usable_s=3.0) for n in range(3)]
+    samples += [sample("coldstart", 0.1, n, usable_s=6.0) for n in range(3)]
+    over = report.peers(samples, [LIMITS], GB)["states"]["warm"]["coldstart"]["over_fastest_peer"]
+    assert over["load_s"]["ratio"] == pytest.approx(0.05)
+    assert over["usable_s"] == {"peer": "copies", "ratio": 2.0, "ci95": (2.0, 2.0)}
 
 
 def test_what_never_runs_is_recorded_and_what_runs_sometimes_is_no_result() -> None:
