@@ -12,6 +12,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+import figure_tables  # noqa: E402
+import overhead_tables  # noqa: E402
 import scheduling_tables  # noqa: E402
 import weights_report  # noqa: E402
 
@@ -52,9 +54,10 @@ def results(text: str) -> str:
 
 
 def scheduling(text: str) -> str:
-    """SCHEDULING.md with the committed live results and the calibration."""
-    for name, content in scheduling_tables.parts().items():
-        text = marked(text, name, content)
+    """SCHEDULING.md with the committed live and simulated results, the calibration, and the overhead."""
+    for source in (scheduling_tables, figure_tables, overhead_tables):
+        for name, content in source.parts().items():
+            text = marked(text, name, content)
     return text
 
 
@@ -85,11 +88,8 @@ def graphs() -> str:
         ("relocation of 56,000 pointers, ms", _spread(cost["relocation_ms"]), "2", cost),
         ("tables read and verified, ms", _spread(cost["read_verified_ms"]), "20", cost),
     ]
-    table = [
-        f"| {what} | {value} | {goal} | {job.get('commit', held.get('commit'))} |"
-        for what, value, goal, job in lines
-    ]
-    return "\n".join(["| what | result | goal | commit |", "|---|---|---|---|", *table])
+    rows = [(*line, job.get("commit", held.get("commit"))) for *line, job in lines]
+    return "\n".join(scheduling_tables.table(("what", "result", "goal", "commit"), rows))
 
 
 def _spread(samples: dict[str, float]) -> str:

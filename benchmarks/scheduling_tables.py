@@ -6,7 +6,7 @@ Invariant: every figure comes from a result file; what has not been measured is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 FCFS, LARGEST, OURS, BOUNDED = "fcfs", "fcfs-max", "mlfq", "mlfq-bounded"
 GAINS = ("per_token_s.mean", "per_token_s.p95", "ttft_s.mean", "longest_s.mean", "tokens_per_s")
+PLACE = ("regime", "workload", "load")
 LEVEL = 0.1
 """A median ratio within this of 1 counts as level."""
 
@@ -25,32 +26,45 @@ def parts() -> dict[str, str]:
     live = "python benchmarks/live_scheduling.py"
     regimes, swapping = "scheduling-live-regimes", "scheduling-live-swapping"
     return {
-        "live-gain": _filled(regimes, live, gains),
-        "live-verdicts": _filled(regimes, live, verdicts),
-        "live-winners": _filled(regimes, live, winners),
-        "live-price": _filled(regimes, live, prices),
-        "live-swapping": _filled(swapping, f"{live} --swapping", swaps),
-        "batch-choice": _filled("batch-choice", "python benchmarks/batch_choice.py", batches),
-        "calibration": _filled("scheduling-calibration", "python benchmarks/calibration.py", calibration),
+        "live-gain": filled(regimes, live, gains),
+        "live-verdicts": filled(regimes, live, verdicts),
+        "live-winners": filled(regimes, live, winners),
+        "live-price": filled(regimes, live, prices),
+        "live-swapping": filled(swapping, f"{live} --swapping", swaps),
+        "batch-choice": filled("batch-choice", "python benchmarks/batch_choice.py", batches),
+        "calibration": filled("scheduling-calibration", "python benchmarks/calibration.py", calibration),
     }
 
 
-def _filled(name: str, command: str, lines: Callable[[Any], Iterator[str]]) -> str:
+def held(name: str) -> Any:
+    """The result called `name`, None where there is none."""
     file = RESULTS / f"{name}.json"
-    if not file.exists():
-        return f"Not measured yet: `{command}`."
-    return "\n".join(lines(json.loads(file.read_text())))
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def filled(name: str, command: str, lines: Callable[[Any], Iterator[str]]) -> str:
+    """What `lines` makes of the result called `name`."""
+    result = held(name)
+    return "\n".join(lines(result)) if result else f"Not measured yet: `{command}`."
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    """A Markdown table, line by line."""
+    yield f"| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
+    yield from (f"| {' | '.join(map(str, row))} |" for row in rows)
 
 
 def gains(result: Cell) -> Iterator[str]:
     """Ours over both baselines, one line per regime, workload and load; load 1 and the answers below."""
-    yield "| regime | workload | load | against | mean per token | p95 | TTFT | longest 10 % | throughput |"
-    yield "|---" * 9 + "|"
-    for cell in result["cells"]:
-        for base, others in cell["against"].items():
-            if others.get(OURS):
-                shown = " | ".join(_ratio(others[OURS][name]) for name in GAINS)
-                yield f"{_place(cell)} | {base} | {shown} |"
+    shown = ("mean per token", "p95", "TTFT", "longest 10 %", "throughput")
+    rows = (
+        (*_place(cell), base, *(_ratio(against[name]) for name in GAINS))
+        for cell in result["cells"]
+        for base in cell["against"]
+        for _, against in _measured(cell, base, (OURS,))
+    )
+    yield from table((*PLACE, "against", *shown), rows)
     yield ""
     yield f"Medians of {_runs(result)} repetitions (least to largest). {_same(result)}"
     yield f"Load 1: {_capacities(result)}."
@@ -58,11 +72,20 @@ def gains(result: Cell) -> Iterator[str]:
 
 def verdicts(result: Cell) -> Iterator[str]:
     """Every target with what was reached."""
-    yield "| regime | workload | load | against | metric | target | median | met |"
-    yield "|---" * 8 + "|"
-    for one in result["verdicts"]:
-        place = f"{_place(one)} | {one['against']} | {one['metric']} | {one['target']:g}x"
-        yield f"{place} | {one['median']:.2f}x | {'yes' if one['met'] else '**no**'} |"
+    yield from table(
+        (*PLACE, "against", "metric", "target", "median", "met"),
+        (
+            (
+                *_place(one),
+                one["against"],
+                one["metric"],
+                f"{one['target']:g}x",
+                f"{one['median']:.2f}x",
+                _met(one),
+            )
+            for one in result["verdicts"]
+        ),
+    )
 
 
 def winners(result: Cell) -> Iterator[str]:
@@ -83,68 +106,89 @@ def winners(result: Cell) -> Iterator[str]:
 
 def prices(result: Cell) -> Iterator[str]:
     """What single requests pay against FCFS with the same batch, unbounded and with the bound, and what is gained then."""
-    yield (
-        "| regime | workload | load | scheduler | longest 10 % | slowest request | above 2x "
-        "| slowest of the longest | mean per token |"
+    paid = ("longest 10 %", "slowest request", "above 2x", "slowest of the longest", "mean per token")
+    rows = (
+        (*_place(cell), name, *_price(against))
+        for cell in result["cells"]
+        for name, against in _measured(cell, FCFS, (OURS, BOUNDED))
     )
-    yield "|---" * 9 + "|"
-    for cell in result["cells"]:
-        for name in (OURS, BOUNDED):
-            against = cell["against"].get(FCFS, {}).get(name)
-            if against:
-                slow = against["slowdown"]
-                paid = f"{slow['max']:.2f}x | {slow['above_2']:.1%} | {slow['longest_max']:.2f}x"
-                shown = (
-                    f"{_ratio(against['longest_s.mean'])} | {paid} | {_ratio(against['per_token_s.mean'])}"
-                )
-                yield f"{_place(cell)} | {name} | {shown} |"
+    yield from table((*PLACE, "scheduler", *paid), rows)
 
 
 def swaps(result: Cell) -> Iterator[str]:
     """The three strategies: gain, bytes, and the time spent waiting for them."""
-    yield (
-        "| load | strategy | mean per token against fcfs | p95 | MB evicted | MB loaded "
-        "| waiting for loads, of latency | answers identical |"
+    gained = ("mean per token against fcfs", "p95")
+    moved = ("MB evicted", "MB loaded", "waiting for loads, of latency")
+    rows = (
+        (
+            cell["load"],
+            name,
+            *(_ratio(against[each]) for each in GAINS[:2]),
+            *_moved(cell["schedulers"][name]),
+            _equal(cell, name),
+        )
+        for cell in result["cells"]
+        for name, against in _measured(cell, FCFS, cell["against"][FCFS])
     )
-    yield "|---" * 8 + "|"
-    for cell in result["cells"]:
-        for name, against in cell["against"][FCFS].items():
-            if against:
-                shown = f"{_ratio(against['per_token_s.mean'])} | {_ratio(against['per_token_s.p95'])}"
-                same = cell["identical"][name]
-                moved = _moved(cell["schedulers"][name])
-                yield f"| {cell['load']} | {name} | {shown} | {moved} | {same['identical']} of {same['compared']} |"
+    yield from table(("load", "strategy", *gained, *moved, "answers identical"), rows)
 
 
 def batches(result: Cell) -> Iterator[str]:
     """The gain over FCFS with all slots by batch; that of the longest tenth in brackets."""
     names = list(result["rows"][0]["over_fcfs"])
-    yield "| | load | " + " | ".join(f"B = {name}" for name in names) + " |"
-    yield "|---" * (2 + len(names)) + "|"
-    for one in result["rows"]:
-        cells = (f"{one['over_fcfs'][b]:.2f}x ({one['longest_over_fcfs'][b]:.2f}x)" for b in names)
-        yield f"| {one['pool']} | {one['load']} | {' | '.join(cells)} |"
+    rows = (
+        (
+            one["pool"],
+            one["load"],
+            *(f"{one['over_fcfs'][b]:.2f}x ({one['longest_over_fcfs'][b]:.2f}x)" for b in names),
+        )
+        for one in result["rows"]
+    )
+    yield from table(("memory", "load", *(f"B = {name}" for name in names)), rows)
 
 
 def calibration(result: Cell) -> Iterator[str]:
     """Live and simulated means, the error, and the range over single runs."""
-    yield "| trace | policy | iteration times | metric | live ms | simulated ms | error | single runs |"
-    yield "|---" * 8 + "|"
-    for one in result["cells"]:
-        for source, errors in one["error"].items():
-            for metric, error in errors.items():
-                live, found = 1e3 * one["live"][metric], 1e3 * one["simulated"][source][metric]
-                single = one["single"][source][metric]
-                place = f"| {one['trace']} | {one['policy']} | {source} | {metric.removesuffix('_s').upper()}"
-                spread = f"{single['min']:+.1%} to {single['max']:+.1%}"
-                yield f"{place} | {live:.2f} | {found:.2f} | {error:.1%} | {spread} |"
+    head = ("trace", "policy", "iteration times", "metric", "live ms", "simulated ms", "error", "single runs")
+    yield from table(head, (row for one in result["cells"] for row in _errors(one)))
     yield ""
     met = ", ".join(f"{source} {'yes' if met else '**no**'}" for source, met in result["met"].items())
     yield f"Within {result['limit']:.0%} everywhere: {met}. Load {result['load']:g}."
 
 
-def _place(cell: Cell) -> str:
-    return f"| {cell['regime']} | {cell['workload']} | {cell['load']}"
+def _errors(one: Cell) -> Iterator[tuple[str, ...]]:
+    for source, errors in one["error"].items():
+        for metric, error in errors.items():
+            live, found = (f"{1e3 * by[metric]:.2f}" for by in (one["live"], one["simulated"][source]))
+            single = one["single"][source][metric]
+            spread = f"{single['min']:+.1%} to {single['max']:+.1%}"
+            name = metric.removesuffix("_s").upper()
+            yield one["trace"], one["policy"], source, name, live, found, f"{error:.1%}", spread
+
+
+def _measured(cell: Cell, base: str, names: Iterable[str]) -> Iterator[tuple[str, Cell]]:
+    """Those of `names` that were measured against `base`, each with its ratios."""
+    others = cell["against"].get(base, {})
+    yield from ((name, others[name]) for name in names if others.get(name))
+
+
+def _place(cell: Cell) -> tuple[object, ...]:
+    return tuple(cell[name] for name in PLACE)
+
+
+def _met(verdict: Cell) -> str:
+    return "yes" if verdict["met"] else "**no**"
+
+
+def _price(against: Cell) -> tuple[str, ...]:
+    slow = against["slowdown"]
+    paid = f"{slow['max']:.2f}x", f"{slow['above_2']:.1%}", f"{slow['longest_max']:.2f}x"
+    return _ratio(against["longest_s.mean"]), *paid, _ratio(against["per_token_s.mean"])
+
+
+def _equal(cell: Cell, name: str) -> str:
+    same = cell["identical"][name]
+    return f"{same['identical']} of {same['compared']}"
 
 
 def _ratio(ratio: Mapping[str, float]) -> str:
@@ -170,9 +214,9 @@ def _capacities(result: Cell) -> str:
     return ", ".join(found)
 
 
-def _moved(one: Cell) -> str:
+def _moved(one: Cell) -> tuple[str, ...]:
     moved = one.get("swapping")
     if not moved:
-        return "- | - | -"
+        return "-", "-", "-"
     out, into = (moved[f"bytes_{way}"]["median"] / 1e6 for way in ("evicted", "loaded"))
-    return f"{out:.1f} | {into:.1f} | {moved['blocked_share']['median']:.1%}"
+    return f"{out:.1f}", f"{into:.1f}", f"{moved['blocked_share']['median']:.1%}"

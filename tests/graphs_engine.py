@@ -1,6 +1,6 @@
 """An engine process over the simulator: it reads the plug-in's environment and does what a vLLM worker would do.
 
-Every process draws its addresses and handles from its own pid, so no two have a layout in common.
+Every process draws its addresses and handles from the seed that it is given, so no two have a layout in common.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from coldstart.graphs.table import Region
 
 SHAPE = Shape("engine", 2, sizes=(1, 8, 64, 256))
 INPUTS = ("static:ids", "static:positions", "static:slots", "static:lengths")
-LIBRARY = "SIM_LIBRARY"
+LIBRARY, SEED = "SIM_LIBRARY", "SIM_SEED"
 
 
 def regions(model: SimModel, *symbols: str) -> list[Region]:
@@ -103,7 +103,7 @@ def _outputs(model: SimModel, executable: int, key: str) -> bytes:
 def main() -> None:
     if LIBRARY in os.environ:
         ctypes.CDLL(os.environ[LIBRARY])  # where references to kernels are looked for
-    model = SimModel(SHAPE, os.getpid())
+    model = SimModel(SHAPE, int(os.environ[SEED]))
     jobs = {RECORD: record, PROVE: prove, RESTORE: restore}
     name = next(name for name in jobs if name in os.environ)
     try:

@@ -66,16 +66,16 @@ class Bench:
         modes = [launcher.mode for launcher in self.launchers]
         measured = Measured(modes)
         schedule = plan.rounds(modes, runs)
-        usage.adopt_orphans()
-        before = usage.snapshot()
-        try:
-            for launcher in self.launchers:
-                self._prepare(launcher, warmup, measured)
-            for index, order in enumerate(schedule):
-                self._round(index, order, measured)
-        finally:
-            self._close()
-            end_strays(before)
+        with usage.adopting_orphans():
+            before = usage.snapshot()
+            try:
+                for launcher in self.launchers:
+                    self._prepare(launcher, warmup, measured)
+                for index, order in enumerate(schedule):
+                    self._round(index, order, measured)
+            finally:
+                self._close()
+                end_strays(before)
         self._fork_floor(measured)
         return measured
 

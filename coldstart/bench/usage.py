@@ -2,7 +2,7 @@
 
 CPU time is conserved: what a process used moves to its parent's `cutime + cstime` when it is waited for, so
 the sum of (own + reaped) over a tree never loses anything while no process leaves the tree. The bench makes
-itself a child subreaper, so daemons that a start leaves behind stay in its tree. A server forked by a
+itself a child subreaper meanwhile, so daemons that a start leaves behind stay in its tree. A server forked by a
 template or restored from a snapshot is a new process: all it used counts; of the template, what it used
 meanwhile.
 
@@ -16,13 +16,15 @@ import ctypes
 import os
 import resource
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,20 @@ class Process:
 Snapshot = dict[int, Process]
 
 
-def adopt_orphans() -> None:
-    """Make this process the parent of orphaned descendants. Raises OSError where the kernel refuses."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+@contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Within the block, be the parent of orphaned descendants. Raises OSError where the kernel refuses."""
+    was = ctypes.c_int()
+    _prctl(PR_GET_CHILD_SUBREAPER, ctypes.addressof(was))
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _prctl(PR_SET_CHILD_SUBREAPER, was.value)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "the kernel does not let this process adopt orphans")
 
 

@@ -36,8 +36,7 @@ class Starts:
 
     def __call__(self, bundle: Bundle, level: Level) -> list[Finding]:
         """Findings of `level`. Raises NoBundle and other errors that are not about the bundle."""
-        usage.adopt_orphans()
-        with tempfile.TemporaryDirectory(prefix="coldstart-validate-") as name:
+        with usage.adopting_orphans(), tempfile.TemporaryDirectory(prefix="coldstart-validate-") as name:
             ours, plain = self.pair(bundle, Path(name))
             started = self._start(ours, Path(name) / "bundle", "CS-LOAD", bundle, level)
             if isinstance(started, Finding):

@@ -82,9 +82,9 @@ def test_readiness_must_be_reported(
 def test_a_server_that_left_its_launcher_is_measured_and_ended(
     fake: Fake, settings: Settings, tmp_path: Path
 ) -> None:
-    usage.adopt_orphans()
     before = len(strays())
-    run = measure.run(fake("template-engine", "daemon"), tmp_path / "r", settings, 0)
+    with usage.adopting_orphans():
+        run = measure.run(fake("template-engine", "daemon"), tmp_path / "r", settings, 0)
     assert run.cpu_s >= 0.14
     assert run.pss_bytes > 0
     assert len(strays()) == before

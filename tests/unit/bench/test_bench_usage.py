@@ -64,23 +64,23 @@ def test_what_an_older_process_used_before_is_not_counted() -> None:
 
 
 def test_a_daemon_stays_in_the_tree(tmp_path: Path) -> None:
-    usage.adopt_orphans()
-    before = usage.snapshot()
-    mark = tmp_path / "mark"
-    code = DAEMON.format(code=BURN.format(0.2), mark=str(mark))
-    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
-    while not mark.exists():
-        time.sleep(0.01)
-    after = usage.snapshot()
-    daemons = usage.new_processes(before, after, [os.getpid()])
-    assert usage.cpu_between(before, after) >= 0.18
-    assert usage.pss_bytes([process.pid for process in daemons]) > 100_000
-    assert usage.rss_bytes(daemons[0].pid) >= usage.pss_bytes([daemons[0].pid])
-    for process in daemons:
-        send(process.pid, signal.SIGKILL)
-    while usage.new_processes(before, usage.snapshot(), [os.getpid()]):
-        reap_orphans(before)
-        time.sleep(0.01)
+    with usage.adopting_orphans():
+        before = usage.snapshot()
+        mark = tmp_path / "mark"
+        code = DAEMON.format(code=BURN.format(0.2), mark=str(mark))
+        subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
+        while not mark.exists():
+            time.sleep(0.01)
+        after = usage.snapshot()
+        daemons = usage.new_processes(before, after, [os.getpid()])
+        assert usage.cpu_between(before, after) >= 0.18
+        assert usage.pss_bytes([process.pid for process in daemons]) > 100_000
+        assert usage.rss_bytes(daemons[0].pid) >= usage.pss_bytes([daemons[0].pid])
+        for process in daemons:
+            send(process.pid, signal.SIGKILL)
+        while usage.new_processes(before, usage.snapshot(), [os.getpid()]):
+            reap_orphans(before)
+            time.sleep(0.01)
 
 
 def test_a_process_that_is_gone_weighs_nothing() -> None:

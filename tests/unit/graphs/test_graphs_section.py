@@ -15,7 +15,7 @@ from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import Finding
-from graphs_processes import KEYS, engine
+from graphs_processes import KEYS, Launches, engine
 from tools.bundles import key, provenance
 
 from coldstart import inspection, nvml, paths
@@ -113,7 +113,7 @@ def test_eager_engines_capture_none(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_materialize_makes_the_section_with_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coldstart.runtime.targets_cpu", lambda: False)
-    reason = graphs.make(tmp_path / "out", tmp_path / "work", lambda name, env: engine(env) and None, ())
+    reason = graphs.make(tmp_path / "out", tmp_path / "work", Launches(), ())
     assert reason is None and (tmp_path / "out" / "proof.json").exists()
 
 
