@@ -33,7 +33,9 @@ class Noted:
     """A parameter and the copies into it that were put off; `made` are under way."""
 
     def __init__(self, parameter: torch.nn.Parameter) -> None:
-        self.parameter, self.base = parameter, parameter.data_ptr()
+        self.parameter = parameter
+        self.base: int = parameter.data_ptr()
+        self.size: int = parameter.nbytes
         self.made: list[Future[None]] = []
         # Whoever replaces the parameter's memory must not free what copies go to.
         self._memory = parameter.data
@@ -49,7 +51,7 @@ class Noted:
     @property
     def whole(self) -> bool:
         """Whether the notes cover the parameter, and it still has the memory that they were made for."""
-        return self._covered == self.parameter.nbytes and self.parameter.data_ptr() == self.base
+        return self._covered == self.size and bool(self.parameter.data_ptr() == self.base)
 
     @property
     def start(self) -> int:
@@ -97,7 +99,7 @@ class InPlace(TorchDispatchMode):
     def offer(self, tensor: torch.Tensor, view: memoryview) -> torch.Tensor:
         """The tensor over `view`, a slice of a private mapping."""
         if tensor.nbytes:
-            self._mappings[tensor.data_ptr()] = memoryview(view.obj)  # type: ignore[arg-type]
+            self._mappings[tensor.data_ptr()] = memoryview(view.obj)
         return tensor
 
     def __exit__(self, *raised: Any) -> None:
@@ -174,22 +176,23 @@ def _fit(parameter: torch.nn.Parameter) -> bool:
     storage = parameter.untyped_storage()
     # Not public, but nothing else tells of a buffer or an attribute that is a view; without it nothing is put off.
     users = getattr(torch._C, "_storage_Use_Count", lambda _: 0)(storage._cdata)
-    return storage.nbytes() == parameter.nbytes and users == _ALONE
+    return bool(storage.nbytes() == parameter.nbytes and users == _ALONE)
 
 
 def _same(into: torch.Tensor, source: torch.Tensor) -> bool:
     """Whether copying means the same bytes in the same order."""
-    return (
+    same: bool = (
         into.dtype == source.dtype
         and into.shape == source.shape
         and into.is_contiguous()
         and source.is_contiguous()
         and source.nbytes > 0
     )
+    return same
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return int(tensor.untyped_storage().data_ptr())
 
 
 def _storages(arguments: Any) -> Iterator[int]:
