@@ -33,7 +33,7 @@ def main(wanted: list[str]) -> None:
         found: dict[str, Any] = {"imported_at_s": time.monotonic()}
         if wanted[0] != "imports":
             arguments = {"load_format": wanted[0]}
-            found |= weights_engine.load(Path(wanted[1]), arguments, digest="--digest" in wanted)
+            found |= weights_engine.load(Path(wanted[1]), arguments, look="--digest" in wanted)
     print(json.dumps(found), flush=True)
 
 
