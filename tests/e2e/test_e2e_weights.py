@@ -63,7 +63,6 @@ def test_weights_from_http_answer_vllms_tokens(
             (load,) = served.report["loads"]
             size = (model / FILE).stat().st_size
             assert load["way"] == "prefetcher" and load["bytes"] < load["fetch"]["fetched_bytes"] == size
-            assert 0 < load["in_place_bytes"] < load["bytes"]  # q, k and v lie apart in the file
             assert served.tokens() == reference
             assert served.report["predicted"]["actual"]["terms"]["fetch_s"] > 0
         assert source.total(FILE) == size and source.repeated(FILE) == 0
@@ -83,7 +82,6 @@ def test_a_killed_prefetcher_is_a_step_down_to_files(
         with machine.serving(str(model), "--mode", "fresh", "--weights-from", source.url) as served:
             killer.join()
             (load,) = served.report["loads"]
-            assert load["in_place_bytes"] > 0
             assert load["way"] == "files" and "prefetcher" in load["fallbacks"][0]["reason"]
             assert load["fallbacks"][0] in served.report["fallbacks"]
             assert served.tokens() == reference
@@ -106,7 +104,9 @@ def test_two_nodes_fetch_their_own_layers_and_then_the_rest(
         first.reset()
         alone = ("--on-miss", "warn", "--mode", "fresh", "--weights-from", first.url)
         with machine.serving(str(bare), *alone, vllm=FP32) as served:
-            assert served.report["loads"][0]["way"] == "prefetcher"
+            (load,) = served.report["loads"]
+            assert load["way"] == "prefetcher"
+            assert 0 < load["in_place_bytes"] < load["bytes"]  # q, k and v lie apart in the file
             assert served.tokens() == pipelined["tokens"]
         # The file's own header alone: no rank of the pipeline needed it.
         assert first.total(FILE) <= min(tensor.offset for tensor in tensors.ordered(plan))
