@@ -184,6 +184,7 @@ class PolicyScheduler(AsyncScheduler):
         step_s = 0.0 if self._last_step_s is None else now - self._last_step_s
         self._last_step_s = now
         self.counters.blocked_on_loads_s += step_s * len(self.loads.blocked)
+        self.counters.loading_s += step_s * len(self.loads.loading)
         for request_id in self.loads.blocked:
             self.jobs[request_id].blocked_s += step_s
         if isinstance(self.ranking, SkipJoinMlfq):
