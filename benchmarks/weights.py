@@ -6,8 +6,9 @@ after the other costs the sum; side by side no less than the longer of both:
     max(import, fetch)  <=  ours  <=  sequential  >=  import + fetch
 
 Weights come over HTTP from a process on this machine that shares its rate among all connections. The rates are chosen
-from the imports of the same run: `matched` fetches in the time that importing takes, then half and double of that rate,
-and no limit. Ways, all from the launch of the first process to the last weight in its parameter (so with vLLM's
+in each round from the imports measured first in it, since a shared machine's pace drifts: `matched` fetches in the time
+that importing takes, then half and double of that rate, and no limit. Ratios are within rounds.
+Ways, all from the launch of the first process to the last weight in its parameter (so with vLLM's
 configuration, process groups and the model's construction, which the bound leaves out):
 
     imports      a process that imports what loading needs, and ends
@@ -15,7 +16,7 @@ configuration, process groups and the model's construction, which the bound leav
     coldstart    a process that asks for the prefetcher, imports, and loads from its memory as the bytes arrive
 
 Beside ours stands what equation 5 predicts from the sequential starts of the run (`coldstart.predict`).
-Client and server share two cores. Interleaved, order rotated by round; medians with their range.
+Client and server share two cores. The ways rotate by round; medians with their range.
 
     python benchmarks/weights.py [--runs 5] [--rates matched half double unlimited]
 """
@@ -34,7 +35,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,7 +63,7 @@ class Bench:
     bare: Path
     plan: Path
 
-    def imports(self, digest: bool = False) -> dict[str, Any]:
+    def imports(self) -> dict[str, Any]:
         """A process that only imports."""
         began_s = time.monotonic()
         return {"seconds": _process(["imports"])["imported_at_s"] - began_s}
@@ -106,22 +106,25 @@ def main() -> None:
         bench = Bench(directory, server, weights_node.bare(directory), weights_node.plan(directory))
         bench.imports()  # compiles and caches what a first start does
         size = weights_checkpoint.size(directory)
-        matched = size / median(bench.imports()["seconds"] for _ in range(3))
-        rates = {name: (f := RATES[name]) and f * matched for name in wanted.rates}
-        samples = [sample for number in range(wanted.runs) for sample in _round(bench, rates, number)]
-    weights_report.finish("weights", weights_report.overlap(samples, rates, size))
+        samples = [
+            sample for number in range(wanted.runs) for sample in _round(bench, wanted.rates, size, number)
+        ]
+    weights_report.finish("weights", weights_report.overlap(samples, wanted.rates, size))
 
 
-def _round(bench: Bench, rates: Mapping[str, float | None], number: int) -> list[dict[str, Any]]:
-    steps = [("imports", None), *((way, rate) for rate in rates for way in ("sequential", "coldstart"))]
+def _round(bench: Bench, rates: list[str], size: int, number: int) -> list[dict[str, Any]]:
+    found = [{"way": "imports", "round": number, **bench.imports()}]
+    matched = size / found[0]["seconds"]
+    steps = [(way, rate) for rate in rates for way in ("sequential", "coldstart")]
     shift = number % len(steps)
-    found = []
     for way, rate in steps[shift:] + steps[:shift]:
-        bench.server.set(rate=rates[rate] if rate else None, do="reset")
+        limit = (share := RATES[rate]) and share * matched
+        bench.server.set(rate=limit, do="reset")
         sample = getattr(bench, way)(digest=number == 0)
         sent = sum(entry.bytes for entry in bench.server.sent)
-        found.append({"way": way, "rate": rate, "round": number, "sent_bytes": sent, **sample})
-        print(f"round {number}: {way} {rate or ''}: {sample['seconds']:.2f} s", file=sys.stderr, flush=True)
+        place = {"way": way, "rate": rate, "bytes_s": limit, "round": number, "sent_bytes": sent}
+        found.append(place | sample)
+        print(f"round {number}: {way} {rate}: {sample['seconds']:.2f} s", file=sys.stderr, flush=True)
     return found
 
 

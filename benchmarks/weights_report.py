@@ -128,32 +128,37 @@ def _median(row: Mapping[str, Any], part: str) -> str:
     return f"{row[part]['median']:.2f}" if part in row else ""
 
 
-def overlap(samples: Sequence[Sample], rates: Mapping[str, float | None], size: int) -> dict[str, Any]:
-    """The result of `weights`: per rate, against max and sum of importing and fetching (medians of the same run)."""
-    imports = median(sample["seconds"] for sample in samples if sample["way"] == "imports")
+def overlap(samples: Sequence[Sample], rates: Sequence[str], size: int) -> dict[str, Any]:
+    """The result of `weights`: per rate, against max and sum of importing and fetching in the same round."""
+    imports = {sample["round"]: sample["seconds"] for sample in samples if sample["way"] == "imports"}
     rows = {}
     for name in rates:
         own = [sample for sample in samples if sample.get("rate") == name]
         ways = {w: [s for s in own if s["way"] == w] for w in dict.fromkeys(s["way"] for s in own)}
-        fetch = median(sample["fetch_s"] for sample in ways["sequential"])
-        bound = max(imports, fetch)
+        fetch = {sample["round"]: sample["fetch_s"] for sample in ways["sequential"]}
+        bounds = {number: max(imports[number], fetch_s) for number, fetch_s in fetch.items()}
+        sums = {number: imports[number] + fetch_s for number, fetch_s in fetch.items()}
+        usual = median(imports.values()), median(fetch.values())
         rows[name] = {
-            "bytes_s": rates[name],
-            "fetch_s": fetch,
-            "max_s": bound,
-            "sum_s": imports + fetch,
-            "predicted_s": _predicted(ways["sequential"], imports, fetch, size),
+            "bytes_s": median(limits) if (limits := [s["bytes_s"] for s in own if s["bytes_s"]]) else None,
+            "fetch_s": usual[1],
+            "predicted_s": _predicted(ways["sequential"], *usual, size),
             "ways": {way: summarize([sample["seconds"] for sample in some]) for way, some in ways.items()},
-            "ratio_to_max": {way: median(s["seconds"] for s in some) / bound for way, some in ways.items()},
+            "over_max": {way: summarize(_over(some, bounds)) for way, some in ways.items()},
+            "over_sum": {way: summarize(_over(some, sums)) for way, some in ways.items()},
         }
     alike = len({sample["digest"] for sample in samples if "digest" in sample}) == 1
     return {
         "bytes": size,
-        "import_s": imports,
+        "import_s": median(imports.values()),
         "digests_identical": alike,
         "rates": rows,
         "samples": list(samples),
     }
+
+
+def _over(samples: Sequence[Sample], bounds: Mapping[int, float]) -> list[float]:
+    return [sample["seconds"] / bounds[sample["round"]] for sample in samples]
 
 
 def _predicted(sequential: Sequence[Sample], imports: float, fetch: float, size: int) -> float:
@@ -168,18 +173,23 @@ def _predicted(sequential: Sequence[Sample], imports: float, fetch: float, size:
 def overlap_table(result: Mapping[str, Any]) -> str:
     """A markdown table over the rates."""
     lines = [
-        "| rate (MB/s) | fetch (s) | import (s) | way | time (s) | range | over max | over the sum | equation 5 (s) |",
-        "| --- | ---: | ---: | --- |" + " ---: |" * 5,
+        "| rate (MB/s) | fetch (s) | import (s) | way | time (s) | range | over max | range | over the sum | equation 5 (s) |",
+        "| --- | ---: | ---: | --- |" + " ---: |" * 6,
     ]
     for name, row in result["rates"].items():
         rate = f"{name}: {row['bytes_s'] / 1e6:.0f}" if row["bytes_s"] else name
         for way, taken in row["ways"].items():
-            figures = f"{taken['median']:.2f} | {taken['min']:.2f} to {taken['max']:.2f}"
-            ratios = f"{row['ratio_to_max'][way]:.2f} | {taken['median'] / row['sum_s']:.2f}"
-            ratios += f" | {row['predicted_s']:.2f}" if way == OURS else " | "
-            lines.append(
-                f"| {rate} | {row['fetch_s']:.2f} | {result['import_s']:.2f} | {way} | {figures} | {ratios} |"
-            )
+            over = row["over_max"][way]
+            cells = [
+                *(rate, f"{row['fetch_s']:.2f}", f"{result['import_s']:.2f}", way),
+                *(f"{taken['median']:.2f}", f"{taken['min']:.2f} to {taken['max']:.2f}"),
+                *(f"{over['median']:.2f}", f"{over['min']:.2f} to {over['max']:.2f}"),
+                *(
+                    f"{row['over_sum'][way]['median']:.2f}",
+                    f"{row['predicted_s']:.2f}" if way == OURS else "",
+                ),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", _alike(result)])
 
 

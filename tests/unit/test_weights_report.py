@@ -70,25 +70,27 @@ def test_other_bytes_are_not_hidden() -> None:
     assert not result["digests_identical"] and "DIFFERENT" in report.peers_table(result)
 
 
-def test_overlap_is_over_the_longer_of_import_and_fetch() -> None:
-    samples = [
-        {"way": "imports", "rate": None, "seconds": 6.0},
-        {
-            "way": "sequential",
-            "rate": "half",
-            "seconds": 20.0,
-            "fetch_s": 12.0,
-            "imports_s": 18.0,
-            "load_s": 1.5,
-        },
-        {"way": "coldstart", "rate": "half", "seconds": 13.2},
-    ]
-    row = report.overlap(samples, {"half": 1e8}, GB)["rates"]["half"]
-    assert (row["max_s"], row["sum_s"]) == (12.0, 18.0)
-    assert row["ratio_to_max"]["coldstart"] == pytest.approx(1.1)
-    assert row["predicted_s"] == pytest.approx(
-        12.0
-    )  # 0.5 of context, 6 of imports and 1.5 of loading hide behind it
+def test_overlap_is_over_the_longer_of_import_and_fetch_of_its_round() -> None:
+    def round_(number: int, imports: float, fetch: float, ours: float) -> list[dict[str, Any]]:
+        limited = {"rate": "half", "bytes_s": 1e8, "round": number}
+        took = {"seconds": imports + fetch + 2, "imports_s": imports + fetch, "fetch_s": fetch, "load_s": 1.5}
+        return [
+            {"way": "imports", "round": number, "seconds": imports},
+            {"way": "sequential", **limited, **took},
+            {"way": "coldstart", **limited, "seconds": ours},
+        ]
+
+    samples = [*round_(0, 6.0, 12.0, 13.2), *round_(1, 12.0, 6.0, 15.6), *round_(2, 6.0, 12.0, 14.4)]
+    row = report.overlap(samples, ["half"], GB)["rates"]["half"]
+    over = row["over_max"]["coldstart"]
+    assert [over["min"], over["median"], over["max"]] == pytest.approx([1.1, 1.2, 1.3])
+    assert row["over_sum"]["coldstart"]["median"] == pytest.approx(0.8)
+    assert (row["bytes_s"], row["fetch_s"]) == (1e8, 12.0)
+    # 0.5 of context, 6 of imports and 1.5 of loading hide behind the fetching of 12.
+    assert row["predicted_s"] == pytest.approx(12.0)
+    assert "| half: 100 | 12.00 | 6.00 | coldstart | 14.40 |" in report.overlap_table(
+        report.overlap(samples, ["half"], GB)
+    )
 
 
 def test_a_rank_is_held_against_its_own_parameters() -> None:
