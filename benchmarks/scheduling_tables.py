@@ -118,7 +118,7 @@ def prices(result: Cell) -> Iterator[str]:
 def swaps(result: Cell) -> Iterator[str]:
     """The three strategies: gain, bytes, and the time spent waiting for them."""
     gained = ("mean per token against fcfs", "p95")
-    moved = ("MB evicted", "MB loaded", "waiting for loads, of latency")
+    moved = ("MB evicted", "MB loaded", "off the device at its turn", "loading")
     rows = (
         (
             cell["load"],
@@ -217,6 +217,11 @@ def _capacities(result: Cell) -> str:
 def _moved(one: Cell) -> tuple[str, ...]:
     moved = one.get("swapping")
     if not moved:
-        return "-", "-", "-"
+        return ("-",) * 4
     out, into = (moved[f"bytes_{way}"]["median"] / 1e6 for way in ("evicted", "loaded"))
-    return f"{out:.1f}", f"{into:.1f}", f"{moved['blocked_share']['median']:.1%}"
+    return f"{out:.1f}", f"{into:.1f}", share(moved["blocked_share"]), share(moved.get("loading_share"))
+
+
+def share(taken: Mapping[str, float] | None) -> str:
+    """A median share of latency in per cent."""
+    return f"{taken['median']:.1%}" if taken else "not counted"

@@ -1,8 +1,8 @@
-"""What starvation prevention gives and takes: the limit alpha, its tempering, and a share of iterations by arrival. Simulated.
+"""What starvation prevention gives and takes: the limit alpha, its tempering, and a share of the time by arrival. Simulated.
 
 The physics: a job that waited alpha goes to the first queue. Once everybody waits longer than alpha, everybody is promoted
 and the queues are round robin; an alpha that nobody reaches leaves the long jobs to wait for the whole queue. A share s of
-iterations in order of arrival bounds every latency by 1/s of first come, first served instead.
+the time in order of arrival bounds every latency by 1/s of first come, first served, and one iteration, instead.
 
 Workload and loads are those of `live_scheduling.py` (B = 4, memory for everybody), iteration times the measured ones of
 tiny-llama; the engine is the simulator. Ratios are FCFS over ours within a seed, medians over seeds.

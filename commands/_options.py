@@ -75,6 +75,17 @@ def _common(
 SHARED = tuple(inspect.signature(_common).parameters)
 
 
+def group(text: str | None) -> typer.Typer:
+    """A command that has commands; `text` is its help."""
+    return typer.Typer(
+        rich_markup_mode=None,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
+        help=text,
+    )
+
+
 def command(*, takes_vllm_args: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the common options; refuse arguments after ``--`` unless it takes them."""
 

@@ -3,19 +3,13 @@
 from typing import Annotated, Any
 
 import typer
-from coldstart.commands._options import Common
+from coldstart.commands._options import Common, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
 
 from coldstart.errors import Usage
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    help=__doc__,
-)
+app = group(__doc__)
 _MODEL = typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")
 _SOURCE = typer.Option(
     "--weights-from",

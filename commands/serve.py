@@ -81,7 +81,7 @@ def command(
         typer.Option(
             "--oldest-share",
             metavar="SHARE",
-            help="Of iterations, in order of arrival: bounds what long requests pay.",
+            help="Of the time, in order of arrival: bounds what long requests pay.",
         ),
     ] = None,
     reserve: Annotated[

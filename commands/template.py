@@ -4,19 +4,13 @@ import shlex
 from typing import Annotated, Literal
 
 import typer
-from coldstart.commands._options import Common
+from coldstart.commands._options import Common, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
 from coldstart.errors import Usage
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    help=__doc__,
-)
+app = group(__doc__)
 Level = Literal["runtime", "engine"]
 _MODEL = typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")
 _LEVEL = typer.Option("--level", help="How much to build: the runtime, or the engine with its weights.")

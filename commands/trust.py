@@ -5,19 +5,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from coldstart.commands._options import Common
+from coldstart.commands._options import Common, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
 from coldstart import paths, trust
 
-app = typer.Typer(
-    help=__doc__,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = group(__doc__)
 
 
 @app.command("list")

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
+from scheduling_tables import share
+
 from live.cells import BASELINE, BLOCK_BYTES, HONEST, MLFQ
 
 Runs = Mapping[int, Mapping[str, Any]]
@@ -73,18 +75,23 @@ def _one(runs: Runs) -> dict[str, Any]:
 
 
 def swapping(runs: Sequence[Any]) -> dict[str, Any]:
-    """KV taken off the device and loaded back, in bytes a run, and the share of all latency spent waiting for loads.
+    """KV taken off the device and loaded back, in bytes a run, and shares of all latency.
 
-    A request waits for a load while its rank earns a slot and its KV is on the host.
+    `blocked_share`: a request's rank earns a slot and its KV is on the host. `loading_share`, of that: the transfer is
+    under way; for the rest it waits for room, which others have before it. None where it was not counted.
     """
-    waited = [
-        run["counters"]["blocked_on_loads_s"] / sum(request[2] for request in run["requests"]) for run in runs
-    ]
     return {
         "bytes_evicted": spread([run["counters"]["blocks_evicted"] * BLOCK_BYTES for run in runs]),
         "bytes_loaded": spread([run["counters"]["blocks_loaded"] * BLOCK_BYTES for run in runs]),
-        "blocked_share": spread(waited),
+        "blocked_share": _share(runs, "blocked_on_loads_s"),
+        "loading_share": _share(runs, "loading_s"),
     }
+
+
+def _share(runs: Sequence[Any], counter: str) -> dict[str, float] | None:
+    if any(counter not in run["counters"] for run in runs):
+        return None
+    return spread([run["counters"][counter] / sum(request[2] for request in run["requests"]) for run in runs])
 
 
 def _against(runs: Runs, base: Runs) -> dict[str, Any]:
@@ -163,16 +170,17 @@ def _shown(ratio: Mapping[str, float]) -> str:
 def swap_table(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Markdown: what each strategy moved, and what waiting for it cost."""
     lines = [
-        "| regime | workload | load | scheduler | MB evicted | MB loaded | waiting for loads, of latency |"
+        "| regime | workload | load | scheduler | MB evicted | MB loaded | off the device at its turn | loading |"
     ]
-    lines.append("|---" * 7 + "|")
+    lines.append("|---" * 8 + "|")
     for cell in cells:
         for name, one in cell["schedulers"].items():
             moved = one.get("swapping")
             if moved and moved["bytes_evicted"]["max"]:
                 place = f"| {cell['regime']} | {cell['workload']} | {cell['load']} | {name} "
                 out, into = (moved[f"bytes_{way}"]["median"] / 1e6 for way in ("evicted", "loaded"))
-                lines.append(place + f"| {out:.1f} | {into:.1f} | {moved['blocked_share']['median']:.1%} |")
+                shares = " | ".join(map(share, (moved["blocked_share"], moved["loading_share"])))
+                lines.append(place + f"| {out:.1f} | {into:.1f} | {shares} |")
     return lines
 
 

@@ -3,7 +3,7 @@
 from coldstart.scheduling.baselines import Fcfs, FixedPriority, Srpt
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.mlfq import MlfqSettings, NaiveMlfq, SkipJoinMlfq
-from coldstart.scheduling.policy import Policy, pick
+from coldstart.scheduling.policy import Policy, Turns, pick
 from coldstart.scheduling.profile import IterationProfile, ProfileError
 from coldstart.scheduling.registry import POLICIES, make_policy
 
@@ -19,6 +19,7 @@ __all__ = [
     "ProfileError",
     "SkipJoinMlfq",
     "Srpt",
+    "Turns",
     "make_policy",
     "pick",
 ]

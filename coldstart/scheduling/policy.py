@@ -55,16 +55,30 @@ class Policy(ABC):
         return lambda job: order[id(job)] / batch
 
 
-def pick(
-    policy: Policy, batch: int, ready: Callable[[Job], bool], oldest_share: float = 0.0, turn: int = 0
-) -> list[Job]:
-    """The first `batch` ready jobs in rank order or, in `oldest_share` of the iterations, in order of arrival.
+class Turns:
+    """Whether an iteration serves in order of arrival: whenever that order has had no more than `share` of the time.
 
-    `turn` counts the iterations. At a share s the jobs ahead of a job under run-to-completion are done after 1/s
-    times as long at most, and so is the job itself, since no slot idles while a job is ready: no latency is more
-    than 1/s times that of first come, first served, iterations of equal length and enough KV memory provided.
+    Equation: |time of the order of arrival - share * all time| is at most one iteration. Within its time the jobs ahead
+    of a job under run-to-completion are served as they would be there, or have been served already: with enough KV
+    memory no latency is more than 1/share times that of first come, first served, and one iteration.
     """
-    order = iter(policy)
-    if oldest_share and int((turn + 1) * oldest_share) > int(turn * oldest_share):
-        order = iter(sorted(policy, key=lambda job: (job.arrival_s, job.id)))
+
+    def __init__(self, share: float) -> None:
+        self.share, self._oldest = share, False
+        self._oldest_s = self._all_s = 0.0
+
+    def passed(self, seconds: float) -> None:
+        """The latest iteration took so long."""
+        self._all_s += seconds
+        self._oldest_s += seconds * self._oldest
+
+    def oldest(self) -> bool:
+        """Choose the order of the next iteration."""
+        self._oldest = self.share > 0 and self._oldest_s <= self.share * self._all_s
+        return self._oldest
+
+
+def pick(policy: Policy, batch: int, ready: Callable[[Job], bool], oldest: bool = False) -> list[Job]:
+    """The first `batch` ready jobs in rank order or, with `oldest`, in order of arrival."""
+    order = sorted(policy, key=lambda job: (job.arrival_s, job.id)) if oldest else policy
     return list(islice((job for job in order if ready(job)), batch))

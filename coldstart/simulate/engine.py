@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
-from coldstart.scheduling import IterationProfile, Job, Policy, SkipJoinMlfq, pick
+from coldstart.scheduling import IterationProfile, Job, Policy, SkipJoinMlfq, Turns, pick
 from coldstart.simulate.memory import Memory
 from coldstart.simulate.placement import Placer
 from coldstart.simulate.settings import SimSettings
@@ -38,7 +38,7 @@ class Engine:
         self.live: dict[str, SimJob] = {}
         self.memory = Memory(settings, self.outcome)
         self.placer = Placer(settings, self.memory, self.live)
-        self.turn = 0
+        self.turns = Turns(settings.oldest_share)
 
     def run(self, trace: Iterable[TraceRequest]) -> Outcome:
         """Raises ValueError for a request whose KV can never fit the device."""
@@ -67,10 +67,7 @@ class Engine:
     def _step(self, next_arrival: float) -> None:
         self.memory.land(self.now)
         self.policy.tick(self.now, self.settings.batch)
-        self.turn += 1
-        picked = pick(
-            self.policy, self.settings.batch, self.placer.ready, self.settings.oldest_share, self.turn
-        )
+        picked = pick(self.policy, self.settings.batch, self.placer.ready, self.turns.oldest())
         enst = lambda: self.policy.enst(self.now, self.settings.batch)  # noqa: E731
         top = {job.id for job in islice(self.policy, self.settings.batch)}
         placement = self.placer.place([self.live[job.id] for job in picked], top, enst, self.now)
@@ -111,6 +108,7 @@ class Engine:
         seconds = self.profile.iteration_s(sum(prefills), decodes) + self._added_s(running)
         costs = [self._cost(job.job, tokens, decodes) for job, tokens in running]
         self._advance(seconds + wait_s, blocked)
+        self.turns.passed(seconds + wait_s)
         self.outcome.iterations += 1
         for (job, tokens), cost in zip(running, costs, strict=True):
             job.executing_s += seconds

@@ -17,7 +17,8 @@ PREFIX = "coldstart_scheduler_"
 @dataclass(slots=True)
 class Counters:
     """Totals since the start. Bytes count whole KV blocks: decided when a transfer starts, moved when the workers
-    report it; blocks_evicted were freed on the device without a copy, since blocks are stored as they fill.
+    report it; blocks_evicted were freed on the device without a copy, since blocks are stored as they fill. Request-seconds:
+    blocked_on_loads_s with KV on the host although the rank earned a slot, loading_s of these in a transfer (not for room).
     """
 
     demotions: int = 0
@@ -33,6 +34,7 @@ class Counters:
     bytes_out_moved: int = 0
     bytes_in_moved: int = 0
     blocked_on_loads_s: float = 0.0
+    loading_s: float = 0.0
 
 
 class Exporter:

@@ -23,16 +23,19 @@ AHEAD = 4
 
 
 class Loads:
-    """`blocked` names the requests whose rank earns a slot now, had their KV been here."""
+    """`blocked` names the requests whose rank earns a slot now, had their KV been here; `loading` those of them whose
+    load is under way or starts now. The others wait for room, which every request with a smaller ENST has before them.
+    """
 
     def __init__(self, scheduler: PolicyScheduler) -> None:
         self.scheduler = scheduler
         self.blocked: list[str] = []
+        self.loading: list[str] = []
 
     def choose(self, chosen: list[Request], enst: Enst, now: float) -> list[Request]:
         """Requests on the host whose load to start now; makes room for those whose rank earns a slot."""
         scheduler = self.scheduler
-        self.blocked = []
+        self.blocked, self.loading = [], []
         if not scheduler.host.away and not scheduler.picked_holding:
             return []
         due, others = self._hosted()
@@ -40,7 +43,9 @@ class Loads:
             others = []
         if not due and not others:
             return []
-        return self._fitting(chosen, due, others, enst, now)
+        fitting = self._fitting(chosen, due, others, enst, now)
+        self.loading += [request.request_id for request in fitting if request in due]
+        return fitting
 
     def _fitting(
         self, chosen: list[Request], due: list[Request], others: list[Request], enst: Enst, now: float
@@ -88,6 +93,7 @@ class Loads:
                     self.blocked.append(job.id)
             elif scheduler.state(request) is State.HOST and scheduler.host.hit(request):
                 (due if earned else others).append(request)
+        self.loading = list(self.blocked)
         self.blocked += [request.request_id for request in due]
         return due, others
 

@@ -16,7 +16,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from coldstart.scheduling import Job, SkipJoinMlfq, make_policy, pick
+from coldstart.scheduling import Job, SkipJoinMlfq, Turns, make_policy, pick
 from coldstart.scheduling.reserve import ArrivalReserve
 from coldstart.scheduling.vllm import compat
 from coldstart.scheduling.vllm.config import SchedulerSettings
@@ -61,7 +61,7 @@ class PolicyScheduler(AsyncScheduler):
         self.reserve = ArrivalReserve(self.settings.load_latency_s, self.settings.reserve_quantile)
         self.room, self.loads = Room(self), Loads(self)
         self._last_step_s: float | None = None
-        self.turn = 0
+        self.turns = Turns(self.settings.oldest_share)
 
     def add_request(self, request: Request) -> None:
         known = request.request_id in self.requests
@@ -69,6 +69,8 @@ class PolicyScheduler(AsyncScheduler):
         if known or request.request_id not in self.requests:
             return
         now = self.clock()
+        if not self.jobs:
+            self._last_step_s = None  # what has passed since then was nobody's iteration
         cached = self.kv_cache_manager.get_computed_blocks(request)[1]
         job = Job(request.request_id, now, request.num_prompt_tokens, None, cached, request.priority)
         self.jobs[job.id] = job
@@ -77,6 +79,7 @@ class PolicyScheduler(AsyncScheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         now = self.clock()
+        self._passed(now)
         hidden = self._prepare(now)
         shown = len(self.running)
         try:
@@ -110,14 +113,13 @@ class PolicyScheduler(AsyncScheduler):
 
     def pick(self) -> list[Job]:
         """Whom this step should serve."""
-        return pick(self.ranking, self.batch, self.ready, self.settings.oldest_share, self.turn)
+        return pick(self.ranking, self.batch, self.ready, self.turns.oldest())
 
     def _prepare(self, now: float) -> list[Request]:
         """Decide, arrange what vLLM sees, and return the parked requests that it does not see."""
         self.started.refresh()
         self.ranking.tick(now, self.batch)
         picked = self.pick()
-        self.turn += 1
         enst = self._enst(now)
         chosen = self.room.make([self.requests[job.id] for job in picked], enst)
         loads = self.loads.choose(chosen, enst, now) if self.connector is not None else []
@@ -163,7 +165,7 @@ class PolicyScheduler(AsyncScheduler):
         for request in self.picked_holding:
             if request.request_id not in self.fresh:
                 self._load_started(request)
-        self._count(now)
+        self._publish()
 
     def _load_started(self, request: Request) -> None:
         self.host.back(request.request_id)
@@ -180,12 +182,18 @@ class PolicyScheduler(AsyncScheduler):
             self.fresh.discard(job.id)
         self.ranking.served(job, cost, now)
 
-    def _count(self, now: float) -> None:
+    def _passed(self, now: float) -> None:
+        """Book the time since the last step on what that step decided."""
         step_s = 0.0 if self._last_step_s is None else now - self._last_step_s
         self._last_step_s = now
+        self.turns.passed(step_s)
         self.counters.blocked_on_loads_s += step_s * len(self.loads.blocked)
+        self.counters.loading_s += step_s * len(self.loads.loading)
         for request_id in self.loads.blocked:
-            self.jobs[request_id].blocked_s += step_s
+            if request_id in self.jobs:
+                self.jobs[request_id].blocked_s += step_s
+
+    def _publish(self) -> None:
         if isinstance(self.ranking, SkipJoinMlfq):
             self.counters.demotions = self.ranking.demotions
             self.counters.promotions = self.ranking.promotions

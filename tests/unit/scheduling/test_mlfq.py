@@ -13,7 +13,7 @@ from coldstart.scheduling import (
     make_policy,
     pick,
 )
-from coldstart.scheduling.policy import Policy
+from coldstart.scheduling.policy import Policy, Turns
 
 PROFILE = IterationProfile.from_points([(1, 1.0), (100, 4.0), (200, 8.0)], [(1, 1.0), (8, 1.0)])
 
@@ -125,16 +125,29 @@ def test_an_unknown_policy_names_the_known() -> None:
         make_policy("lottery", PROFILE)
 
 
-def test_the_oldest_share_gives_iterations_to_the_first_arrivals() -> None:
+def test_in_the_turn_of_the_oldest_the_first_arrivals_are_picked() -> None:
     policy = mlfq()
     policy.add(Job("old", 0, 5000), 0)
     for i in range(4):
         policy.add(Job(str(i), i + 1, 1), i + 1)
     ready = lambda job: True  # noqa: E731
-    turns = [[job.id for job in pick(policy, 2, ready, 0.5, turn)] for turn in range(4)]
-    assert turns == [["0", "1"], ["old", "0"]] * 2
+    assert [job.id for job in pick(policy, 2, ready, oldest=True)] == ["old", "0"]
     assert [job.id for job in pick(policy, 2, ready)] == ["0", "1"]
-    assert sum(pick(policy, 1, ready, 0.3, turn)[0].id == "old" for turn in range(100)) == 30
+
+
+@given(st.floats(0.01, 1), st.lists(st.floats(0.001, 2), min_size=1, max_size=200))
+def test_the_oldest_have_their_share_of_the_time(share: float, iterations: list[float]) -> None:
+    turns, oldest_s, all_s = Turns(share), 0.0, 0.0
+    for seconds in iterations:
+        oldest = turns.oldest()
+        turns.passed(seconds)
+        oldest_s, all_s = oldest_s + oldest * seconds, all_s + seconds
+        assert abs(oldest_s - share * all_s) <= max(iterations)
+
+
+def test_without_a_share_the_oldest_have_no_turn() -> None:
+    turns = Turns(0.0)
+    assert not any((turns.oldest(), turns.passed(1.0))[0] for _ in range(5))
 
 
 STEPS = st.lists(
