@@ -58,9 +58,10 @@ class Policy(ABC):
 class Turns:
     """Whether an iteration serves in order of arrival: whenever that order has had no more than `share` of the time.
 
-    Equation: |time of the order of arrival - share * all time| is at most one iteration. Within its time the jobs ahead
-    of a job under run-to-completion are served as they would be there, or have been served already: with enough KV
-    memory no latency is more than 1/share times that of first come, first served, and one iteration.
+    Equation: |time of the order of arrival - share * all time| is at most one iteration (or a run of them that was kept
+    on). Within its time the jobs ahead of a job under run-to-completion are served as they would be there, or have been
+    served already: with enough KV memory no latency is more than 1/share times that of first come, first served, and one
+    iteration.
     """
 
     def __init__(self, share: float) -> None:
@@ -72,9 +73,10 @@ class Turns:
         self._all_s += seconds
         self._oldest_s += seconds * self._oldest
 
-    def oldest(self) -> bool:
-        """Choose the order of the next iteration."""
-        self._oldest = self.share > 0 and self._oldest_s <= self.share * self._all_s
+    def oldest(self, keep: bool = False) -> bool:
+        """Choose the order of the next iteration; with `keep` that of the latest goes on."""
+        if not keep:
+            self._oldest = self.share > 0 and self._oldest_s <= self.share * self._all_s
         return self._oldest
 
 

@@ -39,6 +39,9 @@ class Engine:
         self.memory = Memory(settings, self.outcome)
         self.placer = Placer(settings, self.memory, self.live)
         self.turns = Turns(settings.oldest_share)
+        # The first jobs of two orders would take each other's memory before either has a token: whether the first of
+        # the latest iteration got none, so that its order has to go on.
+        self.tokenless = False
 
     def run(self, trace: Iterable[TraceRequest]) -> Outcome:
         """Raises ValueError for a request whose KV can never fit the device."""
@@ -67,7 +70,7 @@ class Engine:
     def _step(self, next_arrival: float) -> None:
         self.memory.land(self.now)
         self.policy.tick(self.now, self.settings.batch)
-        picked = pick(self.policy, self.settings.batch, self.placer.ready, self.turns.oldest())
+        picked = pick(self.policy, self.settings.batch, self.placer.ready, self.turns.oldest(self.tokenless))
         enst = lambda: self.policy.enst(self.now, self.settings.batch)  # noqa: E731
         top = {job.id for job in islice(self.policy, self.settings.batch)}
         placement = self.placer.place([self.live[job.id] for job in picked], top, enst, self.now)
@@ -110,10 +113,13 @@ class Engine:
         self._advance(seconds + wait_s, blocked)
         self.turns.passed(seconds + wait_s)
         self.outcome.iterations += 1
+        first = running[0][0].job
+        before = first.generated
         for (job, tokens), cost in zip(running, costs, strict=True):
             job.executing_s += seconds
             job.swapping_s += wait_s
             self._progress(job, tokens, cost)
+        self.tokenless = first.generated == before
         if self.series:
             self.outcome.kv_series.append((self.now, self.memory.used))
 

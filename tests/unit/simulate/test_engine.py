@@ -129,3 +129,25 @@ def test_equals_that_take_turns_do_not_move_their_kv_at_every_turn() -> None:
     rows = [TraceRequest(0.0, 100, 100) for _ in range(6)]
     outcome = run(rows, "skip-join-mlfq", batch=4, device_blocks=30, strategy="recompute")
     assert outcome.recomputed_tokens < 6 * 200 * 6
+
+
+def test_two_orders_do_not_take_each_others_memory_before_there_is_a_token() -> None:
+    load = [
+        (0.0, 300, 60),
+        (0.146, 300, 5),
+        (0.146, 216, 5),
+        (0.146, 84, 24),
+        (0.146, 163, 5),
+        (0.239, 162, 5),
+    ]
+    outcome = run(
+        [TraceRequest(*row) for row in load],
+        "srpt",
+        batch=4,
+        device_blocks=23,
+        strategy="recompute",
+        token_budget=64,
+        oldest_share=0.5,
+        link_bytes_s=1e9,
+    )
+    assert [job.job.generated for job in outcome.jobs] == [output for _, _, output in load]
