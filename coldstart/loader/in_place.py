@@ -168,15 +168,14 @@ class InPlace(TorchDispatchMode):
 
 
 def _fit(parameter: torch.nn.Parameter) -> bool:
-    """Whether a parameter may change its memory: all of it is its own, on the CPU, and nobody else has a view of it."""
+    """Whether a parameter may change its memory: it is on the CPU, and nobody else has a view of it."""
     if parameter.device.type != "cpu" or not parameter.nbytes or not parameter.is_contiguous():
         return False
     if parameter.is_inference() != torch.is_inference_mode_enabled():
         return False
-    storage = parameter.untyped_storage()
     # Not public, but nothing else tells of a buffer or an attribute that is a view; without it nothing is put off.
-    users = getattr(torch._C, "_storage_Use_Count", lambda _: 0)(storage._cdata)
-    return bool(storage.nbytes() == parameter.nbytes and users == _ALONE)
+    users = getattr(torch._C, "_storage_Use_Count", lambda _: 0)(parameter.untyped_storage()._cdata)
+    return bool(users == _ALONE)
 
 
 def _same(into: torch.Tensor, source: torch.Tensor) -> bool:

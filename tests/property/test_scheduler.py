@@ -120,6 +120,24 @@ def test_starvation_is_bounded_by_alpha(model_folder: Path) -> None:
         assert engine.now - served[-1] < 0.5 + 0.05 * (waiting + 1), "starved beyond alpha and Q1's length"
 
 
+def test_the_oldest_have_half_of_the_time_and_idle_time_is_nobodys(model_folder: Path) -> None:
+    shape = Shape(batch=1, blocks=200, settings={"oldest_share": 0.5})
+    engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
+    for burst in range(3):
+        engine.add(make_request(f"old{burst}", [burst + 1] * 40, 40))
+        for number in range(12):
+            engine.add(make_request(f"{burst}.{number}", [burst + 1, number + 1], 5))
+        began, first = engine.now, 0.0
+        while f"old{burst}" in engine.scheduler.requests:
+            before = engine.now
+            if f"old{burst}" in engine.step().num_scheduled_tokens:
+                first += engine.now - before
+        assert first == pytest.approx((engine.now - began) / 2, abs=4 * 0.05)
+        while engine.scheduler.has_requests():
+            engine.step()
+        engine.now += 100
+
+
 def test_stop_tokens_end_a_request(model_folder: Path) -> None:
     shape, prompt = Shape(), [9, 8, 7]
     engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -140,6 +141,27 @@ def test_memory_that_is_replaced_meanwhile_is_still_there_to_be_written() -> Non
         old[2:].copy_(source.rows(2, 2, mode))
         del old
     assert not source.holds(one) and not one.any()
+
+
+def test_memory_that_copies_go_to_lasts_as_long_as_they_do() -> None:
+    source, memory_of = Source(4), np.full((3, WIDTH), -1.0, np.float32)
+    one, held = torch.nn.Parameter(torch.from_numpy(memory_of), requires_grad=False), weakref.ref(memory_of)
+    del memory_of
+    with InPlace([one]) as mode:
+        one.data[:2].copy_(source.rows(0, 2, mode))
+        one.data = torch.zeros(3, WIDTH)
+        gc.collect()
+        assert held() is not None
+    gc.collect()
+    assert held() is None
+
+
+def test_what_is_copied_twice_is_what_came_last() -> None:
+    source, one = Source(6), parameter(3)
+    with InPlace([one]) as mode:
+        one.data[:2].copy_(source.rows(0, 2, mode))
+        one.data[1:].copy_(source.rows(4, 2, mode))
+    assert torch.equal(one, torch.cat([numbered(0, 1), numbered(4, 2)]))
 
 
 def test_what_was_copied_is_let_go() -> None:
