@@ -121,10 +121,11 @@ def test_starvation_is_bounded_by_alpha(model_folder: Path) -> None:
 
 
 def test_the_oldest_have_half_of_the_time_and_idle_time_is_nobodys(model_folder: Path) -> None:
-    shape = Shape(batch=1, blocks=200, settings={"oldest_share": 0.5})
+    shape = Shape(batch=1, blocks=200, depth=1, settings={"oldest_share": 0.5})
     engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
     for burst in range(3):
         engine.add(make_request(f"old{burst}", [burst + 1] * 40, 40))
+        engine.now += 0.001
         for number in range(12):
             engine.add(make_request(f"{burst}.{number}", [burst + 1, number + 1], 5))
         began, first = engine.now, 0.0

@@ -164,6 +164,14 @@ def test_what_is_copied_twice_is_what_came_last() -> None:
     assert torch.equal(one, torch.cat([numbered(0, 1), numbered(4, 2)]))
 
 
+def test_what_comes_twice_does_not_count_for_what_never_comes() -> None:
+    source, one = Source(6), parameter(4)
+    with InPlace([one]) as mode:
+        for _ in range(2):
+            one.data[:2].copy_(source.rows(0, 2, mode))
+    assert torch.equal(one[:2], numbered(0, 2)) and (one[2:] == -1).all()
+
+
 def test_what_was_copied_is_let_go() -> None:
     source, one = Source(4), parameter(3)
     gone = weakref.ref(one)
