@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 from coldstart.artifacts.store import Store
 
 from coldstart import nvml, runtime
+
+# A busy machine is no failure.
+hypothesis.settings.register_profile("coldstart", deadline=None)
+hypothesis.settings.load_profile("coldstart")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

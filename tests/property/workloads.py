@@ -138,6 +138,7 @@ class Checked:
 
     def _wanted(self) -> set[str]:
         scheduler = self.scheduler
+        scheduler._passed(self.engine.now)  # as the step is about to do: whose turn it is depends on it
         scheduler.ranking.tick(self.engine.now, scheduler.batch)
         return {job.id for job in scheduler.pick()}
 
