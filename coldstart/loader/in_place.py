@@ -141,8 +141,8 @@ class InPlace(TorchDispatchMode):
     def _give(self, noted: Noted, mapping: memoryview) -> None:
         """The parameter becomes the sources' memory."""
         parameter, start = noted.parameter, noted.start - memory.address(mapping)
-        whole = torch.frombuffer(mapping[start : start + parameter.nbytes], dtype=parameter.dtype)
-        self.given_bytes += parameter.nbytes
+        whole = torch.frombuffer(mapping[start : start + noted.size], dtype=parameter.dtype)
+        self.given_bytes += noted.size
         parameter.data = whole.view(parameter.shape)
         del self._targets[noted.base]
 

@@ -219,6 +219,15 @@ HOSTILE: list[Callable[[dict[str, Any]], Any]] = [
 ]
 
 
+def _refusal(server: RangeServer, runtime: Path, names: list[str] | None, plan: dict[str, Any]) -> str:
+    """Why the prefetcher itself refuses a request that no client of ours has looked at."""
+    connection = _raw(runtime)
+    body = wire.sealed(json.dumps(names).encode(), json.dumps(plan).encode())
+    socket.send_fds(connection, [wire.encode({"op": "attach", "source": server.url})], [body])
+    os.close(body)
+    return str(_answer(connection)["refused"])
+
+
 @pytest.mark.parametrize("spoil", HOSTILE)
 @pytest.mark.usefixtures("bystander")
 def test_a_hostile_plan_is_refused_by_both_sides(
@@ -227,22 +236,14 @@ def test_a_hostile_plan_is_refused_by_both_sides(
     spoilt = spoil(plan)
     with pytest.raises((client.PrefetchRefused, TypeError)):
         client.attach(server.url, spoilt, directory=runtime)
-    connection = _raw(runtime)
-    body = wire.sealed(b"null", json.dumps(spoilt).encode())
-    socket.send_fds(connection, [wire.encode({"op": "attach", "source": server.url})], [body])
-    os.close(body)
-    assert "plan" in _answer(connection)["refused"]
+    assert "plan" in _refusal(server, runtime, None, spoilt)
 
 
 @pytest.mark.usefixtures("bystander")
 def test_unknown_names_are_refused(server: RangeServer, plan: dict[str, Any], runtime: Path) -> None:
     with pytest.raises(client.PrefetchRefused, match="no tensor 'zz'"):
         client.attach(server.url, plan, names=["zz"], directory=runtime)
-    connection = _raw(runtime)
-    body = wire.sealed(b'["zz"]', json.dumps(plan).encode())
-    socket.send_fds(connection, [wire.encode({"op": "attach", "source": server.url})], [body])
-    os.close(body)
-    assert "zz" in _answer(connection)["refused"]
+    assert "zz" in _refusal(server, runtime, ["zz"], plan)
 
 
 @pytest.mark.usefixtures("bystander")

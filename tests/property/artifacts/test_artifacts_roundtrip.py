@@ -54,7 +54,7 @@ def test_keys_differ_exactly_where_diff_says(
     assert Key(dict(reversed(left.items()))).digest == one.digest
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(_FILES, _JSON)
 def test_a_bundle_moves_through_an_archive_unchanged(files: dict[str, bytes], value: object) -> None:
     names = [PurePosixPath(name) for name in files]
@@ -82,7 +82,7 @@ def test_a_bundle_moves_through_an_archive_unchanged(files: dict[str, bytes], va
             assert draft.add_tree("compile", root / "out").digest == first.digest
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=3000))
 def test_no_bytes_crash_the_readers(data: bytes) -> None:
     for read in (
@@ -97,7 +97,7 @@ def test_no_bytes_crash_the_readers(data: bytes) -> None:
             continue
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_no_damaged_tar_crashes_or_escapes_the_reader(data: st.DataObject) -> None:
     whole = bytearray(
@@ -116,7 +116,7 @@ def test_no_damaged_tar_crashes_or_escapes_the_reader(data: st.DataObject) -> No
     assert all(not name.startswith("/") and ".." not in name.split("/") for name in names)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.binary(max_size=500))
 def test_no_section_bytes_crash_a_validation(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as place:

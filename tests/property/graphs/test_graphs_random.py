@@ -11,7 +11,7 @@ from coldstart.graphs.materialize import combine
 from coldstart.graphs.sim.random_graphs import generate, judge, place, region_bases, snapshot
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(st.integers(0, 1 << 40))
 def test_classification_is_the_truth_at_a_layout_never_seen(seed: int) -> None:
     program = generate(seed)
@@ -26,7 +26,7 @@ def test_classification_is_the_truth_at_a_layout_never_seen(seed: int) -> None:
     assert (found.corrupted, found.missed) == (0, 0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 1 << 40))
 def test_edges_and_their_data_are_kept(seed: int) -> None:
     program = generate(seed)

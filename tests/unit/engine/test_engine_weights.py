@@ -43,7 +43,7 @@ def one(plan: dict[str, Any]) -> dict[str, Any]:
     return dict(file)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sizes=SIZES, gap=st.integers(0, 3), chunk=st.integers(1, 9), read=st.integers(1, 9))
 def test_every_tensor_and_chunk_is_hashed(sizes: list[int], gap: int, chunk: int, read: int) -> None:
     tensors = {f"t{n}": os.urandom(size) for n, size in enumerate(sizes)}

@@ -1,7 +1,7 @@
 """Algorithm 1 line by line, then its invariants over random histories."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coldstart.scheduling import (
@@ -155,7 +155,6 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(
     STEPS, st.sampled_from(["skip-join-mlfq", "naive-mlfq"]), st.sampled_from([None, 0.3]), st.integers(1, 3)
 )

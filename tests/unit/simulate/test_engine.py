@@ -50,7 +50,7 @@ def test_write_through_frees_at_once_and_a_slow_link_takes_time() -> None:
     assert slow.finished_s > fast.finished_s
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.lists(st.tuples(st.floats(0.001, 0.2), st.integers(1, 60)), min_size=1, max_size=40), st.integers(1, 4)
 )
@@ -77,7 +77,7 @@ LOADS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     LOADS,
     st.sampled_from(sorted(POLICIES)),
