@@ -1,4 +1,4 @@
-"""Skip-join MLFQ on a real server whose KV pool holds a third of its requests: the answers are FCFS's.
+"""Skip-join MLFQ on a real server whose KV pool holds a quarter of its requests: the answers are FCFS's.
 
 Invariant: which request runs next never changes what is answered, whatever is parked, swapped out or loaded back.
 """
@@ -22,12 +22,15 @@ BLOCK_TOKENS = 32
 BLOCK_BYTES = 2 * 8 * 2 * 64 * 4 * BLOCK_TOKENS
 """Keys and values of tiny-llama's 8 layers, 2 heads of 64 numbers, 4 bytes each."""
 
+POOL_BLOCKS = 14
+"""Fewer than a batch of four ends with, so that however fast the machine and whenever they arrive some must leave."""
+
 SMALL = (
     *("--max-model-len", "256", "--block-size", str(BLOCK_TOKENS), "--max-num-seqs", "32"),
-    *("--kv-cache-memory-bytes", str(24 * BLOCK_BYTES)),
+    *("--kv-cache-memory-bytes", str(POOL_BLOCKS * BLOCK_BYTES)),
 )
 REQUESTS, PROMPT_TOKENS, TOKENS, URGENT_TOKENS = 12, 40, 110, 200
-"""Five blocks each, of the pool's 24; eight for the urgent one."""
+"""Five blocks each, eight for the urgent one."""
 
 SWAPPING = ("--scheduler", "skip-join-mlfq", "--batch", "4", "--kv-host-memory", str(1 << 27))
 COUNTERS = {"demotions", "promotions", "parks", "evictions", "loads", "blocks_evicted", "blocks_loaded"}
