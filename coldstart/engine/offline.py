@@ -27,8 +27,8 @@ from coldstart.graphs.vllm import kv_plan
 
 CANARY_PROMPT_TOKENS = 8
 CANARY_TOKENS = 16
-REPEATS = 5
-DECODE_STEPS = 8
+ROUNDS = 5
+DECODE_STEPS = 3
 DECODE_PROMPT = 8
 MAX_PROFILED_BATCH = 64
 _KEPT_SUFFIXES = {".so", ".cpp", ".py"}
@@ -100,26 +100,33 @@ def iteration_profile(engine: OfflineEngine) -> dict[str, Any]:
     """Seconds per iteration: {"prefill": [[tokens, s]], "decode": [[batch, s]]}, each the fastest of several.
 
     This is the job profiler that skip-join needs (FastServe section 4.1): a prompt's first iteration by its length, a later
-    one by the batch it runs in, as far as the KV cache holds them. Whatever disturbs an iteration makes it longer.
+    one by the batch it runs in, as far as the KV cache holds them. Whatever disturbs an iteration makes it longer, for a
+    while: every round measures every size, so that no size has all its measurements within one disturbance.
     """
     held, block = kv_sizing(engine)["blocks"] - 1, kv_sizing(engine)["block_tokens"]
     scheduler, longest = engine.config.scheduler_config, engine.config.model_config.max_model_len - 2
     limit = min(scheduler.max_num_batched_tokens, longest, held * block - 2)
     each = -(-(DECODE_PROMPT + DECODE_STEPS + 2) // block)
     batches = min(scheduler.max_num_seqs, MAX_PROFILED_BATCH, held // each)
+    sizes = {"prefill": list(_powers(1, max(1, limit))), "decode": list(_powers(1, max(1, batches)))}
+    measures = {"prefill": _prefill, "decode": _decode}
+    rounds = [
+        {kind: [measures[kind](engine, size) for size in sizes[kind]] for kind in sizes}
+        for _ in range(ROUNDS)
+    ]
     return {
-        "prefill": [[n, _prefill(engine, n)] for n in _powers(1, max(1, limit))],
-        "decode": [[n, _decode(engine, n)] for n in _powers(1, max(1, batches))],
+        kind: [
+            list(pair) for pair in zip(sizes[kind], map(min, *(each[kind] for each in rounds)), strict=True)
+        ]
+        for kind in sizes
     }
 
 
 def _prefill(engine: OfflineEngine, length: int) -> float:
-    seconds = []
-    for _ in range(REPEATS):
-        engine.add(engine.prompt(length), 1)
-        seconds.append(engine.step_seconds())
-        engine.drain()
-    return min(seconds)
+    engine.add(engine.prompt(length), 1)
+    seconds = engine.step_seconds()
+    engine.drain()
+    return seconds
 
 
 def _decode(engine: OfflineEngine, batch: int) -> float:

@@ -27,7 +27,7 @@ class Curve:
 
     @classmethod
     def through(cls, points: Iterable[tuple[float, float]], name: str) -> Curve:
-        """Sort the points by x and lift any y that dips below its predecessor (measurement noise)."""
+        """Sort the points by x; no y is above a later one, because whatever disturbs a measurement makes it longer."""
         ordered = sorted((float(x), float(y)) for x, y in points)
         if not ordered:
             raise ProfileError(f"iteration profile: {name} has no points")
@@ -35,7 +35,8 @@ class Curve:
             raise ProfileError(f"iteration profile: {name} has a time that is not positive")
         if any(a == b for (a, _), (b, _) in pairwise(ordered)):
             raise ProfileError(f"iteration profile: {name} measures one size twice")
-        return cls(tuple(x for x, _ in ordered), tuple(accumulate((y for _, y in ordered), max)))
+        lowest = list(accumulate((y for _, y in reversed(ordered)), min))
+        return cls(tuple(x for x, _ in ordered), tuple(reversed(lowest)))
 
     def __call__(self, x: float) -> float:
         if x <= self.xs[0] or len(self.xs) == 1:

@@ -27,6 +27,11 @@ def test_it_interpolates_and_extrapolates_linearly() -> None:
     assert [curve(50), curve(150), curve(400)] == [1.0, 1.5, 4.0]
 
 
+def test_a_point_above_a_later_one_was_disturbed_and_does_not_count() -> None:
+    curve = Curve.through([(1, 9.0), (2, 6.0), (4, 6.5), (8, 6.2), (16, 7.0)], "decode")
+    assert curve.ys == (6.0, 6.0, 6.2, 6.2, 7.0)
+
+
 def test_a_mixed_iteration_costs_more_than_either_part() -> None:
     profile = IterationProfile.from_points([(1, 0.02), (512, 0.05)], [(1, 0.02), (16, 0.025)])
     mixed = profile.iteration_s(512, 16)
