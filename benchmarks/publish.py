@@ -15,7 +15,7 @@ sys.path.insert(0, str(HERE))
 import figure_tables  # noqa: E402
 import overhead_tables  # noqa: E402
 import scheduling_tables  # noqa: E402
-import weights_report  # noqa: E402
+from weight_path import report  # noqa: E402
 
 from coldstart.report import markdown  # noqa: E402
 
@@ -47,9 +47,9 @@ def readme(text: str) -> str:
 def results(text: str) -> str:
     """RESULTS.md with the committed reports."""
     text = marked(marked(text, "cold-start", cold_start()[1]), "graphs", graphs())
-    for name in weights_report.TABLES:
+    for name in report.TABLES:
         if (result := HERE / "results" / f"{name}.json").exists():
-            text = marked(text, name, weights_report.published(name, json.loads(result.read_text())))
+            text = marked(text, name, report.published(name, json.loads(result.read_text())))
     return text
 
 
@@ -63,9 +63,9 @@ def scheduling(text: str) -> str:
 
 def cold_start() -> tuple[str, str]:
     """(the table alone, the whole report) of the committed cold-start result."""
-    report = markdown.render(json.loads((HERE / "results" / "cold-start-cpu.json").read_text()))
-    table = "\n".join(line for line in report.splitlines() if line.startswith("|"))
-    return table, report.strip()
+    rendered = markdown.render(json.loads((HERE / "results" / "cold-start-cpu.json").read_text()))
+    table = "\n".join(line for line in rendered.splitlines() if line.startswith("|"))
+    return table, rendered.strip()
 
 
 def graphs() -> str:

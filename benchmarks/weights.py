@@ -40,10 +40,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
 
-import weights_checkpoint  # noqa: E402
-import weights_node  # noqa: E402
-import weights_report  # noqa: E402
 from tools import range_control  # noqa: E402
+from weight_path import checkpoint, node, report  # noqa: E402
 
 from coldstart.loader.asked import Asked  # noqa: E402
 from coldstart.models import weight_files  # noqa: E402
@@ -51,7 +49,6 @@ from coldstart.models import weight_files  # noqa: E402
 # Multiples of the rate at which fetching takes as long as importing; None is unlimited.
 RATES: dict[str, float | None] = {"matched": 1, "half": 0.5, "double": 2, "unlimited": None}
 STREAMS, BLOCK = 4, 16 << 20
-PROCESS = str(Path(__file__).with_name("weights_process.py"))
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class Bench:
 
     def sequential(self, digest: bool) -> dict[str, Any]:
         """Download, then import, then load."""
-        target = weights_checkpoint.home() / "downloaded"
+        target = checkpoint.home() / "downloaded"
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(self.bare, target)
         began_s = time.monotonic()
@@ -89,7 +86,7 @@ class Bench:
         try:
             found = _process(["coldstart", str(self.bare), *["--digest"] * digest], environment)
         finally:
-            weights_node.stop_prefetcher(weights_node.runtime())
+            node.stop_prefetcher(node.runtime())
         return _timed(began_s, found)
 
 
@@ -99,17 +96,17 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--rates", nargs="+", default=list(RATES), choices=list(RATES))
     wanted = parser.parse_args()
-    directory = weights_checkpoint.checkpoint()
-    weights_checkpoint.warm(directory)
-    weights_node.stop_prefetcher(weights_node.runtime())
+    directory = checkpoint.built()
+    checkpoint.warm(directory)
+    node.stop_prefetcher(node.runtime())
     with range_control.running(directory) as server:
-        bench = Bench(directory, server, weights_node.bare(directory), weights_node.plan(directory))
+        bench = Bench(directory, server, node.bare(directory), node.plan(directory))
         bench.imports()  # compiles and caches what a first start does
-        size = weights_checkpoint.size(directory)
+        size = checkpoint.size(directory)
         samples = [
             sample for number in range(wanted.runs) for sample in _round(bench, wanted.rates, size, number)
         ]
-    weights_report.finish("weights", weights_report.overlap(samples, wanted.rates, size))
+    report.finish("weights", report.overlap(samples, wanted.rates, size))
 
 
 def _round(bench: Bench, rates: list[str], size: int, number: int) -> list[dict[str, Any]]:
@@ -139,10 +136,11 @@ def _timed(began_s: float, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _process(arguments: list[str], environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    command = [sys.executable, PROCESS, *arguments]
+    command = [sys.executable, "-m", "weight_path.process", *arguments]
     done = subprocess.run(
         command,
-        env={**weights_node.environment(), **(environment or {})},
+        cwd=ROOT / "benchmarks",
+        env={**node.environment(), **(environment or {})},
         capture_output=True,
         text=True,
         check=False,

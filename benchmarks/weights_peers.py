@@ -6,7 +6,7 @@ own model. A loader that copies needs at least
     cold:  bytes / disk
     warm:  bytes / touch + bytes / memcpy        fresh memory is faulted in, then written once
 
-with the rates of the same run (`weights_limits`); `% of limit` is that time over the measured one. Reading and
+with the rates of the same run (`weight_path.limits`); `% of limit` is that time over the measured one. Reading and
 copying may overlap, so cold is bound by the disk alone. Mapping instead of copying undercuts the warm limit, which is
 the limit of a copy; page faults that come later show in the column `first pass` (one sum over all parameters), copies
 that come later in `usable` (vLLM's post-processing, which packs most weights anew, included).
@@ -15,7 +15,7 @@ Each measurement is a process of its own, forked from one that has imported ever
 loading and nothing else; the order rotates by round. In the first round the parameters are looked at (`first pass`, and a
 digest that all loaders share), in the others `usable` is taken. Ratios are paired by round, with their 95 % interval. States:
 
-    cold       no page of the files in memory; free memory is backed by the host (`weights_memory`)
+    cold       no page of the files in memory; free memory is backed by the host (`weight_path.memory`)
     warm       all pages in memory; free memory is backed
     returned   warm, but the host has taken free memory back: what a start on an idle virtual machine finds
     resident   the prefetcher has the weights already: what a second worker of the node finds (ours alone)
@@ -42,24 +42,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
 
-import weights_checkpoint  # noqa: E402
-import weights_engine  # noqa: E402
-import weights_limits  # noqa: E402
-import weights_node  # noqa: E402
-import weights_report  # noqa: E402
 from tools import range_control  # noqa: E402
-from weights_memory import RETURNED_S, Held  # noqa: E402
+from weight_path import checkpoint, engine, limits, node, report  # noqa: E402
+from weight_path.memory import RETURNED_S, Held  # noqa: E402
 
 from coldstart.loader.asked import Asked  # noqa: E402
 from coldstart.prefetch import client  # noqa: E402
 
 THREADS = {"enable_multithread_load": True, "num_threads": 8}
-LOADERS: dict[str, weights_engine.Arguments] = {
+LOADERS: dict[str, engine.Arguments] = {
     "vllm": {"load_format": "safetensors"},
     "vllm-threads": {"load_format": "safetensors", "model_loader_extra_config": THREADS},
     "vllm-prefetch": {"load_format": "safetensors", "safetensors_load_strategy": "prefetch"},
     "runai-streamer": {"load_format": "runai_streamer"},
-    weights_engine.FASTSAFETENSORS: {"load_format": weights_engine.FASTSAFETENSORS},
+    engine.FASTSAFETENSORS: {"load_format": engine.FASTSAFETENSORS},
     "fastsafetensors": {"load_format": "fastsafetensors"},
     "coldstart": {"load_format": "coldstart"},
 }
@@ -72,33 +68,31 @@ State = Callable[[Path], AbstractContextManager[dict[str, str]]]
 @contextmanager
 def cold(directory: Path) -> Iterator[dict[str, str]]:
     """No page of the files is in memory."""
-    weights_checkpoint.evict(directory)
+    checkpoint.evict(directory)
     yield {}
 
 
 @contextmanager
 def warm(directory: Path) -> Iterator[dict[str, str]]:
     """All pages of the files are."""
-    weights_checkpoint.warm(directory)
+    checkpoint.warm(directory)
     yield {}
 
 
 @contextmanager
 def resident(directory: Path) -> Iterator[dict[str, str]]:
     """The prefetcher has fetched everything, over HTTP."""
-    asked = weights_node.plan(directory)
+    asked = node.plan(directory)
     with range_control.running(directory) as server:
         try:
-            with client.attach(
-                server.url, json.loads(asked.read_text()), directory=weights_node.sockets()
-            ) as held:
+            with client.attach(server.url, json.loads(asked.read_text()), directory=node.sockets()) as held:
                 held.complete()
                 yield {
                     **Asked(server.url, asked).environment(),
-                    "XDG_RUNTIME_DIR": str(weights_node.runtime()),
+                    "XDG_RUNTIME_DIR": str(node.runtime()),
                 }
         finally:
-            weights_node.stop_prefetcher(weights_node.runtime())
+            node.stop_prefetcher(node.runtime())
 
 
 STATES: dict[str, State] = {"cold": cold, "warm": warm, "returned": warm, "resident": resident}
@@ -111,21 +105,21 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(LOADERS), choices=list(LOADERS))
     parser.add_argument("--states", nargs="*", default=list(STATES), choices=list(STATES))
     wanted = parser.parse_args()
-    directory = weights_checkpoint.checkpoint()
-    weights_engine.import_all()
-    limits: list[dict[str, float]] = []
+    directory = checkpoint.built()
+    engine.import_all()
+    ceilings: list[dict[str, float]] = []
     samples: list[dict[str, Any]] = []
     steps = [(name, state) for name in wanted.only for state in wanted.states if _sensible(name, state)]
     for number in range(wanted.runs):
-        limits.append(weights_limits.measure(directory))
+        ceilings.append(limits.measure(directory))
         samples += _round(directory, steps, number)
-    size = weights_checkpoint.size(directory)
-    weights_report.finish("weights-peers", weights_report.peers(samples, limits, size))
+    size = checkpoint.size(directory)
+    report.finish("weights-peers", report.peers(samples, ceilings, size))
 
 
 def _sensible(name: str, state: str) -> bool:
     """Which states a loader is measured in."""
-    return {"returned": name in RETURNED, "resident": name == weights_report.OURS}.get(state, True)
+    return {"returned": name in RETURNED, "resident": name == report.OURS}.get(state, True)
 
 
 def _round(directory: Path, steps: list[tuple[str, str]], number: int) -> list[dict[str, Any]]:
@@ -136,19 +130,19 @@ def _round(directory: Path, steps: list[tuple[str, str]], number: int) -> list[d
         with STATES[state](directory) as environment:
             held.take()
             work = partial(_load, directory, name, environment, number == 0)
-            taken = weights_engine.in_child(work, partial(_free, held, state))
+            taken = engine.in_child(work, partial(_free, held, state))
         found.append({"loader": name, "state": state, "round": number, **taken})
         print(_line(found[-1]), file=sys.stderr, flush=True)
     return found
 
 
 def _load(
-    directory: Path, name: str, environment: Mapping[str, str], look: bool, ready: weights_engine.Ready
+    directory: Path, name: str, environment: Mapping[str, str], look: bool, ready: engine.Ready
 ) -> dict[str, Any]:
     os.environ.update(environment)
     # Where the prefetcher is meant, there are no files to fall back to unnoticed.
-    model = weights_node.bare(directory) if environment else directory
-    return weights_engine.load(model, LOADERS[name], look, ready)
+    model = node.bare(directory) if environment else directory
+    return engine.load(model, LOADERS[name], look, ready)
 
 
 def _free(held: Held, state: str) -> None:

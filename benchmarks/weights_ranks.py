@@ -30,44 +30,41 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
 
-import weights_checkpoint  # noqa: E402
-import weights_engine  # noqa: E402
-import weights_node  # noqa: E402
-import weights_report  # noqa: E402
 from tools import range_control  # noqa: E402
+from weight_path import checkpoint, engine, node, report  # noqa: E402
 
 from coldstart.loader.asked import Asked  # noqa: E402
 
 RANKS = 2
-CONFIG = weights_checkpoint.CONFIG | {"num_hidden_layers": 8}
+CONFIG = checkpoint.CONFIG | {"num_hidden_layers": 8}
 WAYS = {"vllm": "safetensors", "coldstart, files": "coldstart", "coldstart, HTTP": "coldstart"}
 
 
 def main() -> None:
     """Count, print the table for people and the result as one line, keep it."""
-    checkpoint = weights_checkpoint.checkpoint(CONFIG)
-    weights_engine.import_all()
+    source = checkpoint.built(CONFIG)
+    engine.import_all()
     samples = [
-        sample for way in WAYS for sample in (_over_http if "HTTP" in way else _from_files)(way, checkpoint)
+        sample for way in WAYS for sample in (_over_http if "HTTP" in way else _from_files)(way, source)
     ]
-    weights_report.finish("weights-ranks", weights_report.ranks(samples, weights_checkpoint.size(checkpoint)))
+    report.finish("weights-ranks", report.ranks(samples, checkpoint.size(source)))
 
 
-def _from_files(way: str, checkpoint: Path) -> list[dict[str, Any]]:
+def _from_files(way: str, source: Path) -> list[dict[str, Any]]:
     """Each rank has the checkpoint for itself."""
     with _scratch() as scratch:
-        copies = [Path(shutil.copytree(checkpoint, scratch / str(number))) for number in range(RANKS)]
+        copies = [Path(shutil.copytree(source, scratch / str(number))) for number in range(RANKS)]
         for copy in copies:
-            weights_checkpoint.evict(copy)
+            checkpoint.evict(copy)
         found = _ranks(way, copies, lambda _: None)
     return [sample | {"bytes": sample["read_bytes"]} for sample in found]
 
 
-def _over_http(way: str, checkpoint: Path) -> list[dict[str, Any]]:
+def _over_http(way: str, source: Path) -> list[dict[str, Any]]:
     """Each rank has a server and a prefetcher for itself."""
-    bare, plan = weights_node.bare(checkpoint), weights_node.plan(checkpoint)
+    bare, plan = node.bare(source), node.plan(source)
     with _scratch() as scratch, ExitStack() as running:
-        servers = [running.enter_context(range_control.running(checkpoint)) for _ in range(RANKS)]
+        servers = [running.enter_context(range_control.running(source)) for _ in range(RANKS)]
         places = [scratch / str(number) for number in range(RANKS)]
 
         def environment(number: int) -> None:
@@ -76,7 +73,7 @@ def _over_http(way: str, checkpoint: Path) -> list[dict[str, Any]]:
 
         for place in places:
             place.mkdir(mode=0o700)
-            running.callback(weights_node.stop_prefetcher, place)
+            running.callback(node.stop_prefetcher, place)
         found = _ranks(way, [bare] * RANKS, environment)
         sent = [sum(entry.bytes for entry in server.sent) for server in servers]
     return [sample | {"bytes": count} for sample, count in zip(found, sent, strict=True)]
@@ -84,15 +81,15 @@ def _over_http(way: str, checkpoint: Path) -> list[dict[str, Any]]:
 
 def _ranks(way: str, models: list[Path], environment: Callable[[int], None]) -> list[dict[str, Any]]:
     """All ranks at once, each in a fork; raises RuntimeError when one fails."""
-    rendezvous = Path(tempfile.mkdtemp(dir=weights_checkpoint.home())) / "rendezvous"
+    rendezvous = Path(tempfile.mkdtemp(dir=checkpoint.home())) / "rendezvous"
 
     def work(number: int, ready: Callable[[], None]) -> dict[str, Any]:
         environment(number)
-        rank = weights_engine.Rank(number, RANKS, rendezvous)
-        return weights_engine.load(models[number], {"load_format": WAYS[way]}, ready=ready, rank=rank)
+        rank = engine.Rank(number, RANKS, rendezvous)
+        return engine.load(models[number], {"load_format": WAYS[way]}, ready=ready, rank=rank)
 
     with ThreadPoolExecutor(RANKS) as pool:
-        found = list(pool.map(lambda number: weights_engine.in_child(partial(work, number)), range(RANKS)))
+        found = list(pool.map(lambda number: engine.in_child(partial(work, number)), range(RANKS)))
     shutil.rmtree(rendezvous.parent)
     for left in Path("/dev/shm").glob(f"{rendezvous.parent.name}-*"):  # the forks end without cleaning up
         left.unlink()
@@ -103,7 +100,7 @@ def _ranks(way: str, models: list[Path], environment: Callable[[int], None]) -> 
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=weights_checkpoint.home()) as made:
+    with tempfile.TemporaryDirectory(dir=checkpoint.home()) as made:
         yield Path(made)
 
 

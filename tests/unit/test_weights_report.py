@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-import weights_report as report
+from weight_path import report
 
 GB = 10**9
 LIMITS = {

@@ -1,0 +1,1 @@
+"""The weight benchmarks' parts: a checkpoint, one load in vLLM, what hardware gives, a node with a prefetcher, reports."""

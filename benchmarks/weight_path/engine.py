@@ -1,0 +1,205 @@
+"""vLLM's own model and model loaders without an engine around them: what a worker does from configuration to weights.
+
+The clock runs from the call of the loader to the moment when the last weight is in its parameter (the model's
+construction included, vLLM's post-processing not). A loader that gives parameters memory that was there before leaves
+its page faults and copies for later: `first_pass_s`, one sum over every parameter, shows the former; `usable_s`, until
+post-processing and whatever the loader does after it have ended, all of it. Nobody looks at parameters in a run whose
+`usable_s` is taken, for that would fault their pages in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+Arguments = Mapping[str, Any]
+Ready = Callable[[], None]
+ASK = "ready\n"
+FASTSAFETENSORS = "fastsafetensors-library"
+
+
+def import_all() -> None:
+    """Import what loading a llama on the CPU needs, plug-ins included."""
+    import torch  # noqa: F401
+    import vllm.engine.arg_utils
+    import vllm.model_executor.models.llama
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A pipeline rank among `size`; all of them name the same `rendezvous`, a file that does not exist yet."""
+
+    number: int
+    size: int
+    rendezvous: Path
+
+
+def load(
+    directory: Path,
+    arguments: Arguments,
+    look: bool = True,
+    ready: Ready = lambda: None,
+    rank: Rank | None = None,
+) -> dict[str, Any]:
+    """Load the checkpoint with vLLM's `arguments`; seconds by part, CPU seconds, page faults, and the digest if `look`.
+
+    `loaded_at_s` is the moment of the last weight on CLOCK_MONOTONIC. `ready` is called before the clock starts.
+    """
+    from vllm.config import set_current_vllm_config
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader import get_model_loader
+
+    wanted = dict(arguments)
+    library = wanted.get("load_format") == FASTSAFETENSORS and wanted.pop("load_format")
+    fixed = {
+        "dtype": "bfloat16",
+        "enforce_eager": True,
+        "max_model_len": 512,
+        "kv_cache_memory_bytes": 1 << 26,
+    }
+    if rank:
+        wanted |= {"pipeline_parallel_size": rank.size, "distributed_executor_backend": "mp"}
+    config = EngineArgs(model=str(directory), **fixed, **wanted).create_engine_config()
+    with set_current_vllm_config(config):
+        _groups(rank or Rank(0, 1, _unused()))
+        loader = get_model_loader(config.load_config)
+        if library:
+            loader.get_all_weights = lambda *_: _fastsafetensors(directory)
+        ready()
+        return _measured(loader, config, look)
+
+
+def _measured(loader: Any, config: Any, look: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    began_s, before, read = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF), _read_bytes()
+    plain = loader.load_weights
+
+    def load_weights(model: Any, model_config: Any) -> None:
+        constructed_s = time.monotonic()
+        plain(model, model_config)
+        found.update(_marked(began_s, before), construct_s=constructed_s - began_s)
+        found["read_bytes"] = _read_bytes() - read
+        if look:
+            found.update(_looked_at(model))
+
+    loader.load_weights = load_weights
+    loader.load_model(vllm_config=config, model_config=config.model_config)
+    if not found:
+        raise RuntimeError(f"{type(loader).__name__} has not called load_weights")
+    if not look:
+        end = _marked(began_s, before)
+        found |= {"usable_s": end["load_s"], "usable_cpu_s": end["cpu_s"]}
+    return found
+
+
+def _marked(began_s: float, before: resource.struct_rusage) -> dict[str, float]:
+    now_s, after = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
+    system_s = after.ru_stime - before.ru_stime
+    return {
+        "load_s": now_s - began_s,
+        "loaded_at_s": now_s,
+        "cpu_s": after.ru_utime - before.ru_utime + system_s,
+        "system_s": system_s,
+        "faults": after.ru_minflt - before.ru_minflt + after.ru_majflt - before.ru_majflt,
+    }
+
+
+def _read_bytes() -> int:
+    """What the storage layer has read for this process, page faults and readahead included."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["read_bytes"])
+
+
+def _looked_at(model: Any) -> dict[str, Any]:
+    import torch
+    from blake3 import blake3
+
+    weights = sorted((name, weight.detach()) for name, weight in model.named_parameters())
+    began_s = time.monotonic()
+    for _, weight in weights:
+        weight.view(-1).view(torch.int64).sum()
+    found: dict[str, Any] = {"first_pass_s": time.monotonic() - began_s, "threads": torch.get_num_threads()}
+    found["parameter_bytes"] = sum(weight.nbytes for _, weight in weights)
+    made = blake3()
+    for name, weight in weights:
+        made.update(name.encode()).update(weight.view(-1).view(torch.uint8).numpy())
+    return found | {"digest": made.hexdigest()}
+
+
+def _groups(rank: Rank) -> None:
+    """vLLM's process groups."""
+    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+
+    # vLLM names its shared memory after this; a name that is there already is refused.
+    os.environ["VLLM_DIST_IDENT"] = rank.rendezvous.parent.name
+    init_distributed_environment(rank.size, rank.number, f"file://{rank.rendezvous}", rank.number, "gloo")
+    ensure_model_parallel_initialized(1, rank.size)
+
+
+def _unused() -> Path:
+    descriptor, name = tempfile.mkstemp()
+    os.close(descriptor)
+    Path(name).unlink()
+    return Path(name)
+
+
+def _fastsafetensors(directory: Path) -> Iterator[tuple[str, Any]]:
+    """The library itself on the CPU: vLLM's own use of it asks for a CUDA device."""
+    from fastsafetensors import SingleGroup
+    from fastsafetensors.parallel_loader import ParallelLoader
+
+    from coldstart.models import weight_files
+
+    files = [str(file) for file in weight_files(directory)]
+    loader = ParallelLoader(SingleGroup(), files, device="cpu", nogds=True, use_tqdm_on_load=False)
+    try:
+        yield from loader.iterate_weights()
+    finally:
+        loader.close()
+
+
+def in_child(work: Callable[[Ready], dict[str, Any]], ready: Ready = lambda: None) -> dict[str, Any]:
+    """The result of `work` in a fork of this process; {"error": message} when it raised or the child died.
+
+    What `work` is given to call returns when `ready` has run in the parent.
+    """
+    near, far = socket.socketpair()
+    if not (child := os.fork()):
+        near.close()
+        far.sendall(json.dumps(_tried(work, partial(_ask, far))).encode())
+        os._exit(0)
+    far.close()
+    with near, near.makefile() as answer:
+        if (text := answer.readline()) == ASK:
+            ready()
+            near.sendall(ASK.encode())
+            text = answer.read()
+    _, status = os.waitpid(child, 0)
+    return dict(json.loads(text)) if text else {"error": f"the process ended with status {status}"}
+
+
+def _ask(parent: socket.socket) -> None:
+    parent.sendall(ASK.encode())
+    parent.recv(len(ASK))
+
+
+def _tried(work: Callable[[Ready], dict[str, Any]], ready: Ready) -> dict[str, Any]:
+    try:
+        return work(ready)
+    except BaseException as error:  # noqa: BLE001 -- the parent records it, whatever it is
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}

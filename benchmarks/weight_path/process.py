@@ -1,0 +1,41 @@
+"""One start, as a process: imports, then (unless told to stop there) the weights into vLLM's model. Prints one JSON line.
+
+With COLDSTART_WEIGHTS_FROM and its plan in the environment the prefetcher is asked first, as `coldstart serve` does it
+before it starts the server; the loader finds the request under way.
+
+    cd benchmarks; python -m weight_path.process imports
+    cd benchmarks; python -m weight_path.process LOAD_FORMAT MODEL_DIRECTORY [--digest]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from coldstart.loader.asked import Asked
+
+
+def main(wanted: list[str]) -> None:
+    """Do one start."""
+    with ExitStack() as leases:
+        if asked := Asked.of(os.environ):
+            from coldstart.prefetch import client
+
+            leases.enter_context(client.start_early(asked.source, asked.read()))
+        from weight_path import engine
+
+        engine.import_all()
+        found: dict[str, Any] = {"imported_at_s": time.monotonic()}
+        if wanted[0] != "imports":
+            arguments = {"load_format": wanted[0]}
+            found |= engine.load(Path(wanted[1]), arguments, look="--digest" in wanted)
+    print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
