@@ -7,7 +7,8 @@ at the start of each repetition; both are simulated, and the result says what ea
 the engine is probed in either case. Nothing is fitted to the runs that are compared. A queue makes much of little: at load
 x an iteration time that is off by d moves the time to the first token by about d / (1 - x), which is why the load is not
 near 1. And a shared machine's pace drifts within minutes, so a second of fixed work is timed before and after each run;
-`paced` is the probed times multiplied by how long that work took then.
+`paced` is the probed times multiplied by how long that work took then against when it was probed, and `bundle-paced` the
+bundle's multiplied by how long it took against how long it takes on the simulated engine with them.
 
 Error = |simulated - live| / live of the mean time to the first token and the mean time per output token after it, over
 all repetitions; the least and the largest of single runs are given as well. Traces: the Azure and Mooncake conversation
@@ -36,7 +37,7 @@ from live import model, workloads
 from live.cells import BASELINE, MLFQ, OURS, REGIMES
 from live.measure import send
 from live.servers import Fleet, Server, bind_client
-from probes import Probes, pace, probe
+from probes import Probes, pace, paces, probe
 from scheduling_tables import calibration as table
 
 from coldstart import inspection
@@ -52,7 +53,7 @@ from coldstart.traces.arrivals import rearrive
 RESULT = Path(__file__).parent / "results" / "scheduling-calibration.json"
 REGIME = REGIMES["batch-bound"]
 POLICIES = {BASELINE: "fcfs", MLFQ: "skip-join-mlfq"}
-SOURCES = ("paced", "probes", "bundle")
+SOURCES = ("paced", "probes", "bundle-paced", "bundle")
 METRICS = ("ttft_s", "tpot_s")
 TRACES = ("azure", "mooncake", "synthetic")
 LIMIT = 0.15
@@ -111,22 +112,21 @@ def _runs(
             seed = 1000 * (repetition + 1) + number
             rows = requests(trace, options.load, options.seconds, probed[BASELINE].profile(), seed)
             for name in sorted(POLICIES, reverse=bool(repetition % 2)):
-                live, factor = _served(servers[name], rows, seed, probed[name], seeds)
-                times = zip(SOURCES, (probed[name].paced(factor), probed[name], None), strict=True)
-                found = {s: simulated(name, rows, one, bundle, probed[name]) for s, one in times}
+                live, pace_s = _served(servers[name], rows, seed, seeds)
+                found = simulated(name, rows, probed[name], bundle, pace_s)
                 print(f"{trace} {name} {repetition}: {live} {found}", file=sys.stderr)
                 place = {"trace": trace, "policy": name, "repetition": repetition}
-                yield {**place, "requests": len(rows), "pace": factor, "live": live, "simulated": found}
+                yield {**place, "requests": len(rows), "pace_s": pace_s, "live": live, "simulated": found}
 
 
 def _served(
-    server: Server, rows: Sequence[TraceRequest], seed: int, probed: Probes, seeds: Iterator[int]
+    server: Server, rows: Sequence[TraceRequest], seed: int, seeds: Iterator[int]
 ) -> tuple[dict[str, float], float]:
-    """The means of a live run, and the machine's pace around it: above 1 it is slower than when it was probed."""
+    """The means of a live run, and the seconds that a fixed work took around it."""
     before = pace(server, REGIME.batch, seeds)
     live = marks(send(server, rows, seed))
     after = pace(server, REGIME.batch, seeds)
-    return live, fmean((before, after)) / probed.pace_s
+    return live, fmean((before, after))
 
 
 def requests(
@@ -163,13 +163,27 @@ def mooncake(number: int, seed: int) -> list[TraceRequest]:
 
 
 def simulated(
-    name: str, rows: Sequence[TraceRequest], probed: Probes | None, bundle: IterationProfile, around: Probes
-) -> dict[str, float]:
-    """The means on the simulated engine with the probed times, or the bundle's; `around` has the rest."""
-    used = probed or around
-    settings = used.settings(lambda: policy(name, bundle))
-    profile = probed.profile() if probed else bundle
-    return marks(records_of(simulate(rows, policy(name, bundle), profile, settings)))
+    name: str, rows: Sequence[TraceRequest], probed: Probes, bundle: IterationProfile, pace_s: float
+) -> dict[str, dict[str, float]]:
+    """The means on the simulated engine by SOURCES. What is not an iteration's time is the probes' in all of them."""
+    settings = probed.settings(lambda: policy(name, bundle))
+    paced = probed.paced(pace_s / probed.pace_s)
+    expected_s = simulate(paces(REGIME.batch), policy(name, bundle), bundle, settings).finished_s
+    times = {
+        "paced": (paced.profile(), paced.settings(lambda: policy(name, bundle))),
+        "probes": (probed.profile(), settings),
+        "bundle-paced": (slower(bundle, pace_s / expected_s), settings),
+        "bundle": (bundle, settings),
+    }
+    return {
+        source: marks(records_of(simulate(rows, policy(name, bundle), *times[source]))) for source in SOURCES
+    }
+
+
+def slower(profile: IterationProfile, factor: float) -> IterationProfile:
+    """The profile of a machine that takes `factor` times as long."""
+    curves = profile.to_json().items()
+    return IterationProfile.from_json({name: [[x, factor * y] for x, y in points] for name, points in curves})
 
 
 def policy(name: str, bundle: IterationProfile) -> Policy:

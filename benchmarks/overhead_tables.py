@@ -32,6 +32,22 @@ def overhead(result: Cell) -> Iterator[str]:
     )
     yield f"- Time grows with the running requests to the power of {listed(grown)}."
     yield from _ceilings(result["rows"])
+    yield ""
+    yield "A burst to its end, microseconds of CPU per token:"
+    yield ""
+    yield from scheduling_tables.table(
+        ("running", "at once", "stock", "ours", "ratio"), map(_burst, result["bursts"])
+    )
+
+
+def _burst(row: Cell) -> tuple[object, ...]:
+    least, most = min(row["ratios"]), max(row["ratios"])
+    costs = (
+        f"{row['stock_us']:.1f}",
+        f"{row['ours_us']:.1f}",
+        f"{row['ratio']:.2f} ({least:.2f} to {most:.2f})",
+    )
+    return row["running"], row["running"] + row["waiting"], *costs
 
 
 def _measured(result: Cell) -> Iterator[str]:

@@ -107,7 +107,12 @@ def probe(server: Server, batch: int, seeds: Iterator[int]) -> Probes:
 
 def pace(server: Server, batch: int, seeds: Iterator[int]) -> float:
     """Seconds of a fixed little work, to see how fast the machine is at this moment."""
-    return _ended(server, [TraceRequest(0.0, SHORT, ANSWER)] * (PACE * batch), next(seeds))
+    return _ended(server, paces(batch), next(seeds))
+
+
+def paces(batch: int) -> list[TraceRequest]:
+    """The fixed little work."""
+    return [TraceRequest(0.0, SHORT, ANSWER)] * (PACE * batch)
 
 
 def _ended(server: Server, rows: Sequence[TraceRequest], seed: int) -> float:

@@ -3,7 +3,8 @@
 No model runs: a step is schedule() plus update_from_output() of one sampled token for everybody scheduled. A
 request that finishes is replaced by a new one, so the queue keeps its length. `settled` is measured after
 every request of the opening burst has had its turn, `burst` from the first step of 2,000 requests at once,
-where ours starts new requests in every step and stock goes on with the ones it has.
+where ours starts new requests in every step and stock goes on with the ones it has. Both start every request once,
+so what a burst costs is measured to its end as well, where nothing replaces what has finished, by token.
 
 t(step) = t(vLLM's own work on what is scheduled, started, evicted) + t(our decisions); `own_us` is the second
 term. The ceiling is the smaller of 2x stock and 5 % of an iteration of the running requests, by the iteration
@@ -79,6 +80,7 @@ class Case:
 CASES = [Case(running, waiting) for waiting in (0, WAITING) for running in (8, 64, 256)]
 CASES += [Case(running, WAITING, "burst") for running in (8, 64, 256)]
 CASES += [Case(64, WAITING, slots=256)]
+WHOLE = [Case(running, WAITING, "whole burst") for running in (8, 64, 256)]
 
 
 class Probe(AsyncScheduler):
@@ -118,6 +120,23 @@ class Rig:
         self.count += 1
 
     def step_s(self) -> float:
+        """One step; what finished is replaced."""
+        seconds, names = self._step()
+        for _ in range(sum(name not in self.scheduler.requests for name in names)):
+            self.arrive()
+        return seconds
+
+    def drain(self) -> tuple[float, int]:
+        """Seconds and tokens until nobody is left. Raises RuntimeError if a step serves nobody."""
+        total_s, tokens = 0.0, 0
+        while self.scheduler.requests:
+            seconds, names = self._step()
+            if not names:
+                raise RuntimeError(f"{len(self.scheduler.requests)} requests are left and none is served")
+            total_s, tokens = total_s + seconds, tokens + len(names)
+        return total_s, tokens
+
+    def _step(self) -> tuple[float, list[str]]:
         start = time.thread_time()
         output = self.scheduler.schedule()
         names = list(output.num_scheduled_tokens)
@@ -125,10 +144,7 @@ class Rig:
         done = [[7] if not requests[name].is_prefill_chunk else [] for name in names]
         index = {name: i for i, name in enumerate(names)}
         self.scheduler.update_from_output(output, ModelRunnerOutput(names, index, done))
-        seconds = time.thread_time() - start
-        for _ in range(sum(name not in requests for name in names)):
-            self.arrive()
-        return seconds
+        return time.thread_time() - start, names
 
 
 def measure(folder: Path, cls: type[AsyncScheduler], case: Case) -> dict[str, float]:
@@ -170,6 +186,19 @@ def compare(folder: Path, case: Case, rounds: int, profile: IterationProfile) ->
     }
 
 
+def whole(folder: Path, case: Case, rounds: int) -> dict[str, Any]:
+    """A burst to its end: microseconds of CPU per token, stock and ours in turn."""
+    classes = {"stock": AsyncScheduler, "ours": PolicyScheduler}
+    found: dict[str, list[float]] = {name: [] for name in classes}
+    for _ in range(rounds):
+        for name, cls in classes.items():
+            seconds, tokens = Rig(folder, cls, case).drain()
+            found[name].append(1e6 * seconds / tokens)
+    ratios = [ours / stock for stock, ours in zip(found["stock"], found["ours"], strict=True)]
+    middle = {f"{name}_us": median(each) for name, each in found.items()}
+    return {**asdict(case), **middle, "ratio": median(ratios), "ratios": ratios, "rounds": found}
+
+
 def growth(rows: list[dict[str, Any]], phase: str, waiting: int, name: str) -> float:
     """Slope of log(time) over log(running), by least squares."""
     points = [
@@ -190,6 +219,11 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
+def burst_line(row: dict[str, Any]) -> str:
+    costs = f"stock {row['stock_us']:.1f}, ours {row['ours_us']:.1f} us a token ({row['ratio']:.2f}x)"
+    return f"{row['running']:>4} of {row['running'] + row['waiting']} at once to the end: {costs}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one round, nothing written")
@@ -202,6 +236,10 @@ def main() -> None:
     for case in CASES:
         rows.append(compare(folder, case, 1 if given.quick else given.rounds, profile))
         print(line(rows[-1]), flush=True)
+    bursts = []
+    for case in WHOLE:
+        bursts.append(whole(folder, case, 1 if given.quick else given.rounds))
+        print(burst_line(bursts[-1]), flush=True)
     if given.quick:
         return
     exponents = {
@@ -223,6 +261,7 @@ def main() -> None:
             "machine": facts.machine(),
             "versions": facts.versions(),
             "rows": rows,
+            "bursts": bursts,
         },
     )
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from live.cells import BASELINE, BOUNDS, CONTROL, HONEST, MLFQ
+
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-FCFS, LARGEST, OURS, BOUNDED = "fcfs", "fcfs-max", "mlfq", "mlfq-bounded"
 GAINS = ("per_token_s.mean", "per_token_s.p95", "ttft_s.mean", "longest_s.mean", "tokens_per_s")
 PLACE = ("regime", "workload", "load")
 LEVEL = 0.1
@@ -62,7 +63,7 @@ def gains(result: Cell) -> Iterator[str]:
         (*_place(cell), base, *(_ratio(against[name]) for name in GAINS))
         for cell in result["cells"]
         for base in cell["against"]
-        for _, against in _measured(cell, base, (OURS,))
+        for _, against in _measured(cell, base, (MLFQ,))
     )
     yield from table((*PLACE, "against", *shown), rows)
     yield ""
@@ -93,8 +94,8 @@ def winners(result: Cell) -> Iterator[str]:
     found: dict[str, list[str]] = {"ours wins": [], "level": [], "the largest batch wins": []}
     for cell in result["cells"]:
         # Where the cap is the largest batch that pays, the baseline with the cap is that server.
-        base = LARGEST if LARGEST in cell["schedulers"] else FCFS
-        ours = cell["against"].get(base, {}).get(OURS)
+        base = HONEST if HONEST in cell["schedulers"] else BASELINE
+        ours = cell["against"].get(base, {}).get(MLFQ)
         if ours:
             ratio = ours["per_token_s.mean"]["median"]
             word = (
@@ -110,7 +111,7 @@ def prices(result: Cell) -> Iterator[str]:
     rows = (
         (*_place(cell), name, *_price(against))
         for cell in result["cells"]
-        for name, against in _measured(cell, FCFS, (OURS, BOUNDED))
+        for name, against in _measured(cell, BASELINE, (CONTROL, MLFQ, *BOUNDS))
     )
     yield from table((*PLACE, "scheduler", *paid), rows)
 
@@ -128,7 +129,7 @@ def swaps(result: Cell) -> Iterator[str]:
             _equal(cell, name),
         )
         for cell in result["cells"]
-        for name, against in _measured(cell, FCFS, cell["against"][FCFS])
+        for name, against in _measured(cell, BASELINE, cell["against"][BASELINE])
     )
     yield from table(("load", "strategy", *gained, *moved, "answers identical"), rows)
 

@@ -21,11 +21,12 @@ SMALL = ("--kv-cache-memory-bytes", str(32 * BLOCK_BYTES))
 TINY = ("--kv-cache-memory-bytes", str(24 * BLOCK_BYTES))
 
 OURS = ("--scheduler", "skip-join-mlfq", "--alpha", "3")
-BOUND = ("--oldest-share", "0.5")
 MOST_PAYING = 64
 """Requests per iteration beyond which this machine produces no more tokens a second."""
 
-BASELINE, HONEST, MLFQ, BOUNDED = "fcfs", "fcfs-max", "mlfq", "mlfq-bounded"
+BASELINE, CONTROL, HONEST, MLFQ = "fcfs", "fcfs-again", "fcfs-max", "mlfq"
+BOUNDS = {"mlfq-bounded": "0.5", "mlfq-bounded-0.75": "0.75"}
+"""Shares of the time in order of arrival, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class Regime:
     """One KV pool, the batch cap B, and each scheduler's options to `coldstart serve`.
 
     fcfs has the same cap, fcfs-max as many requests as the memory takes; where both are one and the same
-    server (`neither`), fcfs-max is left out. `share` shortens the runs of a regime with many requests a second.
+    server (`neither`), fcfs-max is left out. fcfs-again is a second server like fcfs: what it differs by, chance does.
+    `share` shortens the runs of a regime with many requests a second.
     """
 
     name: str
@@ -48,11 +50,11 @@ class Regime:
 
 def _regime(name: str, pool: tuple[str, ...], batch: int, kv: Sequence[str], share: float = 1.0) -> Regime:
     cap = ("--batch", str(batch))
-    made = {BASELINE: ("--scheduler", "fcfs", *cap)}
+    made = dict.fromkeys((BASELINE, CONTROL), ("--scheduler", "fcfs", *cap))
     if batch < MOST_PAYING:
         made[HONEST] = ("--scheduler", "fcfs")
     made[MLFQ] = (*OURS, *cap, *kv)
-    made[BOUNDED] = (*made[MLFQ], *BOUND)
+    made |= {bounded: (*made[MLFQ], "--oldest-share", given) for bounded, given in BOUNDS.items()}
     return Regime(name, pool, batch, made, share)
 
 
