@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from coldstart import logs
 from coldstart.bench import usage
 from coldstart.errors import Failed
 
 HOST = "127.0.0.1"
 STOP_S = 20.0
 LEFTOVER_S = 5.0
-TAIL_CHARACTERS = 2000
 
 
 class Unavailable(Exception):
@@ -119,7 +119,7 @@ class Server:
 
     def tail(self) -> str:
         """The end of the server's own output."""
-        return self.files.log.read_text(errors="replace")[-TAIL_CHARACTERS:].strip()
+        return logs.end(self.files.log)
 
     def readiness(self, deadline_s: float) -> dict[str, object]:
         """The ready file's object. Raises ServerDied, or Failed when there is none at `deadline_s`."""

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from coldstart import logs
 from coldstart.bench import plan
-from coldstart.bench.launch import HOST, TAIL_CHARACTERS, Command, Launcher, RunFiles
+from coldstart.bench.launch import HOST, Command, Launcher, RunFiles
 from coldstart.errors import NO_BUNDLE, Failed, NoBundle
 from coldstart.timeline import EVENTS_VARIABLE
 
@@ -125,8 +126,7 @@ class ColdstartLauncher:
                 check=False,
             )
         if done.returncode:
-            said = log.read_text(errors="replace").strip()[-TAIL_CHARACTERS:]
-            message = f"coldstart template {action} ended with status {done.returncode}: {said}"
+            message = f"coldstart template {action} ended with status {done.returncode}: {logs.end(log)}"
             raise (
                 NoBundle(message)
                 if done.returncode == NO_BUNDLE

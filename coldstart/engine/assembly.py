@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import coldstart
-from coldstart import paths, runtime, timeline
+from coldstart import logs, paths, runtime, timeline
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
 from coldstart.engine import fetch, graphs, launch, prepare, processes, weights
@@ -133,7 +133,7 @@ class Assembly:
                 _require_fast_path(running.report, made, canary="canary" in info)
                 memory = processes.memory_bytes(process.pid)
             except Failed as error:
-                raise Failed(f"{error.message} Its end:\n{_tail(self.work / 'proof.log')}") from error
+                raise Failed(f"{error.message} Its end:\n{logs.end(self.work / 'proof.log')}") from error
             finally:
                 process.signal(signal.SIGTERM)
                 process.wait()
@@ -231,8 +231,4 @@ def _run_child(command: list[str], log: Path, events: Path) -> None:
             process.wait()
             raise
     if code != 0:
-        raise Failed(f"The engine's offline run ended with exit code {code}. Its end:\n{_tail(log)}")
-
-
-def _tail(log: Path, lines: int = 15) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+        raise Failed(f"The engine's offline run ended with exit code {code}. Its end:\n{logs.end(log)}")
