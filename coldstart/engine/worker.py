@@ -21,7 +21,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from coldstart import timeline
 from coldstart.engine import compiled
 from coldstart.engine.plan import LaunchPlan
-from coldstart.loader import report
+from coldstart.loader import entry, report
 
 logger = init_logger("vllm.coldstart")
 
@@ -75,6 +75,7 @@ class ColdWorker(CPUWorker):
             self.model_runner.__class__ = LazyKvRunner
 
     def load_model(self, **kwargs: Any) -> None:
+        entry.register()  # where vLLM was told to load other plugins only (VLLM_PLUGINS), or finds ours no more
         with timeline.measure("load weights", track="engine"):
             super().load_model(**kwargs)
         if self.plan.compile_dir:

@@ -6,6 +6,7 @@ The import system is asked instead to register the format right after whoever ne
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ class _Waiting(MetaPathFinder):
         return spec
 
 
+@functools.cache
 def _add() -> None:
     from coldstart.loader.vllm_loader import register_loader
 
