@@ -1,7 +1,8 @@
 """FastServe's Figure 15: proactive against reactive swapping and recomputation, OPT-13B on 40 GB, simulated.
 
-(a) mean latency per token over loads; (b) where the time of the proactive strategy goes; and over link
-speeds, from where on proactive beats reactive. Lengths of the Azure conversation trace, not ShareGPT. Paper:
+(a) mean latency per token over loads; (b) where the time of the proactive strategy goes: a job whose rank earns a
+slot is swapping while a copy is under way for it, and displaced while others hold its room; and over link speeds, from
+where on proactive beats reactive. Lengths of the Azure conversation trace, not ShareGPT. Paper:
 2.7x over recomputation, 1.7x over reactive, swapping below 5 % of latency. Run: python benchmarks/figure15.py
 """
 
@@ -50,8 +51,9 @@ def run(strategy: str, alpha: str, load: float, link: float, **more: Any) -> Out
 def breakdown(outcome: Outcome) -> dict[str, float]:
     """Percent of all jobs' latency."""
     total = sum((j.finished_s or 0) - j.job.arrival_s for j in outcome.jobs)
-    executing, swapping = (sum(getattr(j, n) for j in outcome.jobs) for n in ("executing_s", "swapping_s"))
-    parts = {"executing": executing, "swapping": swapping, "queuing": total - executing - swapping}
+    known = ("executing", "swapping", "displaced")
+    parts = {name: sum(getattr(job, f"{name}_s") for job in outcome.jobs) for name in known}
+    parts["queuing"] = total - sum(parts.values())
     return {name: 100 * part / total for name, part in parts.items()}
 
 
@@ -74,7 +76,8 @@ def row(alpha: str, load: float, link: float, write_through: bool = False) -> di
         f"alpha {alpha} load {load} link {link / 1e9:>3.0f} GB/s write-through {write_through!s:>5}: "
         f"recompute "
         f"{found['over_recompute']:.2f}x, reactive {found['over_reactive']:.2f}x, "
-        f"swapping {found['proactive_percent']['swapping']:.1f} %",
+        f"swapping {found['proactive_percent']['swapping']:.1f} %, "
+        f"displaced {found['proactive_percent']['displaced']:.1f} %",
         flush=True,
     )
     return found

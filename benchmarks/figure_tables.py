@@ -103,6 +103,7 @@ def strategies(result: Cell) -> tuple[str, str]:
     paper, rows = result["paper"], [row for row in result["rows"] if row["alpha"] == ALPHA]
     over = {way: span([row[f"over_{way}"] for row in rows], 1) for way in ("recompute", "reactive")}
     shares, bound = [row["proactive_percent"]["swapping"] for row in rows], paper["swapping_percent"]
+    displaced = [row["proactive_percent"]["displaced"] for row in rows]
     above = sum(share > bound for share in shares)
     verdict = (
         f"**above the paper's bound at {above} of {len(rows)} loads**"
@@ -112,7 +113,8 @@ def strategies(result: Cell) -> tuple[str, str]:
     said = f"proactive {paper['over_recompute']:g}x over recompute, {paper['over_reactive']:g}x over reactive"
     return f"{said}, swapping below {bound:g} %", (
         f"alpha {ALPHA}, loads {span([row['load'] for row in rows], 1, '')}: {over['recompute']} and"
-        f" {over['reactive']}; swapping {span(shares, 0, '')} % of latency: {verdict}"
+        f" {over['reactive']}; swapping {span(shares, 0, '')} % of latency: {verdict}; on the host for want of room, though"
+        f" its rank earns a slot, {span(displaced, 0, '')} %"
     )
 
 

@@ -75,7 +75,7 @@ class Engine:
         top = {job.id for job in islice(self.policy, self.settings.batch)}
         placement = self.placer.place([self.live[job.id] for job in picked], top, enst, self.now)
         running = self._budgeted(placement.runnable)
-        blocked = self._blocked_on_copies({job.job.id for job, _ in running})
+        blocked = self._off_the_device({job.job.id for job, _ in running})
         if not running:
             return self._stall(min(next_arrival, self.memory.next_landing()), blocked)
         return self._iterate(running, placement.wait_s, blocked)
@@ -91,7 +91,7 @@ class Engine:
                 left -= tokens
         return chosen
 
-    def _blocked_on_copies(self, running: set[str]) -> list[SimJob]:
+    def _off_the_device(self, running: set[str]) -> list[SimJob]:
         """Jobs whose rank earns a slot now, had their KV been here."""
         if self.settings.device_blocks is None:
             return []
@@ -133,7 +133,10 @@ class Engine:
     def _advance(self, seconds: float, blocked: list[SimJob]) -> None:
         self.now += seconds
         for job in blocked:
-            job.swapping_s += seconds
+            if job.kv is Kv.HOST and not self.memory.leaving:
+                job.displaced_s += seconds
+            else:
+                job.swapping_s += seconds
 
     def _cost(self, job: Job, tokens: int, decodes: int) -> float:
         return self.predicted.prefill(tokens) if job.prefilling else self.predicted.decode(decodes)

@@ -1,6 +1,6 @@
 """A simulated job's KV, and what a run leaves behind.
 
-Invariant: held device blocks never exceed the pool; latency = queueing + execution + swapping for each job.
+Invariant: held device blocks never exceed the pool; latency = queueing + execution + swapping + displacement for each job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ class Kv(Enum):
 
 @dataclass(slots=True, eq=False)
 class SimJob:
-    """A job with its memory and its clock readings (seconds of simulated time)."""
+    """A job with its memory and its clock readings (seconds of simulated time).
+
+    Where its rank earns a slot and it does not run, `swapping_s` counts the time in which a copy is under way, of its own KV
+    or of what makes room for it, `displaced_s` that in which its KV is on the host and others hold its room.
+    """
 
     job: Job
     kv: Kv = Kv.NONE
@@ -34,6 +38,7 @@ class SimJob:
     finished_s: float | None = None
     executing_s: float = 0.0
     swapping_s: float = 0.0
+    displaced_s: float = 0.0
     model: str | None = None
 
     @property

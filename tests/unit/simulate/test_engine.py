@@ -121,7 +121,7 @@ def test_every_load_ends_with_every_token(
         assert job.job.generated == job.output and record.ok
         assert job.blocks == 0
         latency = record.latency_s
-        assert latency is not None and job.executing_s + job.swapping_s <= latency + 1e-6
+        assert latency is not None and job.executing_s + job.swapping_s + job.displaced_s <= latency + 1e-6
     assert outcome.finished_s == max(job.finished_s or 0 for job in outcome.jobs)
 
 
