@@ -7,8 +7,9 @@ for. Nothing is gained where nobody waits, or where all need the same; a larger 
 other way to stop the waiting, which is why `fcfs-max` is here.
 
 Real servers (`coldstart serve`), real tokens; load 1 is the rate that FCFS with the same batch cap was measured to
-sustain just before. All schedulers serve the same requests within a repetition, in an order that rotates, and every
-answer is compared token by token with FCFS. Each finished run is one line of the log; run it again to go on.
+sustain just before, in every repetition, because the pace of a shared machine drifts. All schedulers serve the same
+requests within a repetition, in an order that rotates, and every answer is compared token by token with FCFS. Each
+finished run is one line of the log; run it again to go on.
 
     python benchmarks/live_scheduling.py --prepare
     python benchmarks/live_scheduling.py [--regime R] [--workload W] [--load L] [--repetitions N] [--swapping]
@@ -91,20 +92,22 @@ def measure(wanted: Iterable[Cell], log: Log, minutes: float | None) -> None:
 
 def _measure(cell: Cell, fleet: Fleet, log: Log) -> None:
     regime = KINDS[cell.regime]
-    sustained = _capacity(regime, cell.workload, fleet, log)
+    sustained = _capacity(regime, cell, fleet, log)
     rows = workloads.arriving(cell.workload, cell.load, sustained["requests_per_s"], cell.seed, regime.share)
     server = _server(regime, cell.scheduler, fleet)
     log.add({"kind": "run", **cell.document(), **run(server, rows, cell.seed), "at": facts.today()})
 
 
-def _capacity(regime: Regime, workload: str, fleet: Fleet, log: Log) -> dict[str, float]:
-    """Of FCFS with the batch cap, measured once per campaign."""
-    known = log.find(kind="capacity", regime=regime.name, workload=workload)
+def _capacity(regime: Regime, cell: Cell, fleet: Fleet, log: Log) -> dict[str, float]:
+    """Of FCFS with the batch cap, measured before the first run of each repetition."""
+    place = {"regime": regime.name, "workload": cell.workload, "repetition": cell.repetition}
+    known = log.find(kind="capacity", **place)
     if known is None:
         server = _server(regime, BASELINE, fleet)
-        capacity(server, workload, regime.batch, seed=2)  # the first requests of a server's life are slower
-        found = capacity(server, workload, regime.batch)
-        known = {"kind": "capacity", "regime": regime.name, "workload": workload, **found}
+        capacity(
+            server, cell.workload, regime.batch, seed=2
+        )  # the first requests of a server's life are slower
+        known = {"kind": "capacity", **place, **capacity(server, cell.workload, regime.batch)}
         log.add(known)
     return known
 

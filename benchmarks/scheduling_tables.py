@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from live.cells import BASELINE, BOUNDS, CONTROL, HONEST, MLFQ
@@ -208,11 +209,15 @@ def _same(result: Cell) -> str:
 
 
 def _capacities(result: Cell) -> str:
-    found = (
-        f"{one['regime']} {one['workload']} {one['requests_per_s']:.1f} requests/s"
-        for one in result["capacity"]
-    )
-    return ", ".join(found)
+    by_place: dict[str, list[float]] = {}
+    for one in result["capacity"]:
+        by_place.setdefault(f"{one['regime']} {one['workload']}", []).append(one["requests_per_s"])
+    return ", ".join(f"{place} {_rates(found)} requests/s" for place, found in by_place.items())
+
+
+def _rates(found: Sequence[float]) -> str:
+    spread = f" ({min(found):.1f} to {max(found):.1f})" if len(found) > 1 else ""
+    return f"{median(found):.1f}{spread}"
 
 
 def _moved(one: Cell) -> tuple[str, ...]:
