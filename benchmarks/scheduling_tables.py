@@ -33,6 +33,7 @@ def parts() -> dict[str, str]:
         "live-winners": filled(regimes, live, winners),
         "live-price": filled(regimes, live, prices),
         "live-swapping": filled(swapping, f"{live} --swapping", swaps),
+        "bound": filled("starvation", "python benchmarks/starvation.py", bounds),
         "batch-choice": filled("batch-choice", "python benchmarks/batch_choice.py", batches),
         "calibration": filled("scheduling-calibration", "python benchmarks/calibration.py", calibration),
     }
@@ -115,6 +116,31 @@ def prices(result: Cell) -> Iterator[str]:
         for name, against in _measured(cell, BASELINE, (CONTROL, MLFQ, *BOUNDS))
     )
     yield from table((*PLACE, "scheduler", *paid), rows)
+
+
+def bounds(result: Cell) -> Iterator[str]:
+    """Shares of the time in order of arrival, simulated: what is gained, and who is slower than they promise."""
+    head = (
+        "load",
+        "share",
+        "mean per token",
+        "p95",
+        "slowest request",
+        "above 2x",
+        "latest beyond 1/share, ms",
+    )
+    rows = (
+        (
+            one["load"],
+            f"{share:g}",
+            *(f"{one[name]:.2f}x" for name in ("mean", "p95", "slowest")),
+            f"{one['above_2']} of {one['requests']}",
+            f"{1e3 * one['late_s']:.0f}",
+        )
+        for one in result["rows"]
+        if (share := result["settings"][one["way"]]["oldest_share"])
+    )
+    yield from table(head, rows)
 
 
 def swaps(result: Cell) -> Iterator[str]:

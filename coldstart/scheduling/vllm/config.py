@@ -23,8 +23,8 @@ FALLBACK_PROFILE = IterationProfile.from_points(
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """`batch` is B, the jobs per iteration (None: all the active slots); `alpha_scale` and `promoted_cap`
-    temper starvation prevention under overload, `oldest_share` s of the time, in order of arrival, bounds every
-    latency to 1/s times that of FCFS.
+    temper starvation prevention under overload, `oldest_share` s of the time, in order of arrival, keeps every
+    latency near 1/s times that of FCFS.
     """
 
     policy: str = "skip-join-mlfq"
