@@ -6,7 +6,7 @@ Invariant: iterating a policy yields every live job exactly once, best first.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Protocol
 
@@ -81,7 +81,6 @@ class Turns:
         return self._oldest
 
 
-def pick(policy: Policy, batch: int, ready: Callable[[Job], bool], oldest: bool = False) -> list[Job]:
-    """The first `batch` ready jobs in rank order or, with `oldest`, in order of arrival."""
-    order = sorted(policy, key=lambda job: (job.arrival_s, job.id)) if oldest else policy
+def pick(order: Iterable[Job], batch: int, ready: Callable[[Job], bool]) -> list[Job]:
+    """The first `batch` ready jobs of an order: a policy, which is one, or the jobs as they arrived."""
     return list(islice((job for job in order if ready(job)), batch))

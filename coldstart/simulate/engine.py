@@ -70,7 +70,9 @@ class Engine:
     def _step(self, next_arrival: float) -> None:
         self.memory.land(self.now)
         self.policy.tick(self.now, self.settings.batch)
-        picked = pick(self.policy, self.settings.batch, self.placer.ready, self.turns.oldest(self.tokenless))
+        arrived = (job.job for job in self.live.values())
+        order = arrived if self.turns.oldest(self.tokenless) else self.policy
+        picked = pick(order, self.settings.batch, self.placer.ready)
         enst = lambda: self.policy.enst(self.now, self.settings.batch)  # noqa: E731
         top = {job.id for job in islice(self.policy, self.settings.batch)}
         placement = self.placer.place([self.live[job.id] for job in picked], top, enst, self.now)

@@ -113,7 +113,10 @@ class PolicyScheduler(AsyncScheduler):
 
     def pick(self) -> list[Job]:
         """Whom this step should serve."""
-        return pick(self.ranking, self.batch, self.ready, self.turns.oldest())
+        order = (
+            self.jobs.values() if self.turns.oldest() else self.ranking
+        )  # a dict has them in order of arrival
+        return pick(order, self.batch, self.ready)
 
     def _prepare(self, now: float) -> list[Request]:
         """Decide, arrange what vLLM sees, and return the parked requests that it does not see."""

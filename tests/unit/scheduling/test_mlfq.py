@@ -125,14 +125,14 @@ def test_an_unknown_policy_names_the_known() -> None:
         make_policy("lottery", PROFILE)
 
 
-def test_in_the_turn_of_the_oldest_the_first_arrivals_are_picked() -> None:
+def test_the_first_ready_jobs_of_an_order_are_picked() -> None:
     policy = mlfq()
-    policy.add(Job("old", 0, 5000), 0)
-    for i in range(4):
-        policy.add(Job(str(i), i + 1, 1), i + 1)
-    ready = lambda job: True  # noqa: E731
-    assert [job.id for job in pick(policy, 2, ready, oldest=True)] == ["old", "0"]
-    assert [job.id for job in pick(policy, 2, ready)] == ["0", "1"]
+    jobs = [Job("old", 0, 5000), *(Job(str(i), i + 1, 1) for i in range(4))]
+    for job in jobs:
+        policy.add(job, job.arrival_s)
+    ready = lambda job: job.id != "1"  # noqa: E731
+    assert [job.id for job in pick(jobs, 3, ready)] == ["old", "0", "2"]
+    assert [job.id for job in pick(policy, 2, ready)] == ["0", "2"]
 
 
 @given(st.floats(0.01, 1), st.lists(st.floats(0.001, 2), min_size=1, max_size=200))
