@@ -11,7 +11,8 @@ near 1. And a shared machine's pace drifts within minutes, so a second of fixed 
 bundle's multiplied by how long it took against how long it takes on the simulated engine with them.
 
 Error = |simulated - live| / live of the mean time to the first token and the mean time per output token after it, over
-all repetitions; the least and the largest of single runs are given as well. Traces: the Azure and Mooncake conversation
+all repetitions; a run in which the machine lost its pace counts there as much as its queue was long, so the median of the
+single runs' differences is given as well, with the least and the largest. Traces: the Azure and Mooncake conversation
 traces with lengths divided and their own arrivals, the clock scaled to the load, and log-normal lengths with Poisson
 arrivals. Prefixes that Mooncake's requests share are not shared here: the simulator has no prefix cache.
 
@@ -30,7 +31,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from random import Random
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from live import model, workloads
@@ -209,6 +210,10 @@ def document(runs: Sequence[Row], argv: Sequence[str]) -> Row:
         "batch": REGIME.batch,
         "limit": LIMIT,
         "met": {s: all(one["error"][s][m] <= LIMIT for one in cells for m in METRICS) for s in SOURCES},
+        "met_by_median": {
+            s: all(abs(one["single"][s][m]["median"]) <= LIMIT for one in cells for m in METRICS)
+            for s in SOURCES
+        },
         "cells": cells,
         "runs": list(runs),
     }
@@ -238,7 +243,7 @@ def cell(runs: Sequence[Row], trace: str, policy: str) -> Row:
 def _range(runs: Sequence[Row], source: str, metric: str) -> dict[str, float]:
     """Signed relative differences of single runs."""
     found = [run["simulated"][source][metric] / run["live"][metric] - 1 for run in runs]
-    return {"min": min(found), "max": max(found)}
+    return {"median": median(found), "min": min(found), "max": max(found)}
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
