@@ -113,7 +113,7 @@ class PolicyScheduler(AsyncScheduler):
 
     def pick(self) -> list[Job]:
         """Whom this step should serve."""
-        # The table has them in order of arrival. Sorting every live request in each turn cost more than it served.
+        # The table has them in order of arrival: no turn sorts every live request.
         order = self.jobs.values() if self.turns.oldest() else self.ranking
         return pick(order, self.batch, self.ready)
 
