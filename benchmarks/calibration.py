@@ -28,6 +28,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -167,18 +168,16 @@ def simulated(
     name: str, rows: Sequence[TraceRequest], probed: Probes, bundle: IterationProfile, pace_s: float
 ) -> dict[str, dict[str, float]]:
     """The means on the simulated engine by SOURCES. What is not an iteration's time is the probes' in all of them."""
-    settings = probed.settings(lambda: policy(name, bundle))
-    paced = probed.paced(pace_s / probed.pace_s)
-    expected_s = simulate(paces(REGIME.batch), policy(name, bundle), bundle, settings).finished_s
+    made = partial(policy, name, bundle)
+    settings, paced = probed.settings(made), probed.paced(pace_s / probed.pace_s)
+    expected_s = simulate(paces(REGIME.batch), made(), bundle, settings).finished_s
     times = {
-        "paced": (paced.profile(), paced.settings(lambda: policy(name, bundle))),
+        "paced": (paced.profile(), paced.settings(made)),
         "probes": (probed.profile(), settings),
         "bundle-paced": (slower(bundle, pace_s / expected_s), settings),
         "bundle": (bundle, settings),
     }
-    return {
-        source: marks(records_of(simulate(rows, policy(name, bundle), *times[source]))) for source in SOURCES
-    }
+    return {source: marks(records_of(simulate(rows, made(), *times[source]))) for source in SOURCES}
 
 
 def slower(profile: IterationProfile, factor: float) -> IterationProfile:

@@ -62,7 +62,7 @@ def gains(result: Cell) -> Iterator[str]:
     """Ours over both baselines, one line per regime, workload and load; load 1 and the answers below."""
     shown = ("mean per token", "p95", "TTFT", "longest 10 %", "throughput")
     rows = (
-        (*_place(cell), base, *(_ratio(against[name]) for name in GAINS))
+        (*_place(cell), base, *(with_range(against[name]) for name in GAINS))
         for cell in result["cells"]
         for base in cell["against"]
         for _, against in _measured(cell, base, (MLFQ,))
@@ -151,7 +151,7 @@ def swaps(result: Cell) -> Iterator[str]:
         (
             cell["load"],
             name,
-            *(_ratio(against[each]) for each in GAINS[:2]),
+            *(with_range(against[each]) for each in GAINS[:2]),
             *_moved(cell["schedulers"][name]),
             _equal(cell, name),
         )
@@ -213,7 +213,7 @@ def _met(verdict: Cell) -> str:
 def _price(against: Cell) -> tuple[str, ...]:
     slow = against["slowdown"]
     paid = f"{slow['max']:.2f}x", f"{slow['above_2']:.1%}", f"{slow['longest_max']:.2f}x"
-    return _ratio(against["longest_s.mean"]), *paid, _ratio(against["per_token_s.mean"])
+    return with_range(against["longest_s.mean"]), *paid, with_range(against["per_token_s.mean"])
 
 
 def _equal(cell: Cell, name: str) -> str:
@@ -221,7 +221,8 @@ def _equal(cell: Cell, name: str) -> str:
     return f"{same['identical']} of {same['compared']}"
 
 
-def _ratio(ratio: Mapping[str, float]) -> str:
+def with_range(ratio: Mapping[str, float]) -> str:
+    """A median ratio with its least and largest."""
     return f"{ratio['median']:.2f}x ({ratio['min']:.2f} to {ratio['max']:.2f})"
 
 

@@ -59,7 +59,7 @@ def outcome(
     return simulate(rows, make_policy(policy, times, tunables), times, settings)
 
 
-def compared(ours: Outcome, fcfs: Outcome, share: float) -> dict[str, float]:
+def compared(ours: Outcome, fcfs: Outcome) -> dict[str, float]:
     """Ratios above 1 are improvements; slowdowns are of single requests."""
     latency, base = _latencies(ours), _latencies(fcfs)
     tokens = [job.output for job in fcfs.jobs]
@@ -73,11 +73,13 @@ def compared(ours: Outcome, fcfs: Outcome, share: float) -> dict[str, float]:
         "slowest": slowdowns[-1],
         "above_2": sum(factor > 2 for factor in slowdowns),
         "requests": len(slowdowns),
-    } | (
-        {"late_s": max(0.0, *(mine - theirs / share for mine, theirs in zip(latency, base, strict=True)))}
-        if share
-        else {}
-    )
+    }
+
+
+def late_s(ours: Outcome, fcfs: Outcome, share: float) -> float:
+    """The most by which a latency exceeds 1/share times that of first come, first served."""
+    pairs = zip(_latencies(ours), _latencies(fcfs), strict=True)
+    return max(0.0, *(mine - theirs / share for mine, theirs in pairs))
 
 
 def _latencies(found: Outcome) -> list[float]:
@@ -92,14 +94,12 @@ def main() -> None:
     for load in workloads.LOADS:
         base = [outcome("fcfs", PAPER, 0.0, load, seed, times) for seed in range(SEEDS)]
         for way, (tunables, share) in WAYS.items():
-            each = [
-                compared(outcome("skip-join-mlfq", tunables, share, load, seed, times), base[seed], share)
-                for seed in range(SEEDS)
-            ]
+            ours = [outcome("skip-join-mlfq", tunables, share, load, seed, times) for seed in range(SEEDS)]
+            each = list(map(compared, ours, base))
             found = {name: median(one[name] for one in each) for name in ("mean", "p95")}
-            found |= {
-                name: max(one[name] for one in each) for name in ("slowest", "late_s") if name in each[0]
-            }
+            found["slowest"] = max(one["slowest"] for one in each)
+            if share:
+                found["late_s"] = max(late_s(*pair, share) for pair in zip(ours, base, strict=True))
             found |= {name: sum(one[name] for one in each) for name in ("above_2", "requests")}
             rows.append({"load": load, "way": way, **found})
             print(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from scheduling_tables import share
+from scheduling_tables import share, with_range
 
 from live.cells import BASELINE, BLOCK_BYTES, HONEST, MLFQ
 
@@ -155,16 +155,12 @@ def table(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _line(cell: Mapping[str, Any], base: str, name: str, against: Mapping[str, Any]) -> str:
     names = ("per_token_s.mean", "per_token_s.p95", "ttft_s.mean", "longest_s.mean", "tokens_per_s")
-    found = " | ".join(_shown(against[metric]) for metric in names)
+    found = " | ".join(with_range(against[metric]) for metric in names)
     same = cell["identical"][name]
     place = f"| {cell['regime']} | {cell['workload']} | {cell['load']} | {name} | {base} "
     return (
         place + f"| {found} | {against['slowdown']['max']:.1f}x | {same['identical']} of {same['compared']} |"
     )
-
-
-def _shown(ratio: Mapping[str, float]) -> str:
-    return f"{ratio['median']:.2f}x ({ratio['min']:.2f} to {ratio['max']:.2f})"
 
 
 def swap_table(cells: Sequence[Mapping[str, Any]]) -> list[str]:

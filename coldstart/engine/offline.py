@@ -8,6 +8,7 @@ that every later start must reproduce. Results go to a directory; nothing is pub
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
@@ -108,18 +109,14 @@ def iteration_profile(engine: OfflineEngine) -> dict[str, Any]:
     limit = min(scheduler.max_num_batched_tokens, longest, held * block - 2)
     each = -(-(DECODE_PROMPT + DECODE_STEPS + 2) // block)
     batches = min(scheduler.max_num_seqs, MAX_PROFILED_BATCH, held // each)
-    sizes = {"prefill": list(_powers(1, max(1, limit))), "decode": list(_powers(1, max(1, batches)))}
-    measures = {"prefill": _prefill, "decode": _decode}
-    rounds = [
-        {kind: [measures[kind](engine, size) for size in sizes[kind]] for kind in sizes}
-        for _ in range(ROUNDS)
-    ]
-    return {
-        kind: [
-            list(pair) for pair in zip(sizes[kind], map(min, *(each[kind] for each in rounds)), strict=True)
-        ]
-        for kind in sizes
-    }
+    prefill = dict.fromkeys(_powers(1, max(1, limit)), math.inf)
+    decode = dict.fromkeys(_powers(1, max(1, batches)), math.inf)
+    for _ in range(ROUNDS):
+        for size, fastest in prefill.items():
+            prefill[size] = min(fastest, _prefill(engine, size))
+        for size, fastest in decode.items():
+            decode[size] = min(fastest, _decode(engine, size))
+    return {"prefill": [*map(list, prefill.items())], "decode": [*map(list, decode.items())]}
 
 
 def _prefill(engine: OfflineEngine, length: int) -> float:

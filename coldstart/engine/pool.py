@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from coldstart import paths
+from coldstart import logs, paths
 from coldstart.engine import processes
 from coldstart.engine.plan import LaunchPlan
 from coldstart.errors import Failed, Usage
@@ -115,7 +115,7 @@ def _spawn_logged(level: str, plan: LaunchPlan, directory: Path, timeout: float)
         with (directory / "log").open("wb") as log:
             return spawn(level, plan, directory / "socket", log, timeout)
     except BaseException as error:
-        tail = "\n".join((directory / "log").read_text(errors="replace").splitlines()[-12:])
+        tail = logs.end(directory / "log")
         shutil.rmtree(directory, ignore_errors=True)
         if isinstance(error, Failed):
             raise Failed(f"{error.message} The end of its log:\n{tail}", mend=error.mend) from error
