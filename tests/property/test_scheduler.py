@@ -139,6 +139,18 @@ def test_the_oldest_have_half_of_the_time_and_idle_time_is_nobodys(model_folder:
         engine.now += 100
 
 
+def test_with_all_of_the_time_the_oldest_are_served_in_order_of_arrival(model_folder: Path) -> None:
+    shape = Shape(batch=1, blocks=200, depth=1, settings={"oldest_share": 1.0})
+    engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
+    engine.add(make_request("old", [1] * 40, 40))
+    for number in range(6):
+        engine.add(make_request(str(number), [2, number + 1], 5))
+    served = []
+    while engine.scheduler.has_requests():
+        served += [name for name in engine.step().num_scheduled_tokens if name not in served[-1:]]
+    assert served == ["old", *map(str, range(6))]
+
+
 def test_stop_tokens_end_a_request(model_folder: Path) -> None:
     shape, prompt = Shape(), [9, 8, 7]
     engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
