@@ -143,11 +143,11 @@ def _pool(runner: Any) -> tuple[int, int]:
 
 
 def kept_class(plain: Any) -> Any:
-    """CUDAGraph with its raw graph kept after instantiation."""
+    """CUDAGraph with its raw graph kept after instantiation. Its base is pybind's, which only `__init__` reaches."""
 
     class Kept(plain):  # type: ignore[misc]
-        def __new__(cls, keep_graph: bool = True) -> Any:
-            return super().__new__(cls, True)
+        def __init__(self, keep_graph: bool = True) -> None:
+            super().__init__(True)
 
     return Kept
 
