@@ -1,9 +1,9 @@
 """vLLM's graph capture, hooked from a `vllm.general_plugins` entry point: no fork and no preload.
 
-With a source bound, both model runners get restored graphs and skip the warm-up and capture of exactly those batch
-descriptors; every other one goes the ordinary way.  A graph that is still being built is hidden from vLLM's
-dispatch, which then runs such a batch without a full graph; once built it is shown.  vLLM only calls .replay() on
-what it keeps.  The seams are checked against the installed vLLM first; where they do not fit, nothing is patched.
+With a source bound, a model runner gets restored full graphs and skips the warm-up and capture of exactly those
+batch descriptors; every other one, and every other manager's, goes the ordinary way.  A graph that is still being
+built is hidden from vLLM's dispatch, which then runs such a batch without a full graph; once built it is shown.  vLLM
+only calls .replay() on what it keeps.  The seams are checked first; where they do not fit, nothing is patched.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from coldstart.graphs.errors import Refused
 from coldstart.graphs.vllm import manager, wrapper
 from coldstart.graphs.vllm.seams import Adapter, adapter
-from coldstart.graphs.vllm.source import Log, Source, Span
+from coldstart.graphs.vllm.source import Log, Source
 
 MANAGER, RUNNER = "vllm.v1.worker.gpu.cudagraph_utils", "vllm.v1.worker.gpu_model_runner"
 
@@ -44,26 +44,21 @@ def _installed(name: str) -> bool:
     return True
 
 
-def install(source: Source, log: Log) -> Callable[[], None]:
-    """Patch both runners and the wrapper; returns the undo. Raises Refused, having patched nothing."""
+def install(runner: Any, source: Source, log: Log) -> Callable[[], None]:
+    """Patch both kinds of runner, for this one; returns the undo. Raises Refused, having patched nothing."""
     checked_adapter()
     return _patched(
-        manager=lambda original: manager.restoring(original, source, log),
-        runner=lambda original: wrapper.restoring(original, source, log),
-        wrapper=lambda original: wrapper.restoring_piece(original, source, log),
+        manager=lambda original: manager.restoring(original, runner, source, log),
+        runner=lambda original: wrapper.restoring(original, runner, source, log),
     )
 
 
-def watch(seen: Callable[[str], None], fed: Callable[[str, list[Span]], None]) -> Callable[[], None]:
-    """Call `seen` with a full graph's key when its inputs lie ready, `fed` with a piece's key and arguments.
-
-    Returns the undo. Raises Refused.
-    """
+def watch(runner: Any, seen: Callable[[str], None]) -> Callable[[], None]:
+    """Call `seen` with a full graph's key when its inputs lie ready. Returns the undo. Raises Refused."""
     checked_adapter()
     return _patched(
-        manager=lambda original: manager.watched_capture(original, seen),
-        runner=lambda original: wrapper.watched_capture(original, seen),
-        wrapper=lambda original: wrapper.watched_piece(original, fed),
+        manager=lambda original: manager.watched_capture(original, runner, seen),
+        runner=lambda original: wrapper.watched_capture(original, runner, seen),
     )
 
 
@@ -74,7 +69,6 @@ def _patched(**wraps: Wrap) -> Callable[[], None]:
     places = {
         "manager": (import_module(MANAGER).CudaGraphManager, "capture"),
         "runner": (import_module(RUNNER).GPUModelRunner, "_warmup_and_capture"),
-        "wrapper": (import_module(wrapper.WRAPPER).CUDAGraphWrapper, "__call__"),
     }
     saved = {name: getattr(*places[name]) for name in wraps}
     for name, wrap in wraps.items():

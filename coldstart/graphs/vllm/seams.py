@@ -60,9 +60,8 @@ _WRAPPER = "vllm.compilation.cuda_graph"
 _MANAGER = "vllm.v1.worker.gpu.cudagraph_utils"
 _RUNNER = "vllm.v1.worker.gpu_model_runner"
 _PLAN = "vllm.v1.worker.startup_plan"
-_PIECE = "vllm.compilation.piecewise_backend"
 _WORKER = "vllm.v1.worker.gpu_worker"
-_HELD = ("self.concrete_cudagraph_entries", "self.is_debugging_mode", "self.runtime_mode", "self.graph_pool")
+_HELD = ("self.concrete_cudagraph_entries", "self.is_debugging_mode", "self.graph_pool")
 _LISTS = (
     "self._candidates",
     "self._capture_descs",
@@ -81,15 +80,7 @@ ADAPTERS = (
             Seam(_WRAPPER, "CUDAGraphEntry.cudagraph"),
             Seam(_WRAPPER, "CUDAGraphEntry.output"),
             Seam(_WRAPPER, "CUDAGraphEntry.input_addresses"),
-            Seam(_WRAPPER, "get_forward_context", ()),
-            Seam(_WRAPPER, "CUDAGraphWrapper._all_instances"),
             Seam(_WRAPPER, "CUDAGraphWrapper", None, _HELD),
-            Seam(
-                _PIECE,
-                "PiecewiseBackend",
-                None,
-                ("self.piecewise_compile_index", "self.total_piecewise_compiles"),
-            ),
             Seam("vllm.v1.cudagraph_dispatcher", "CudagraphDispatcher", None, ("self.cudagraph_keys",)),
             Seam(_MANAGER, "CudaGraphManager.capture", ("self", "create_forward_fn", "progress_bar_desc")),
             Seam(_MANAGER, "CudaGraphManager", None, _LISTS),
@@ -105,6 +96,7 @@ ADAPTERS = (
             Seam(_RUNNER, "GPUModelRunner.capture_model", ("self",)),
             Seam(_RUNNER, "GPUModelRunner.load_model", ("self",)),
             Seam(_RUNNER, "GPUModelRunner", None, ("self.cudagraph_dispatcher",)),
+            Seam("vllm.v1.worker.gpu.model_runner", "GPUModelRunner", None, ("self.cudagraph_manager",)),
             Seam("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.capture_model", ("self", "profile_only")),
             Seam("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.load_model", ("self",)),
             Seam(_WORKER, "Worker"),

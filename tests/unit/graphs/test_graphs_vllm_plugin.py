@@ -169,7 +169,7 @@ def test_outputs_are_places_in_the_pool() -> None:
         outputs.view(None, list)
 
 
-def test_graphs_of_either_runner_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_of_either_runner_by_key() -> None:
     from dataclasses import make_dataclass
 
     descriptor = make_dataclass("D", ["num_tokens"], frozen=True)(4)
@@ -177,7 +177,6 @@ def test_graphs_of_either_runner_by_key(monkeypatch: pytest.MonkeyPatch) -> None
         descriptor: SimpleNamespace(cudagraph="g", output="o"),
         "empty": SimpleNamespace(cudagraph=None),
     }
-    monkeypatch.setattr(record.wrapper, "pieces", list)
     one = SimpleNamespace(model=SimpleNamespace(concrete_cudagraph_entries=entries))
     assert record.captured_graphs(one) == {"FULL:num_tokens=4": (descriptor, "g", "o")}
 
