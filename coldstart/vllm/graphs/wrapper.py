@@ -1,0 +1,83 @@
+"""The runner of v1/worker/gpu_model_runner.py: entries of CUDAGraphWrapper, finished before anything is captured.
+
+Full graphs only.  Pieces of a model read what the piece before them wrote, so one restored beside one captured would
+read memory that nobody writes; and vLLM runs both forwards of every size for them anyway.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from coldstart.vllm.graphs.source import Log, Source, attempt, key_of
+
+WRAPPER = "vllm.compilation.cuda_graph"
+
+
+def restoring(original: Callable[..., None], runner: Any, source: Source, log: Log) -> Callable[..., None]:
+    """Only for this runner: a draft model's runner has descriptors of the same keys."""
+
+    @functools.wraps(original)
+    def warm_up_and_capture(
+        self: Any, desc: Any, cudagraph_runtime_mode: Any, *rest: Any, **keywords: Any
+    ) -> None:
+        key = key_of(desc, cudagraph_runtime_mode.name)
+        mine = self is runner and cudagraph_runtime_mode.name == "FULL"
+        entries = _entries(self.model) if mine else None
+        if entries is not None and source.usable(key):
+            if not source.soon(key):
+                _hide_until_built(self, desc, cudagraph_runtime_mode, entries, source, key)
+                return
+            if _fill_entry(entries, desc, key, source, log):
+                return
+        original(self, desc, cudagraph_runtime_mode, *rest, **keywords)
+
+    return warm_up_and_capture
+
+
+def _hide_until_built(
+    runner: Any, desc: Any, mode: Any, entries: dict[Any, Any], source: Source, key: str
+) -> None:
+    keys = runner.cudagraph_dispatcher.cudagraph_keys[mode]
+    keys.discard(desc)
+
+    def show() -> None:
+        entries[desc] = _entry(desc, key, source)
+        keys.add(desc)
+
+    source.later(key, show)
+
+
+def _entries(wrapper: Any) -> dict[Any, Any] | None:
+    """The wrapper's table, unless it is none or its debug mode compares input addresses at each replay."""
+    if getattr(wrapper, "is_debugging_mode", True):
+        return None
+    entries: dict[Any, Any] | None = getattr(wrapper, "concrete_cudagraph_entries", None)
+    return entries
+
+
+def _fill_entry(entries: dict[Any, Any], desc: Any, key: str, source: Source, log: Log) -> bool:
+    return attempt(entries, desc, functools.partial(_entry, desc, key, source), key, log)
+
+
+def _entry(desc: Any, key: str, source: Source) -> Any:
+    """A finished entry of the wrapper: replay goes the same way as after a capture."""
+    kind = import_module(WRAPPER).CUDAGraphEntry
+    graph, output = source.replayable(key), source.output(key)
+    return kind(batch_descriptor=desc, cudagraph=graph, output=output, input_addresses=[])
+
+
+def watched_capture(
+    original: Callable[..., None], runner: Any, seen: Callable[[str], None]
+) -> Callable[..., None]:
+    @functools.wraps(original)
+    def warm_up_and_capture(
+        self: Any, desc: Any, cudagraph_runtime_mode: Any, *rest: Any, **keywords: Any
+    ) -> None:
+        original(self, desc, cudagraph_runtime_mode, *rest, **keywords)
+        if self is runner and cudagraph_runtime_mode.name == "FULL":
+            seen(key_of(desc, "FULL"))
+
+    return warm_up_and_capture
