@@ -60,7 +60,7 @@ def _write(work: Path, tables: Tables, mine: Snapshot, log: InputLog, by_referen
     binaries = {digest: data for digest, data in mine.binaries.items() if digest in used}
     if by_reference:
         tables.report["references"] = references.refer(binaries, references.loaded_libraries())
-        binaries = {}
+        binaries = {d: data for d, data in binaries.items() if d not in tables.report["references"]}
     store.save(tables, part, binaries)
     log.save(part)
     shutil.rmtree(work / BUNDLE, ignore_errors=True)
