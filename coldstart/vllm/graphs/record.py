@@ -92,7 +92,9 @@ class Recording:
         )  # fmt: skip
         here = finder(framework.regions, framework.pool)
         workload = StoredInputs(driver, held, inputs.held.__getitem__, here, View(here), None)
-        report = {ENTRY: held.document(), outputs.ENTRY: {"attributes": attributes, "outputs": made}}
+        seams = hook.known_version().fingerprint()
+        vllm = {"attributes": attributes, "outputs": made, "seams": seams}
+        report = {ENTRY: held.document(), outputs.ENTRY: vllm}
         rounds.record(
             self._work, driver, framework, captured, workload, inputs, report, by_reference=self._by_reference
         )

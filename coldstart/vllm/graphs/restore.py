@@ -124,7 +124,7 @@ class Restoring:
         try:
             refuse_parallel(runner)
             online = self._begin(runner)
-            undo = hook.install(runner, self, log.warning)
+            undo = hook.install(runner, self, log.warning, self.extras.get("seams"))
         except GraphError as error:
             log.warning("CUDA graphs are captured as always: %s", error)
             self._declined["*"] = str(error)

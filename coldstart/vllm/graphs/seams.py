@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
 import inspect
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from coldstart.graphs.errors import Refused
@@ -54,6 +57,22 @@ class Adapter:
     def problems(self) -> list[str]:
         """Everything that does not fit the installed vLLM."""
         return [problem for seam in self.seams if (problem := seam.problem())]
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the sources that hold the seams and of this table: where it is the same, so is the answer.
+
+        Imports no module but their packages. Raises Refused where one is not there.
+        """
+        digest = hashlib.sha256(repr(self).encode())
+        for module in sorted({seam.module for seam in self.seams}):
+            try:
+                spec = importlib.util.find_spec(module)
+            except ImportError:
+                spec = None
+            if spec is None or spec.origin is None:
+                raise Refused(f"this vLLM has no module {module}")
+            digest.update(Path(spec.origin).read_bytes())
+        return digest.hexdigest()
 
 
 _WRAPPER = "vllm.compilation.cuda_graph"

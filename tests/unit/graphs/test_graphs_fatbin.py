@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 from cubins import HERE, assembler
-from graphs_tools import SMALL, fat_binary
+from graphs_tools import fat_binary
 
-from coldstart.graphs import references, restore, store
+from coldstart.graphs import references, store
 from coldstart.graphs.elf import read_cubin
 from coldstart.graphs.errors import AlteredTable
 from coldstart.graphs.fatbin import entries, library_entries, unpacked
-from coldstart.graphs.restore import Restorer
-from tests.support.graphs.model import SimModel
 
 FILE = HERE / "library.fatbin"
 needs_tools = pytest.mark.skipif(
@@ -71,20 +69,3 @@ def test_a_damaged_one_is_refused_or_ends() -> None:
     with pytest.raises(AlteredTable):
         list(library_entries(b"\x7fELF\x02\x01" + bytes(58)))
     assert list(entries(bytes(64), 0, 64)) == []
-
-
-def test_a_binary_is_read_once_however_many_kernels_it_has(
-    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables, seen = store.load(bundle_directory), list[str]()
-    shared = [k.binary for k in tables.kernels if k.binary]
-    assert len(shared) > len(set(shared))
-
-    def load(directory: Path, digest: str) -> bytes:
-        seen.append(digest)
-        return store.load_binary(directory, digest)
-
-    monkeypatch.setattr(restore, "load_binary", load)
-    model = SimModel(SMALL, 61)
-    restorer = Restorer(bundle_directory, model.driver, model)
-    assert restorer.link() and sorted(seen) == sorted(set(shared))

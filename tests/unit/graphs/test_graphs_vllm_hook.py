@@ -264,6 +264,32 @@ def test_install_and_undo() -> None:
     assert CudaGraphManager.capture is before
 
 
+@needs_vllm
+def test_sources_that_were_found_to_fit_are_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = hook.known_version().fingerprint()
+    monkeypatch.setattr(Seam, "problem", lambda seam: f"{seam.module} was looked at")
+    assert hook.checked_adapter(known) is hook.known_version()
+    for other in (None, "0" * 64):
+        with pytest.raises(Refused, match="was looked at"):
+            hook.checked_adapter(other)
+
+
+@needs_vllm
+def test_the_fingerprint_is_of_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before, find = hook.known_version().fingerprint(), importlib.util.find_spec
+    changed = tmp_path / "cudagraph_utils.py"
+    changed.write_text("class CudaGraphManager: ...")
+
+    def other(name: str) -> Any:
+        return SimpleNamespace(origin=str(changed)) if name == hook.MANAGER else find(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", other)
+    assert hook.known_version().fingerprint() != before
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Refused, match="has no module"):
+        hook.known_version().fingerprint()
+
+
 def test_another_version_is_refused_and_a_changed_seam_is_named() -> None:
     with pytest.raises(Refused, match=r"0\.31"):
         adapter("0.31.2")

@@ -6,6 +6,7 @@ What stands in: the driver and the framework (simulated), the manager and its ca
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -20,7 +21,7 @@ from coldstart.graphs import gate, offline, rounds, store
 from coldstart.graphs.api import Captured
 from coldstart.graphs.errors import DriverFailure, Refused
 from coldstart.graphs.table import Region
-from coldstart.vllm.graphs import hook, plugin, record, restore, wrapper
+from coldstart.vllm.graphs import hook, plugin, record, restore
 from tests.support.graphs.model import SimModel
 
 torch = pytest.importorskip("torch")
@@ -136,9 +137,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
     """`model` is the process of the moment."""
     now: dict[str, SimModel] = {}
     stand_in = SimpleNamespace(
-        CudaGraphManager=Manager, GPUModelRunner=type("R", (), {"_warmup_and_capture": None}),
-        CUDAGraphWrapper=type("W", (), {"__call__": None, "_all_instances": ()}), get_forward_context=None,
-    )  # fmt: skip
+        CudaGraphManager=Manager, GPUModelRunner=type("R", (), {"_warmup_and_capture": None})
+    )
 
     def framework(driver: Any, tensors: Any, sizes: Any, capture: Any, pool: Any) -> Framework:
         return Framework(now["model"], sizes, capture)
@@ -147,9 +147,10 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
         regions = Framework(now["model"], {}, None).regions()
         return {r.symbol: Tensor(r) for r in regions}
 
-    for module in (hook, wrapper):
-        monkeypatch.setattr(module, "import_module", lambda name: stand_in)
-    monkeypatch.setattr(hook, "checked_adapter", lambda: None)
+    for name in (hook.MANAGER, hook.RUNNER):
+        monkeypatch.setitem(sys.modules, name, stand_in)  # type: ignore[arg-type]
+    monkeypatch.setattr(hook, "checked_adapter", lambda *known: None)
+    monkeypatch.setattr(hook, "known_version", lambda: SimpleNamespace(fingerprint=lambda: "these sources"))
     for module in (record, restore):
         monkeypatch.setattr(module, "CudaDriver", lambda *log: now["model"].driver)
         monkeypatch.setattr(module, "runner_tensors", tensors)
