@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from coldstart.graphs import rounds
+from coldstart.graphs import live, rounds
 from coldstart.graphs.cuda.backend import CudaDriver
 from coldstart.graphs.cuda.cupti import Watch
 from coldstart.graphs.cuda.modules import ModuleLog
@@ -66,7 +66,7 @@ class Recording:
             undo()
         try:
             refuse_parallel(runner)
-            self._save(runner, driver, self.inputs)
+            self._watch_steps(runner, self._save(runner, driver, self.inputs))
         except GraphError as error:
             log.warning("no graphs were recorded: %s", error)
             rounds.fail(self._work, str(error))
@@ -76,7 +76,22 @@ class Recording:
         if self.inputs is not None:
             self.inputs.remember(key, tensor_spans(input_tensors(runner_tensors(runner))))
 
-    def _save(self, runner: Any, driver: CudaDriver, inputs: InputLog) -> None:
+    def _watch_steps(self, runner: Any, watch: live.Watch) -> None:
+        """Look at unnamed memory after each step that this engine takes from now on."""
+        own = runner.execute_model
+
+        def execute_model(*arguments: Any, **keywords: Any) -> Any:
+            result = own(*arguments, **keywords)
+            try:
+                watch.look()
+                watch.save(self._work)
+            except GraphError as error:
+                rounds.fail(self._work, f"unnamed memory cannot be read between steps: {error}")
+            return result
+
+        runner.execute_model = execute_model
+
+    def _save(self, runner: Any, driver: CudaDriver, inputs: InputLog) -> live.Watch:
         graphs = captured_graphs(runner)
         framework = vllm_framework(driver, runner, graphs, _pool(runner))
         captured = {key: framework.capture(key) for key in graphs}
@@ -95,7 +110,7 @@ class Recording:
         seams = hook.known_version().fingerprint()
         vllm = {"attributes": attributes, "outputs": made, "seams": seams}
         report = {ENTRY: held.document(), outputs.ENTRY: vllm}
-        rounds.record(
+        return rounds.record(
             self._work, driver, framework, captured, workload, inputs, report, by_reference=self._by_reference
         )
 

@@ -126,6 +126,11 @@ class Runner:
         """Writes this size's inputs, as vLLM's factory does."""
         self.model.prepare(f"decode:{desc.num_tokens}", 7)
 
+    def execute_model(self, scheduled: int) -> str:
+        """A live step."""
+        self.model.prepare("decode:8", scheduled)
+        return f"step {scheduled}"
+
     def own(self) -> str:
         self.cudagraph_manager.hidden_states = Tensor(self.model.named["static:out"])
         self.cudagraph_manager.capture(self.forward)
@@ -173,6 +178,7 @@ def sessions(here: dict[str, SimModel], work: Path) -> Path:
         )
         runner = Runner(model)
         assert session.run(runner, runner.own) == "captured"
+        assert [runner.execute_model(n) for n in range(3)] == ["step 0", "step 1", "step 2"]
 
     seeds: list[str] = []
     return offline.make(work, launch)
