@@ -224,8 +224,9 @@ def _texts(value: object) -> dict[str, str]:
 
 def _canary(value: object) -> dict[str, list[int]] | None:
     given = value if isinstance(value, Mapping) else {}
-    prompt, tokens = given.get("prompt"), given.get("tokens")
-    return {"prompt": prompt, "tokens": tokens} if _are_tokens(prompt) and _are_tokens(tokens) else None
+    lists = {name: given.get(name) for name in ("prompt", "tokens", "batch")}
+    found = {name: value for name, value in lists.items() if _are_tokens(value)}
+    return found if {"prompt", "tokens"} <= set(found) else None
 
 
 def _are_tokens(value: object) -> TypeGuard[list[int]]:

@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from coldstart.contract.plan import LaunchPlan
+from coldstart.contract.plan import CANARY_BATCH, LaunchPlan
 from coldstart.machine import timeline
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.vllm.engine import compiled, server
@@ -90,11 +90,18 @@ class OfflineEngine:
 
 
 def canary(engine: OfflineEngine) -> dict[str, list[int]]:
-    """A prompt and the greedy tokens that follow it: what every start from the bundle must answer."""
+    """A prompt and the greedy tokens that follow it: what every start from the bundle must answer.
+
+    `batch` are the tokens that several such requests at once are all answered with, where they are.
+    """
     prompt = engine.prompt(CANARY_PROMPT_TOKENS)
     engine.add(prompt, CANARY_TOKENS)
     (output,) = engine.drain()
-    return {"prompt": prompt, "tokens": list(output.outputs[0].token_ids)}
+    known = {"prompt": prompt, "tokens": list(output.outputs[0].token_ids)}
+    for _ in range(CANARY_BATCH):
+        engine.add(prompt, CANARY_TOKENS)
+    answers = [list(output.outputs[0].token_ids) for output in engine.drain()]
+    return known | ({"batch": answers[0]} if all(answer == answers[0] for answer in answers) else {})
 
 
 def iteration_profile(engine: OfflineEngine) -> dict[str, Any]:
