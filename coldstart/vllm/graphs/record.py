@@ -16,6 +16,7 @@ from coldstart.graphs.errors import GraphError, Refused
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, Place, StoredInputs, View, finder
 from coldstart.graphs.table import Region
 from coldstart.graphs.torch_framework import TorchFramework, consumes_random
+from coldstart.machine import nvml
 from coldstart.vllm.graphs import hook, outputs
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.outputs import Like
@@ -108,7 +109,7 @@ class Recording:
         here = finder(framework.regions, framework.pool)
         workload = StoredInputs(driver, held, inputs.held.__getitem__, here, View(here), None)
         seams = hook.known_version().fingerprint()
-        vllm = {"attributes": attributes, "outputs": made, "seams": seams}
+        vllm = {"attributes": attributes, "outputs": made, "seams": seams, "driver": nvml.driver()}
         report = {ENTRY: held.document(), outputs.ENTRY: vllm}
         return rounds.record(
             self._work, driver, framework, captured, workload, inputs, report, by_reference=self._by_reference
