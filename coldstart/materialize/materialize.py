@@ -18,10 +18,10 @@ from coldstart.artifacts import files, sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.store import Store
-from coldstart.errors import Usage
+from coldstart.errors import Failed, Usage
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
-from coldstart.machine import paths
+from coldstart.machine import modes, paths
 from coldstart.materialize.assembly import Assembly, Phase
 from coldstart.materialize.graphs import Kernels
 from coldstart.model import models
@@ -65,6 +65,8 @@ def materialize(request: Request, phase: Phase) -> Bundle:
 
     Raises Failed when the engine or the proof fails, NoSpace and ReadOnlyStore from the store.
     """
+    if request.snapshot and (refused := modes.refusal("snapshot")):
+        raise Failed(f"No snapshot can be taken here: {refused.reason}.", mend=refused.mend)
     store = Store(paths.store_dir(request.cache_dir))
     with store.lock(inspection.look_up_for(request).key):
         # Looked up again: another process may have made it while this one waited for the lock.

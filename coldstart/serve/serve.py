@@ -20,7 +20,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.key import arguments, inspection
 from coldstart.key.inspection import Lookup
-from coldstart.machine import runtime, timeline
+from coldstart.machine import modes, runtime, timeline
 from coldstart.model import models
 from coldstart.serve import fetch, handoff, launch, pool, prepare, scheduler
 from coldstart.serve.scheduler import STOCK, Choice
@@ -207,6 +207,8 @@ def _ladder(mode: str) -> Sequence[str]:
 def _launch(mode: str, request: Request, found: Lookup, made: LaunchPlan) -> tuple[launch.Process, int]:
     if mode == "fresh":
         return launch.fresh(made)
+    if refused := modes.refusal(mode):
+        raise _Unavailable(f"{refused.reason}: {refused.mend}")
     if mode == "snapshot":
         return _thaw(request, found, made)
     warm = pool.find(mode.removeprefix("template-"), found.key.digest)

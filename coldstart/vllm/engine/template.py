@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.machine import timeline
+from coldstart.machine import modes, timeline
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.serve import handoff
 from coldstart.vllm.engine import server
@@ -28,9 +28,11 @@ from coldstart.vllm.engine import server
 def build(plan: LaunchPlan, level: str) -> None:
     """Import the runtime and, at level `engine`, build the worker: weights loaded, compiled forward restored.
 
-    Raises RuntimeError when another Python thread is alive, or at level `engine` for more than one rank: such a process must
-    not be forked.
+    Raises RuntimeError when another Python thread is alive, or at level `engine` on a GPU or for more than one rank: such a
+    process must not be forked.
     """
+    if level == "engine" and (found := modes.refusal("template-engine")):
+        raise RuntimeError(f"{found.reason}: {found.mend}")
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # its monitor is a thread
