@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.plan import CANARY_BATCH, LaunchPlan
-from coldstart.machine import timeline
+from coldstart.machine import runtime, timeline
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.vllm.engine import compiled, server
 from coldstart.vllm.graphs import kv_plan
@@ -87,6 +87,11 @@ class OfflineEngine:
         while self.engine.has_unfinished_requests():
             finished += [output for output in self.engine.step() if output.finished]
         return finished
+
+
+def synchronous(vllm_args: list[str]) -> list[str]:
+    """Arguments with which `step` returns when its iteration is done: on a GPU it would be when it is launched."""
+    return vllm_args if runtime.targets_cpu() else [*vllm_args, "--no-async-scheduling"]
 
 
 def canary(engine: OfflineEngine) -> dict[str, list[int]]:
@@ -175,7 +180,7 @@ def run(plan: LaunchPlan, out: Path) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     server.import_runtime()
     with timeline.measure("start engine, compile", track="offline"):
-        engine = OfflineEngine(plan.vllm_args)
+        engine = OfflineEngine(synchronous(plan.vllm_args))
     info: dict[str, Any] = {
         "architectures": engine.config.model_config.architectures,
         "vllm_modelinfos": modelinfos(),
