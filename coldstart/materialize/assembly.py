@@ -19,7 +19,7 @@ from typing import Any
 import coldstart
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
-from coldstart.contract.graphs import RESTORE
+from coldstart.contract.graphs import KV_NOTE, RESTORE
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.key.inspection import NOT_MADE
@@ -28,7 +28,6 @@ from coldstart.machine.timeline import Timeline
 from coldstart.materialize import graphs
 from coldstart.model.models import Model
 from coldstart.serve import fetch, launch, prepare
-from coldstart.vllm.graphs import kv_plan
 from coldstart.weights import plan as weights
 
 Phase = Callable[[str], AbstractContextManager[None]]
@@ -74,10 +73,18 @@ class Assembly:
         env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
         env |= prepare.inductor_env(self.work / "unused")
         plan = LaunchPlan(prepare.base_args(self.model, self.vllm_args), key=self.key, env=env)
-        if not runtime.targets_cpu():
-            env[kv_plan.VARIABLE] = "1"  # vLLM then writes down what its profiling found
         with self._stage("run the engine offline"):
-            self._engine("offline", replace(plan, env=env), str(self.out))
+            self._engine("offline", plan, str(self.out))
+        if not runtime.targets_cpu():
+            self._size_kv(plan)
+
+    def _size_kv(self, plan: LaunchPlan) -> None:
+        """On a GPU once more in warm caches: the first start's profiling charged its compilation to the model."""
+        notes = self.work / "kv"
+        notes.mkdir()
+        with self._stage("size the KV cache, warm"):
+            env = plan.env | {KV_NOTE: str(notes)}
+            self._engine("offline", replace(plan, env=env), str(self.out), "size")
 
     def graphs(self) -> None:
         """Record CUDA graphs in processes of their own and prove them in another, where this engine captures any."""

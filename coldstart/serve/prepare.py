@@ -21,7 +21,7 @@ from coldstart.contract.graphs import KV_PLAN, RESTORE
 from coldstart.contract.plan import LaunchPlan
 from coldstart.graphs.errors import GraphError
 from coldstart.key import arguments
-from coldstart.machine import nvml, paths
+from coldstart.machine import nvml, paths, runtime
 from coldstart.machine.processes import available_memory
 from coldstart.model.models import Model
 from coldstart.serve import fetch
@@ -129,8 +129,8 @@ class _Preparation:
         if not isinstance(wanted, int) or wanted <= 0:
             self.give_up("kv", f"it names no number of bytes, but {wanted!r}")
             return []
-        if "plan" in sizing:
-            self.startup_plan(sizing["plan"])
+        if not runtime.targets_cpu():
+            self.startup_plans(sizing.get("plans"))
             return []
         free = available_memory()
         if wanted + HEADROOM > free:
@@ -138,10 +138,11 @@ class _Preparation:
             return []
         return ["--kv-cache-memory-bytes", str(wanted)]
 
-    def startup_plan(self, data: object) -> None:
-        """A GPU's KV size goes through vLLM's start-up plan, which checks the free memory once more."""
+    def startup_plans(self, data: object) -> None:
+        """A GPU's KV size goes through vLLM's start-up plan, which checks each rank's free memory once more."""
         try:
-            kv_plan.of(data).check_free(nvml.free_bytes())
+            for plan in kv_plan.all_of(data):
+                plan.check_free(nvml.free_bytes(plan.rank))
         except GraphError as error:
             self.give_up("kv", str(error))
             return

@@ -20,6 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from coldstart.contract.graphs import KV_NOTE
 from coldstart.contract.plan import CANARY_BATCH, LaunchPlan
 from coldstart.machine import runtime, timeline
 from coldstart.machine.lifeline import die_with_parent
@@ -174,11 +175,22 @@ def modelinfos() -> dict[str, str]:
     return {path.name: path.read_text() for path in sorted(directory.glob("*.json"))}
 
 
-def run(plan: LaunchPlan, out: Path) -> None:
-    """Do the whole offline phase into the existing directory `out`."""
+def size(plan: LaunchPlan, out: Path) -> None:
+    """Measure the KV cache alone, in caches that a start before has filled, over what that start has measured."""
+    _begin(plan)
+    with timeline.measure("start engine, warm", track="offline"):
+        _write(out / "kv.json", kv_sizing(OfflineEngine(synchronous(plan.vllm_args))))
+
+
+def _begin(plan: LaunchPlan) -> None:
     plan.install()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     server.import_runtime()
+
+
+def run(plan: LaunchPlan, out: Path) -> None:
+    """Do the whole offline phase into the existing directory `out`."""
+    _begin(plan)
     with timeline.measure("start engine, compile", track="offline"):
         engine = OfflineEngine(synchronous(plan.vllm_args))
     info: dict[str, Any] = {
@@ -201,27 +213,15 @@ def run(plan: LaunchPlan, out: Path) -> None:
 def kv_sizing(engine: OfflineEngine) -> dict[str, Any]:
     """The KV cache that profiling arrived at: bytes, blocks, tokens per block (MEDUSA section 6).
 
-    On a GPU also `plan`, what vLLM's own start-up plan needs to arrive there without profiling.
+    On a GPU also `plans`, by rank: what vLLM's own start-up plan needs to arrive there without profiling.
     """
-    cache = engine.config.cache_config
-    sizing = {
+    cache, notes = engine.config.cache_config, os.environ.get(KV_NOTE)
+    sizing: dict[str, Any] = {
         "bytes": int(engine.core.available_gpu_memory_for_kv_cache),
         "blocks": int(cache.num_gpu_blocks),
         "block_tokens": int(cache.block_size),
     }
-    return sizing | startup_plan()
-
-
-def startup_plan() -> dict[str, Any]:
-    """The plan that vLLM has just written down, if it has and there is one rank."""
-    import vllm
-    from vllm.platforms import current_platform
-
-    if current_platform.is_cpu():
-        return {}
-    root = Path(os.environ["VLLM_CACHE_ROOT"])
-    plans = kv_plan.collect(root, vllm.__version__, current_platform.get_device_name())
-    return {"plan": asdict(plans[0])} if len(plans) == 1 else {}
+    return sizing | ({"plans": [asdict(p) for p in kv_plan.collect(Path(notes))]} if notes else {})
 
 
 def _write(path: Path, value: object) -> None:
@@ -230,7 +230,8 @@ def _write(path: Path, value: object) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    run(LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
+    work = size if sys.argv[3:] == ["size"] else run
+    work(LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
     sys.stdout.flush()
     # Nothing is left to do, and vLLM's teardown takes seconds.
     os._exit(0)

@@ -12,7 +12,7 @@ import json
 import os
 from typing import Any
 
-from coldstart.contract.graphs import GRAPHS_REPORT, RESTORE
+from coldstart.contract.graphs import GRAPHS_REPORT, KV_PLAN, KV_REPORT, RESTORE
 from coldstart.contract.plan import CANARY_BATCH, READY_FD_ENV, LaunchPlan
 from coldstart.machine import timeline
 
@@ -79,6 +79,8 @@ class Readiness:
                     report["fast_path"][name] = taken and report["fast_path"].get(name, True)
                 report["fallbacks"] += worker["fallbacks"]
                 report.setdefault("loads", []).append(worker["load"])
+        if KV_PLAN in self.plan.env:
+            report["fallbacks"] += await kv_fallbacks(self.engine)
         if RESTORE in self.plan.env:
             fallbacks = await graph_fallbacks(self.engine)
             report["fast_path"]["graphs"] = not fallbacks
@@ -113,6 +115,15 @@ class Readiness:
         async for output in self.engine.generate(TokensPrompt(prompt_token_ids=prompt), params, name):
             tokens = list(output.outputs[0].token_ids)
         return tokens
+
+
+async def kv_fallbacks(engine: Any) -> list[dict[str, str]]:
+    """Why ranks have profiled their KV cache although the bundle has its size."""
+    try:
+        reasons = await engine.collective_rpc(KV_REPORT)
+    except Exception as error:  # noqa: BLE001 - the plug-in is not there, whatever vLLM makes of that
+        reasons = [f"the plug-in did not load: {error}"]
+    return [{"section": "kv", "reason": reason} for reason in dict.fromkeys(filter(None, reasons))]
 
 
 async def graph_fallbacks(engine: Any) -> list[dict[str, str]]:

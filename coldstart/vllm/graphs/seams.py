@@ -120,6 +120,7 @@ ADAPTERS = (
             Seam("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.load_model", ("self",)),
             Seam(_WORKER, "Worker"),
             Seam(_WORKER, "maybe_apply_startup_plan", ("worker",)),
+            Seam(_WORKER, "maybe_save_startup_plan", ("worker", "kv_cache_memory_bytes")),
             Seam(_PLAN, "_plan_path", ("fingerprint",)),
             Seam(_PLAN, "compute_plan_fingerprint", ("vllm_config", "rank", "world_size")),
             Seam(_PLAN, "maybe_apply_startup_plan", ("worker",)),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.contract.graphs import GRAPHS_REPORT, RESTORE
+from coldstart.contract.graphs import GRAPHS_REPORT, KV_PLAN, KV_REPORT, RESTORE
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.vllm.engine.readiness import FALLBACK_PROMPT, Readiness
 
@@ -133,6 +133,20 @@ def test_restored_graphs_answer_all_tokens_alone_and_in_a_batch(said: Said) -> N
     assert _run(readiness.proven()) is True and engine.prompts == [[5, 6]] * 5
     report = _report(said, readiness)
     assert report["canary"] is True and report["tokens"] == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reasons"),
+    [
+        ([None, None], []),
+        (["999 bytes are free to rank 0"] * 2, ["999 bytes are free to rank 0"]),
+        (RuntimeError("no such method"), ["the plug-in did not load: no such method"]),
+    ],
+)
+def test_a_kv_size_that_was_not_applied_is_named(said: Said, answer: Any, reasons: list[str]) -> None:
+    engine = Engine(**{KV_REPORT: answer})
+    report = _report(said, Readiness(LaunchPlan([], env={KV_PLAN: "[]"}), engine, worker_reports=False))
+    assert report["fallbacks"] == [{"section": "kv", "reason": reason} for reason in reasons]
 
 
 def test_without_a_canary_some_token_is_proof_of_no_more_than_life(said: Said) -> None:
