@@ -123,8 +123,20 @@ class Assembly:
         Its stage costs, time to ready and memory are the bundle's `stages`: what a fleet or cache policy calculates with.
         """
         with self._stage("prove by a start"):
-            stages = self._proof_start()
+            try:
+                stages = self._proof_start()
+            except Failed as error:
+                if not (self.out / "graphs").is_dir():
+                    raise
+                self._leave_graphs_out(error.message)
+                stages = self._proof_start()
         self._write("stages", stages | ({NOT_MADE: self.not_made} if self.not_made else {}))
+
+    def _leave_graphs_out(self, reason: str) -> None:
+        """A start that is not right with restored graphs costs this section, not the hours behind the others."""
+        self.not_made["graphs"] = f"the proof start failed with them: {reason}"
+        for gone in (self.out / "graphs", self.work / "moved-graphs", self.work / "moved"):
+            shutil.rmtree(gone, ignore_errors=True)
 
     def _proof_start(self) -> dict[str, Any]:
         info = self._read("modelinfo")
