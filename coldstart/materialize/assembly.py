@@ -27,7 +27,7 @@ from coldstart.machine import logs, paths, processes, runtime, timeline
 from coldstart.machine.timeline import Timeline
 from coldstart.materialize import graphs
 from coldstart.model.models import Model
-from coldstart.serve import fetch, launch, prepare
+from coldstart.serve import caches, fetch, launch, prepare
 from coldstart.weights import plan as weights
 
 Phase = Callable[[str], AbstractContextManager[None]]
@@ -72,11 +72,14 @@ class Assembly:
         """Start the real engine in a child, in empty caches; its results appear in `out`."""
         env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
         env |= prepare.inductor_env(self.work / "unused")
+        if not runtime.targets_cpu():
+            env |= caches.environment(self.work / "caches")
         plan = LaunchPlan(prepare.base_args(self.model, self.vllm_args), key=self.key, env=env)
         with self._stage("run the engine offline"):
             self._engine("offline", plan, str(self.out))
         if not runtime.targets_cpu():
             self._size_kv(plan)
+            caches.collect(self.work / "caches", self.work / "vllm", self.out / "compile")
 
     def _size_kv(self, plan: LaunchPlan) -> None:
         """On a GPU once more in warm caches: the first start's profiling charged its compilation to the model."""
@@ -135,7 +138,8 @@ class Assembly:
     def _leave_graphs_out(self, reason: str) -> None:
         """A start that is not right with restored graphs costs this section, not the hours behind the others."""
         self.not_made["graphs"] = f"the proof start failed with them: {reason}"
-        for gone in (self.out / "graphs", self.work / "moved-graphs", self.work / "moved"):
+        leftover = ("moved-graphs", "moved", "proof-caches", "proof-vllm")
+        for gone in (self.out / "graphs", *(self.work / name for name in leftover)):
             shutil.rmtree(gone, ignore_errors=True)
 
     def _proof_start(self) -> dict[str, Any]:
@@ -177,6 +181,11 @@ class Assembly:
             return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env)
         # A copy elsewhere: the proof is of a bundle that has moved.
         moved = shutil.copytree(compile_dir, self.work / "moved")
+        if not runtime.targets_cpu():
+            # In caches of its own: it must find nothing but what it was brought.
+            env |= {"VLLM_CACHE_ROOT": str(self.work / "proof-vllm")}
+            env |= prepare.compiled_env(moved, self.work / "proof-caches")
+            return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env)
         env |= prepare.inductor_env(moved)
         return LaunchPlan(args, key=self.key, compile_dir=str(moved), canary=info.get("canary"), env=env)
 

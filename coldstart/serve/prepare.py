@@ -17,14 +17,14 @@ from typing import Any, TypeGuard
 from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
-from coldstart.contract.graphs import KV_PLAN, RESTORE
+from coldstart.contract.graphs import COMPILED, KV_PLAN, RESTORE
 from coldstart.contract.plan import LaunchPlan
 from coldstart.graphs.errors import GraphError
 from coldstart.key import arguments
 from coldstart.machine import nvml, paths, runtime
 from coldstart.machine.processes import available_memory
 from coldstart.model.models import Model
-from coldstart.serve import fetch
+from coldstart.serve import caches, fetch
 from coldstart.serve.unpacked import unpacked
 from coldstart.vllm.graphs import kv_plan
 from coldstart.weights import plan as weights
@@ -48,6 +48,12 @@ def inductor_env(compile_dir: Path) -> dict[str, str]:
         "TORCHINDUCTOR_VEC_ISA_OK": "1",
         "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     }
+
+
+def compiled_env(section: Path, root: Path) -> dict[str, str]:
+    """A GPU engine's caches, laid from an unpacked `compile` section as `root`. Raises OSError."""
+    laid = caches.lay(section, root)
+    return caches.environment(laid) | {COMPILED: str(laid / caches.AOT)}
 
 
 def base_args(model: Model, vllm_args: Sequence[str]) -> list[str]:
@@ -82,7 +88,7 @@ def ordinary(
 
 def distrusting(plan: LaunchPlan) -> LaunchPlan:
     """`plan` without anything that was restored: its arguments and vLLM's own caches, and no code of the bundle."""
-    restored = {*inductor_env(Path()), RESTORE}
+    restored = {*inductor_env(Path()), *caches.VARIABLES, COMPILED, RESTORE}
     env = {name: value for name, value in plan.env.items() if name not in restored}
     return replace(plan, compile_dir=None, canary=None, env=env)
 
@@ -188,8 +194,11 @@ def prepare(
     env = base_env(cache_dir, key)
     info = made.modelinfo(env)
     compile_dir = made.compile_dir()
-    if compile_dir is not None:
+    if compile_dir is not None and runtime.targets_cpu():
         env |= inductor_env(compile_dir)
+    elif compile_dir is not None:
+        env |= compiled_env(compile_dir, paths.state_dir() / "compiled" / compile_dir.name)
+        compile_dir = None  # no worker of ours, but vLLM's own, which looks into its own cache
     canary = _canary(info.get("canary"))
     made.graphs()
     given = base_args(model, vllm_args)

@@ -12,7 +12,7 @@ import json
 import os
 from typing import Any
 
-from coldstart.contract.graphs import GRAPHS_REPORT, KV_PLAN, KV_REPORT, RESTORE
+from coldstart.contract.graphs import COMPILE_REPORT, COMPILED, GRAPHS_REPORT, KV_PLAN, KV_REPORT, RESTORE
 from coldstart.contract.plan import CANARY_BATCH, READY_FD_ENV, LaunchPlan
 from coldstart.machine import timeline
 
@@ -79,6 +79,10 @@ class Readiness:
                     report["fast_path"][name] = taken and report["fast_path"].get(name, True)
                 report["fallbacks"] += worker["fallbacks"]
                 report.setdefault("loads", []).append(worker["load"])
+        if COMPILED in self.plan.env:
+            fallbacks = await compile_fallbacks(self.engine)
+            report["fast_path"]["compile"] = not fallbacks
+            report["fallbacks"] += fallbacks
         if KV_PLAN in self.plan.env:
             report["fallbacks"] += await kv_fallbacks(self.engine)
         if RESTORE in self.plan.env:
@@ -115,6 +119,18 @@ class Readiness:
         async for output in self.engine.generate(TokensPrompt(prompt_token_ids=prompt), params, name):
             tokens = list(output.outputs[0].token_ids)
         return tokens
+
+
+async def compile_fallbacks(engine: Any) -> list[dict[str, str]]:
+    """Why workers have compiled although the bundle has what they need."""
+    try:
+        workers = await engine.collective_rpc(COMPILE_REPORT)
+    except Exception as error:  # noqa: BLE001 - the plug-in is not there, whatever vLLM makes of that
+        return [{"section": "compile", "reason": f"the plug-in did not load: {error}"}]
+    reasons = [reason for worker in workers for reason in worker["reasons"]]
+    if not any(worker["loaded"] for worker in workers) and not reasons:
+        reasons = ["vLLM asked for no ahead-of-time artefact"]
+    return [{"section": "compile", "reason": reason} for reason in dict.fromkeys(reasons)]
 
 
 async def kv_fallbacks(engine: Any) -> list[dict[str, str]]:

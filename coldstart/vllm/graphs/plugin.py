@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from coldstart.contract.graphs import (
     CANARY,
+    COMPILED,
     GRAPHS_REPORT,
     KERNELS,
     KV_NOTE,
@@ -27,6 +28,7 @@ from coldstart.contract.graphs import (
 )
 from coldstart.graphs import rounds
 from coldstart.graphs.errors import GraphError, Refused
+from coldstart.vllm.engine import aot
 from coldstart.vllm.graphs import hook, kv_plan, late
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
@@ -90,6 +92,10 @@ class Later:
 
 def register() -> None:
     """What vLLM calls in each of its processes."""
+    if COMPILED in os.environ:
+        compiled = aot.Aot(Path(os.environ[COMPILED]))
+        late.when_imported(aot.MODULE, compiled.install)
+        late.when_imported(aot.WORKER, compiled.report_in)
     if KV_NOTE in os.environ:
         late.when_imported(WORKER, functools.partial(_note_kv, Path(os.environ[KV_NOTE])))
     if KV_PLAN in os.environ:
