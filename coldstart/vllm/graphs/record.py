@@ -15,7 +15,7 @@ from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.errors import GraphError, Refused
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, Place, StoredInputs, View, finder
 from coldstart.graphs.table import Region
-from coldstart.graphs.torch_framework import TorchFramework, consumes_random
+from coldstart.graphs.torch_framework import TorchFramework, consumes_random, kept_class
 from coldstart.machine import nvml
 from coldstart.vllm.graphs import hook, outputs
 from coldstart.vllm.graphs.names import runner_tensors
@@ -144,16 +144,6 @@ def _pool(runner: Any) -> tuple[int, int]:
     manager = getattr(runner, "cudagraph_manager", None)
     pool: tuple[int, int] = manager.pool if manager is not None else runner.model.graph_pool
     return pool
-
-
-def kept_class(plain: Any) -> Any:
-    """CUDAGraph with its raw graph kept after instantiation. Its base is pybind's, which only `__init__` reaches."""
-
-    class Kept(plain):
-        def __init__(self, keep_graph: bool = True) -> None:
-            super().__init__(True)
-
-    return Kept
 
 
 def input_tensors(tensors: dict[str, Any]) -> dict[str, Any]:

@@ -15,12 +15,12 @@ from coldstart.graphs.online import Online
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.store import read_manifest
 from coldstart.graphs.table import Region
-from coldstart.graphs.torch_framework import TorchFramework
+from coldstart.graphs.torch_framework import TorchFramework, kept_class
 from coldstart.machine import nvml, timeline
 from coldstart.vllm.graphs import hook, outputs
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.plugin import log, refuse_parallel
-from coldstart.vllm.graphs.record import captured_graphs, kept_class, vllm_framework
+from coldstart.vllm.graphs.record import captured_graphs, vllm_framework
 
 
 def workload(
