@@ -100,7 +100,7 @@ class TorchFramework:
 def kept_class(plain: Any) -> Any:
     """CUDAGraph with its raw graph kept after instantiation. Its base is pybind's, which only `__init__` reaches."""
 
-    class Kept(plain):
+    class Kept(plain):  # type: ignore[misc]
         def __init__(self, keep_graph: bool = True) -> None:
             super().__init__(True)
 

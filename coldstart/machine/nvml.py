@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 # FP32 lanes per multiprocessor by compute capability (CUDA C++ Programming Guide, arithmetic throughput
@@ -156,12 +157,11 @@ def _instance(library: Any, handle: Any) -> Any:
     mode = _or_none(library, lambda: library.nvmlDeviceGetMigMode(handle))
     if not mode or not mode[0]:
         return handle
-    count = library.nvmlDeviceGetMaxMigDeviceCount(handle)
-    instances = (
-        _or_none(library, lambda i=i: library.nvmlDeviceGetMigDeviceHandleByIndex(handle, i))
-        for i in range(count)
-    )
-    return next((instance for instance in instances if instance is not None), None)
+    for index in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        ask = partial(library.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+        if (instance := _or_none(library, ask)) is not None:
+            return instance
+    return None
 
 
 def _or_none(library: Any, ask: Callable[[], Any]) -> Any:
@@ -177,6 +177,7 @@ def _device(library: Any, handle: Any, driver: str) -> tuple[Gpu, int]:
     divided = whole is not None
     capability = ".".join(map(str, library.nvmlDeviceGetCudaComputeCapability(whole if divided else handle)))
     memory = library.nvmlDeviceGetMemoryInfo(handle)
+    units: int | None
     if divided:
         units = int(library.nvmlDeviceGetAttributes_v2(handle).multiprocessorCount)
     else:
