@@ -6,9 +6,12 @@ with it: a cache copied from elsewhere must not bring its own trust. No function
 ``runtime_dir``.
 """
 
+from __future__ import annotations
+
 import os
 import stat
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart.errors import Usage
@@ -29,25 +32,46 @@ def expand(path: str | Path) -> Path:
         return Path(path)
 
 
-def cache_dir(override: Path | None = None) -> Path:
-    """The cache root: ``override``, else COLDSTART_CACHE_DIR, else $XDG_CACHE_HOME/coldstart."""
-    chosen = override or os.environ.get("COLDSTART_CACHE_DIR")
-    return expand(chosen).absolute() if chosen else _xdg("XDG_CACHE_HOME", ".cache")
+@dataclass(frozen=True)
+class Cache:
+    """The cache root and what lies where in it; chosen once, on the command line."""
 
+    root: Path
 
-def store_dir(override: Path | None = None) -> Path:
-    """The bundle store (an OCI image layout) inside the cache root."""
-    return cache_dir(override) / "bundles"
+    @classmethod
+    def at(cls, override: Path | None = None) -> Cache:
+        """The cache at ``override``, else COLDSTART_CACHE_DIR, else $XDG_CACHE_HOME/coldstart."""
+        chosen = override or os.environ.get("COLDSTART_CACHE_DIR")
+        return cls(expand(chosen).absolute() if chosen else _xdg("XDG_CACHE_HOME", ".cache"))
 
+    @property
+    def bundles(self) -> Path:
+        """The bundle store (an OCI image layout)."""
+        return self.root / "bundles"
 
-def models_dir(override: Path | None = None) -> Path:
-    """The models that coldstart builds itself, inside the cache root."""
-    return cache_dir(override) / "models"
+    @property
+    def models(self) -> Path:
+        """The models that coldstart builds itself."""
+        return self.root / "models"
 
+    @property
+    def unpacked(self) -> Path:
+        """Sections unpacked for use, one directory per content digest."""
+        return self.root / "unpacked"
 
-def unpacked_dir(override: Path | None = None) -> Path:
-    """Sections unpacked for use, one directory per content digest, inside the cache root."""
-    return cache_dir(override) / "unpacked"
+    @property
+    def weights(self) -> Path:
+        """Digests of weights, plans of them, and what their sources gave."""
+        return self.root / "weights"
+
+    @property
+    def work(self) -> Path:
+        """Work directories of materializations, one per run."""
+        return self.root / "work"
+
+    def vllm(self, key: str) -> Path:
+        """vLLM's own caches for the key with this digest."""
+        return self.root / "vllm" / key.removeprefix("sha256:")[:12]
 
 
 def state_dir() -> Path:

@@ -16,6 +16,7 @@ from typing import Literal
 from coldstart.errors import ColdstartError
 from coldstart.machine import criu as snapshots
 from coldstart.machine import hardware, nvml, paths, runtime
+from coldstart.machine.paths import Cache
 
 Status = Literal["ok", "missing", "note"]
 
@@ -167,9 +168,9 @@ def vllm() -> Probe:
     return Probe("vllm", "ok" if fits else "missing", label, mend, required=True)
 
 
-def store(cache_dir: Path | None = None) -> Probe:
+def store(cache: Cache) -> Probe:
     """The bundle store can be written, and how much fits."""
-    place = paths.store_dir(cache_dir)
+    place = cache.bundles
     held = next(parent for parent in (place, *place.parents) if parent.exists())
     if not os.access(held, os.W_OK | os.X_OK):
         return Probe("store", "missing", f"{place} cannot be written", "--cache-dir DIR", required=True)

@@ -45,6 +45,10 @@ class Process(Protocol):
         """A descriptor that becomes readable when it ends."""
 
 
+class Died(Failed):
+    """The server ended before it was ready."""
+
+
 @dataclass
 class Running:
     """A server that has acknowledged itself. `report` is its own account: fast_path, fallbacks, tokens, canary."""
@@ -183,8 +187,15 @@ def forked(plan: LaunchPlan, socket_path: Path, guardian: Guardian | None = None
 def acknowledged(process: Process, reader: int, since: float, timeout: float | None) -> Running:
     """Wait until the server has acknowledged itself; `since` is CLOCK_MONOTONIC at its start.
 
-    Raises Failed, after ending the server, when it dies first or `timeout` seconds pass.
+    Raises Died when it ends first, Failed, after ending it, when `timeout` seconds pass.
     """
+    try:
+        return _acknowledged(process, reader, since, timeout)
+    finally:
+        os.close(reader)
+
+
+def _acknowledged(process: Process, reader: int, since: float, timeout: float | None) -> Running:
     deadline = None if timeout is None else since + timeout
     line = b""
     while not line.endswith(b"\n"):
@@ -199,7 +210,6 @@ def acknowledged(process: Process, reader: int, since: float, timeout: float | N
         chunk = os.read(reader, 65536)
         if not chunk:
             code = process.wait()
-            raise Failed(f"The server ended with exit code {code} before it was ready; its log says why.")
+            raise Died(f"The server ended with exit code {code} before it was ready; its log says why.")
         line += chunk
-    os.close(reader)
     return Running(process, json.loads(line), timeline.now() - since)

@@ -26,6 +26,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.machine import criu, paths
 from coldstart.machine.lifeline import die_with_parent
+from coldstart.machine.paths import Cache
 from coldstart.serve import pool
 from coldstart.serve.unpacked import unpacked
 
@@ -84,14 +85,14 @@ class Thawed:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def thaw(bundle: Bundle, cache_dir: Path | None, trust: Trust) -> Thawed:
+def thaw(bundle: Bundle, cache: Cache, trust: Trust) -> Thawed:
     """Thaw the bundle's snapshot.
 
     Raises Unusable with the reason, BundleError when the section is missing, damaged or not trusted.
     """
     if (reason := criu.missing()) is not None:
         raise Unusable(reason)
-    images = unpacked(bundle, "snapshot", paths.unpacked_dir(cache_dir), trust)
+    images = unpacked(bundle, "snapshot", cache.unpacked, trust)
     if bundle.has("compile"):
         unpacked(bundle, "compile", paths.frozen_dir(), trust)  # the image maps its kernels there
     about = json.loads((images / ABOUT).read_text())

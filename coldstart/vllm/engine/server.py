@@ -11,7 +11,7 @@ import gc
 import os
 import sys
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -54,13 +54,13 @@ def import_engine() -> None:
         import coldstart.vllm.engine.worker  # noqa: F401
 
 
-def parse_args(vllm_args: list[str]) -> Namespace:
+def parse_args(vllm_args: Sequence[str]) -> Namespace:
     """vLLM's own parser over vLLM's own flags, with our executor and worker where the user named none."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = make_arg_parser(FlexibleArgumentParser())
-    args: Namespace = parser.parse_args(vllm_args)
+    args: Namespace = parser.parse_args(list(vllm_args))
     if ours(args):
         args.distributed_executor_backend, args.worker_cls = EXECUTOR, WORKER
     elif args.load_format == LOAD_FORMAT and not args.worker_extension_cls:
