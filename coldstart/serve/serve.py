@@ -171,7 +171,7 @@ def start(request: Request, found: Lookup, made: LaunchPlan) -> Start:
             try:
                 process, reader = _launch(mode, request, found, made)
             except (handoff.HandoffError, BundleError, _Unavailable) as error:
-                if request.mode != "auto":
+                if request.mode != "auto" or isinstance(error, _Unfit):
                     steps.append({"section": mode, "reason": str(error)})
                 continue
             with ending(process):
@@ -199,6 +199,10 @@ class _Unavailable(RuntimeError):
     """This mode cannot be taken now; the message says why."""
 
 
+class _Unfit(_Unavailable):
+    """It is there, and was made for something else: said in every mode."""
+
+
 def _ladder(mode: str) -> Sequence[str]:
     order = ("template-engine", "template-runtime", "fresh")
     return order if mode == "auto" else tuple(dict.fromkeys((mode, "fresh")))
@@ -214,6 +218,8 @@ def _launch(mode: str, request: Request, found: Lookup, made: LaunchPlan) -> tup
         raise _Unavailable(
             f"no {mode} runs for {found.model.name}: coldstart template start {found.model.name}"
         )
+    if (reason := pool.obstacle(warm, made)) is not None:
+        raise _Unfit(f"{reason}: coldstart template stop, and start it again")
     return launch.forked(made, warm.socket)
 
 
@@ -223,7 +229,7 @@ def _thaw(request: Request, found: Lookup, made: LaunchPlan) -> tuple[launch.Pro
     if found.bundle is None or not found.bundle.has("snapshot"):
         raise _Unavailable("the bundle has no snapshot: coldstart materialize MODEL --snapshot")
     try:
-        thawed = snapshot.thaw(found.bundle, request.cache_dir, request.trust)
+        thawed = snapshot.thaw(found.bundle, made, request.cache_dir, request.trust)
     except snapshot.Unusable as error:
         raise _Unavailable(str(error)) from error
     try:
