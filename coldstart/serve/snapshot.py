@@ -21,7 +21,7 @@ from pathlib import Path
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
-from coldstart.machine import criu, paths
+from coldstart.machine import criu, ownership, paths
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.serve import environment, fingerprint, pool
 from coldstart.serve.unpacked import unpacked
@@ -92,9 +92,28 @@ def thaw(bundle: Bundle, plan: LaunchPlan, cache_dir: Path | None, trust: Trust)
         raise Unusable(reason)
     images = unpacked(bundle, "snapshot", paths.unpacked_dir(cache_dir), trust)
     if bundle.has("compile"):
-        unpacked(bundle, "compile", paths.frozen_dir(), trust)  # the image maps its kernels there
+        _unpack_kernels(bundle, images, trust)
     check(images, plan)
-    return _restore(images, Path(json.loads((images / ABOUT).read_text())["meeting"]))
+    return _restore(images, _meeting(images))
+
+
+def _meeting(images: Path) -> Path:
+    """Where the frozen template listened; its kernels lie beside. Raises Unusable where that is no private place here."""
+    try:
+        meeting = Path(json.loads((images / ABOUT).read_text())["meeting"])
+    except (OSError, ValueError, KeyError) as error:
+        raise Unusable("the snapshot does not say where it was frozen") from error
+    if (reason := ownership.private(meeting.parent)) is not None:
+        raise Unusable(f"the snapshot was frozen at {meeting.parent}, and {reason}")
+    return meeting
+
+
+def _unpack_kernels(bundle: Bundle, images: Path, trust: Trust) -> None:
+    # The image maps them there, and nowhere else.
+    try:
+        unpacked(bundle, "compile", _meeting(images).parent, trust, exact=True)
+    except OSError as error:
+        raise Unusable(f"the kernels that the snapshot maps cannot be unpacked: {error}") from error
 
 
 def check(images: Path, plan: LaunchPlan) -> None:

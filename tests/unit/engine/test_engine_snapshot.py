@@ -62,7 +62,11 @@ def fake_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
 def images(scratch: Path, *, kernel: str | None = None, files: str | None = None, **about: object) -> Path:
     """A directory as `freeze` leaves it, of an image that no CRIU has seen, made of this very file."""
-    made = {"criu": "4.2.1", "environment": environment.counted(os.environ), "meeting": "/tmp/m"} | about
+    made = {
+        "criu": "4.2.1",
+        "environment": environment.counted(os.environ),
+        "meeting": str(scratch / "frozen" / "meeting"),
+    } | about
     machine = fingerprint.machine() | ({"kernel": kernel} if kernel else {})
     listed = digests.listing([__file__]) if files is None else files
     tree = {"pages-1.img": b"x" * 99, fingerprint.LIST: listed.encode()}
