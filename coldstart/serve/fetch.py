@@ -95,7 +95,7 @@ def remote(source: str, plan: Mapping[str, Any], cache_dir: Path | None) -> Aske
         raise Failed(
             f"These weights cannot be fetched: {error}.", mend="leave --weights-from away"
         ) from error
-    place = paths.cache_dir(cache_dir) / "weights" / "plans"
+    place = paths.writable_dir(cache_dir) / "weights" / "plans"
     path = place / f"{weights.digest(plan).removeprefix('sha256:')}.json"
     if not path.exists():
         place.mkdir(parents=True, exist_ok=True)

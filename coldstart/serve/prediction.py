@@ -135,7 +135,7 @@ def _origin(source: str) -> str:
 
 
 def _file(cache_dir: Path | None) -> Path:
-    return paths.cache_dir(cache_dir) / "weights" / "rates.json"
+    return paths.writable_dir(cache_dir) / "weights" / "rates.json"
 
 
 def _rates(cache_dir: Path | None) -> dict[str, Any]:

@@ -48,10 +48,10 @@ def unpacked(
         return place
     with _lock(record):
         if (reason := _obstacle(record, place)) is not None:  # another start may have been faster
-            if reason and refused is not None:
-                refused.append(f"unpacked anew: {reason}")
             _renew(bundle, section, place, trust)
             record.write_text(json.dumps(_description(place)))
+            if reason and refused is not None:
+                refused.append(f"unpacked anew: {reason}")
     return place
 
 
@@ -67,7 +67,7 @@ def _record(place: Path) -> Path:
 
 
 def _obstacle(record: Path, place: Path) -> str | None:
-    """Why the directory cannot be used as it is, "" where there is none; None where it can be used."""
+    """Why the directory cannot be used as it is, "" where there is nothing to tell; None where it can be used."""
     try:
         known = json.loads(record.read_text())
     except (FileNotFoundError, ValueError):
@@ -79,7 +79,7 @@ def _obstacle(record: Path, place: Path) -> str | None:
     if (reason := ownership.fault(place)) is not None:
         return reason
     if known["keys"] != _trusted_keys():
-        return f"{place} was judged by other trusted keys"
+        return ""
     if known["code"] != fingerprint.own_code():
         return f"{place} was unpacked by another release of coldstart"
     return _change(known["entries"], place)
