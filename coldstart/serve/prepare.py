@@ -110,11 +110,21 @@ class _Preparation:
 
     def compile_dir(self) -> Path | None:
         """The `compile` section, unpacked once per content and reused by every later start."""
+        return self.code("compile")
+
+    def code(self, section: str) -> Path | None:
+        """Where a section that is code is unpacked, None (and why) where it cannot be used."""
+        refused: list[str] = []
         try:
-            return unpacked(self.bundle, "compile", self.root, self.trust)
+            return unpacked(self.bundle, section, self.root, self.trust, refused)
         except BundleError as error:
-            self.give_up("compile", f"{error.message} [{error.code}]")
-            return None
+            self.give_up(section, f"{error.message} [{error.code}]")
+        except OSError as error:
+            self.give_up(section, f"it cannot be unpacked: {error}")
+        finally:
+            for reason in refused:
+                self.give_up(section, reason)
+        return None
 
     def kv_args(self, given: Arguments) -> list[str]:
         """The offline KV size as vLLM's own flag, unless the user gave one or the memory is not there now."""
@@ -147,12 +157,8 @@ class _Preparation:
 
     def graphs(self) -> None:
         """The `graphs` section, where there is one: unpacked like code, since it is."""
-        if not self.bundle.has("graphs"):
-            return
-        try:
-            self.env[RESTORE] = str(unpacked(self.bundle, "graphs", self.root, self.trust))
-        except BundleError as error:
-            self.give_up("graphs", f"{error.message} [{error.code}]")
+        if self.bundle.has("graphs") and (place := self.code("graphs")) is not None:
+            self.env[RESTORE] = str(place)
 
     def modelinfo(self, env: Mapping[str, str]) -> dict[str, Any]:
         """The resolved model class put where vLLM looks for it; without it vLLM imports itself once more to ask."""

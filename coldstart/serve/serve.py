@@ -211,6 +211,8 @@ def _launch(mode: str, request: Request, plan: LaunchPlan) -> tuple[launch.Proce
     warm = pool.find(level, found.key.digest)
     if warm is None:
         raise _no_template(level, found)
+    if (reason := pool.obstacle(warm, plan)) is not None:
+        raise _Unavailable(f"{reason}: coldstart template stop, and start it again")
     return launch.forked(plan, warm.socket)
 
 
@@ -230,7 +232,7 @@ def _thaw(request: Request, plan: LaunchPlan) -> tuple[launch.Process, int]:
     if bundle is None or not bundle.has("snapshot"):
         raise _Absent("the bundle has no snapshot: coldstart materialize MODEL --snapshot")
     try:
-        thawed = snapshot.thaw(bundle, request.found.cache, request.trust)
+        thawed = snapshot.thaw(bundle, plan, request.found.cache, request.trust)
     except (snapshot.Unusable, Usage, OSError, LookupError, ValueError, TypeError) as error:
         # Whatever is wrong with an image, or with the place it is unpacked to, another mode starts the server.
         raise _Unavailable(f"{error}") from error

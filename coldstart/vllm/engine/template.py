@@ -8,6 +8,7 @@ refused. A child adopts the built worker if vLLM's configuration hash is the sam
 from __future__ import annotations
 
 import gc
+import json
 import os
 import random
 import selectors
@@ -21,7 +22,7 @@ from typing import Any
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.machine import timeline
 from coldstart.machine.lifeline import die_with_parent
-from coldstart.serve import handoff
+from coldstart.serve import fingerprint, handoff
 from coldstart.vllm.engine import server
 
 
@@ -212,6 +213,7 @@ def main(argv: list[str]) -> None:
     plan = LaunchPlan.from_json(plan_file.read_text())
     gc.disable()
     build(plan, level)
+    path.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.imported()))
     listener = handoff.listen(path)
     os.write(ready, b"1")
     os.close(ready)
