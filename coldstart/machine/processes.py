@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from coldstart.serve import handoff
-
 
 def children(pid: int) -> tuple[int, ...]:
     """The pids of the processes that any thread of `pid` has started. Raises OSError when it is gone."""
@@ -24,7 +22,7 @@ def memory_bytes(pid: int) -> int:
 def outer_pid(guardian: int, inner: int) -> int:
     """The pid that we see of the process that is `inner` in the guardian's pid namespace.
 
-    Raises handoff.HandoffError when there is none.
+    Raises ProcessLookupError when there is none.
     """
     pending = [guardian]
     while pending:
@@ -34,7 +32,7 @@ def outer_pid(guardian: int, inner: int) -> int:
         if len(names) > 1 and int(names[-1]) == inner:
             return pid
         pending += children(pid)
-    raise handoff.HandoffError(f"the template forked process {inner}, which is gone already")
+    raise ProcessLookupError(f"process {inner} of that namespace is gone already")
 
 
 def available_memory() -> int:

@@ -20,9 +20,9 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.key import arguments, inspection
 from coldstart.key.inspection import Lookup
-from coldstart.machine import runtime, timeline
+from coldstart.machine import peers, runtime, timeline
 from coldstart.model import models
-from coldstart.serve import fetch, handoff, launch, pool, prepare, scheduler
+from coldstart.serve import fetch, launch, pool, prepare, scheduler
 from coldstart.serve.scheduler import STOCK, Choice
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def start(request: Request, found: Lookup, made: LaunchPlan) -> Start:
         with fetch.begun(mode, made, found.model.config):
             try:
                 process, reader = _launch(mode, request, found, made)
-            except (handoff.HandoffError, BundleError, _Unavailable) as error:
+            except (peers.PeerError, BundleError, _Unavailable) as error:
                 if request.mode != "auto":
                     steps.append({"section": mode, "reason": str(error)})
                 continue

@@ -15,8 +15,9 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
+from coldstart.machine import ipc, peers
 from coldstart.model.models import Model
-from coldstart.serve import handoff, launch, pool, serve, snapshot
+from coldstart.serve import launch, pool, serve, snapshot
 
 FakeEngine = Callable[[str], None]
 Publish = Callable[..., Bundle]
@@ -104,7 +105,7 @@ def test_a_template_that_refuses_is_stepped_over(
     started: Started, template: Template, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     template("engine")
-    monkeypatch.setattr(handoff, "send", _refused)
+    monkeypatch.setattr(ipc.Channel, "send", _refused)
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     one = started("template-engine")
     assert one.mode == "fresh" and one.steps[0]["reason"] == "not now"
@@ -178,7 +179,7 @@ def test_a_thawed_template_that_does_not_answer_is_ended(
     monkeypatch.setattr(Bundle, "has", lambda self, name: True)
     monkeypatch.setattr(snapshot, "thaw", lambda *_: silent)
     one = started("snapshot")
-    assert one.mode == "fresh" and "no template listens" in one.steps[0]["reason"]
+    assert one.mode == "fresh" and "nobody listens" in one.steps[0]["reason"]
     assert silent.ends == 1
 
 
@@ -252,4 +253,4 @@ def test_trust_is_the_users_unless_said_otherwise() -> None:
 
 
 def _refused(*_: object) -> None:
-    raise handoff.HandoffError("not now")
+    raise peers.PeerError("not now")
