@@ -8,7 +8,6 @@ their sizes.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.files import locked
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.machine import criu, paths
@@ -48,9 +48,8 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float) -> None:
     if (reason := criu.missing()) is not None:
         raise Unusable(reason)
     meeting = meeting_dir()
-    with (meeting / "lock").open("w") as lock:
-        # One at a time: every frozen template listens at the same place.
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    # One at a time: every frozen template listens at the same place.
+    with locked(meeting / "lock"):
         process = pool.spawn("engine", plan, meeting / "socket", subprocess.DEVNULL, timeout)
         try:
             files = mapped_files(process.pid)

@@ -7,13 +7,11 @@ without a record that stands is judged and unpacked anew. Reading a record costs
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.machine import paths
 
@@ -27,7 +25,8 @@ def unpacked(bundle: Bundle, section: str, root: Path, trust: Trust) -> Path:
     place, record = root / digest, paths.state_dir() / "unpacked" / digest
     if _stands(record, place):
         return place
-    with _lock(record):
+    record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with files.locked(record.parent / ".lock"):
         if not _stands(record, place):  # another start may have been faster
             _renew(bundle, section, place, trust)
             record.write_text(_trusted_keys())
@@ -54,11 +53,3 @@ def _renew(bundle: Bundle, section: str, place: Path, trust: Trust) -> None:
         place.rename(aside)
         shutil.rmtree(aside)
     bundle.extract(section, place, trust=trust)
-
-
-@contextmanager
-def _lock(record: Path) -> Iterator[None]:
-    record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (record.parent / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
