@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from coldstart.artifacts.files import replacing
 from coldstart.errors import Usage
 from coldstart.model.models import weight_files
 
@@ -49,9 +50,8 @@ def identity(directory: Path, cache: Path) -> str:
         pass  # never computed, or written by another release: compute
     found = digest(plan(directory))
     cache.mkdir(parents=True, exist_ok=True)
-    temporary = record.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps({"stamp": stamp, "digest": found}))
-    temporary.replace(record)
+    with replacing(record, durable=False) as file:
+        file.write(json.dumps({"stamp": stamp, "digest": found}).encode())
     return found
 
 

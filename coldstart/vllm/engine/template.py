@@ -157,7 +157,8 @@ class Template:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         self.selector.close()
-        for held in (self.listener, connection, *filter(None, self.servers.values())):
+        self.listener.close()
+        for held in (connection, *filter(None, self.servers.values())):
             held.close()
 
     def _reap(self) -> None:
