@@ -9,6 +9,7 @@ import json
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from coldstart.errors import Usage
 
@@ -46,9 +47,9 @@ def _read(path: Path) -> list[Entry]:
     return sorted(found, key=lambda entry: (entry.offset, entry.name))
 
 
-def _entry(name: str, value: dict[str, object], base: int) -> Entry:
-    start, end = value["data_offsets"]  # type: ignore[misc]
-    shape = tuple(value["shape"])  # type: ignore[arg-type]
+def _entry(name: str, value: Any, base: int) -> Entry:
+    start, end = value["data_offsets"]
+    shape = tuple(value["shape"])
     if not all(type(number) is int for number in (start, end, *shape)) or not 0 <= start <= end:
         raise ValueError(f"tensor {name!r} of shape {shape} at {start} to {end}")
     return Entry(name, str(value["dtype"]), shape, base + start, end - start)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
 
-from coldstart.weights.prefetch.layout import Layout, Tensor
+from coldstart.weights.checkpoint import Tensor
+from coldstart.weights.prefetch.layout import Layout
 from coldstart.weights.prefetch.ranges import Range
 from coldstart.weights.prefetch.region import Region
 from coldstart.weights.prefetch.schedule import Entry

@@ -10,7 +10,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from coldstart.weights.prefetch.layout import Layout, Tensor
+from coldstart.weights.checkpoint import Tensor
+from coldstart.weights.prefetch.layout import Layout
 from coldstart.weights.prefetch.ranges import Range, Ranges
 
 
