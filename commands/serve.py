@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -177,6 +176,7 @@ def _require_place(file: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     # Whoever waits for the file must never see half of it.
-    with tempfile.NamedTemporaryFile("w", dir=path.absolute().parent, delete=False) as file:
-        file.write(text)
-    Path(file.name).replace(path)
+    from coldstart.artifacts.files import replacing
+
+    with replacing(path.absolute(), mode=0o600, durable=False) as file:
+        file.write(text.encode())

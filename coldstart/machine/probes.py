@@ -15,7 +15,7 @@ from typing import Literal
 
 from coldstart.errors import ColdstartError
 from coldstart.machine import criu as snapshots
-from coldstart.machine import hardware, nvml, paths, runtime
+from coldstart.machine import hardware, nvml, paths, processes, runtime
 from coldstart.machine.paths import Cache
 
 Status = Literal["ok", "missing", "note"]
@@ -56,7 +56,7 @@ def cpu() -> Probe:
 
 def memory() -> Probe:
     """Main memory, total and available, in bytes of /proc/meminfo."""
-    total, free = (_meminfo(name) / 2**30 for name in ("MemTotal", "MemAvailable"))
+    total, free = (processes.meminfo(name) / 2**20 for name in ("MemTotal", "MemAvailable"))
     return Probe("memory", "ok", f"{total:.1f} GiB, {free:.1f} GiB available")
 
 
@@ -118,7 +118,7 @@ def huge_pages() -> Probe:
     return Probe(
         "huge pages",
         "ok" if mode and mode[1] != "never" else "note",
-        f"transparent: {mode[1] if mode else 'absent'}, reserved: {_meminfo('HugePages_Total', unit=1):.0f}",
+        f"transparent: {mode[1] if mode else 'absent'}, reserved: {processes.meminfo('HugePages_Total')}",
     )
 
 
@@ -187,11 +187,6 @@ def open_files() -> Probe:
     enough = soft == resource.RLIM_INFINITY or soft >= _OPEN_FILES
     found = "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
     return Probe("open files", "ok" if enough else "note", found, None if enough else "ulimit -n 65536")
-
-
-def _meminfo(name: str, unit: int = 1024) -> float:
-    match = re.search(rf"^{name}:\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    return float(match[1]) * unit if match else 0.0
 
 
 def _exports(library: str, symbol: str) -> bool:

@@ -10,7 +10,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,9 +21,8 @@ from typing import IO, Any, Protocol
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import Failed
-from coldstart.machine import processes, timeline
+from coldstart.machine import ipc, peers, processes, timeline
 from coldstart.machine.lifeline import SUPERVISOR_ENV
-from coldstart.serve import handoff
 
 
 class Process(Protocol):
@@ -98,19 +96,18 @@ class Child:
 class Leased:
     """A server forked by a template; the connection is its lease."""
 
-    def __init__(self, connection: socket.socket, guardian: Guardian | None) -> None:
+    def __init__(self, connection: ipc.Channel, guardian: Guardian | None) -> None:
         self.connection, self.guardian = connection, guardian
-        self._replies = handoff.replies(connection)
+        self._replies = connection.replies()
         self._code: int | None = None
         answer = next(self._replies, {})
         if "pid" not in answer:
-            raise handoff.HandoffError(answer.get("error", "the template closed the connection"))
-        pid = int(answer["pid"])
-        self.pid = pid if guardian is None else processes.outer_pid(guardian.pid, pid)
+            raise peers.PeerError(answer.get("error", "the template closed the connection"))
+        self.pid = _pid_here(int(answer["pid"]), guardian)
 
     def fileno(self) -> int:
         """The connection."""
-        return int(self.connection.fileno())
+        return self.connection.fileno()
 
     def poll(self) -> int | None:
         """As Process."""
@@ -128,7 +125,16 @@ class Leased:
     def signal(self, number: int) -> None:
         """As Process; a server that has ended already takes no more signals."""
         with suppress(OSError):
-            self.connection.sendall(b"K" if number == signal.SIGKILL else b"T")
+            self.connection.send({"signal": int(number)})
+
+
+def _pid_here(pid: int, guardian: Guardian | None) -> int:
+    if guardian is None:
+        return pid
+    try:
+        return processes.outer_pid(guardian.pid, pid)
+    except OSError as error:
+        raise peers.PeerError(f"the template forked a server that is gone already: {error}") from error
 
 
 def _exit_code(code: int | None) -> int | None:
@@ -163,9 +169,9 @@ def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[Process, i
 def forked(plan: LaunchPlan, socket_path: Path, guardian: Guardian | None = None) -> tuple[Process, int]:
     """Have a template fork the server; `guardian` holds the namespaces of a thawed one, and ends with the server.
 
-    Raises handoff.HandoffError when none answers.
+    Raises peers.PeerError when none answers.
     """
-    connection = handoff.connect(socket_path)
+    connection = ipc.Channel(peers.connect(socket_path))
     reader, writer = os.pipe()
     request = {
         "plan": plan.document(),
@@ -174,11 +180,13 @@ def forked(plan: LaunchPlan, socket_path: Path, guardian: Guardian | None = None
         "now": timeline.now(),
     }
     try:
-        handoff.send(connection, request, (0, 2, 2, writer))
+        connection.send(request, (0, 2, 2, writer))
         return Leased(connection, guardian), reader
-    except BaseException:
+    except BaseException as error:
         connection.close()
         os.close(reader)
+        if isinstance(error, OSError):
+            raise peers.PeerError(f"the template does not take the request: {error.strerror}") from error
         raise
     finally:
         os.close(writer)

@@ -20,9 +20,9 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed, Usage
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
-from coldstart.machine import runtime, timeline
+from coldstart.machine import peers, runtime, timeline
 from coldstart.model import models
-from coldstart.serve import fetch, handoff, launch, pool, prepare, scheduler
+from coldstart.serve import fetch, launch, pool, prepare, scheduler
 from coldstart.serve.scheduler import STOCK, Choice
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def start(request: Request, plan: LaunchPlan) -> Start:
             except _Absent as reason:
                 (absent if request.mode == "auto" else steps).append(_step(mode, reason))
                 continue
-            except (handoff.HandoffError, BundleError, _Unavailable) as reason:
+            except (peers.PeerError, BundleError, _Unavailable) as reason:
                 steps.append(_step(mode, reason))
                 continue
             except launch.Died as reason:

@@ -8,7 +8,6 @@ digests of all that it was made of (fingerprint.py) and the variables that it ha
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
@@ -19,12 +18,13 @@ import tempfile
 from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.files import locked
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
-from coldstart.machine import criu, ownership, paths
+from coldstart.machine import criu, fingerprint, ownership, paths
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.machine.paths import Cache
-from coldstart.serve import environment, fingerprint, pool
+from coldstart.serve import environment, pool
 from coldstart.serve.unpacked import unpacked
 
 ABOUT = "snapshot.json"
@@ -46,9 +46,8 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float) -> None:
     if (reason := criu.missing()) is not None:
         raise Unusable(reason)
     meeting = meeting_dir()
-    with (meeting / "lock").open("w") as lock:
-        # One at a time: every frozen template listens at the same place.
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    # One at a time: every frozen template listens at the same place.
+    with locked(meeting / "lock"):
         process = pool.spawn("engine", plan, meeting / "socket", subprocess.DEVNULL, timeout)
         try:
             fingerprint.write(process.pid, meeting / fingerprint.MODULES, out)

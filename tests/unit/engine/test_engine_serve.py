@@ -17,10 +17,10 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
-from coldstart.machine import processes
+from coldstart.machine import ipc, peers, processes
 from coldstart.machine.paths import Cache
 from coldstart.model.models import Model
-from coldstart.serve import fetch, handoff, launch, pool, serve, snapshot
+from coldstart.serve import fetch, launch, pool, serve, snapshot
 
 FakeEngine = Callable[[str], None]
 Publish = Callable[..., Bundle]
@@ -166,7 +166,7 @@ def test_a_template_that_refuses_is_stepped_over(
     started: Started, template: Template, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     template("engine")
-    monkeypatch.setattr(handoff, "send", _refused)
+    monkeypatch.setattr(ipc.Channel, "send", _refused)
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     one = started("template-engine")
     assert one.mode == "fresh" and one.steps[0]["reason"] == "not now"
@@ -296,7 +296,7 @@ def test_a_thawed_template_that_does_not_answer_is_ended(
     monkeypatch.setattr(Bundle, "has", lambda self, name: True)
     monkeypatch.setattr(snapshot, "thaw", lambda *_: silent)
     one = started("snapshot")
-    assert one.mode == "fresh" and "no template listens" in one.steps[0]["reason"]
+    assert one.mode == "fresh" and "nobody listens" in one.steps[0]["reason"]
     assert silent.ends == 1
 
 
@@ -370,4 +370,4 @@ def test_trust_is_the_users_unless_said_otherwise(found: Lookup) -> None:
 
 
 def _refused(*_: object) -> None:
-    raise handoff.HandoffError("not now")
+    raise peers.PeerError("not now")

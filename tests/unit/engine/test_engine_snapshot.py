@@ -21,9 +21,9 @@ from tools.bundles import key, provenance, write_tree
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.key import inspection
-from coldstart.machine import criu, digests, paths
+from coldstart.machine import criu, digests, fingerprint, paths
 from coldstart.machine.paths import Cache
-from coldstart.serve import environment, fingerprint, launch, snapshot
+from coldstart.serve import environment, launch, snapshot
 
 FakeEngine = Callable[[str], None]
 PLAN = LaunchPlan([])
