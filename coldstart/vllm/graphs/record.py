@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from coldstart.graphs import rounds
 from coldstart.graphs.cuda.backend import CudaDriver
@@ -60,7 +60,7 @@ class Recording:
         self.inputs = InputLog(driver)
         undo = hook.watch(runner, lambda key: self._remember(runner, key))
         try:
-            with patch.object(torch.cuda, "CUDAGraph", kept_class(torch.cuda.CUDAGraph)):
+            with kept_graphs():
                 result = own()
         finally:
             undo()
@@ -136,6 +136,19 @@ def kept_class(plain: Any) -> Any:
             super().__init__(True)
 
     return Kept
+
+
+@contextmanager
+def kept_graphs() -> Iterator[None]:
+    """While vLLM captures, the class that it makes graphs of keeps them."""
+    import torch
+
+    plain = torch.cuda.CUDAGraph
+    torch.cuda.CUDAGraph = kept_class(plain)  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        torch.cuda.CUDAGraph = plain  # type: ignore[misc]
 
 
 def input_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
