@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import os
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -111,12 +112,10 @@ class _Known:
         stamps = {str(file.relative_to(self._root)): _stamp(file) for file in files}
         held = self._read() | {feature: {"reason": reason, "files": stamps}}
         temporary = self._file.with_suffix(f".{os.getpid()}")
-        try:
+        with suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_text(json.dumps(held))
             temporary.replace(self._file)
-        except OSError:
-            temporary.unlink(missing_ok=True)
 
     def _read(self) -> dict[str, dict[str, object]]:
         try:

@@ -92,10 +92,11 @@ def _misfit(shape: str, found: Parameters | None, *, called: bool) -> str | None
 
 
 def _takes(wanted: Parameters, found: Parameters) -> bool:
-    inherited = len(wanted.positional) if found.star else len(found.positional)
+    named = wanted.positional[: len(found.positional)]
     given = {*wanted.positional, *wanted.keyword}
     return (
-        found.positional[: len(wanted.positional)] == wanted.positional[:inherited]
+        found.positional[: len(named)] == named
+        and (found.star or len(named) == len(wanted.positional))
         and (found.stars or set(wanted.keyword) <= {*found.positional, *found.keyword})
         and (wanted.star or found.required <= given)
     )

@@ -32,7 +32,7 @@ GRAPHS = (
           reads="cudagraph_dispatcher model compilation_config model_config parallel_config"),
     seam("graphs", _NEW_RUNNER),
     seam("graphs", f"{_NEW_RUNNER}:GPUModelRunner",
-          calls=("capture_model(self, profile_only)", "load_model(self)"), reads="cudagraph_manager model"),
+          calls=("capture_model(self, *, profile_only)", "load_model(self)"), reads="cudagraph_manager model"),
     seam("graphs kv-plan", "v1.worker.gpu_worker"),
     seam("graphs kv-plan", "v1.worker.gpu_worker:Worker", reads="vllm_config rank parallel_config init_snapshot"),
     seam("kv-plan", "v1.worker.gpu_worker:maybe_apply_startup_plan", "maybe_apply_startup_plan(worker)"),

@@ -78,7 +78,8 @@ class Sources:
         if name not in self._modules:
             self._modules[name] = self._load(name)
         held = self._modules[name]
-        self.read[held.path if held else self._place(name).with_suffix(".py")] = None
+        # Also where it is looked for and not found: it may come to be there.
+        self.read.update(dict.fromkeys([held.path] if held else self._places(name)))
         return held
 
     def find(self, module: str, path: str) -> Found:
@@ -103,14 +104,13 @@ class Sources:
         held |= {name: Found(found.module, on) for name, on in _on_self(node) if name not in held}
         return held | {name: Found(found.module, stated) for name, stated in own}
 
-    def _place(self, name: str) -> Path:
-        return self.root.joinpath(*name.split("."))
+    def _places(self, name: str) -> tuple[Path, Path]:
+        place = self.root.joinpath(*name.split("."))
+        return place.with_suffix(".py"), place / "__init__.py"
 
     def _load(self, name: str) -> Module | None:
-        place = self._place(name)
-        for path in (place.with_suffix(".py"), place / "__init__.py"):
-            if path.is_file():
-                return Module(name, path, path.read_text(encoding="utf-8"))
+        for path in filter(Path.is_file, self._places(name)):
+            return Module(name, path, path.read_text(encoding="utf-8"))
         return None
 
     def _inside(self, found: Found, name: str, wanted: str) -> Found:

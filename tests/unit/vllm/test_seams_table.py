@@ -5,6 +5,7 @@ unused, and nothing of vLLM is named outside the room.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import tomllib
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from names import known_elsewhere, own_names
+from vllm_names import known_elsewhere, own_names
 
 from coldstart.machine import runtime
 from coldstart.vllm import seams
@@ -31,6 +32,7 @@ MODULES = {seam.module for seam in TABLE}
 PATHS = {f"{seam.module}:{seam.path.partition('.')[0]}" for seam in TABLE if seam.path}
 
 
+@functools.cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_bytes())
 
@@ -72,6 +74,13 @@ def attributes(node: ast.Module) -> Iterator[str]:
                 yield str(name.value)
 
 
+@functools.cache
+def used_imports() -> set[str]:
+    """Modules and names that the room imports or names in strings."""
+    return {name for path in FILES for name in (*imports(tree(path)), *strings(tree(path)))}
+
+
+@functools.cache
 def used_names() -> set[str]:
     """Every identifier of the room: attributes, methods, keywords, words of strings."""
     found: set[str] = set()
@@ -107,8 +116,7 @@ def test_what_is_read_has_an_entry(path: Path) -> None:
 
 @pytest.mark.parametrize("seam", TABLE, ids=lambda seam: f"{seam.name} {'-'.join(seam.features)}")
 def test_what_has_an_entry_is_used(seam: Seam) -> None:
-    imported = {name for path in FILES for name in (*imports(tree(path)), *strings(tree(path)))}
-    names = used_names()
+    imported, names = used_imports(), used_names()
     top = seam.path.partition(".")[0]
     held = top in names or not imported.isdisjoint({seam.name, f"{seam.module}:{top}", seam.module})
     assert held or seam.members or seam.says
@@ -148,7 +156,9 @@ def _subclasses() -> Iterator[tuple[Path, ast.ClassDef, Seam]]:
                     yield path, one, by_name[base.id]
 
 
-@pytest.mark.parametrize(("path", "kind", "seam"), _subclasses(), ids=lambda one: getattr(one, "name", ""))
+@pytest.mark.parametrize(
+    ("path", "kind", "seam"), list(_subclasses()), ids=lambda one: getattr(one, "name", "")
+)
 def test_our_overrides_are_those_of_the_table(path: Path, kind: ast.ClassDef, seam: Seam) -> None:
     ours = {one.name: one for one in kind.body if isinstance(one, ast.FunctionDef)}
     for shape in seam.overrides:
