@@ -26,7 +26,7 @@ def test_the_installed_vllm_runs_it() -> None:
 
 def test_another_version_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seams, "check", lambda feature: f"no {feature} here.")
-    with pytest.raises(settle.IncompatibleVllm, match="no scheduler here. Serve with --scheduler fcfs"):
+    with pytest.raises(settle.IncompatibleVllm, match=r"no scheduler here\. Serve with --scheduler fcfs"):
         settle.require(config())
 
 

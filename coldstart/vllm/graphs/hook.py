@@ -45,10 +45,7 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _patched(**wraps: Wrap) -> Callable[[], None]:
-    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    places = {"manager": (CudaGraphManager, "capture"), "runner": (GPUModelRunner, "_warmup_and_capture")}
+    places = _places()
     saved = {name: getattr(*places[name]) for name in wraps}
     for name, wrap in wraps.items():
         setattr(*places[name], wrap(saved[name]))
@@ -58,3 +55,10 @@ def _patched(**wraps: Wrap) -> Callable[[], None]:
             setattr(*places[name], original)
 
     return undo
+
+
+def _places() -> dict[str, tuple[type, str]]:
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    return {"manager": (CudaGraphManager, "capture"), "runner": (GPUModelRunner, "_warmup_and_capture")}

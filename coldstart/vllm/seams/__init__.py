@@ -25,10 +25,8 @@ Feature = Literal[
     "offline", "headless", "stock",
 ]  # fmt: skip
 
-SUPPORTED = ((0, 31), (0, 33))
-"""The versions that were run, from the first to below the second; pyproject.toml says the same."""
-READ = {"graphs": ((0, 32), (0, 33))}
-"""Narrower where fitting shapes are not enough: what a restored graph stands on was read in these versions alone."""
+READ = {"graphs": ((0, 32), runtime.SUPPORTED_VLLM[1])}
+"""Where fitting shapes are not enough: what a restored graph stands on was read in these versions alone."""
 _HERE = Path(__file__).parent
 
 
@@ -73,7 +71,7 @@ def _problems(feature: str, root: Path, installed: str) -> tuple[list[str], list
     sources = _sources(root)
     sources.read.clear()
     found = [problem for seam in table.of(feature) for problem in problems(seam, sources)]
-    if not _within(READ.get(feature), installed):
+    if feature in READ and not runtime.within(installed, READ[feature]):
         found.insert(0, f"what it stands on was not read in {installed}")
     return list(dict.fromkeys(found)), list(sources.read)
 
@@ -135,8 +133,3 @@ def _stamp(file: Path) -> list[int] | None:
 
 def _table_stamp() -> str:
     return repr([_stamp(file) for file in sorted(_HERE.glob("*.py"))])
-
-
-def _within(bounds: tuple[tuple[int, int], tuple[int, int]] | None, given: str) -> bool:
-    numbers = tuple(int(part) for part in given.split("+")[0].split(".")[:2] if part.isdigit())
-    return bounds is None or bounds[0] <= numbers < bounds[1]

