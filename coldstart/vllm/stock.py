@@ -13,6 +13,7 @@ import sys
 import time
 from http.client import HTTPConnection, HTTPException
 from threading import Thread
+from typing import Any
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.key import arguments
@@ -49,7 +50,7 @@ def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
     host = str(given.get("host") or "127.0.0.1").replace("0.0.0.0", "127.0.0.1")
     while not _answers(host, int(str(given.get("port") or DEFAULT_PORT))):
         time.sleep(PAUSE_S)
-    report = {"fast_path": {}, "fallbacks": plan.fallbacks, "tokens": [], "canary": None}
+    report: dict[str, Any] = {"fast_path": {}, "fallbacks": plan.fallbacks, "tokens": [], "canary": None}
     os.write(descriptor, (json.dumps(report) + "\n").encode())
     os.close(descriptor)
 

@@ -144,11 +144,11 @@ def kept_graphs() -> Iterator[None]:
     import torch
 
     plain = torch.cuda.CUDAGraph
-    torch.cuda.CUDAGraph = kept_class(plain)  # type: ignore[misc]
+    torch.cuda.CUDAGraph = kept_class(plain)
     try:
         yield
     finally:
-        torch.cuda.CUDAGraph = plain  # type: ignore[misc]
+        torch.cuda.CUDAGraph = plain
 
 
 def input_tensors(tensors: dict[str, Any]) -> dict[str, Any]:

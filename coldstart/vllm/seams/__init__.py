@@ -13,7 +13,7 @@ import os
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from coldstart.machine import paths, runtime
 
@@ -100,9 +100,11 @@ class _Known:
     def answer(self, feature: str) -> tuple[str | None] | None:
         """The answer in a tuple; None where it is not known or its files have changed."""
         held = self._read().get(feature)
-        if not isinstance(held, dict) or not held.get("files"):
+        if not held or "reason" not in held or not isinstance(held.get("files"), dict):
             return None
-        fresh = all(_stamp(self._root / name) == stamp for name, stamp in held["files"].items())
+        fresh = held["files"] and all(
+            _stamp(self._root / name) == stamp for name, stamp in held["files"].items()
+        )
         return (held["reason"],) if fresh else None
 
     def keep(self, feature: str, reason: str | None, files: list[Path]) -> None:
@@ -115,12 +117,13 @@ class _Known:
             temporary.write_text(json.dumps(held))
             temporary.replace(self._file)
 
-    def _read(self) -> dict[str, dict[str, object]]:
+    def _read(self) -> dict[str, dict[str, Any]]:
         try:
             held = json.loads(self._file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return held if isinstance(held, dict) else {}
+        entries = held.items() if isinstance(held, dict) else ()
+        return {name: entry for name, entry in entries if isinstance(entry, dict)}
 
 
 def _stamp(file: Path) -> list[int] | None:

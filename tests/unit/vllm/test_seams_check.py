@@ -147,7 +147,17 @@ def test_the_answer_is_kept_until_a_file_changes(small: Path, monkeypatch: pytes
     assert seams.check("stock") is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"stock": 3}', '{"stock": {"reason": null, "files": {}}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"stock": 3}',
+        '{"stock": {"reason": null, "files": {}}}',
+        '{"stock": {"files": {"a": 1}}}',
+    ],
+)
 def test_a_damaged_memory_is_made_again(small: Path, text: str) -> None:
     assert seams.check("stock")
     (kept,) = (small / "cache" / "seams").iterdir()
