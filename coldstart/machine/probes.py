@@ -20,7 +20,6 @@ from coldstart.machine.paths import Cache
 
 Status = Literal["ok", "missing", "note"]
 
-SUPPORTED_VLLM = ("0.32",)
 _OPEN_FILES = 4096
 _SHM_BYTES = 1 << 30
 _FREE_BYTES = 5 << 30
@@ -162,8 +161,9 @@ def vllm() -> Probe:
             "vllm", "missing", "none", "pip install 'coldstart[cpu]' or 'coldstart[gpu]'", required=True
         )
     name, version = found
-    fits = version.startswith(tuple(f"{series}." for series in SUPPORTED_VLLM))
-    mend = None if fits else f"pip install '{name}=={SUPPORTED_VLLM[-1]}.*'"
+    fits = runtime.within(version, runtime.SUPPORTED_VLLM)
+    low, high = (".".join(map(str, bound)) for bound in runtime.SUPPORTED_VLLM)
+    mend = None if fits else f"pip install '{name}>={low},<{high}'"
     label = f"{name} {version}, torch {runtime.torch_build().get('__version__', 'none')}"
     return Probe("vllm", "ok" if fits else "missing", label, mend, required=True)
 

@@ -1,4 +1,4 @@
-"""From the choice of a scheduler to vLLM's own flags, and back to vLLM's scheduler where ours cannot run.
+"""From the choice of a scheduler to vLLM's own flags.
 
 Invariant: a choice never enters the bundle's key. The order of requests, the batch cap and KV copies on the host change neither
 compiled code nor weights nor the size of the KV cache, so one bundle and one template serve every scheduler.
@@ -7,12 +7,9 @@ compiled code nor weights nor the size of the KV cache, so one bundle and one te
 from __future__ import annotations
 
 import os
-import tempfile
-from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
     from coldstart.vllm.scheduling.config import SchedulerSettings
 
 FCFS = "fcfs"
-SCHEDULER_FLAG = "--scheduler-cls"
-METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"
 DEFAULT_HOST_BYTES = 1 << 30
 # Flags by which the scheduler is told to vLLM: a choice and they exclude each other.
 _OURS = ("scheduler_cls", "additional_config", "kv_transfer_config")
@@ -107,44 +102,6 @@ def apply(made: LaunchPlan, choice: Choice, bundle: Bundle | None, *, on_cpu: bo
     )
 
 
-def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
-    """Take our scheduler out of `args` where this vLLM cannot run it, with the reason in the plan's fallbacks.
-
-    Returns whether it did: `config` is then to be made again.
-    """
-    if not args.scheduler_cls:
-        return False
-    from coldstart.vllm.scheduling import SCHEDULER_CLS
-
-    reason = _obstacle(config) if args.scheduler_cls == SCHEDULER_CLS else None
-    if reason is None:
-        return False
-    plan.fallbacks.append({"section": "scheduler", "reason": f"{reason} vLLM's own scheduler runs instead."})
-    args.scheduler_cls, args.additional_config, args.kv_transfer_config = None, {}, None
-    return True
-
-
-@contextmanager
-def counted(plan: LaunchPlan) -> Iterator[None]:
-    """Have the engine process's counters appear in the server's /metrics while our scheduler runs.
-
-    prometheus_client carries values across processes by files in one directory, which is removed at the end.
-    """
-    if SCHEDULER_FLAG not in plan.vllm_args or METRICS_ENV in os.environ:
-        yield
-        return
-    with tempfile.TemporaryDirectory(prefix="coldstart-metrics-", ignore_cleanup_errors=True) as directory:
-        os.environ[METRICS_ENV] = directory
-        # A template has imported the library before the directory was known.
-        from prometheus_client import values
-
-        values.ValueClass = values.MultiProcessValue()  # type: ignore[no-untyped-call]
-        try:
-            yield
-        finally:
-            del os.environ[METRICS_ENV]
-
-
 def _only_batch(choice: Choice) -> None:
     if choice != Choice(batch=choice.batch):
         raise Usage(
@@ -185,17 +142,3 @@ def _cores(given: Arguments) -> dict[str, str]:
     if any(name in os.environ for name in _CPU_CORES):
         return {}
     return {"VLLM_CPU_NUM_OF_RESERVED_CPU": str(given.value("tensor_parallel_size", 1))}
-
-
-def _obstacle(config: Any) -> str | None:
-    try:
-        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-        from vllm.v1.request import Request
-
-        from coldstart.vllm.scheduling import compat
-
-        compat.check(AsyncScheduler.__mro__[1], Request, config)
-        import coldstart.vllm.scheduling.scheduler  # noqa: F401
-    except Exception as problem:  # noqa: BLE001 - whatever a strange vLLM raises here, the server must start
-        return f"{problem}".replace("Serve with --scheduler fcfs.", "").strip()
-    return None

@@ -24,11 +24,14 @@ from coldstart.machine import fingerprint, timeline
 from coldstart.machine.ipc import Channel
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.machine.peers import Listener, PeerError
-from coldstart.vllm.engine import server
+from coldstart.vllm import seams
+from coldstart.vllm.engine import server, settle
 
 
-def build(plan: LaunchPlan, level: str) -> None:
+def build(plan: LaunchPlan, level: str) -> settle.Fallbacks:
     """Import the runtime and, at level `engine`, build the worker: weights loaded, compiled forward restored.
+
+    Returns what this vLLM has no way for, beyond what each server finds out by itself.
 
     Raises RuntimeError when another Python thread is alive, or at level `engine` for more than one rank: such a process must
     not be forked.
@@ -39,16 +42,20 @@ def build(plan: LaunchPlan, level: str) -> None:
     plan.install()
     server.import_runtime()
     server.import_engine()
-    args = server.parse_args(plan.vllm_args)
+    args, _ = server.parse_args(plan.vllm_args)
+    fallbacks: settle.Fallbacks = []
     config = server.configure(args)
     server.warm_app(args, config)
-    if level == "engine":
+    if level == "engine" and (reason := seams.check("template") or seams.check("worker")):
+        fallbacks.append({"section": "template", "reason": f"{reason} Each server builds its own worker."})
+    elif level == "engine":
         server.warm_tokenizer(config)
         prebuild_worker(config)
     if threading.active_count() > 1:
         raise RuntimeError(f"threads alive before the fork: {[t.name for t in threading.enumerate()]}")
     gc.collect()
     gc.freeze()
+    return fallbacks
 
 
 def prebuild_worker(config: Any) -> None:
@@ -69,8 +76,8 @@ class Template:
     Everything runs on one thread; a self-pipe turns SIGCHLD into an event.
     """
 
-    def __init__(self, listener: Listener) -> None:
-        self.listener = listener
+    def __init__(self, listener: Listener, fallbacks: settle.Fallbacks | None = None) -> None:
+        self.listener, self.fallbacks = listener, fallbacks or []
         self.selector = selectors.DefaultSelector()
         self.servers: dict[int, Channel | None] = {}
         self.stopping = False
@@ -143,7 +150,9 @@ class Template:
             # A thawed process may live in a time namespace whose CLOCK_MONOTONIC is not its client's.
             os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
             renew_random_state()
-            code = server.run(LaunchPlan(**request["plan"]), imported=True)
+            plan = LaunchPlan(**request["plan"])
+            plan.fallbacks.extend(self.fallbacks)
+            code = server.run(plan, imported=True)
         except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and leave
             sys.stderr.write(f"coldstart: the forked server ended: {type(error).__name__}: {error}\n")
         finally:
@@ -215,14 +224,16 @@ def renew_random_state() -> None:
 def main(argv: list[str]) -> None:
     """`template SOCKET LEVEL PLAN_FILE READY_FD`: build, listen, acknowledge with one byte, fork until told to stop."""
     path, level, plan_file, ready = Path(argv[0]), argv[1], Path(argv[2]), int(argv[3])
+    if reason := seams.check("start"):
+        raise SystemExit(f"coldstart: no template can be built: {reason}")
     plan = LaunchPlan.from_json(plan_file.read_text())
     gc.disable()
-    build(plan, level)
+    fallbacks = build(plan, level)
     path.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.imported()))
     listener = Listener(path)
     os.write(ready, b"1")
     os.close(ready)
-    Template(listener).run()
+    Template(listener, fallbacks).run()
     path.unlink(missing_ok=True)
 
 

@@ -9,7 +9,6 @@ from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from coldstart.artifacts.bundle import Bundle
@@ -19,7 +18,8 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
 from coldstart.serve import scheduler
 from coldstart.serve.scheduler import Choice
-from coldstart.vllm.scheduling import SCHEDULER_CLS
+from coldstart.vllm import seams
+from coldstart.vllm.scheduling import SCHEDULER_CLS, settle
 from coldstart.vllm.scheduling.config import KEY
 
 Publish = Callable[..., Bundle]
@@ -91,40 +91,69 @@ def test_two_choices_are_refused(flag: str) -> None:
         scheduler.check(mlfq(), Arguments([flag, "x"]))
 
 
-class Stock:
-    """A vLLM that lacks what the scheduler stands on."""
+@pytest.fixture
+def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Features that this vLLM has no seams for."""
+    held: set[str] = set()
+    monkeypatch.setattr(seams, "check", lambda feature: "It lacks a seam." if feature in held else None)
+    return held
 
 
-def test_another_vllm_keeps_its_own_scheduler_and_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("vllm", "vllm.v1", "vllm.v1.core", "vllm.v1.core.sched", "vllm.v1.core.sched.async_scheduler")
-    modules = {name: ModuleType(name) for name in (*names, "vllm.v1.request")}
-    modules["vllm.v1.core.sched.async_scheduler"].AsyncScheduler = type("AsyncScheduler", (Stock,), {})  # type: ignore[attr-defined]
-    modules["vllm.v1.request"].Request = Stock  # type: ignore[attr-defined]
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    plan = LaunchPlan([])
-    args = Namespace(scheduler_cls=SCHEDULER_CLS, additional_config={"a": 1}, kv_transfer_config=object())
-    assert scheduler.settle(args, None, plan)
+def ours() -> Namespace:
+    settings = {KEY: {"policy": "skip-join-mlfq", "strategy": "proactive"}, "a": 1}
+    return Namespace(scheduler_cls=SCHEDULER_CLS, additional_config=settings, kv_transfer_config=object())
+
+
+def test_another_vllm_keeps_its_own_scheduler_and_says_what_it_lacks(lacking: set[str]) -> None:
+    lacking.add("scheduler")
+    plan, args = LaunchPlan([]), ours()
+    assert settle.settle(args, None, plan)
     assert (args.scheduler_cls, args.additional_config, args.kv_transfer_config) == (None, {}, None)
-    (fallback,) = plan.fallbacks
-    assert fallback["section"] == "scheduler" and "_request_remaining_blocks" in fallback["reason"]
-    assert "--scheduler fcfs" not in fallback["reason"]
+    assert plan.fallbacks == [
+        {"section": "scheduler", "reason": "It lacks a seam. vLLM's own scheduler runs instead."}
+    ]
+
+
+def test_a_scheduler_that_cannot_be_loaded_is_a_step_down(
+    lacking: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settle, "unsupported", lambda config: None)
+    monkeypatch.setitem(sys.modules, "coldstart.vllm.scheduling.scheduler", None)
+    plan, args = LaunchPlan([]), ours()
+    assert settle.settle(args, None, plan) and args.scheduler_cls is None
+    assert "cannot be loaded: ModuleNotFoundError" in plan.fallbacks[0]["reason"]
+
+
+def test_without_copies_on_the_host_evicted_requests_compute_again(
+    lacking: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settle, "_obstacle", lambda config: None)
+    plan, args = LaunchPlan([]), ours()
+    assert not settle.settle(args, None, plan) and args.kv_transfer_config is not None
+    lacking.add("offload")
+    assert settle.settle(args, None, plan)
+    assert args.scheduler_cls == SCHEDULER_CLS and args.kv_transfer_config is None
+    assert args.additional_config == {KEY: {"policy": "skip-join-mlfq", "strategy": "recompute"}, "a": 1}
+    assert plan.fallbacks == [
+        {"section": "scheduler", "reason": "It lacks a seam. What is evicted is computed again."}
+    ]
+    assert not settle.settle(args, None, plan)
 
 
 @pytest.mark.parametrize("given", [None, "somebody.elses.Scheduler"])
 def test_other_schedulers_are_left_alone(given: str | None) -> None:
     args = Namespace(scheduler_cls=given, additional_config={"a": 1}, kv_transfer_config=1)
-    assert not scheduler.settle(args, None, LaunchPlan([]))
+    assert not settle.settle(args, None, LaunchPlan([]))
     assert args.additional_config == {"a": 1}
 
 
 def test_counters_have_a_directory_while_our_scheduler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     values = pytest.importorskip("prometheus_client").values
-    monkeypatch.delenv(scheduler.METRICS_ENV, raising=False)
+    monkeypatch.delenv(settle.METRICS_ENV, raising=False)
     monkeypatch.setattr(values, "ValueClass", values.ValueClass)
-    with scheduler.counted(LaunchPlan(["--model", "m"])):
-        assert scheduler.METRICS_ENV not in os.environ
-    with scheduler.counted(LaunchPlan([scheduler.SCHEDULER_FLAG, SCHEDULER_CLS])):
-        place = Path(os.environ[scheduler.METRICS_ENV])
+    with settle.counted(LaunchPlan(["--model", "m"])):
+        assert settle.METRICS_ENV not in os.environ
+    with settle.counted(LaunchPlan(["--scheduler-cls", SCHEDULER_CLS])):
+        place = Path(os.environ[settle.METRICS_ENV])
         assert place.is_dir()
-    assert not place.exists() and scheduler.METRICS_ENV not in os.environ
+    assert not place.exists() and settle.METRICS_ENV not in os.environ
