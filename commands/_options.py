@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from coldstart.artifacts.store import Store
 
 
+# Help of the word with which a bundle is taken although nobody who is trusted has signed it.
+UNTRUSTED = "Take a bundle that nobody trusted has signed; its code is left alone all the same."
+
+
 @dataclass(frozen=True)
 class Common:
     """What every command was given: the sink, the cache root, whether the network is off, and vLLM's

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from coldstart.commands._options import Common
+from coldstart.artifacts.bundle import anyone
+from coldstart.commands._options import UNTRUSTED, Common
 from coldstart.commands._options import command as declare
 
 from coldstart.errors import Usage
@@ -60,6 +61,7 @@ def command(
     require_signature: Annotated[
         bool, typer.Option("--require-signature", help="Refuse a bundle that nobody trusted has signed.")
     ] = False,
+    untrusted: Annotated[bool, typer.Option("--untrusted", help=UNTRUSTED)] = False,
     scheduler: Annotated[
         Scheduler, typer.Option("--scheduler", help="Which request runs next; fcfs is vLLM's own.")
     ] = "fcfs",
@@ -117,11 +119,14 @@ def command(
         require_signature=require_signature,
         weights_from=weights_from,
         fetch_rest=fetch_rest,
+        accepts=anyone if untrusted else None,
         scheduler=Choice(
             scheduler, batch, quantum, eta, alpha, oldest_share, reserve, kv_strategy, kv_host_memory
         ),
     )
     found, plan = serve.plan(request, common.out.phase)
+    for note in found.notes:
+        common.out.warn(note)
     if dry_run:
         planned = {
             "url": serve.url(plan),

@@ -4,12 +4,13 @@ A word the user types is a bundle in the store, or else a model whose key is com
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from coldstart.artifacts.bundle import Bundle, TrustResult
+from coldstart.artifacts import oci
+from coldstart.artifacts.bundle import Bundle, Trust, TrustResult
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.section import SECTION_TYPES
@@ -27,7 +28,11 @@ NOT_MADE = "not_made"
 
 @dataclass(frozen=True)
 class Lookup:
-    """A composed key and what the store has for it: the bundle, or the nearest one and where it differs."""
+    """A composed key and what the store has for it: the bundle, or the nearest one and where it differs.
+
+    Both are trusted, unless the untrusted were asked for; `untrusted` is a bundle of this key that was passed over for it,
+    and `notes` say what is worth knowing of the choice.
+    """
 
     model: Model
     key: Key
@@ -35,12 +40,17 @@ class Lookup:
     nearest: Bundle | None
     mismatches: tuple[Mismatch, ...]
     vllm_args: tuple[str, ...] = ()
+    untrusted: Bundle | None = None
+    notes: tuple[str, ...] = ()
 
 
 def find_bundle(store: Store, ref: str) -> Bundle | None:
-    """The bundle called ``ref``, None if there is none. Raises Ambiguous and InvalidReference."""
+    """The bundle called ``ref``, a trusted version before others, None if there is none.
+
+    Raises Ambiguous and InvalidReference.
+    """
     try:
-        return store.get(ref)
+        return store.get(ref, trust=trust)
     except NotFound:
         return None
 
@@ -58,16 +68,47 @@ def look_up(
     offline: bool = False,
     revision: str | None = None,
     cache_dir: Path | None = None,
+    accepts: Trust | None = None,
 ) -> Lookup:
-    """Compose the key of the model ``word`` here and look it up. Raises what models.resolve raises."""
+    """Compose the key of the model ``word`` here and look it up.
+
+    Only what ``accepts`` accepts is found (`trust` if None, `bundle.anyone` for whoever made it). Raises what
+    models.resolve raises.
+    """
     model = models.resolve(word, revision=revision, offline=offline, cache_dir=cache_dir)
     key = keys.compose_argv(model, vllm_args)
     given = tuple(vllm_args)
     try:
-        return Lookup(model, key, store.find(key, name=model.name), None, (), given)
+        found = store.find(key, name=model.name, trust=accepts or trust)
     except NotFound as error:
         nearest, mismatches = error.nearest or (None, [])
-        return Lookup(model, key, None, nearest, tuple(mismatches), given)
+        notes = tuple(_unvouched(nearest)) if nearest else ()
+        return Lookup(model, key, None, nearest, tuple(mismatches), given, error.untrusted, notes)
+    return Lookup(model, key, found, None, (), given, notes=(*_unvouched(found), *_passed_over(store, found)))
+
+
+def _unvouched(chosen: Bundle) -> Iterator[str]:
+    judged = trust(chosen)
+    if not judged.ok:
+        yield (
+            f"{chosen.ref} is not trusted: {judged.reason}. Its code is left alone; its sizes and its list of the weights are "
+            "its maker's word"
+        )
+
+
+def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
+    """Versions of the same key that arrived later than the chosen one, and why each was not taken."""
+    for other in store.list():
+        if other.version <= chosen.version or other.descriptor.annotations.get(oci.KEY) != chosen.key_digest:
+            continue
+        try:
+            judged = trust(other)
+            older = other.manifest.provenance.created < chosen.manifest.provenance.created
+            why = judged.reason if not judged.ok else "it was made earlier" if older else ""
+        except BundleError as error:
+            why = error.message
+        if why:
+            yield f"{other.name}:v{other.version} was passed over for v{chosen.version}: {why}"
 
 
 class Asked(Protocol):
@@ -94,11 +135,19 @@ def look_up_for(asked: Asked) -> Lookup:
         offline=asked.offline,
         revision=asked.revision,
         cache_dir=asked.cache_dir,
+        accepts=getattr(asked, "accepts", None),
     )
 
 
 def miss(found: Lookup) -> NoBundle:
     """The error for a lookup without a bundle: field, wanted, found, and the command that makes one."""
+    if found.untrusted is not None:
+        return NoBundle(
+            f"The only bundle for {found.model.name} with key {found.key.short}, {found.untrusted.ref}, is not trusted: "
+            f"{trust(found.untrusted).reason}",
+            mend="coldstart trust add FILE, with its maker's public key; or take it as it is: --untrusted; or "
+            + shlex.join(["coldstart", "materialize", found.model.argument, *_after(found.vllm_args)]),
+        )
     if found.nearest is None:
         detail = "and none for this model under another key"
     else:
@@ -116,11 +165,9 @@ def _after(vllm_args: Sequence[str]) -> list[str]:
 
 def trust(bundle: Bundle) -> TrustResult:
     """Whether a key that this user trusts signed ``bundle``."""
-    from coldstart.artifacts import (
-        sign,  # cryptography: a start whose code is unpacked already does without it
-    )
+    from coldstart.machine import verdicts
 
-    return sign.trusted(bundle, sign.trust_dir(paths.state_dir()))
+    return verdicts.judge(bundle)
 
 
 def describe(bundle: Bundle) -> dict[str, object]:

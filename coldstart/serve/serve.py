@@ -38,9 +38,10 @@ class Request:
     """What the user asked for.
 
     `listen` are vLLM's host and port arguments, `mode` is one of MODES or "auto", `on_miss` fail, warn or materialize,
-    `trust` judges whose code may run here; with `require_signature` a bundle it does not accept is refused as a whole,
-    otherwise only its code is left alone. `weights_from` is where the weights are fetched from (None: the model's own
-    directory); with `fetch_rest` those that this node's pipeline ranks do not need follow in the background.
+    `accepts` says which bundles may be taken at all (None: those of trusted makers), `trust` whose code may run here; with
+    `require_signature` a bundle that it does not accept is refused as a whole, otherwise only its code is left alone.
+    `weights_from` is where the weights are fetched from (None: the model's own directory); with `fetch_rest` those that
+    this node's pipeline ranks do not need follow in the background.
     """
 
     model: str
@@ -57,6 +58,7 @@ class Request:
     trust: Trust = inspection.trust
     weights_from: str | None = None
     fetch_rest: bool = False
+    accepts: Trust | None = None
 
 
 @dataclass

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coldstart.artifacts.bundle import Trust
 from coldstart.artifacts.store import Store
 from coldstart.errors import Failed, Usage
 from coldstart.key import inspection
@@ -30,6 +31,7 @@ class Wanted:
     model: str
     source: str
     plan: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
 
 
 def resolve(
@@ -39,15 +41,16 @@ def resolve(
     weights_from: str | None = None,
     offline: bool = False,
     cache_dir: Path | None = None,
+    accepts: Trust | None = None,
 ) -> Wanted:
     """Look the model up as `serve` does. Its weights come from `weights_from`, else its directory, else the hub.
 
     Raises what inspection.look_up raises, NoBundle when neither a bundle nor local files say what the weights are.
     """
     store = Store(paths.store_dir(cache_dir))
-    found = inspection.look_up(store, model, vllm_args, offline=offline, cache_dir=cache_dir)
+    found = inspection.look_up(store, model, vllm_args, offline=offline, cache_dir=cache_dir, accepts=accepts)
     source = weights_from or _own_source(found)
-    return Wanted(found.model.name, source, _plan(fetch.without_weights(found), source))
+    return Wanted(found.model.name, source, _plan(fetch.without_weights(found), source), found.notes)
 
 
 def _own_source(found: Lookup) -> str:
