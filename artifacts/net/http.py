@@ -24,7 +24,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 from urllib3.util.ssl_ import create_urllib3_context
 
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
 _BLOCK = 1 << 17
 _SLICE = 1 << 20
@@ -32,6 +32,10 @@ _SLICE = 1 << 20
 
 class Unreachable(Exception):
     """No answer, a broken one, or too slow a one: it may be better next time."""
+
+
+class Slow(Unreachable):
+    """It answers, and slower than the floor: asking again at once will not help."""
 
 
 class Forbidden(Exception):
@@ -107,11 +111,11 @@ def _pools(bounds: Bounds) -> dict[str, Any]:
 
 
 def tls_context(environment: Mapping[str, str] = os.environ) -> ssl.SSLContext:
-    """Trust as requests had it (REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE), else OpenSSL's own, else certifi's."""
+    """Trust what SSL_CERT_FILE or SSL_CERT_DIR name, else REQUESTS_CA_BUNDLE (CURL_CA_BUNDLE), else system, else certifi."""
     context = create_urllib3_context()
     context.sslsocket_class = _TlsSocket
     named = environment.get("REQUESTS_CA_BUNDLE") or environment.get("CURL_CA_BUNDLE")
-    if named:
+    if named and not (environment.get("SSL_CERT_FILE") or environment.get("SSL_CERT_DIR")):
         directory = os.path.isdir(named)  # noqa: PTH112 - either form is handed on as it is
         context.load_verify_locations(None if directory else named, named if directory else None)
         return context
@@ -145,7 +149,7 @@ class Answer:
             got: int = self._raw.readinto(into) if self._raw is not None else self._response.readinto(into)
         except (HTTPError, http.client.HTTPException, OSError, ValueError) as error:
             self.close()
-            raise Unreachable(reason(error)) from error
+            raise failed(error) from error
         self._pace.delivered(got)
         return got
 
@@ -202,7 +206,7 @@ class Client:
         for _ in range(_MAX_REDIRECTS):
             answer = self._once(method, url, headers or {}, secret, body, redirected=url != first)
             location = answer.headers.get("Location")
-            if not follow or answer.status not in _REDIRECTS or not location:
+            if not follow or answer.status not in REDIRECTS or not location:
                 return answer
             answer.close()
             url = redirected(url, location)
@@ -226,7 +230,7 @@ class Client:
             sent = {"Accept-Encoding": "identity", **headers, **_own(secret, url)}
             response = self._send(method, url, sent, body)
         except (HTTPError, http.client.HTTPException, OSError, ValueError) as error:
-            raise Unreachable(reason(error)) from error
+            raise failed(error) from error
         return Answer(response, url, redirected)
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], body: object) -> Any:
@@ -262,11 +266,14 @@ def redirected(url: str, location: str) -> str:
     return target
 
 
-def reason(error: BaseException) -> str:
+def failed(error: BaseException) -> Unreachable:
     """What went wrong, in one line without the address, which may hold a secret."""
+    slow = next((cause for cause in _chain(error) if isinstance(cause, TooSlow)), None)
+    return Slow(str(slow)) if slow else Unreachable(_reason(error))
+
+
+def _reason(error: BaseException) -> str:
     for cause in _chain(error):
-        if isinstance(cause, TooSlow):
-            return str(cause)
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"certificate verify failed: {cause.verify_message}"
     last = _chain(error)[-1]
