@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from coldstart.artifacts.net.origin import without_secrets
 from coldstart.commands._output import Format, Output, Progress
 
 from coldstart.errors import NeedsAuth, Usage
@@ -46,7 +47,8 @@ class Common:
         """Raises NeedsAuth (exit 4) when ``address`` lies on the network and --offline is set."""
         if self.offline and "://" in address and not address.startswith("dir://"):
             raise NeedsAuth(
-                f"{address} lies on the network, and --offline is set.", mend="leave --offline away"
+                f"{without_secrets(address)} lies on the network, and --offline is set.",
+                mend="leave --offline away",
             )
 
 

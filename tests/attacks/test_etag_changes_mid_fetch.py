@@ -26,7 +26,9 @@ class _Replaced:
         first, last = map(int, asked.headers["range"].removeprefix("bytes=").split("-"))
         self.starts.append((first, "new" if new else "old"))
         size = last + 1 - first
-        head = f"HTTP/1.1 206 P\r\nContent-Length: {size}\r\nContent-Range: bytes {first}-{last}/{len(data)}\r\n"
+        head = (
+            f"HTTP/1.1 206 P\r\nContent-Length: {size}\r\nContent-Range: bytes {first}-{last}/{len(data)}\r\n"
+        )
         tag = f'ETag: "{"new" if new else "old"}"\r\n\r\n'
         whole = size if new else max(1, size // 2)
         connection.sendall((head + tag).encode() + data[first : first + whole])
@@ -36,7 +38,7 @@ class _Replaced:
 
 @pytest.mark.parametrize("same", [True, False], ids=["same bytes", "other bytes"])
 def test_etag_changes_mid_fetch(same: bool, tmp_path: Path) -> None:
-    plan = checkpoint(tmp_path / "w")
+    plan = checkpoint(tmp_path / "w", tensors=1, size=9000)
     data = (tmp_path / "w" / FILE).read_bytes()
     server = _Replaced(data, data if same else data[:-1] + b"?", changes_at=1)
     settings = {"COLDSTART_PREFETCH_MEMORY_BYTES": 64 << 20, "COLDSTART_PREFETCH_STREAMS": 1}
