@@ -71,7 +71,7 @@ def test_h3_a_pulled_unsigned_bundle_is_not_taken(
     assert "will not run" in done.stderr and len(store.list()) == 2
     assert _taken(model) == mine
     assert store.get("org/tiny", trust=inspection.trust) == mine
-    noted = inspection.look_up(store, model).notes
+    noted = inspection.look_up(model).notes
     assert noted == ("org/tiny:v2 was passed over for v1: the bundle is not signed",)
 
 
@@ -116,8 +116,8 @@ def test_h3_the_weights_of_a_stranger_are_not_called_verified(
             draft.add_json("weights", plan)
             draft.publish(provenance())
     with pytest.raises(NoBundle):
-        ask.resolve(model, weights_from="http://127.0.0.1:1/w")
-    asked = ask.resolve(model, weights_from="http://127.0.0.1:1/w", accepts=anyone)
+        ask.resolve(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w")
+    asked = ask.resolve(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w", accepts=anyone)
     assert asked.plan == plan and any("maker's word" in note for note in asked.notes)
 
 
@@ -128,7 +128,7 @@ def test_h3_going_back_is_said_and_not_done(
     done = run("pull", _elsewhere(home, wanted, OLD, signed=True))
     assert "is older than v1" in done.stderr
     assert [bundle.version for bundle in store.list()] == [1, 2] and _taken(model) == mine
-    (note,) = inspection.look_up(store, model).notes
+    (note,) = inspection.look_up(model).notes
     assert "v2 was passed over for v1: it was made earlier" in note
     run("prune", mine.ref)  # in words
     assert _taken(model) == store.get("org/tiny:v2")
