@@ -25,7 +25,7 @@ from benchmarks.common import (
     poisson,
 )
 from coldstart.scheduling import MlfqSettings, make_policy
-from coldstart.simulate import SimSettings, simulate
+from coldstart.scheduling.simulate import SimSettings, simulate
 
 SLO_S, REQUESTS, BATCH, BLOCK = 0.3, 300, 16, 16
 LOADS = (0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0)

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common import OPT_13B, capacity, finish, lengths, per_token, poisson
 from coldstart.scheduling import MlfqSettings, make_policy
-from coldstart.simulate import STRATEGIES, Outcome, SimSettings, simulate
+from coldstart.scheduling.simulate import STRATEGIES, Outcome, SimSettings, simulate
 
 REQUESTS, BATCH, BLOCK = 300, 16, 16
 LOADS, LINKS = (0.5, 0.8, 1.0, 1.2), (2e9, 5e9, 20e9, 60e9)

@@ -26,10 +26,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from live import workloads  # noqa: E402
 
 from benchmarks.common import finish  # noqa: E402
-from coldstart.bench import facts  # noqa: E402
-from coldstart.replay.metrics import percentile  # noqa: E402
+from coldstart.measure.bench import facts  # noqa: E402
+from coldstart.measure.replay.metrics import percentile  # noqa: E402
 from coldstart.scheduling import IterationProfile, MlfqSettings, make_policy  # noqa: E402
-from coldstart.simulate import Outcome, SimSettings, simulate  # noqa: E402
+from coldstart.scheduling.simulate import Outcome, SimSettings, simulate  # noqa: E402
 
 BATCH, SEEDS = 4, 9
 PROFILE = HERE / "results" / "iteration-profile-cpu.json"

@@ -15,14 +15,14 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
 from coldstart.errors import Failed, Usage
-from coldstart.replay import RecordStore, Replay, ReplaySettings, Slo, summarize
-from coldstart.replay.compare import compare
-from coldstart.replay.html import page
-from coldstart.replay.plan import TracePlan, run_live, run_simulated
-from coldstart.replay.render import text, write_csv
+from coldstart.measure.replay import RecordStore, Replay, ReplaySettings, Slo, summarize
+from coldstart.measure.replay.compare import compare
+from coldstart.measure.replay.html import page
+from coldstart.measure.replay.plan import TracePlan, run_live, run_simulated
+from coldstart.measure.replay.render import text, write_csv
+from coldstart.measure.traces import TraceReport
 from coldstart.scheduling import IterationProfile, MlfqSettings, ProfileError
-from coldstart.simulate import SimSettings
-from coldstart.traces import TraceReport
+from coldstart.scheduling.simulate import SimSettings
 
 INTERRUPTED = 130
 

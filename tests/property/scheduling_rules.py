@@ -15,8 +15,8 @@ from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
 
-from coldstart.scheduling.vllm.room import Enst
-from coldstart.scheduling.vllm.scheduler import PolicyScheduler
+from coldstart.vllm.scheduling.room import Enst
+from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 
 RUNNING = RequestStatus.RUNNING
 

@@ -6,9 +6,9 @@ import pytest
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from coldstart.scheduling.vllm import SCHEDULER_CLS, compat
-from coldstart.scheduling.vllm.config import KEY, SchedulerSettings
-from coldstart.scheduling.vllm.counters import Counters, Exporter
+from coldstart.vllm.scheduling import SCHEDULER_CLS, compat
+from coldstart.vllm.scheduling.config import KEY, SchedulerSettings
+from coldstart.vllm.scheduling.counters import Counters, Exporter
 
 
 def config(**changes: object) -> SimpleNamespace:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from vllm.v1.request import Request
 
-from coldstart.scheduling.vllm.loads import Loads
-from coldstart.scheduling.vllm.room import RUNNING, Enst, Room
+from coldstart.vllm.scheduling.loads import Loads
+from coldstart.vllm.scheduling.room import RUNNING, Enst, Room
 
 from .workloads import Checked, random_load
 
