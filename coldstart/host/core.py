@@ -76,7 +76,9 @@ class Core:
                 self.residents.left(model, now)
             case events.Measured(_, memory) if model.state is State.READY:
                 self.residents.measured(model, memory)
-        self._next_check = -inf
+        self._watch(model)
+        if self.settings.min_residents or self.residents.unsettled():
+            self._next_check = -inf
 
     def _arrived(self, request: str, name: str, now: float) -> Iterator[Action]:
         self.requests += 1

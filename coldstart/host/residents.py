@@ -6,7 +6,7 @@ every load and every eviction once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from coldstart.errors import Usage
 from coldstart.host.ledger import Ledger
@@ -26,6 +26,7 @@ class Residents:
         self.costs: dict[str, ModelCost] = {}
         self.policy = make(settings.policy, self.costs, settings.memory)
         self.pinned: list[str] = []
+        self._retiring = False
         self._draining: dict[str, Model] = {}
         self._starting: set[str] = set()
         self._reprice()
@@ -48,14 +49,20 @@ class Residents:
         gone = [name for name in self.models if name not in named]
         for name in gone:
             self.models[name].retired = True
+        self._retiring = bool(gone)
         self._reprice()
         return gone
+
+    def unsettled(self) -> bool:
+        """Whether more is held than there is, or something is left of a model that is to go."""
+        return self.device.room() < 0 or self._retiring
 
     def forget_retired(self) -> None:
         """Models of which nothing is left."""
         done = [n for n, m in self.models.items() if m.retired and m.state in (State.STOPPED, State.FAILED)]
         for name in done:
             del self.models[name], self.costs[name]
+        self._retiring = any(model.retired for model in self.models.values())
         self.pinned = [name for name in self.pinned if name in self.models]
 
     def requested(self, model: Model, now: float) -> None:
@@ -118,13 +125,15 @@ class Residents:
         fits = (t for t in below if t.host_memory <= room and model.observed.held(t) < held)
         return next(fits, tiers[-1])
 
-    def may_leave(self, busy: bool = False) -> Iterator[str]:
+    def may_leave(self, busy: bool = False) -> list[str]:
         """Models whose leaving would free device memory now; with `busy` those in use too."""
-        for name, model in self.models.items():
-            if model.spec.pinned or not self.device.held(name):
-                continue
-            if model.state is State.ASLEEP or model.idle or (busy and model.state is State.READY):
-                yield name
+        ready, asleep, held = State.READY, State.ASLEEP, self.device.held
+        return [
+            name
+            for name, model in self.models.items()
+            if (model.state is ready and (busy or not model.in_flight) and not model.spec.pinned)
+            or (model.state is asleep and held(name))
+        ]
 
     def start(self, model: Model, now: float) -> Tier:
         """Take the memory and begin; the tier that it starts from."""

@@ -43,7 +43,7 @@ def shrink(residents: Residents, now: float) -> None:
     """Measurements went past the capacity: let go what may go, even if that is not enough."""
     over = -residents.device.room() - residents.leaving()
     if over > 0:
-        order = list(residents.policy.victims(list(residents.may_leave()), over, now))
+        order = list(residents.policy.victims(residents.may_leave(), over, now))
         _leave(residents, order, 0, 0, now, stop=True)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from coldstart.host.policies.eviction_set import least_loss
+from coldstart.host.policies.eviction_set import SEEDS, least_loss
 from coldstart.host.policies.protocol import Costs
 
 KEEP = np.array([0.7, 0.9, 0.97, 0.995])
@@ -63,17 +63,20 @@ class Predictive:
 
     def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
         names = list(free)
-        values = self.values(names, now)
-        items = [(value, self.costs[name].memory, name) for value, name in zip(values, names, strict=True)]
+        costs = [self.costs[name] for name in names]
+        sizes = np.array([cost.memory for cost in costs])
+        values = self.hazard(names, now) * np.array([cost.penalty_s for cost in costs]) / sizes
+        order = np.argsort(values, kind="stable")
+        enough = int(np.searchsorted(np.cumsum(sizes[order]), need)) + 1
+        items = [(float(values[i]), int(sizes[i]), names[i]) for i in order[: enough + SEEDS]]
         return least_loss(items, need, CREDIT)
 
-    def values(self, names: Sequence[str], now: float) -> list[float]:
-        """P/S * h for each model, in seconds lost per second and byte."""
-        rows = np.fromiter((self._row(name, now) for name in names), np.intp, len(names))
+    def hazard(self, names: Sequence[str], now: float) -> Floats:
+        """h of each model, in requests per second."""
+        rows = np.array([self._rows[name] for name in names], dtype=np.intp)
         age = np.maximum(0.0, now - self._latest[rows])[:, None]
         a, b = self._count[rows] + PRIOR, self._span[rows] + self._prior_span()
-        hazard = _hazard(self._weights, a, b, age)
-        return [h * self.costs[name].density for h, name in zip(hazard.tolist(), names, strict=True)]
+        return _hazard(self._weights, a, b, age)
 
     def _tick(self, now: float) -> None:
         if self._requests:

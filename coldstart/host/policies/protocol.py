@@ -45,7 +45,7 @@ class Policy(Protocol):
     def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
         """Models out of `free` that hold `need` bytes or more together; all of them where even that is less.
 
-        `free` are the resident models that may leave (not in use, not pinned). Changes nothing: only `evicted` does.
+        `free` are models that may leave: loaded, not in use, not pinned. Changes nothing: only `evicted` does.
         """
 
 

@@ -113,6 +113,24 @@ def test_predictive_keeps_what_is_asked_for_again_soon() -> None:
     assert policy.victims(costs, 10, 900.0) == ["gone"]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_predictive_loses_less_than_gdsf_where_popularity_drifts(seed: int) -> None:
+    random = Random(seed)
+    costs = {f"m{i}": ModelCost(random.randint(1, 30), random.uniform(1, 30)) for i in range(20)}
+    capacity = sum(cost.memory for cost in costs.values()) * 2 // 5
+    caches = {
+        name: ShadowCache(POLICIES[name](costs, capacity), costs, capacity) for name in ("predictive", "gdsf")
+    }
+    order, weights = list(costs), [1 / (rank + 1) for rank in range(20)]
+    for number in range(4000):
+        if number % 400 == 0:
+            random.shuffle(order)
+        model = random.choices(order, weights)[0]
+        for cache in caches.values():
+            cache.request(model, float(number))
+    assert caches["predictive"].cost_s < 0.95 * caches["gdsf"].cost_s
+
+
 def test_predictive_weighs_penalty_and_size() -> None:
     costs = {"small": ModelCost(5, 5.0), "large": ModelCost(20, 5.0), "dear": ModelCost(20, 50.0)}
     policy = Predictive(costs, 45)
