@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coldstart.contract.arguments import Arguments
+
 PLAN_ENV = "COLDSTART_PLAN"
 READY_FD_ENV = "COLDSTART_READY_FD"
 CANARY_BATCH = 4
@@ -28,7 +30,7 @@ class LaunchPlan:
     a `batch` of several. `env` is set before vLLM is imported.
     """
 
-    vllm_args: list[str]
+    vllm_args: Arguments
     key: str = ""
     weights: str = ""
     compile_dir: str | None = None
@@ -36,9 +38,13 @@ class LaunchPlan:
     env: dict[str, str] = field(default_factory=dict)
     fallbacks: list[dict[str, str]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        # A plan that comes from JSON, or is written down as a list of words.
+        object.__setattr__(self, "vllm_args", Arguments(self.vllm_args))
+
     def document(self) -> dict[str, Any]:
         """The JSON object."""
-        return asdict(self)
+        return asdict(self) | {"vllm_args": list(self.vllm_args)}
 
     @classmethod
     def from_json(cls, text: str) -> LaunchPlan:
@@ -54,7 +60,7 @@ class LaunchPlan:
     def current(cls) -> LaunchPlan:
         """The plan this process was started with; an empty one under an ordinary vLLM."""
         text = os.environ.get(PLAN_ENV)
-        return cls.from_json(text) if text else cls([])
+        return cls.from_json(text) if text else cls(Arguments())
 
     def save(self, path: Path) -> None:
         """Write the plan for a process that is started with its path."""

@@ -12,11 +12,11 @@ in both figures, since vLLM's gate is a strict comparison and one refusal change
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from coldstart.artifacts.files import replacing
 from coldstart.graphs.errors import AlteredTable, Refused
 
 SCHEMA = 1
@@ -114,7 +114,6 @@ def lay(plan: KvPlan, cache_root: Path, fingerprint: str, *, free: int | None = 
     target = path(cache_root, fingerprint)
     target.parent.mkdir(parents=True, exist_ok=True)
     figures = {name: getattr(plan, name) for name in ("kv_cache_memory_bytes", "free_memory_baseline")}
-    temporary = target.with_suffix(f".tmp.{os.getpid()}")
-    temporary.write_text(json.dumps({"schema": SCHEMA, "fingerprint": fingerprint} | figures))
-    temporary.replace(target)
+    with replacing(target, durable=False) as file:
+        file.write(json.dumps({"schema": SCHEMA, "fingerprint": fingerprint} | figures).encode())
     return target

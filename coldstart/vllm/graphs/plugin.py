@@ -28,8 +28,9 @@ from coldstart.contract.graphs import (
 )
 from coldstart.graphs import rounds
 from coldstart.graphs.errors import GraphError, Refused
+from coldstart.vllm import late, seams
 from coldstart.vllm.engine import aot
-from coldstart.vllm.graphs import hook, kv_plan, late
+from coldstart.vllm.graphs import hook, kv_plan
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 WORKER = "vllm.v1.worker.gpu_worker"
@@ -99,7 +100,7 @@ def register() -> None:
     if KV_NOTE in os.environ:
         late.when_imported(WORKER, functools.partial(_note_kv, Path(os.environ[KV_NOTE])))
     if KV_PLAN in os.environ:
-        late.when_imported(WORKER, functools.partial(_size_kv, os.environ[KV_PLAN]))
+        _size_kv_later(os.environ[KV_PLAN])
     if any(os.environ.get(name) for name in (RECORD, PROVE, RESTORE)):
         session = Later(_session, os.environ.get(RECORD) or os.environ.get(PROVE))
         if os.environ.get(RECORD):
@@ -108,7 +109,7 @@ def register() -> None:
 
 
 def _session() -> Session:
-    hook.known_version()
+    hook.require()
     if directory := os.environ.get(RECORD):
         from coldstart.vllm.graphs.record import Recording
 
@@ -163,6 +164,13 @@ def _note_kv(directory: Path, module: Any) -> None:
         original(worker, kv_cache_memory_bytes)
 
     module.maybe_save_startup_plan = save
+
+
+def _size_kv_later(text: str) -> None:
+    if reason := seams.check("kv-plan"):
+        log.warning("the KV cache is profiled as always: %s", reason)
+    else:
+        late.when_imported(WORKER, functools.partial(_size_kv, text))
 
 
 def _size_kv(text: str, module: Any) -> None:

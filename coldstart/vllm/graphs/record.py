@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from coldstart.graphs import live, rounds
 from coldstart.graphs.cuda.backend import CudaDriver
@@ -61,7 +61,7 @@ class Recording:
         self.inputs = InputLog(driver)
         undo = hook.watch(runner, lambda key: self._remember(runner, key))
         try:
-            with patch.object(torch.cuda, "CUDAGraph", kept_class(torch.cuda.CUDAGraph)):
+            with kept_graphs():
                 result = own()
         finally:
             undo()
@@ -108,8 +108,7 @@ class Recording:
         )  # fmt: skip
         here = finder(framework.regions, framework.pool)
         workload = StoredInputs(driver, held, inputs.held.__getitem__, here, View(here), None)
-        seams = hook.known_version().fingerprint()
-        vllm = {"attributes": attributes, "outputs": made, "seams": seams, "driver": nvml.driver()}
+        vllm = {"attributes": attributes, "outputs": made, "driver": nvml.driver()}
         report = {ENTRY: held.document(), outputs.ENTRY: vllm}
         return rounds.record(
             self._work, driver, framework, captured, workload, inputs, report, by_reference=self._by_reference
@@ -144,6 +143,19 @@ def _pool(runner: Any) -> tuple[int, int]:
     manager = getattr(runner, "cudagraph_manager", None)
     pool: tuple[int, int] = manager.pool if manager is not None else runner.model.graph_pool
     return pool
+
+
+@contextmanager
+def kept_graphs() -> Iterator[None]:
+    """While vLLM captures, the class that it makes graphs of keeps them."""
+    import torch
+
+    plain = torch.cuda.CUDAGraph
+    torch.cuda.CUDAGraph = kept_class(plain)
+    try:
+        yield
+    finally:
+        torch.cuda.CUDAGraph = plain
 
 
 def input_tensors(tensors: dict[str, Any]) -> dict[str, Any]:

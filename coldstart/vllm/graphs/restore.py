@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from coldstart.graphs import gate, rounds
 from coldstart.graphs.cuda.backend import CudaDriver
@@ -15,12 +14,12 @@ from coldstart.graphs.online import Online
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.store import read_manifest
 from coldstart.graphs.table import Region
-from coldstart.graphs.torch_framework import TorchFramework, kept_class
+from coldstart.graphs.torch_framework import TorchFramework
 from coldstart.machine import nvml, timeline
 from coldstart.vllm.graphs import hook, outputs
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.plugin import log, refuse_parallel
-from coldstart.vllm.graphs.record import captured_graphs, vllm_framework
+from coldstart.vllm.graphs.record import captured_graphs, kept_graphs, vllm_framework
 
 
 def workload(
@@ -81,14 +80,13 @@ class Proving:
             return own()
 
     def _prove(self, runner: Any, own: Callable[[], Any]) -> Any:
-        import torch
 
         driver, graphs, result = CudaDriver(), dict[str, Any](), list[Any]()
         make_attributes(runner, self.extras["attributes"])
 
         def capture(key: str) -> Any:
             if not result:
-                with patch.object(torch.cuda, "CUDAGraph", kept_class(torch.cuda.CUDAGraph)):
+                with kept_graphs():
                     result.append(own())
                 graphs.update(captured_graphs(runner))
                 self._look(graphs)
@@ -125,7 +123,7 @@ class Restoring:
             refuse_parallel(runner)
             self._refuse_another_driver()
             online = self._begin(runner)
-            undo = hook.install(runner, self, log.warning, self.extras.get("seams"))
+            undo = hook.install(runner, self, log.warning)
         except GraphError as error:
             log.warning("CUDA graphs are captured as always: %s", error)
             self._declined["*"] = str(error)

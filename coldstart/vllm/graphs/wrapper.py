@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from coldstart.vllm.graphs.source import Log, Source, attempt, key_of
-
-WRAPPER = "vllm.compilation.cuda_graph"
 
 
 def restoring(original: Callable[..., None], runner: Any, source: Source, log: Log) -> Callable[..., None]:
@@ -64,9 +61,10 @@ def _fill_entry(entries: dict[Any, Any], desc: Any, key: str, source: Source, lo
 
 def _entry(desc: Any, key: str, source: Source) -> Any:
     """A finished entry of the wrapper: replay goes the same way as after a capture."""
-    kind = import_module(WRAPPER).CUDAGraphEntry
+    from vllm.compilation.cuda_graph import CUDAGraphEntry
+
     graph, output = source.replayable(key), source.output(key)
-    return kind(batch_descriptor=desc, cudagraph=graph, output=output, input_addresses=[])
+    return CUDAGraphEntry(batch_descriptor=desc, cudagraph=graph, output=output, input_addresses=[])
 
 
 def watched_capture(

@@ -9,6 +9,7 @@ import pytest
 from fake_nvml import A100, H200, Fake
 
 from coldstart.machine import doctor, modes, nvml, probes, runtime
+from coldstart.machine.paths import Cache
 from coldstart.machine.probes import Probe
 
 
@@ -23,7 +24,7 @@ def gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _found(tmp_path: Path) -> tuple[dict[str, Probe], dict[str, bool]]:
-    found = doctor.examine(tmp_path)
+    found = doctor.examine(Cache(tmp_path))
     return {probe.name: probe for probe in found}, doctor.start_modes(found)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.graphs import KV_NOTE
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
@@ -26,7 +27,7 @@ def _phase(name: str) -> Iterator[None]:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Assembly:
-    return Assembly(Model("m", tmp_path, None, None, {}), (), "sha256:00", tmp_path, _phase)
+    return Assembly(Model("m", tmp_path, None, None, {}), Arguments(), "sha256:00", tmp_path, _phase)
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])

@@ -51,5 +51,5 @@ def test_a_built_engine_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_a_snapshot_by_fork_is_refused_before_any_work() -> None:
     with pytest.raises(Failed, match="no CUDA state") as caught:
-        materialize.materialize(materialize.Request("tiny-llama", snapshot=True), pytest.fail)
+        materialize.materialize(None, materialize.Options(snapshot=True), pytest.fail)  # type: ignore[arg-type]
     assert "vllm snapshot create" in str(caught.value.mend)

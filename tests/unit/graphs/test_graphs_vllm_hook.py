@@ -19,7 +19,6 @@ from coldstart.vllm.graphs import hook, kv_plan, plugin
 from coldstart.vllm.graphs import manager as managers
 from coldstart.vllm.graphs import wrapper as wrappers
 from coldstart.vllm.graphs.record import captured_graphs
-from coldstart.vllm.graphs.seams import ADAPTERS, Seam, adapter
 from coldstart.vllm.graphs.source import key_of
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -224,11 +223,6 @@ def test_keys_tell_descriptors_apart() -> None:
 
 
 @needs_vllm
-def test_every_seam_exists_in_the_installed_vllm() -> None:
-    assert hook.checked_adapter().problems() == []
-
-
-@needs_vllm
 def test_the_wrapper_of_the_other_runner_gets_finished_entries() -> None:
     from vllm.compilation.cuda_graph import CUDAGraphEntry
     from vllm.forward_context import BatchDescriptor
@@ -265,40 +259,27 @@ def test_install_and_undo() -> None:
     assert CudaGraphManager.capture is before
 
 
-@needs_vllm
-def test_sources_that_were_found_to_fit_are_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = hook.known_version().fingerprint()
-    monkeypatch.setattr(Seam, "problem", lambda seam: f"{seam.module} was looked at")
-    assert hook.checked_adapter(known) is hook.known_version()
-    for other in (None, "0" * 64):
-        with pytest.raises(Refused, match="was looked at"):
-            hook.checked_adapter(other)
+def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook.seams, "check", lambda feature: f"{feature} differ.")
+    monkeypatch.setattr(hook, "_patched", lambda **_: pytest.fail("patched"))
+    with pytest.raises(Refused, match=r"graphs differ\."):
+        hook.install(object(), Source(set()), print)
+    with pytest.raises(Refused, match=r"graphs differ\."):
+        hook.watch(object(), print)
 
 
-@needs_vllm
-def test_the_fingerprint_is_of_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    before, find = hook.known_version().fingerprint(), importlib.util.find_spec
-    changed = tmp_path / "cudagraph_utils.py"
-    changed.write_text("class CudaGraphManager: ...")
+def test_without_vllms_gate_the_cache_is_profiled_as_always(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from coldstart.vllm.graphs import plugin
 
-    def other(name: str) -> Any:
-        return SimpleNamespace(origin=str(changed)) if name == hook.MANAGER else find(name)
-
-    monkeypatch.setattr(importlib.util, "find_spec", other)
-    assert hook.known_version().fingerprint() != before
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(Refused, match="has no module"):
-        hook.known_version().fingerprint()
-
-
-def test_another_version_is_refused_and_a_changed_seam_is_named() -> None:
-    with pytest.raises(Refused, match=r"0\.31"):
-        adapter("0.31.2")
-    assert adapter("0.32.1+cpu") is ADAPTERS[0]
-    assert "takes" in str(Seam("json", "dumps", ("obj", "indent")).problem())
-    assert "no_such" in str(Seam("json", "no_such").problem())
-    assert Seam("json", "JSONEncoder", None, ("self.skipkeys",)).problem() is None
-    assert "self.gone" in str(Seam("json", "JSONEncoder", None, ("self.skipkeys", "self.gone")).problem())
+    monkeypatch.setattr(plugin.seams, "check", lambda feature: f"{feature} is gone.")
+    monkeypatch.setattr(plugin.late, "when_imported", lambda *_: pytest.fail("hooked"))
+    monkeypatch.setenv(plugin.KV_PLAN, "{}")
+    for name in (plugin.RECORD, plugin.PROVE, plugin.RESTORE):
+        monkeypatch.delenv(name, raising=False)
+    plugin.register()
+    assert "kv-plan is gone." in caplog.text
 
 
 def _plan(baseline: int = 1000) -> kv_plan.KvPlan:

@@ -6,7 +6,6 @@ What stands in: the driver and the framework (simulated), the manager and its ca
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -142,9 +141,8 @@ class Runner:
 def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
     """`model` is the process of the moment."""
     now: dict[str, SimModel] = {}
-    stand_in = SimpleNamespace(
-        CudaGraphManager=Manager, GPUModelRunner=type("R", (), {"_warmup_and_capture": None})
-    )
+    runner = type("R", (), {"_warmup_and_capture": None})
+    places = {"manager": (Manager, "capture"), "runner": (runner, "_warmup_and_capture")}
 
     def framework(driver: Any, tensors: Any, sizes: Any, capture: Any, pool: Any) -> Framework:
         return Framework(now["model"], sizes, capture)
@@ -153,10 +151,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
         regions = Framework(now["model"], {}, None).regions()
         return {r.symbol: Tensor(r) for r in regions}
 
-    for name in (hook.MANAGER, hook.RUNNER):
-        monkeypatch.setitem(sys.modules, name, stand_in)  # type: ignore[arg-type]
-    monkeypatch.setattr(hook, "checked_adapter", lambda *known: None)
-    monkeypatch.setattr(hook, "known_version", lambda: SimpleNamespace(fingerprint=lambda: "these sources"))
+    monkeypatch.setattr(hook, "_places", lambda: places)
+    monkeypatch.setattr(hook, "require", lambda: None)
     for module in (record, restore):
         monkeypatch.setattr(module, "CudaDriver", lambda *log: now["model"].driver)
         monkeypatch.setattr(module, "runner_tensors", tensors)
