@@ -13,8 +13,9 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from random import Random
 
-from coldstart.host.policies.protocol import ModelCost
 from coldstart.measure.traces import TraceRequest, read_trace
+
+from coldstart.host.policies.protocol import ModelCost
 
 Arrivals = list[tuple[float, str]]
 GB = 10**9

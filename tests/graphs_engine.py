@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.graphs import CANARY, KERNELS, PROVE, RECORD, RESTORE
-from coldstart.graphs import gate, rounds
+from coldstart.graphs import gate, live, rounds
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs, View, finder, stored
 from coldstart.graphs.online import Online
@@ -25,7 +25,7 @@ from tests.support.graphs.model import Shape, SimModel
 
 SHAPE = Shape("engine", 2, sizes=(1, 8, 64, 256))
 INPUTS = ("static:ids", "static:positions", "static:slots", "static:lengths")
-LIBRARY, SEED = "SIM_LIBRARY", "SIM_SEED"
+LIBRARY, SEED, STEPS, MOVING = "SIM_LIBRARY", "SIM_SEED", "SIM_STEPS", "SIM_MOVING"
 
 
 def regions(model: SimModel, *symbols: str) -> list[Region]:
@@ -54,8 +54,24 @@ def record(model: SimModel, work: Path) -> dict[str, Any]:
     workload = StoredInputs(model.driver, held, log.held.__getitem__, here, View(here), None)
     report = {ENTRY: held.document()}
     by_reference = os.environ.get(KERNELS) == "reference"
-    rounds.record(work, model.driver, model, captured, workload, log, report, by_reference=by_reference)
+    made = rounds.record(
+        work, model.driver, model, captured, workload, log, report, by_reference=by_reference
+    )
+    for step in range(int(os.environ.get(STEPS, "3"))):
+        _live(model, captured, made, step)
+    made.save(work)
     return {"bases": sorted(hex(r.base) for r in model.regions())}
+
+
+def _live(model: SimModel, captured: dict[str, Any], made: live.Watch, step: int) -> None:
+    """What an engine does in a step; with MOVING it first rewrites a buffer that no tensor names."""
+    model.prepare("decode:8", step)
+    moving = [block for block in made.blocks if block[0] == os.environ.get(MOVING)]
+    for _, address, size in moving[:1]:
+        held = model.driver.read(address, size)
+        model.driver.write(address, bytes([held[0] ^ (1 + step)]) + held[1:])
+    model.driver.launch(captured["decode:8"].executable, 0)
+    made.look()
 
 
 def workload(model: SimModel, directory: Path, restorer: Restorer) -> StoredInputs:

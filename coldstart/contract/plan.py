@@ -16,6 +16,8 @@ from coldstart.contract.arguments import Arguments
 
 PLAN_ENV = "COLDSTART_PLAN"
 READY_FD_ENV = "COLDSTART_READY_FD"
+CANARY_BATCH = 4
+"""How many requests at once the canary's `batch` tokens answer."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class LaunchPlan:
 
     `vllm_args` are vLLM's own serve arguments, the model included. `key` and `weights` (digests) say for what the
     state was made: a built worker is adopted only for the same two. `compile_dir` is an unpacked `compile` section.
-    `canary` holds prompt token ids and the greedy tokens that must follow them. `env` is set before vLLM is imported.
+    `canary` holds prompt token ids, the greedy tokens that must follow them, and, where it is known, what must follow in
+    a `batch` of several. `env` is set before vLLM is imported.
     """
 
     vllm_args: Arguments

@@ -17,9 +17,9 @@ from pathlib import Path
 from coldstart.artifacts import files, sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Draft
-from coldstart.errors import Usage
+from coldstart.errors import Failed, Usage
 from coldstart.key.inspection import Lookup
-from coldstart.machine import paths
+from coldstart.machine import modes, paths
 from coldstart.materialize import freeze
 from coldstart.materialize.assembly import Assembly, Phase
 from coldstart.materialize.graphs import Kernels
@@ -59,6 +59,8 @@ def materialize(asked: Lookup, options: Options, phase: Phase) -> Bundle:
 
     Raises Failed when the engine or the proof fails, NoSpace and ReadOnlyStore from the store.
     """
+    if options.snapshot and (refused := modes.refusal("snapshot")):
+        raise Failed(f"No snapshot can be taken here: {refused.reason}.", mend=refused.mend)
     with asked.store.lock(asked.key):
         # Looked up again: another process may have made it while this one waited for the lock.
         found = asked.again()

@@ -20,7 +20,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed, Usage
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
-from coldstart.machine import peers, runtime, timeline
+from coldstart.machine import modes, peers, runtime, timeline
 from coldstart.model import models
 from coldstart.serve import fetch, launch, pool, prepare, scheduler
 from coldstart.serve.scheduler import STOCK, Choice
@@ -206,6 +206,8 @@ def _ladder(mode: str) -> Sequence[str]:
 def _launch(mode: str, request: Request, plan: LaunchPlan) -> tuple[launch.Process, int]:
     if mode == "fresh":
         return launch.fresh(plan)
+    if refused := modes.refusal(mode):
+        raise _Unavailable(f"{refused.reason}: {refused.mend}")
     if mode == "snapshot":
         return _thaw(request, plan)
     level, found = mode.removeprefix("template-"), request.found

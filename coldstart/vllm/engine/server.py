@@ -40,14 +40,20 @@ def import_runtime() -> None:
 
 
 def import_engine() -> None:
-    """Import what the engine process will need beyond `import_runtime`, whatever the model."""
+    """Import what the engine process will need beyond `import_runtime`, whatever the model.
+
+    The CPU's worker only for the CPU: importing it puts stand-ins in the place of torch.cuda's streams and events.
+    """
+    from vllm.platforms import current_platform
+
     with timeline.measure("import engine", track="server"):
         import vllm.v1.core.sched.scheduler
         import vllm.v1.structured_output  # noqa: F401
         import xgrammar  # noqa: F401
 
-        import coldstart.vllm.engine.executor
-        import coldstart.vllm.engine.worker  # noqa: F401
+        if current_platform.is_cpu():
+            import coldstart.vllm.engine.executor
+            import coldstart.vllm.engine.worker  # noqa: F401
 
 
 def parse_args(vllm_args: Sequence[str]) -> tuple[Namespace, settle.Fallbacks]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.machine import fingerprint, timeline
+from coldstart.machine import fingerprint, modes, timeline
 from coldstart.machine.ipc import Channel
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.machine.peers import Listener, PeerError
@@ -33,9 +33,11 @@ def build(plan: LaunchPlan, level: str) -> settle.Fallbacks:
 
     Returns what this vLLM has no way for, beyond what each server finds out by itself.
 
-    Raises RuntimeError when another Python thread is alive, or at level `engine` for more than one rank: such a process must
-    not be forked.
+    Raises RuntimeError when another Python thread is alive, or at level `engine` on a GPU or for more than one rank: such a
+    process must not be forked.
     """
+    if level == "engine" and (found := modes.refusal("template-engine")):
+        raise RuntimeError(f"{found.reason}: {found.mend}")
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # its monitor is a thread

@@ -14,10 +14,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from coldstart.contract.graphs import CANARY, GRAPHS_REPORT, KERNELS, KV_PLAN, PROVE, RECORD, RESTORE
+from coldstart.contract.graphs import (
+    CANARY,
+    COMPILED,
+    GRAPHS_REPORT,
+    KERNELS,
+    KV_NOTE,
+    KV_PLAN,
+    KV_REPORT,
+    PROVE,
+    RECORD,
+    RESTORE,
+)
 from coldstart.graphs import rounds
 from coldstart.graphs.errors import GraphError, Refused
 from coldstart.vllm import late, seams
+from coldstart.vllm.engine import aot
 from coldstart.vllm.graphs import hook, kv_plan
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
@@ -81,6 +93,12 @@ class Later:
 
 def register() -> None:
     """What vLLM calls in each of its processes."""
+    if COMPILED in os.environ:
+        compiled = aot.Aot(Path(os.environ[COMPILED]))
+        late.when_imported(aot.MODULE, compiled.install)
+        late.when_imported(aot.WORKER, compiled.report_in)
+    if KV_NOTE in os.environ:
+        late.when_imported(WORKER, functools.partial(_note_kv, Path(os.environ[KV_NOTE])))
     if KV_PLAN in os.environ:
         _size_kv_later(os.environ[KV_PLAN])
     if any(os.environ.get(name) for name in (RECORD, PROVE, RESTORE)):
@@ -136,6 +154,18 @@ def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
     return capture_model
 
 
+def _note_kv(directory: Path, module: Any) -> None:
+    """Leave what this worker's profiling finds."""
+    original = module.maybe_save_startup_plan
+
+    @functools.wraps(original)
+    def save(worker: Any, kv_cache_memory_bytes: int) -> None:
+        kv_plan.note(directory, worker, kv_cache_memory_bytes)
+        original(worker, kv_cache_memory_bytes)
+
+    module.maybe_save_startup_plan = save
+
+
 def _size_kv_later(text: str) -> None:
     if reason := seams.check("kv-plan"):
         log.warning("the KV cache is profiled as always: %s", reason)
@@ -145,7 +175,7 @@ def _size_kv_later(text: str) -> None:
 
 def _size_kv(text: str, module: Any) -> None:
     """Lay the bundle's plan under the fingerprint that this worker computes, then let vLLM's own gate decide."""
-    original = module.maybe_apply_startup_plan
+    original, reasons = module.maybe_apply_startup_plan, list[str]()
 
     @functools.wraps(original)
     def apply(worker: Any) -> None:
@@ -153,9 +183,13 @@ def _size_kv(text: str, module: Any) -> None:
             kv_plan.lay_for(worker, json.loads(text))
         except (GraphError, OSError, ValueError) as error:
             log.warning("the KV cache is profiled as always: %s", error)
+            reasons.append(str(error))
         original(worker)
+        if not reasons and worker.cache_config.kv_cache_memory_bytes is None:
+            reasons.append("vLLM's own gate did not apply the KV plan")
 
     module.maybe_apply_startup_plan = apply
+    setattr(module.Worker, KV_REPORT, lambda worker: "; ".join(reasons) or None)
 
 
 def refuse_parallel(runner: Any) -> None:

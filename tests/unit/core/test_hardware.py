@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from coldstart.machine import hardware, nvml
-from coldstart.machine.nvml import Gpu
+from coldstart.machine.nvml import Gpu, Machine
 
 X86 = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -60,26 +60,10 @@ def test_this_machine_without_names_or_paths() -> None:
 
 
 def test_gpu_fields(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "query", lambda: [Gpu("H200", 132, "9.0", 150_000_000_000, "580.1")])
+    device = Gpu("H200", 132, "9.0", 150_000_000_000, "580.159.03")
+    monkeypatch.setattr(nvml, "machine", lambda: Machine([device]))
     fields = hardware.gpu()
-    assert fields["gpu.name"] == "H200"
-    assert fields["gpu.multiprocessors"] == 132
-
-
-@pytest.mark.parametrize(
-    ("wanted", "expected"),
-    [
-        (None, [0, 1, 2]),
-        ("1", [1]),
-        ("2,0", [2, 0]),
-        ("-1", []),
-        ("", []),
-        ("9", []),
-        ("GPU-12ab", [0, 1, 2]),
-    ],
-)
-def test_visible_devices(monkeypatch: pytest.MonkeyPatch, wanted: str | None, expected: list[int]) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if wanted is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
-    assert nvml.visible(3) == expected
+    assert fields["gpu.name"] == "H200" and fields["gpu.multiprocessors"] == 132
+    assert fields["gpu.driver"] == "580"
+    monkeypatch.setattr(nvml, "machine", lambda: Machine([device], undecided=("A100", "H200")))
+    assert hardware.gpu() == {"gpu.name": "A100 or H200"}

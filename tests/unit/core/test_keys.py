@@ -6,11 +6,12 @@ import socket
 from pathlib import Path
 
 import pytest
+from coldstart.artifacts.key import Key
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import ColdstartError
 from coldstart.key import keys
-from coldstart.machine import runtime
+from coldstart.machine import hardware, nvml, runtime
 from coldstart.model import models
 from coldstart.model.models import Model
 
@@ -88,6 +89,23 @@ def test_processors_count_for_a_cpu_engine_only(model: Model, monkeypatch: pytes
     fields = keys.compose(model, Arguments()).fields
     assert "hardware.cpu.threads" not in fields
     assert fields["runtime.compiler"] is None
+
+
+def test_a_gpu_engines_key_is_of_the_drivers_branch_and_of_no_processor(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One fleet has 580.159.03 and 580.159.04, and hosts of several makes."""
+    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
+    monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0", "cuda": "13.0"})
+
+    def key(driver: str, isa: str) -> Key:
+        device = nvml.Gpu("H200", 132, "9.0", 140 << 30, driver)
+        monkeypatch.setattr(nvml, "machine", lambda: nvml.Machine([device]))
+        monkeypatch.setattr(hardware, "cpu", lambda: cpu | {"cpu.isa": isa, "cpu.family": isa})
+        return keys.compose(model, Arguments())
+
+    cpu = hardware.cpu()
+    assert key("580.159.03", "avx2") == key("580.159.04", "avx512f") != key("610.1", "avx2")
 
 
 def test_without_vllm_there_is_no_key(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

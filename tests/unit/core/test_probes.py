@@ -5,14 +5,15 @@ from pathlib import Path
 import pytest
 
 from coldstart.machine import criu, doctor, hardware, nvml, probes, runtime
-from coldstart.machine.nvml import Gpu
+from coldstart.machine.nvml import Gpu, Machine
 from coldstart.machine.paths import Cache
 from coldstart.machine.probes import Probe
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "query", lambda: [Gpu("H200", 132, "9.0", 140 << 30, "560.1")])
+    device = Gpu("H200", 132, "9.0", 140 << 30, "560.1")
+    monkeypatch.setattr(nvml, "machine", lambda: Machine([device], free=[100 << 30]))
 
 
 def test_every_missing_thing_has_a_mend(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_an_old_driver_has_no_checkpoints() -> None:
 
 
 def test_no_gpu_is_bad_only_for_a_gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "query", list)
+    monkeypatch.setattr(nvml, "machine", Machine)
     monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
     assert probes.gpu().status == "missing"

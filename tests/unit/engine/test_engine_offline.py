@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from coldstart.contract.arguments import Arguments
+from coldstart.machine import runtime
 from coldstart.vllm.engine import offline
 
 NOISE_S = 1.0
@@ -62,3 +64,21 @@ def test_a_disturbance_does_not_enter_it_however_many_iterations_it_lasts() -> N
 def test_it_measures_something_where_next_to_nothing_fits() -> None:
     found = offline.iteration_profile(FakeEngine(blocks=2))  # type: ignore[arg-type]
     assert [size for size, _ in found["decode"]] == [1]
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_a_step_ends_with_its_iteration(monkeypatch: pytest.MonkeyPatch, on_cpu: bool) -> None:
+    """By vLLM's own parser and rule: with one batch in flight the engine has no queue to return from early."""
+    from vllm.config import VllmConfig
+
+    from coldstart.vllm.engine import server
+
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: on_cpu)
+    args, *_ = server.parse_args(offline.synchronous(Arguments(["--model", "m", "--async-scheduling"])))
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1),
+        scheduler_config=SimpleNamespace(async_scheduling=args.async_scheduling),
+        use_v2_model_runner=True,
+    )
+    assert VllmConfig.max_concurrent_batches.fget(config) == (2 if on_cpu else 1)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.contract.graphs import GRAPHS_REPORT, RESTORE
+from coldstart.contract.graphs import GRAPHS_REPORT, KV_PLAN, KV_REPORT, RESTORE
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.vllm.engine.readiness import FALLBACK_PROMPT, Readiness
 
@@ -27,14 +27,18 @@ class Engine:
     def __init__(self, token: int = 7, **answers: Any) -> None:
         self.token, self.answers, self.prompts = token, answers, list[list[int]]()
         self.tasks = ("generate",)
+        self.later, self.together = [8], [9]
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         return self.tasks
 
     async def generate(self, prompt: Any, params: Any, _: str) -> AsyncIterator[Any]:
-        assert (params.max_tokens, params.temperature) == (1, 0.0)
+        assert params.temperature == 0.0
         self.prompts.append(prompt.prompt_token_ids)
-        yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[self.token])])
+        later = self.later if len(self.prompts) == 1 else self.together
+        for n in range(1, params.max_tokens + 1):
+            await asyncio.sleep(0)
+            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[self.token, *later][:n])])
 
     async def collective_rpc(self, name: str) -> Any:
         if isinstance(answer := self.answers[name], Exception):
@@ -106,6 +110,43 @@ def test_a_right_token_is_said_once_the_server_listens(said: Said) -> None:
     report = _report(said, readiness)
     assert report == {"fast_path": {}, "fallbacks": [], "tokens": [7], "canary": True}
     _run(readiness.listening())  # as uvicorn does from time to time: neither a second line nor an error
+
+
+GRAPHS = LaunchPlan([], canary=CANARY | {"batch": [7, 9]}, env={RESTORE: "/unpacked"})
+
+
+@pytest.mark.parametrize(("later", "together"), [([8], [0]), ([0], [9])])
+def test_a_wrong_later_token_of_restored_graphs_is_said_before_anyone_listens(
+    said: Said, later: list[int], together: list[int]
+) -> None:
+    """The first token is a prefill's: alone it would let every wrong graph of a decode step pass."""
+    engine = Engine(7, **{GRAPHS_REPORT: [{}]})
+    engine.later, engine.together = later, together
+    assert _run(Readiness(GRAPHS, engine, worker_reports=False).proven()) is False
+    (report,) = said() or []
+    assert report["canary"] is False and report["tokens"] == [7, *later]
+
+
+def test_restored_graphs_answer_all_tokens_alone_and_in_a_batch(said: Said) -> None:
+    engine = Engine(7, **{GRAPHS_REPORT: [{}]})
+    readiness = Readiness(GRAPHS, engine, worker_reports=False)
+    assert _run(readiness.proven()) is True and engine.prompts == [[5, 6]] * 5
+    report = _report(said, readiness)
+    assert report["canary"] is True and report["tokens"] == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reasons"),
+    [
+        ([None, None], []),
+        (["999 bytes are free to rank 0"] * 2, ["999 bytes are free to rank 0"]),
+        (RuntimeError("no such method"), ["the plug-in did not load: no such method"]),
+    ],
+)
+def test_a_kv_size_that_was_not_applied_is_named(said: Said, answer: Any, reasons: list[str]) -> None:
+    engine = Engine(**{KV_REPORT: answer})
+    report = _report(said, Readiness(LaunchPlan([], env={KV_PLAN: "[]"}), engine, worker_reports=False))
+    assert report["fallbacks"] == [{"section": "kv", "reason": reason} for reason in reasons]
 
 
 def test_without_a_canary_some_token_is_proof_of_no_more_than_life(said: Said) -> None:

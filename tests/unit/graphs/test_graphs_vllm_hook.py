@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from coldstart.contract.graphs import KV_REPORT
 from coldstart.graphs.errors import AlteredTable, DriverFailure, Refused
-from coldstart.vllm.graphs import hook, kv_plan
+from coldstart.vllm.graphs import hook, kv_plan, plugin
 from coldstart.vllm.graphs import manager as managers
 from coldstart.vllm.graphs import wrapper as wrappers
 from coldstart.vllm.graphs.record import captured_graphs
@@ -282,27 +283,38 @@ def test_without_vllms_gate_the_cache_is_profiled_as_always(
 
 
 def _plan(baseline: int = 1000) -> kv_plan.KvPlan:
-    return kv_plan.KvPlan("0123456789abcdef", 700, baseline, "0.32", "one device")
+    return kv_plan.KvPlan(0, 700, baseline, "0.32", "one device")
 
 
-def test_a_plan_round_trips_through_the_place_where_vllm_looks(tmp_path: Path) -> None:
-    kv_plan.lay(_plan(), tmp_path, free=1000)
-    assert kv_plan.collect(tmp_path, "0.32", "one device") == [_plan()]
+FINGERPRINT = "0123456789abcdef"
+
+
+@needs_vllm
+def test_each_rank_leaves_its_own_plan_with_a_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's gate is a strict comparison, and one refusal changes the size that graphs are bound to."""
+    import vllm
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "get_device_name", classmethod(lambda *_: "H200"))
+    saved: list[tuple[int, int]] = []
+    module = SimpleNamespace(maybe_save_startup_plan=lambda worker, size: saved.append((worker.rank, size)))
+    plugin._note_kv(tmp_path, module)
+    for rank in (1, 0):
+        worker = SimpleNamespace(rank=rank, init_snapshot=SimpleNamespace(free_memory=80 << 30))
+        module.maybe_save_startup_plan(worker, (60 << 30) + rank)
+    plans = kv_plan.collect(tmp_path)
+    less = 256 << 20
+    assert [(p.rank, p.kv_cache_memory_bytes, p.free_memory_baseline) for p in plans] == [
+        (0, (60 << 30) - less, (80 << 30) - less), (1, (60 << 30) + 1 - less, (80 << 30) - less),
+    ]  # fmt: skip
+    assert {(p.vllm, p.device) for p in plans} == {(vllm.__version__, "H200")}
+    assert saved == [(1, (60 << 30) + 1), (0, 60 << 30)]
 
 
 def test_less_free_memory_means_profiling(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="profiles again"):
-        kv_plan.lay(_plan(), tmp_path, free=999)
+        kv_plan.lay(_plan(), tmp_path, FINGERPRINT, free=999)
     assert not list(tmp_path.rglob("*.json"))
-
-
-def test_a_broken_plan_is_refused(tmp_path: Path) -> None:
-    target = kv_plan.lay(_plan(), tmp_path)
-    target.write_text(
-        json.dumps({"schema": 1, "fingerprint": "x", "kv_cache_memory_bytes": -1, "free_memory_baseline": 1})
-    )
-    with pytest.raises(AlteredTable):
-        kv_plan.collect(tmp_path, "0.32", "one device")
 
 
 @needs_vllm
@@ -312,9 +324,9 @@ def test_vllm_itself_takes_the_plan_and_applies_its_gate(
     from vllm.v1.worker import startup_plan
 
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
-    kv_plan.lay(_plan(), tmp_path)
-    assert startup_plan._plan_path(_plan().fingerprint) == str(kv_plan.path(tmp_path, _plan().fingerprint))
-    held = startup_plan._load_plan(_plan().fingerprint)
+    kv_plan.lay(_plan(), tmp_path, FINGERPRINT)
+    assert startup_plan._plan_path(FINGERPRINT) == str(kv_plan.path(tmp_path, FINGERPRINT))
+    held = startup_plan._load_plan(FINGERPRINT)
     assert held is not None and startup_plan.PLAN_SCHEMA_VERSION == kv_plan.SCHEMA
     assert startup_plan._applicable_kv_cache_memory_bytes(held, 1000) == 700
     assert startup_plan._applicable_kv_cache_memory_bytes(held, 999) is None
@@ -327,8 +339,6 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
     from vllm.platforms import current_platform
     from vllm.v1.worker import gpu_worker, startup_plan
 
-    from coldstart.vllm.graphs import plugin
-
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
     monkeypatch.setenv(kv_plan.VARIABLE, "1")
     monkeypatch.setattr(
@@ -339,31 +349,42 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
     )
     original = gpu_worker.maybe_apply_startup_plan
     monkeypatch.setattr(gpu_worker, "maybe_apply_startup_plan", original)
+    monkeypatch.setattr(gpu_worker.Worker, KV_REPORT, None, raising=False)
 
-    def worker(free: int) -> Any:
+    def worker(free: int, rank: int = 1) -> Any:
         return SimpleNamespace(
-            vllm_config=None, rank=0, parallel_config=SimpleNamespace(world_size=1),
+            vllm_config=None, rank=rank, parallel_config=SimpleNamespace(world_size=2),
             init_snapshot=SimpleNamespace(free_memory=free), cache_config=SimpleNamespace(kv_cache_memory_bytes=None),
         )  # fmt: skip
 
-    plan = {"fingerprint": "elsewhere", "kv_cache_memory_bytes": 700, "free_memory_baseline": 1000,
+    plan = {"rank": 0, "kv_cache_memory_bytes": 500, "free_memory_baseline": 800,
             "vllm": vllm.__version__, "device": "H200"}  # fmt: skip
-    plugin._size_kv(json.dumps(plan), gpu_worker)
-    little, enough = worker(999), worker(1000)
-    gpu_worker.maybe_apply_startup_plan(little)
-    assert little.cache_config.kv_cache_memory_bytes is None and not list(tmp_path.rglob("*.json"))
-    gpu_worker.maybe_apply_startup_plan(enough)
-    assert enough.cache_config.kv_cache_memory_bytes == 700
-    assert [p.name for p in tmp_path.rglob("*.json")] == ["startup_plan_here-0-1.json"]
-    gpu_worker.maybe_apply_startup_plan = original
-    plugin._size_kv(json.dumps(plan | {"device": "another"}), gpu_worker)
-    other = worker(1 << 40)
+    plans = [plan, plan | {"rank": 1, "kv_cache_memory_bytes": 700, "free_memory_baseline": 1000}]
+
+    def applied(plans: object, one: Any) -> tuple[int | None, str | None]:
+        gpu_worker.maybe_apply_startup_plan = original
+        plugin._size_kv(json.dumps(plans), gpu_worker)
+        gpu_worker.maybe_apply_startup_plan(one)
+        return one.cache_config.kv_cache_memory_bytes, getattr(gpu_worker.Worker, KV_REPORT)(one)
+
+    size, reason = applied(plans, worker(999))
+    assert size is None and "999 bytes are free to rank 1" in str(reason)
+    assert not list(tmp_path.rglob("*.json"))
+    assert applied(plans, worker(1000)) == (700, None)
+    assert [p.name for p in tmp_path.rglob("*.json")] == ["startup_plan_here-1-2.json"]
+    assert applied(plans, worker(800, rank=0)) == (500, None)
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "empty"))
-    gpu_worker.maybe_apply_startup_plan(other)
-    assert other.cache_config.kv_cache_memory_bytes is None
+    for wrong, said in (
+        ([plan], "1 ranks, here are 2"),
+        ([plan | {"device": "A"}, plans[1]], "on A, here is"),
+    ):
+        size, reason = applied(wrong, worker(1 << 40, rank=0))
+        assert size is None and said in str(reason)
+    monkeypatch.delenv(kv_plan.VARIABLE)
+    assert applied(plans, worker(1 << 40)) == (None, "vLLM's own gate did not apply the KV plan")
 
 
-@pytest.mark.parametrize("data", [None, {}, {"fingerprint": 1}, []])
+@pytest.mark.parametrize("data", [None, {}, {"rank": 1}, []])
 def test_what_is_no_plan_is_refused(data: object) -> None:
     with pytest.raises(AlteredTable):
         kv_plan.of(data)

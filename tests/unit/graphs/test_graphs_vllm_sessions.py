@@ -20,6 +20,7 @@ from coldstart.graphs import gate, offline, rounds, store
 from coldstart.graphs.api import Captured
 from coldstart.graphs.errors import DriverFailure, Refused
 from coldstart.graphs.table import Region
+from coldstart.machine import nvml
 from coldstart.vllm.graphs import hook, plugin, record, restore
 from tests.support.graphs.model import SimModel
 
@@ -125,6 +126,11 @@ class Runner:
         """Writes this size's inputs, as vLLM's factory does."""
         self.model.prepare(f"decode:{desc.num_tokens}", 7)
 
+    def execute_model(self, scheduled: int) -> str:
+        """A live step."""
+        self.model.prepare("decode:8", scheduled)
+        return f"step {scheduled}"
+
     def own(self) -> str:
         self.cudagraph_manager.hidden_states = Tensor(self.model.named["static:out"])
         self.cudagraph_manager.capture(self.forward)
@@ -169,6 +175,7 @@ def sessions(here: dict[str, SimModel], work: Path) -> Path:
         )
         runner = Runner(model)
         assert session.run(runner, runner.own) == "captured"
+        assert [runner.execute_model(n) for n in range(3)] == ["step 0", "step 1", "step 2"]
 
     seeds: list[str] = []
     return offline.make(work, launch)
@@ -261,6 +268,15 @@ def test_one_graph_that_cannot_be_built_is_captured_and_named(
     session, runner = _start(here, made)
     assert "OUT_OF_MEMORY" in session.fallbacks()["FULL:num_tokens=256"]
     assert 256 in runner.cudagraph_manager.captured and _equal(runner)[256]
+
+
+def test_another_driver_of_the_same_branch_captures(
+    here: dict[str, SimModel], made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml, "driver", lambda: "580.159.04")
+    session, runner = _start(here, made)
+    assert session.fallbacks()["*"].endswith("here is 580.159.04")
+    assert runner.cudagraph_manager.captured == [256, 64, 8, 1]
 
 
 def test_several_ranks_are_captured(here: dict[str, SimModel], made: Path, tmp_path: Path) -> None:
