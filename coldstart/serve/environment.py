@@ -42,6 +42,9 @@ _AGAIN = "read again by the server itself, after it was forked"
 IRRELEVANT: Mapping[str, str] = {
     "VLLM_CACHE_ROOT": _PLACE,
     "TORCHINDUCTOR_CACHE_DIR": _PLACE,
+    "TRITON_CACHE_DIR": _PLACE,
+    "FLASHINFER_WORKSPACE_BASE": _PLACE,
+    "DG_JIT_CACHE_DIR": _PLACE,
     "VLLM_RPC_BASE_PATH": _PLACE,
     "PYTHONPYCACHEPREFIX": _PLACE,
     "VLLM_NO_USAGE_STATS": _SAID,

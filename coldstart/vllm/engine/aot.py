@@ -38,10 +38,9 @@ class Aot:
         module._try_load_aot_compiled_fn = load
 
     def report_in(self, module: Any) -> None:
-        """Give vLLM's worker the method by which the server asks."""
-        setattr(
-            module.Worker, COMPILE_REPORT, lambda worker: {"loaded": self.loaded, "reasons": self.reasons}
-        )
+        """Give vLLM's worker, where it has one, the method by which the server asks."""
+        if (worker := getattr(module, "Worker", None)) is not None:
+            setattr(worker, COMPILE_REPORT, lambda worker: {"loaded": self.loaded, "reasons": self.reasons})
 
     def lay(self, path: Path) -> bool:
         """Copy the artefact of `path`'s rank and Inductor's cache there, unless something is there already."""

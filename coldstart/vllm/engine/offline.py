@@ -194,7 +194,7 @@ def _begin(plan: LaunchPlan) -> None:
 
 
 def run(plan: LaunchPlan, out: Path) -> None:
-    """Do the whole offline phase into the existing directory `out`."""
+    """Do the whole offline phase into the existing directory `out`. Raises SystemExit where this vLLM has no way for it."""
     _begin(plan)
     with timeline.measure("start engine, compile", track="offline"):
         engine = OfflineEngine(synchronous(plan.vllm_args))

@@ -93,13 +93,9 @@ class Later:
 def register() -> None:
     """What vLLM calls in each of its processes."""
     if COMPILED in os.environ:
-        compiled = aot.Aot(Path(os.environ[COMPILED]))
-        late.when_imported(aot.MODULE, compiled.install)
-        late.when_imported(aot.WORKER, compiled.report_in)
-    if KV_NOTE in os.environ:
-        late.when_imported(WORKER, functools.partial(_note_kv, Path(os.environ[KV_NOTE])))
-    if KV_PLAN in os.environ:
-        _size_kv_later(os.environ[KV_PLAN])
+        _lay_compiled(aot.Aot(Path(os.environ[COMPILED])))
+    if KV_NOTE in os.environ or KV_PLAN in os.environ:
+        _size_kv()
     if any(os.environ.get(name) for name in (RECORD, PROVE, RESTORE)):
         session = Later(_session, os.environ.get(RECORD) or os.environ.get(PROVE))
         if os.environ.get(RECORD):
@@ -153,6 +149,27 @@ def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
     return capture_model
 
 
+def _lay_compiled(compiled: aot.Aot) -> None:
+    if reason := seams.check("aot"):
+        log.warning("vLLM compiles as always: %s", reason)
+        compiled.reasons.append(reason)
+    else:
+        late.when_imported(aot.MODULE, compiled.install)
+    late.when_imported(aot.WORKER, compiled.report_in)
+
+
+def _size_kv() -> None:
+    reason = seams.check("kv-plan")
+    if reason:
+        log.warning("the KV cache is profiled as always: %s", reason)
+        late.when_imported(WORKER, functools.partial(_report_kv, [reason]))
+        return
+    if directory := os.environ.get(KV_NOTE):
+        late.when_imported(WORKER, functools.partial(_note_kv, Path(directory)))
+    if text := os.environ.get(KV_PLAN):
+        late.when_imported(WORKER, functools.partial(_apply_kv, text))
+
+
 def _note_kv(directory: Path, module: Any) -> None:
     """Leave what this worker's profiling finds."""
     original = module.maybe_save_startup_plan
@@ -165,14 +182,7 @@ def _note_kv(directory: Path, module: Any) -> None:
     module.maybe_save_startup_plan = save
 
 
-def _size_kv_later(text: str) -> None:
-    if reason := seams.check("kv-plan"):
-        log.warning("the KV cache is profiled as always: %s", reason)
-    else:
-        late.when_imported(WORKER, functools.partial(_size_kv, text))
-
-
-def _size_kv(text: str, module: Any) -> None:
+def _apply_kv(text: str, module: Any) -> None:
     """Lay the bundle's plan under the fingerprint that this worker computes, then let vLLM's own gate decide."""
     original, reasons = module.maybe_apply_startup_plan, list[str]()
 
@@ -188,4 +198,10 @@ def _size_kv(text: str, module: Any) -> None:
             reasons.append("vLLM's own gate did not apply the KV plan")
 
     module.maybe_apply_startup_plan = apply
-    setattr(module.Worker, KV_REPORT, lambda worker: "; ".join(reasons) or None)
+    _report_kv(reasons, module)
+
+
+def _report_kv(reasons: list[str], module: Any) -> None:
+    """Give vLLM's worker, where it has one, the method by which the server asks."""
+    if (worker := getattr(module, "Worker", None)) is not None:
+        setattr(worker, KV_REPORT, lambda worker: "; ".join(reasons) or None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.contract.graphs import KV_REPORT
+from coldstart.contract.graphs import COMPILE_REPORT, KV_REPORT
 from coldstart.graphs.errors import AlteredTable, DriverFailure, Refused
 from coldstart.vllm.graphs import hook, kv_plan, plugin
 from coldstart.vllm.graphs import manager as managers
@@ -268,18 +268,42 @@ def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
         hook.watch(object(), print)
 
 
+@pytest.mark.parametrize("variable", ["KV_PLAN", "KV_NOTE"])
 def test_without_vllms_gate_the_cache_is_profiled_as_always(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variable: str
 ) -> None:
-    from coldstart.vllm.graphs import plugin
-
+    hooked: list[tuple[str, Any]] = []
     monkeypatch.setattr(plugin.seams, "check", lambda feature: f"{feature} is gone.")
-    monkeypatch.setattr(plugin.late, "when_imported", lambda *_: pytest.fail("hooked"))
-    monkeypatch.setenv(plugin.KV_PLAN, "{}")
-    for name in (plugin.RECORD, plugin.PROVE, plugin.RESTORE):
+    monkeypatch.setattr(plugin.late, "when_imported", lambda *pair: hooked.append(pair))
+    for name in (plugin.COMPILED, plugin.KV_NOTE, plugin.RECORD, plugin.PROVE, plugin.RESTORE):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(getattr(plugin, variable), "{}")
     plugin.register()
     assert "kv-plan is gone." in caplog.text
+    # Only the report is given to the worker, and nothing to a module that has none.
+    ((name, work),) = hooked
+    module = SimpleNamespace(Worker=type("Worker", (), {}))
+    work(module)
+    work(SimpleNamespace())
+    assert name == plugin.WORKER and vars(module).keys() == {"Worker"}
+    assert getattr(module.Worker(), plugin.KV_REPORT)() == "kv-plan is gone."
+
+
+def test_without_vllms_look_up_the_server_is_told_that_it_compiles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hooked: dict[str, Any] = {}
+    monkeypatch.setattr(plugin.seams, "check", lambda feature: f"{feature} is gone.")
+    monkeypatch.setattr(plugin.late, "when_imported", hooked.__setitem__)
+    for name in (plugin.KV_NOTE, plugin.KV_PLAN, plugin.RECORD, plugin.PROVE, plugin.RESTORE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(plugin.COMPILED, str(tmp_path))
+    plugin.register()
+    module = SimpleNamespace(Worker=type("Worker", (), {}))
+    hooked.pop(plugin.aot.WORKER)(module)
+    assert hooked == {}
+    report = getattr(module.Worker(), COMPILE_REPORT)()
+    assert report == {"loaded": 0, "reasons": ["aot is gone."]}
 
 
 def _plan(baseline: int = 1000) -> kv_plan.KvPlan:
@@ -363,7 +387,7 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
 
     def applied(plans: object, one: Any) -> tuple[int | None, str | None]:
         gpu_worker.maybe_apply_startup_plan = original
-        plugin._size_kv(json.dumps(plans), gpu_worker)
+        plugin._apply_kv(json.dumps(plans), gpu_worker)
         gpu_worker.maybe_apply_startup_plan(one)
         return one.cache_config.kv_cache_memory_bytes, getattr(gpu_worker.Worker, KV_REPORT)(one)
 
