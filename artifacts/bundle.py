@@ -21,9 +21,9 @@ from coldstart.artifacts.errors import (
 )
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.manifest import Manifest, SectionEntry
+from coldstart.artifacts.manifest import Manifest, SectionEntry, supported
 from coldstart.artifacts.ranges import read_range
-from coldstart.artifacts.section import SECTION_TYPES, SectionType
+from coldstart.artifacts.section import SECTION_TYPES
 
 if TYPE_CHECKING:
     from coldstart.artifacts.store import Store
@@ -207,12 +207,3 @@ class Bundle:
         result = trust(self)
         if not result.ok:
             raise Untrusted(f"section {name} of {self.ref} is code and is not trusted: {result.reason}")
-
-
-def supported(entry: SectionEntry) -> bool:
-    """Whether this release reads the section: known type, known version, the media type that they imply."""
-    known = SECTION_TYPES.get(entry.type)
-    if known is None or not 1 <= entry.version <= known.version:
-        return False
-    implied = SectionType(known.name, entry.version, known.executable, known.encoding)
-    return entry.media_type == implied.media_type
