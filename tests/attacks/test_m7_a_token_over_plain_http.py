@@ -10,8 +10,8 @@ from tools.range_server import serving
 from tools.raw_server import answer, answering
 from weights_tools import checkpoint, prefetcher
 
-from coldstart.weights.prefetch import client, http_source, sources
-from coldstart.weights.prefetch.sources import Unusable
+from coldstart.weights.prefetch import client, http_source
+from coldstart.weights.prefetch.source import Unusable, shown
 
 TOKEN = {http_source.TOKEN_VARIABLE: "s3cret"}
 
@@ -43,7 +43,7 @@ def test_m7_who_adds_a_header_by_hand_is_stopped_too() -> None:
 def test_m1_a_signed_address_is_shown_without_its_signature(tmp_path: Path) -> None:
     plan = checkpoint(tmp_path / "w")
     query = "?X-Amz-Signature=s3cret&X-Amz-Credential=AKIA"
-    assert sources.shown(f"https://me:s3cret@b.example/m{query}#s3cret") == "https://b.example/m"
+    assert shown(f"https://me:s3cret@b.example/m{query}#s3cret") == "https://b.example/m"
     with (
         answering(lambda c, _: answer(c, 403)) as server,
         serving(tmp_path / "w") as good,

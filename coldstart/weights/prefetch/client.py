@@ -18,7 +18,7 @@ from coldstart.machine.timeline import EVENTS_VARIABLE
 from coldstart.weights.prefetch import layout, spawning
 from coldstart.weights.prefetch.attached import ANSWER_S, Attached, names_part, send
 from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost, PrefetchRefused
-from coldstart.weights.prefetch.sources import normal
+from coldstart.weights.prefetch.source import normal
 
 __all__ = [
     "Attached",

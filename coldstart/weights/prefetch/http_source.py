@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from coldstart.artifacts.net import http, origin
 from coldstart.artifacts.net.http import Answer, Client, Forbidden, Secret, Unreachable
-from coldstart.weights.prefetch.sources import Count, TooSlow, Unavailable, Unusable, shown
+from coldstart.weights.prefetch.source import Count, TooSlow, Unavailable, Unusable, shown
 
 TOKEN_VARIABLE = "COLDSTART_PREFETCH_TOKEN"
 _SLICE = 256 << 10

@@ -7,7 +7,7 @@ from typing import Any
 
 from coldstart.artifacts.net import origin
 from coldstart.weights.prefetch.http_source import HttpSource
-from coldstart.weights.prefetch.sources import Count, Source, Unavailable, Unusable
+from coldstart.weights.prefetch.source import Count, Source, Unavailable, Unusable
 
 # The standard variables' values are given on: this process has another environment than its clients.
 _PREFIX = "AWS_"

@@ -16,13 +16,13 @@ from typing import Any
 
 from coldstart.machine import ipc, timeline
 from coldstart.machine.peers import Listener, trusted
-from coldstart.weights.prefetch import configuration, sources
+from coldstart.weights.prefetch import configuration
 from coldstart.weights.prefetch.clients import Client
 from coldstart.weights.prefetch.errors import PrefetchRefused
 from coldstart.weights.prefetch.memory import Memory
 from coldstart.weights.prefetch.model import MAX_WRONG, Model
 from coldstart.weights.prefetch.schedule import Entry, Lease, pick
-from coldstart.weights.prefetch.sources import Unavailable, Unusable
+from coldstart.weights.prefetch.source import Unavailable, Unusable, shown
 from coldstart.weights.prefetch.streams import Job, Streams, WrongBytes
 
 # A model none of whose units is under way gets a stream after so long, however many there are; up to so many in all.
@@ -200,9 +200,9 @@ class Service:
         self.memory.settle(model)
 
     def _give_up(self, model: Model, entry: Entry, error: Exception) -> None:
-        reason = f"{sources.shown(model.address)}: {error}"
+        reason = f"{shown(model.address)}: {error}"
         if isinstance(error, WrongBytes):
-            reason = f"{error}, {MAX_WRONG} times, from {sources.shown(model.address)}"
+            reason = f"{error}, {MAX_WRONG} times, from {shown(model.address)}"
         model.note(reason)
         failed = model.board.fail(entry, reason)
         if isinstance(error, Unavailable):

@@ -20,7 +20,8 @@ from coldstart.weights.prefetch.layout import Layout
 from coldstart.weights.prefetch.ranges import Range
 from coldstart.weights.prefetch.region import Region
 from coldstart.weights.prefetch.schedule import Entry
-from coldstart.weights.prefetch.sources import Changed, Source, TooSlow, Unavailable, open_source
+from coldstart.weights.prefetch.source import Changed, Source, TooSlow, Unavailable
+from coldstart.weights.prefetch.sources import open_source
 from coldstart.weights.prefetch.units import Check, Unit, touching
 
 _KEPT_SOURCES = 8

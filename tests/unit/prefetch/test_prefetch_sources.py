@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from prefetching import Weights, check_tensors, check_whole
 from tools.range_server import RangeServer, serving
 
-from coldstart.weights.prefetch import client, http_source, sources
-from coldstart.weights.prefetch.sources import Unavailable, Unusable
+from coldstart.weights.prefetch import client, http_source
+from coldstart.weights.prefetch.source import Unavailable, Unusable, shown
 
 
 class _Scripted(BaseHTTPRequestHandler):
@@ -90,7 +90,7 @@ def test_credentials_stay_with_their_origin() -> None:
             assert home.asked == [("/base/f", expected)] and elsewhere.asked == [("/signed?a=1", None)]
             assert _read(http_source.HttpSource(url + "/here", {"Authorization": "x"})) == b"data"
             assert home.asked[-1] == ("/base/g", "x")
-            assert sources.shown(named) == url
+            assert shown(named) == url
 
 
 def test_a_redirect_is_remembered_and_asked_anew_when_it_has_expired() -> None:
