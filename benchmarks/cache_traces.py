@@ -13,9 +13,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from random import Random
 
-from coldstart.measure.traces import TraceRequest, read_trace
-
 from coldstart.host.policies.protocol import ModelCost
+from coldstart.traces import TraceRequest, read_trace
 
 Arrivals = list[tuple[float, str]]
 GB = 10**9
