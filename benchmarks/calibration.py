@@ -47,7 +47,7 @@ from coldstart.bench import facts
 from coldstart.engine import serve
 from coldstart.replay import RequestRecord, records_of
 from coldstart.scheduling import IterationProfile, Policy, make_policy
-from coldstart.scheduling.vllm.config import SchedulerSettings
+from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.simulate import simulate
 from coldstart.traces import TraceRequest, read_trace
 from coldstart.traces.arrivals import rearrive

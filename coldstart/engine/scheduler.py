@@ -11,20 +11,16 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from coldstart import arguments
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.engine.plan import LaunchPlan
 from coldstart.errors import Usage
+from coldstart.scheduling.settings import FCFS, Choice, SchedulerSettings
 
-# The policies are imported where they are needed: a start with vLLM's own scheduler does without them.
-if TYPE_CHECKING:
-    from coldstart.scheduling.vllm.config import SchedulerSettings
-
-FCFS = "fcfs"
 SCHEDULER_FLAG = "--scheduler-cls"
 METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"
 DEFAULT_HOST_BYTES = 1 << 30
@@ -33,61 +29,21 @@ _OURS = ("scheduler_cls", "additional_config", "kv_transfer_config")
 _CPU_CORES = ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU")
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A scheduler and its settings; None leaves a setting at its default (config.SchedulerSettings, the bundle's profile).
-
-    `batch` is the largest number of requests per iteration, times are seconds, `host_bytes` of host memory keep the KV of
-    requests that were taken off the device.
-    """
-
-    policy: str = FCFS
-    batch: int | None = None
-    quantum_s: float | None = None
-    eta: int | None = None
-    alpha_s: float | None = None
-    oldest_share: float | None = None
-    reserve: float | None = None
-    strategy: str | None = None
-    host_bytes: int | None = None
-
-    def settings(self, profile: Mapping[str, object] | None) -> SchedulerSettings:
-        """Our scheduler's settings. Raises Usage for a value out of range."""
-        from coldstart.scheduling.vllm.config import SchedulerSettings
-
-        given = {
-            "batch": self.batch,
-            "first_quantum_s": self.quantum_s,
-            "eta": self.eta,
-            "alpha_s": self.alpha_s,
-            "oldest_share": self.oldest_share,
-            "reserve_quantile": self.reserve,
-            "strategy": self.strategy,
-            "profile": profile,
-        }
-        made = SchedulerSettings(policy=self.policy, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
-        try:
-            return SchedulerSettings.read(made.additional_config())
-        except ValueError as problem:
-            raise Usage(f"The scheduler's settings: {problem}.", mend="coldstart serve --help") from problem
-
-
 STOCK = Choice()
 """vLLM's own scheduler, as it is."""
 
 
 def check(choice: Choice, vllm_args: Sequence[str]) -> None:
     """Raises Usage where `vllm_args` choose another scheduler or a setting is wrong."""
+    _settings(choice, None)
     if choice.policy == FCFS:
-        return _only_batch(choice)
+        return
     given = arguments.parse(vllm_args)
     if taken := [name for name in _OURS if name in given]:
         flag = "--" + taken[0].replace("_", "-")
         raise Usage(
             f"--scheduler {choice.policy} sets {flag} itself.", mend=f"leave {flag} or --scheduler away"
         )
-    choice.settings(None)
-    return None
 
 
 def apply(
@@ -100,7 +56,7 @@ def apply(
     from coldstart.scheduling.vllm.arguments import serve_arguments
 
     profile, fallbacks = _profile(bundle)
-    settings = choice.settings(profile)
+    settings = _settings(choice, profile)
     flags = serve_arguments(settings, choice.host_bytes or _host_bytes(bundle), on_cpu=on_cpu)
     env = _cores(arguments.parse(vllm_args)) if on_cpu and "--kv-transfer-config" in flags else {}
     return replace(
@@ -149,12 +105,11 @@ def counted(plan: LaunchPlan) -> Iterator[None]:
             del os.environ[METRICS_ENV]
 
 
-def _only_batch(choice: Choice) -> None:
-    if choice != Choice(batch=choice.batch):
-        raise Usage(
-            "fcfs takes --batch alone: the other settings belong to --scheduler skip-join-mlfq.",
-            mend="add --scheduler skip-join-mlfq",
-        )
+def _settings(choice: Choice, profile: Mapping[str, object] | None) -> SchedulerSettings:
+    try:
+        return SchedulerSettings.read(choice.settings(profile).additional_config())
+    except ValueError as problem:
+        raise Usage(f"The scheduler's settings: {problem}.", mend="coldstart serve --help") from problem
 
 
 def _batch_cap(batch: int | None) -> list[str]:

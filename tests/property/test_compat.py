@@ -6,8 +6,8 @@ import pytest
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from coldstart.scheduling.settings import KEY, SchedulerSettings
 from coldstart.scheduling.vllm import SCHEDULER_CLS, compat
-from coldstart.scheduling.vllm.config import KEY, SchedulerSettings
 from coldstart.scheduling.vllm.counters import Counters, Exporter
 
 

@@ -17,8 +17,8 @@ from coldstart.engine import scheduler
 from coldstart.engine.plan import LaunchPlan
 from coldstart.engine.scheduler import Choice
 from coldstart.errors import Usage
+from coldstart.scheduling.settings import KEY
 from coldstart.scheduling.vllm import SCHEDULER_CLS
-from coldstart.scheduling.vllm.config import KEY
 
 Publish = Callable[..., Bundle]
 PROFILE = {"prefill": [[16, 0.01], [64, 0.02]], "decode": [[1, 0.004], [8, 0.006]]}

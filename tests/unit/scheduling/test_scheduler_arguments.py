@@ -2,8 +2,8 @@ import json
 import subprocess
 import sys
 
+from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.scheduling.vllm.arguments import serve_arguments
-from coldstart.scheduling.vllm.config import SchedulerSettings
 
 
 def flags(strategy: str, host_bytes: int | None) -> dict[str, str]:
