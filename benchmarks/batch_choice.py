@@ -19,14 +19,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common import RESULTS, capacity, finish, per_token, poisson, skewed
-from coldstart.scheduling import IterationProfile, MlfqSettings, make_policy
-from coldstart.simulate import Outcome, SimSettings, simulate
-from coldstart.traces import TraceRequest
+from coldstart.measure.traces import TraceRequest
+from coldstart.scheduling import IterationProfile, SchedulerSettings, make_policy
+from coldstart.scheduling.simulate import Outcome, SimSettings, simulate
 
 SLOTS, BLOCK_TOKENS, BLOCK_BYTES, LINK = 256, 32, 163840, 8e9
 POOLS = {"KV for everybody": 4096, "KV binds": 96}
 BATCHES, LOADS, SEEDS, REQUESTS = (4, 8, 16, 32, 64, SLOTS), (0.7, 0.9, 1.1), (1, 2, 3, 4, 5), 400
-TUNABLES = MlfqSettings(alpha_s=3.0, alpha_scale=4.0, promoted_cap=0.25)
+TUNABLES = SchedulerSettings(alpha_s=3.0, alpha_scale=4.0, promoted_cap=0.25)
 MOST_PAYING = 64
 
 

@@ -42,15 +42,15 @@ from live.servers import Fleet, Server, bind_client
 from probes import Probes, pace, paces, probe
 from scheduling_tables import calibration as table
 
-from coldstart import inspection
-from coldstart.bench import facts
-from coldstart.engine import serve
-from coldstart.replay import RequestRecord, records_of
+from coldstart.key import inspection
+from coldstart.measure.bench import facts
+from coldstart.measure.replay import RequestRecord, records_of
+from coldstart.measure.traces import TraceRequest, read_trace
+from coldstart.measure.traces.arrivals import rearrive
 from coldstart.scheduling import IterationProfile, Policy, make_policy
 from coldstart.scheduling.settings import SchedulerSettings
-from coldstart.simulate import simulate
-from coldstart.traces import TraceRequest, read_trace
-from coldstart.traces.arrivals import rearrive
+from coldstart.scheduling.simulate import simulate
+from coldstart.serve import serve
 
 RESULT = Path(__file__).parent / "results" / "scheduling-calibration.json"
 REGIME = REGIMES["batch-bound"]

@@ -24,8 +24,8 @@ from benchmarks.common import (
     per_token,
     poisson,
 )
-from coldstart.scheduling import MlfqSettings, make_policy
-from coldstart.simulate import SimSettings, simulate
+from coldstart.scheduling import SchedulerSettings, make_policy
+from coldstart.scheduling.simulate import SimSettings, simulate
 
 SLO_S, REQUESTS, BATCH, BLOCK = 0.3, 300, 16, 16
 LOADS = (0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0)
@@ -34,7 +34,7 @@ SYSTEMS = {
     "skip-join-mlfq": ("skip-join-mlfq", BATCH, "proactive"),
     "fcfs-largest-batch": ("fcfs", 256, "recompute"),
 }
-TUNABLES = MlfqSettings(alpha_s=60.0, promoted_cap=0.1)
+TUNABLES = SchedulerSettings(alpha_s=60.0, promoted_cap=0.1, alpha_scale=0.0)
 
 
 def latency(model: Model, system: str, rate: float) -> float:

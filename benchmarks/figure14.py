@@ -19,13 +19,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common import OPT_13B, capacity, cv, finish, lengths, per_token, poisson, skewed
-from coldstart.scheduling import MlfqSettings, make_policy
-from coldstart.simulate import SimSettings, simulate
-from coldstart.traces import TraceRequest
+from coldstart.measure.traces import TraceRequest
+from coldstart.scheduling import SchedulerSettings, make_policy
+from coldstart.scheduling.simulate import SimSettings, simulate
 
 PAPER = {"fcfs": 8.9, "naive-mlfq": 1.87, "fixed-priority": 13.9}
 SOURCES: dict[str, Callable[[int], list[TraceRequest]]] = {"azure": lengths, "log-normal": skewed}
-TEMPERED, PATIENT = MlfqSettings(alpha_scale=4.0, promoted_cap=0.25), MlfqSettings(alpha_s=60.0)
+TEMPERED, PATIENT = (
+    SchedulerSettings(alpha_scale=4.0, promoted_cap=0.25),
+    SchedulerSettings(alpha_s=60.0, alpha_scale=0.0, promoted_cap=None),
+)
 POLICIES = {
     "fcfs": ("fcfs", TEMPERED),
     "fixed-priority": ("fixed-priority", TEMPERED),

@@ -15,16 +15,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common import OPT_13B, capacity, finish, lengths, per_token, poisson
-from coldstart.scheduling import MlfqSettings, make_policy
-from coldstart.simulate import STRATEGIES, Outcome, SimSettings, simulate
+from coldstart.scheduling import SchedulerSettings, make_policy
+from coldstart.scheduling.simulate import STRATEGIES, Outcome, SimSettings, simulate
 
 REQUESTS, BATCH, BLOCK = 300, 16, 16
 LOADS, LINKS = (0.5, 0.8, 1.0, 1.2), (2e9, 5e9, 20e9, 60e9)
 PAPER = {"over_recompute": 2.7, "over_reactive": 1.7, "swapping_percent": 5.0}
 ALPHAS = {
-    "0.3 s": MlfqSettings(alpha_s=0.3, alpha_scale=4.0, promoted_cap=0.25),
-    "10 s": MlfqSettings(alpha_s=10.0, promoted_cap=0.25),
-    "60 s": MlfqSettings(alpha_s=60.0, promoted_cap=0.1),
+    "0.3 s": SchedulerSettings(alpha_s=0.3, alpha_scale=4.0, promoted_cap=0.25),
+    "10 s": SchedulerSettings(alpha_s=10.0, promoted_cap=0.25, alpha_scale=0.0),
+    "60 s": SchedulerSettings(alpha_s=60.0, promoted_cap=0.1, alpha_scale=0.0),
 }
 COLLAPSE_LOAD = 0.5
 """Where the paper's alpha is shown: beyond it, strategies other than proactive take hours to simulate."""

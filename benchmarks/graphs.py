@@ -32,13 +32,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import numpy as np  # noqa: E402
 
 from coldstart.graphs import capture, contents, gate, materialize, store  # noqa: E402
-from coldstart.graphs.compare import compare  # noqa: E402
 from coldstart.graphs.errors import AlteredTable, GraphError  # noqa: E402
 from coldstart.graphs.link import broken_assumptions  # noqa: E402
 from coldstart.graphs.restore import Restorer  # noqa: E402
-from coldstart.graphs.sim import random_graphs as rg  # noqa: E402
-from coldstart.graphs.sim.model import SHAPES, Shape, SimModel  # noqa: E402
 from coldstart.graphs.snapshot import load_snapshot  # noqa: E402
+from tests.support.graphs import random_graphs as rg  # noqa: E402
+from tests.support.graphs.compare import compare  # noqa: E402
+from tests.support.graphs.model import SHAPES, Shape, SimModel  # noqa: E402
 
 
 def spread(samples: list[float]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from live.log import Log
 from live.measure import capacity, run
 from live.servers import Fleet, bind_client
 
-from coldstart.bench import facts
+from coldstart.measure.bench import facts
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

@@ -15,10 +15,10 @@ from statistics import median
 from live.measure import send
 from live.servers import Server
 
-from coldstart.replay import RequestRecord
+from coldstart.measure.replay import RequestRecord
+from coldstart.measure.traces import TraceRequest
 from coldstart.scheduling import IterationProfile, Policy
-from coldstart.simulate import SimSettings, simulate
-from coldstart.traces import TraceRequest
+from coldstart.scheduling.simulate import SimSettings, simulate
 
 PROMPTS = (1, 16, 32, 64, 128, 256, 512)
 ALONE_S = 0.4

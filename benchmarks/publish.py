@@ -17,7 +17,7 @@ import overhead_tables  # noqa: E402
 import scheduling_tables  # noqa: E402
 from weight_path import report  # noqa: E402
 
-from coldstart.report import markdown  # noqa: E402
+from coldstart.measure.report import markdown  # noqa: E402
 
 README = HERE.parent / "README.md"
 RESULTS = HERE / "RESULTS.md"

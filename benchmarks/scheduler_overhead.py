@@ -35,9 +35,9 @@ from vllm.v1.core.sched.output import SchedulerOutput  # noqa: E402
 from vllm.v1.outputs import ModelRunnerOutput  # noqa: E402
 
 from benchmarks.common import RESULTS, finish  # noqa: E402
-from coldstart.bench import facts  # noqa: E402
+from coldstart.measure.bench import facts  # noqa: E402
 from coldstart.scheduling import IterationProfile  # noqa: E402
-from coldstart.scheduling.vllm.scheduler import PolicyScheduler  # noqa: E402
+from coldstart.vllm.scheduling.scheduler import PolicyScheduler  # noqa: E402
 from tests.property.engine_double import Shape, build, make_request  # noqa: E402
 
 PROFILE = RESULTS / "iteration-profile-cpu.json"

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 logging.disable(logging.CRITICAL)
 
 from benchmarks.common import finish  # noqa: E402
-from coldstart.bench import facts  # noqa: E402
+from coldstart.measure.bench import facts  # noqa: E402
 from tests.property.workloads import Checked, Load, random_load  # noqa: E402
 
 INVARIANTS = (

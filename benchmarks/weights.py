@@ -15,7 +15,7 @@ configuration, process groups and the model's construction, which the bound leav
     sequential   four streams to the disk; then a process that imports and loads the files as vLLM does by default
     coldstart    a process that asks for the prefetcher, imports, and loads from its memory as the bytes arrive
 
-Beside ours stands what equation 5 predicts from the sequential starts of the run (`coldstart.predict`).
+Beside ours stands what equation 5 predicts from the sequential starts of the run (`coldstart.serve.predict`).
 Client and server share two cores. The ways rotate by round; medians with their range.
 
     python benchmarks/weights.py [--runs 5] [--rates matched half double unlimited]
@@ -43,8 +43,8 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
 from tools import range_control  # noqa: E402
 from weight_path import checkpoint, node, report  # noqa: E402
 
-from coldstart.loader.asked import Asked  # noqa: E402
-from coldstart.models import weight_files  # noqa: E402
+from coldstart.contract.asked import Asked  # noqa: E402
+from coldstart.model.models import weight_files  # noqa: E402
 
 # Multiples of the rate at which fetching takes as long as importing; None is unlimited.
 RATES: dict[str, float | None] = {"matched": 1, "half": 0.5, "double": 2, "unlimited": None}

@@ -46,8 +46,8 @@ from tools import range_control  # noqa: E402
 from weight_path import checkpoint, engine, limits, node, report  # noqa: E402
 from weight_path.memory import RETURNED_S, Held  # noqa: E402
 
-from coldstart.loader.asked import Asked  # noqa: E402
-from coldstart.prefetch import client  # noqa: E402
+from coldstart.contract.asked import Asked  # noqa: E402
+from coldstart.weights.prefetch import client  # noqa: E402
 
 THREADS = {"enable_multithread_load": True, "num_threads": 8}
 LOADERS: dict[str, engine.Arguments] = {

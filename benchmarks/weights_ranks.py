@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
 from tools import range_control  # noqa: E402
 from weight_path import checkpoint, engine, node, report  # noqa: E402
 
-from coldstart.loader.asked import Asked  # noqa: E402
+from coldstart.contract.asked import Asked  # noqa: E402
 
 RANKS = 2
 CONFIG = checkpoint.CONFIG | {"num_hidden_layers": 8}

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from coldstart.commands._output import Format, Output, Progress
 
-from coldstart import paths
 from coldstart.errors import NeedsAuth, Usage
+from coldstart.machine import paths
 
 if TYPE_CHECKING:
     from coldstart.artifacts.store import Store

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from coldstart.artifacts.bundle import Bundle
 from coldstart.commands._options import Common
 
-from coldstart import inspection
 from coldstart.errors import Failed
+from coldstart.key import inspection
 
 
 def report(common: Common, bundles: Sequence[Bundle], made: str) -> None:

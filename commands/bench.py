@@ -16,9 +16,9 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
-from coldstart.bench.request import Request, run
 from coldstart.errors import Failed, Usage
-from coldstart.report import html, markdown, rows
+from coldstart.measure.bench.request import Request, run
+from coldstart.measure.report import html, markdown, rows
 
 EXPORTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "markdown": markdown.render,

@@ -6,9 +6,9 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
-from coldstart import doctor
 from coldstart.errors import Failed
-from coldstart.probes import Probe
+from coldstart.machine import doctor
+from coldstart.machine.probes import Probe
 
 
 @declare()

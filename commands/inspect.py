@@ -15,9 +15,9 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
 
-from coldstart import inspection
 from coldstart.errors import Usage
-from coldstart.inspection import Lookup
+from coldstart.key import inspection
+from coldstart.key.inspection import Lookup
 
 
 @declare(takes_vllm_args=True)

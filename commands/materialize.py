@@ -32,8 +32,8 @@ def command(
     ] = "value",
 ) -> None:
     """Parse, run the offline phase, and print where the bundle is."""
-    from coldstart import inspection
-    from coldstart.engine import materialize
+    from coldstart.key import inspection
+    from coldstart.materialize import materialize
 
     request = materialize.Request(
         model,

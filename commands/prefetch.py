@@ -34,7 +34,7 @@ def start(
     idle: Annotated[float | None, _IDLE] = None,
 ) -> None:
     """Have them fetched and wait until they are there."""
-    from coldstart.prefetch import ask, configuration
+    from coldstart.weights.prefetch import ask, configuration
 
     common.require_network(weights_from or "")
     with common.out.phase("look up"):
@@ -60,7 +60,7 @@ def start(
 @declare()
 def status(common: Common) -> None:
     """Show it."""
-    from coldstart.prefetch import ask
+    from coldstart.weights.prefetch import ask
 
     found = ask.running()
     data: dict[str, Any] = {"running": found is not None, **(found or {})}
@@ -90,7 +90,7 @@ def _text(found: dict[str, Any]) -> str:
 @declare()
 def stop(common: Common) -> None:
     """Stop it."""
-    from coldstart.prefetch import ask
+    from coldstart.weights.prefetch import ask
 
     if ask.running() is None:
         raise Usage("No prefetcher runs.", mend="coldstart prefetch start MODEL")

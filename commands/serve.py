@@ -97,9 +97,9 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started.")] = False,
 ) -> None:
     """Look up, start, say when it is ready, and stay until it ends."""
-    from coldstart.engine import prediction, serve
-    from coldstart.engine.recording import recording
-    from coldstart.engine.scheduler import Choice
+    from coldstart.machine.recording import recording
+    from coldstart.serve import prediction, serve
+    from coldstart.serve.scheduler import Choice
 
     for file in filter(None, (ready_file, timeline)):
         _require_place(file)

@@ -26,7 +26,7 @@ def start(
     ready_timeout: Annotated[float, _TIMEOUT] = 600.0,
 ) -> None:
     """Start one for the model's bundle."""
-    from coldstart.engine import pool, serve
+    from coldstart.serve import pool, serve
 
     request = serve.Request(model, common.vllm_args, offline=common.offline, cache_dir=common.cache_dir)
     found, plan = serve.plan(request, common.out.phase)
@@ -43,7 +43,7 @@ def start(
 @declare()
 def status(common: Common) -> None:
     """List them."""
-    from coldstart.engine import pool
+    from coldstart.serve import pool
 
     found = list(pool.listed())
     rows = [
@@ -74,7 +74,7 @@ def stop(
     force: Annotated[bool, typer.Option("--force", help="End the servers forked from them, too.")] = False,
 ) -> None:
     """Stop them."""
-    from coldstart.engine import pool
+    from coldstart.serve import pool
 
     chosen = [warm for warm in pool.listed() if level in (None, warm.level)]
     if not chosen:

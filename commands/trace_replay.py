@@ -15,14 +15,14 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
 from coldstart.errors import Failed, Usage
-from coldstart.replay import RecordStore, Replay, ReplaySettings, Slo, summarize
-from coldstart.replay.compare import compare
-from coldstart.replay.html import page
-from coldstart.replay.plan import TracePlan, run_live, run_simulated
-from coldstart.replay.render import text, write_csv
-from coldstart.scheduling import IterationProfile, MlfqSettings, ProfileError
-from coldstart.simulate import SimSettings
-from coldstart.traces import TraceReport
+from coldstart.measure.replay import RecordStore, Replay, ReplaySettings, Slo, summarize
+from coldstart.measure.replay.compare import compare
+from coldstart.measure.replay.html import page
+from coldstart.measure.replay.plan import TracePlan, run_live, run_simulated
+from coldstart.measure.replay.render import text, write_csv
+from coldstart.measure.traces import TraceReport
+from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettings
+from coldstart.scheduling.simulate import SimSettings
 
 INTERRUPTED = 130
 
@@ -99,7 +99,7 @@ def command(
             engine = _engine(batch, kv_blocks, strategy)
             times = _profile(profile, common)
             done = run_simulated(
-                plan, policy, times, MlfqSettings(alpha_s=alpha), engine, report, records.add
+                plan, policy, times, SchedulerSettings(alpha_s=alpha), engine, report, records.add
             )
         else:
             settings = ReplaySettings(seed, vocabulary, timeout, balance)

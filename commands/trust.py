@@ -9,7 +9,7 @@ from coldstart.commands._options import Common, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
-from coldstart import paths, trust
+from coldstart.machine import paths, trust
 
 app = group(__doc__)
 

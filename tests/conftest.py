@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 from coldstart.artifacts.store import Store
 
-from coldstart import nvml, runtime
+from coldstart.machine import nvml, runtime
 
 # A busy machine is no failure.
 hypothesis.settings.register_profile("coldstart", deadline=None)

@@ -12,16 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from coldstart.contract.graphs import CANARY, KERNELS, PROVE, RECORD, RESTORE
 from coldstart.graphs import gate, rounds
-from coldstart.graphs.entry import CANARY, KERNELS, PROVE, RECORD, RESTORE
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs, View, finder, stored
 from coldstart.graphs.online import Online
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.sim.decoder import VOCABULARY
-from coldstart.graphs.sim.model import Shape, SimModel
 from coldstart.graphs.store import read_manifest
 from coldstart.graphs.table import Region
+from tests.support.graphs.decoder import VOCABULARY
+from tests.support.graphs.model import Shape, SimModel
 
 SHAPE = Shape("engine", 2, sizes=(1, 8, 64, 256))
 INPUTS = ("static:ids", "static:positions", "static:slots", "static:lengths")

@@ -10,9 +10,9 @@ from pathlib import Path
 from coldstart.graphs import capture, contents, gate, materialize, store
 from coldstart.graphs.api import Captured
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.sim.model import Shape, SimModel, libraries
 from coldstart.graphs.snapshot import Snapshot
 from coldstart.graphs.table import Tables
+from tests.support.graphs.model import Shape, SimModel, libraries
 
 SMALL = Shape("small", 2, sizes=(1, 8, 64, 256))
 

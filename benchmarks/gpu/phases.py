@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from process import Process, three
 
-from coldstart.graphs import capture, compare, contents, gate, materialize, store
+from coldstart.graphs import capture, contents, gate, materialize, store
 from coldstart.graphs import inspect as inspection
 from coldstart.graphs.api import Captured
 from coldstart.graphs.cuda.calls import bindings, call
 from coldstart.graphs.errors import BaseCollision
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.snapshot import load_snapshot
+from tests.support.graphs import compare
 
 # --- P0 ---
 

@@ -12,9 +12,9 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from coldstart.replay import ReplaySettings, RequestRecord, replay
-from coldstart.replay.metrics import percentile
-from coldstart.traces import TraceRequest
+from coldstart.measure.replay import ReplaySettings, RequestRecord, replay
+from coldstart.measure.replay.metrics import percentile
+from coldstart.measure.traces import TraceRequest
 from live.model import VOCABULARY
 from live.servers import Server
 from live.workloads import lengths

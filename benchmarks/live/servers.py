@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coldstart.bench import usage
-from coldstart.bench.launch import HOST, free_port
-from coldstart.bench.launchers import console
-from coldstart.replay.client import Target
-from coldstart.replay.http import Endpoint
+from coldstart.measure.bench import usage
+from coldstart.measure.bench.launch import HOST, free_port
+from coldstart.measure.bench.launchers import console
+from coldstart.measure.replay.client import Target
+from coldstart.measure.replay.http import Endpoint
 
 READY_S = 300.0
 COUNTER = "coldstart_scheduler_"

@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from coldstart import paths, tiny
-from coldstart.models import weight_files
+from coldstart.machine import paths
+from coldstart.model import tiny
+from coldstart.model.models import weight_files
 
 GENERATION = 1
 SHARD = 512 << 20

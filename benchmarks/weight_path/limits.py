@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from tools import range_control
 
-from coldstart.models import weight_files
+from coldstart.model.models import weight_files
 from weight_path import checkpoint
 from weight_path.memory import RETURNED_S, touch_rate
 

@@ -8,8 +8,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from coldstart.engine import weights
-from coldstart.prefetch import client
+from coldstart.weights import plan as weights
+from coldstart.weights.prefetch import client
 from weight_path import checkpoint
 
 

@@ -17,14 +17,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from coldstart.loader.asked import Asked
+from coldstart.contract.asked import Asked
 
 
 def main(wanted: list[str]) -> None:
     """Do one start."""
     with ExitStack() as leases:
         if asked := Asked.of(os.environ):
-            from coldstart.prefetch import client
+            from coldstart.weights.prefetch import client
 
             leases.enter_context(client.start_early(asked.source, asked.read()))
         from weight_path import engine

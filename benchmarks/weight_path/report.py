@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from coldstart import predict
-from coldstart.bench import facts
-from coldstart.bench.stats import paired_ratio, summarize
+from coldstart.measure.bench import facts
+from coldstart.measure.bench.stats import paired_ratio, summarize
+from coldstart.serve import predict
 
 RESULTS = Path(__file__).parents[1] / "results"
 Sample = Mapping[str, Any]
@@ -162,7 +162,7 @@ def _over(samples: Sequence[Sample], bounds: Mapping[int, float]) -> list[float]
 
 
 def _predicted(sequential: Sequence[Sample], imports: float, fetch: float, size: int) -> float:
-    """Equation 5 (`coldstart.predict`) for one worker, its costs taken from the starts that overlap nothing."""
+    """Equation 5 (`coldstart.serve.predict`) for one worker, its costs taken from the starts that overlap nothing."""
     load = median(sample["load_s"] for sample in sequential)
     context = median(sample["seconds"] - sample["imports_s"] - sample["load_s"] for sample in sequential)
     costs = predict.Costs(context=context, libraries=imports)

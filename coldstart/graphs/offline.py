@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from coldstart.contract.graphs import KERNELS, PROVE, RECORD
 from coldstart.graphs import gate, store
 from coldstart.graphs.builder import drop_unused_regions, subset
-from coldstart.graphs.entry import KERNELS, PROVE, RECORD
 from coldstart.graphs.errors import NotProven, Refused
 from coldstart.graphs.rounds import BUNDLE, REASON, layouts
 

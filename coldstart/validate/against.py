@@ -23,7 +23,8 @@ MEND = "save one on the machine: coldstart inspect MODEL --key --format json -o 
 
 def host() -> dict[str, Scalar]:
     """This machine's fingerprint. Raises ColdstartError where vLLM is not installed."""
-    from coldstart import keys, runtime
+    from coldstart.key import keys
+    from coldstart.machine import runtime
 
     hardware = keys.hardware_fields(on_cpu=runtime.targets_cpu())
     groups: dict[str, Mapping[str, Scalar]] = {"hardware": hardware, "runtime": runtime.fields()}

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from coldstart import nvml
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.verify import Finding
-from coldstart.graphs.entry import CANARY
+from coldstart.contract.graphs import CANARY
+from coldstart.machine import nvml
 from coldstart.validate.checks import Level, StartCheck
 
 SUBJECT = "graphs"

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coldstart import models
 from coldstart.artifacts import remote
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from coldstart.errors import Usage
+from coldstart.model import models
 from coldstart.validate import against, checks
 
 HOST = "host"
@@ -60,7 +60,7 @@ def _fingerprint(wanted: str | None) -> dict[str, checks.Scalar] | None:
 def _starter(request: Request) -> checks.StartCheck | None:
     if request.level not in ("load", "replay"):
         return None
-    from coldstart.bench.launchers import Subject
+    from coldstart.measure.bench.launchers import Subject
     from coldstart.validate.graphs import with_graphs
     from coldstart.validate.start import Starts, real_pair
 

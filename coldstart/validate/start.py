@@ -13,13 +13,13 @@ from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.verify import Finding
-from coldstart.bench import result, usage
-from coldstart.bench.launch import Launcher, Unavailable
-from coldstart.bench.launchers import Subject, launchers
-from coldstart.bench.measure import Run, Settings, run
-from coldstart.bench.plan import FRESH, VLLM_COLD
-from coldstart.bench.runner import PROMPTS
 from coldstart.errors import ColdstartError, Failed
+from coldstart.measure.bench import result, usage
+from coldstart.measure.bench.launch import Launcher, Unavailable
+from coldstart.measure.bench.launchers import Subject, launchers
+from coldstart.measure.bench.measure import Run, Settings, run
+from coldstart.measure.bench.plan import FRESH, VLLM_COLD
+from coldstart.measure.bench.runner import PROMPTS
 from coldstart.validate.checks import Level
 
 REPLAY = Settings(prompts=PROMPTS, steady=False)

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from tools.range_server import RangeServer, serving
 
-from coldstart.engine import weights as engine_weights
-from coldstart.prefetch import client, wire
+from coldstart.weights import plan as engine_weights
+from coldstart.weights.prefetch import client, wire
 
 FILE = "model.safetensors"
 

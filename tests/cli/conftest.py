@@ -12,7 +12,7 @@ from coldstart.artifacts.store import Store
 from tools.bundles import publish
 from tools.shell import Run
 
-from coldstart import paths
+from coldstart.machine import paths
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def run(home: Path) -> Run:
     def command(
         *args: str, code: int | None = 0, cwd: Path | None = None
     ) -> "subprocess.CompletedProcess[str]":
-        program = [sys.executable, "-m", "coldstart.cli", *args]
+        program = [sys.executable, "-m", "coldstart.commands.cli", *args]
         done = subprocess.run(
             program, capture_output=True, text=True, cwd=cwd or home, check=False, timeout=60
         )

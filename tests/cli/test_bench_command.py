@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coldstart.commands import cli
 
-from coldstart import cli
-from coldstart.bench import floor, plan, request
-from coldstart.bench.launch import Command, Launcher, RunFiles, Unavailable
-from coldstart.bench.launchers import Subject
+from coldstart.measure.bench import floor, plan, request
+from coldstart.measure.bench.launch import Command, Launcher, RunFiles, Unavailable
+from coldstart.measure.bench.launchers import Subject
 
 SERVER = Path(__file__).parents[1] / "unit" / "bench" / "fake_server.py"
 BEHAVIOUR: dict[str, str] = {}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import errors as bundle_errors
 from coldstart.artifacts.store import NotFound
+from coldstart.commands import cli
 from tools.shell import Run
 
-from coldstart import cli
 from coldstart.errors import Failed, NeedsAuth, NoBundle, Usage
 
 
@@ -81,8 +81,8 @@ def test_no_command_shows_help(run: Run) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals(home: Path, number: int, code: int) -> None:
     script = (
-        "import time, coldstart.doctor\nfrom coldstart.cli import main\n"
-        "coldstart.doctor.examine = lambda cache: (print('up', flush=True), time.sleep(60))\n"
+        "import time, coldstart.machine.doctor\nfrom coldstart.commands.cli import main\n"
+        "coldstart.machine.doctor.examine = lambda cache: (print('up', flush=True), time.sleep(60))\n"
         "main(['doctor', '-q'])"
     )
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=os.environ)

@@ -7,9 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
+from coldstart.commands.cli import COMMANDS
 from tools.shell import Run
-
-from coldstart.cli import COMMANDS
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "help"
 REFRESH = bool(os.environ.get("COLDSTART_REFRESH_GOLDEN"))

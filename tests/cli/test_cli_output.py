@@ -60,7 +60,7 @@ def test_progress_goes_to_stderr(run: Run, mode: str, lines: int) -> None:
 def test_a_terminal_gets_a_moving_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     master, slave = os.openpty()
-    program = [sys.executable, "-m", "coldstart.cli", "doctor", "--format", "json"]
+    program = [sys.executable, "-m", "coldstart.commands.cli", "doctor", "--format", "json"]
     done = subprocess.run(program, stdout=subprocess.PIPE, stderr=slave, check=False, timeout=60)
     os.close(slave)
     shown = os.read(master, 1 << 16)

@@ -9,7 +9,7 @@ from coldstart.artifacts.store import Store
 from tools.bundles import CODE, key, publish
 from tools.shell import Run
 
-from coldstart import paths, runtime
+from coldstart.machine import paths, runtime
 
 
 def test_an_empty_store_says_what_to_do(run: Run) -> None:
@@ -70,7 +70,8 @@ def test_key_of_a_model_without_a_bundle(run: Run, model: Path) -> None:
 
 
 def test_a_miss_names_field_wanted_and_found(run: Run, model: Path, home: Path) -> None:
-    from coldstart import keys, models
+    from coldstart.key import keys
+    from coldstart.model import models
 
     made = keys.compose_argv(models.resolve(str(model)), ["--max-model-len", "512"])
     publish(Store(paths.store_dir()), home / "scratch", made)

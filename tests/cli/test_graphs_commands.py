@@ -16,9 +16,9 @@ from graphs_tools import SMALL, proven
 from tools.bundles import key, provenance
 from tools.shell import Run
 
-from coldstart import paths
-from coldstart.graphs.sim.model import Shape
-from coldstart.inspection import NOT_MADE
+from coldstart.key.inspection import NOT_MADE
+from coldstart.machine import paths
+from tests.support.graphs.model import Shape
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "graphs"
 REFRESH = bool(os.environ.get("COLDSTART_REFRESH_GOLDEN"))

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts.store import Store
+from coldstart.commands import cli
 from tools.bundles import publish
 
-from coldstart import cli, paths
-from coldstart.engine import materialize
+from coldstart.machine import paths
+from coldstart.materialize import materialize
 
 
 @pytest.mark.parametrize("there", [False, True])

@@ -13,7 +13,7 @@ import pytest
 from tools.range_server import serving
 from tools.shell import Run
 
-from coldstart.prefetch import client
+from coldstart.weights.prefetch import client
 
 BYTES = 300_000
 

@@ -71,7 +71,15 @@ def test_a_dead_target_ends_with_no_and_the_report(run: Run, trace: Path) -> Non
 def test_ctrl_c_writes_the_partial_report(trace: Path, home: Path) -> None:
     with running(FakeServer()) as server:
         url = f"http://127.0.0.1:{server.port}"
-        program = [sys.executable, "-m", "coldstart.cli", "trace-replay", str(trace), "--target", url]
+        program = [
+            sys.executable,
+            "-m",
+            "coldstart.commands.cli",
+            "trace-replay",
+            str(trace),
+            "--target",
+            url,
+        ]
         child = subprocess.Popen(
             [*program, "--speedup", "0.001", "--format", "json", "-o", "part.json"],
             cwd=home,
@@ -88,7 +96,7 @@ def test_ctrl_c_ends_a_simulation_with_what_has_finished(home: Path) -> None:
     row = json.dumps({"timestamp": 0, "input_length": 9, "output_length": 2, "hash_ids": []})
     os.mkfifo(home / "trace.jsonl")
     options = ["--simulate", "--profile", "profile.json", "--format", "json", "-o", "part.json"]
-    program = [sys.executable, "-m", "coldstart.cli", "trace-replay", "trace.jsonl", *options]
+    program = [sys.executable, "-m", "coldstart.commands.cli", "trace-replay", "trace.jsonl", *options]
     child = subprocess.Popen(program, cwd=home, env=dict(os.environ))
     with (home / "trace.jsonl").open("w") as trace:
         # More than are held back to be put in order; the rest of the trace never comes.

@@ -10,9 +10,8 @@ import pytest
 from coldstart.artifacts import blobs
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
+from coldstart.commands import cli
 from tools import bundles
-
-from coldstart import cli
 
 
 @pytest.fixture
@@ -92,7 +91,7 @@ def test_trouble_has_its_own_codes(bundle: Bundle, tmp_path: Path) -> None:
 
 def test_it_needs_neither_torch_nor_vllm(bundle: Bundle) -> None:
     code = (
-        "import sys\nfrom coldstart import cli\n"
+        "import sys\nfrom coldstart.commands import cli\n"
         "try: cli.main(sys.argv[1:])\n"
         "finally: print(sorted({'torch', 'vllm', 'pandas'} & set(sys.modules)))"
     )

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from tools.machine import PROMPTS, READY_S, VLLM, Machine, Tokens
 
-from coldstart.bench.client import Client
-from coldstart.bench.launch import HOST, RunFiles, launch
-from coldstart.bench.launchers import Subject, VllmLauncher
+from coldstart.measure.bench.client import Client
+from coldstart.measure.bench.launch import HOST, RunFiles, launch
+from coldstart.measure.bench.launchers import Subject, VllmLauncher
 
 
 @dataclass(frozen=True)

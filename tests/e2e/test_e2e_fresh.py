@@ -84,5 +84,5 @@ def test_a_miss_names_the_field_without_importing_torch(machine: Machine, made: 
     assert "engine.max_model_len: wanted 256, found 512" in said
     assert f"coldstart materialize tiny-llama -- {' '.join(other)}" in said
     imported = {line.rpartition("|")[2].strip() for line in said.splitlines() if "import time:" in line}
-    assert "coldstart.cli" in imported or "coldstart" in imported
+    assert "coldstart.commands.cli" in imported or "coldstart" in imported
     assert not imported & {"torch", "vllm", "pandas"}

@@ -13,7 +13,7 @@ import pytest
 from coldstart.artifacts.store import Store
 from tools.machine import READY_S, VLLM, Machine, remaining
 
-from coldstart.bench import usage
+from coldstart.measure.bench import usage
 
 pytestmark = pytest.mark.vllm
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tools.machine import VLLM, Machine, Tokens, criu
 
-from coldstart import criu as engine_criu
+from coldstart.machine import criu as engine_criu
 
 pytestmark = pytest.mark.vllm
 

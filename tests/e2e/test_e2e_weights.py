@@ -17,10 +17,10 @@ import pytest
 from tools.machine import VLLM, Machine, Tokens
 from tools.range_server import RangeServer, serving
 
-from coldstart.bench.launch import free_port
-from coldstart.engine import weights
-from coldstart.loader import stage, tensors
-from coldstart.prefetch import client
+from coldstart.measure.bench.launch import free_port
+from coldstart.weights import plan as weights
+from coldstart.weights.load import stage, tensors
+from coldstart.weights.prefetch import client
 
 pytestmark = pytest.mark.vllm
 FILE = "model.safetensors"

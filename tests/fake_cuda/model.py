@@ -11,9 +11,9 @@ import numpy as np
 from coldstart.graphs.api import LAUNCH, Captured, Event
 from coldstart.graphs.cuda.backend import CudaDriver
 from coldstart.graphs.cuda.modules import ModuleLog
-from coldstart.graphs.sim.images import cubin
-from coldstart.graphs.sim.kernels import pack_map
 from coldstart.graphs.table import EDGE, MEMCPY, MEMSET, Array, Region
+from tests.support.graphs.images import cubin
+from tests.support.graphs.kernels import pack_map
 
 ROWS = 64
 LAYOUTS = {

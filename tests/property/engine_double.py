@@ -28,7 +28,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from coldstart.scheduling.vllm.arguments import kv_transfer_config
+from coldstart.vllm.scheduling.arguments import kv_transfer_config
 
 BLOCK, VOCABULARY = 4, 1000
 POISON = -1

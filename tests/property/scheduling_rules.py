@@ -16,7 +16,7 @@ from typing import Any
 from vllm.v1.request import Request, RequestStatus
 
 from coldstart.scheduling.placement import Enst as EnstOf
-from coldstart.scheduling.vllm.scheduler import PolicyScheduler
+from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 
 RUNNING = RequestStatus.RUNNING
 Enst = EnstOf[Request]

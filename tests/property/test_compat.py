@@ -7,8 +7,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from coldstart.scheduling.settings import KEY, SchedulerSettings
-from coldstart.scheduling.vllm import SCHEDULER_CLS, compat
-from coldstart.scheduling.vllm.counters import Counters, Exporter
+from coldstart.vllm.scheduling import SCHEDULER_CLS, compat
+from coldstart.vllm.scheduling.counters import Counters, Exporter
 
 
 def config(**changes: object) -> SimpleNamespace:

@@ -10,8 +10,8 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from coldstart.scheduling.vllm.arguments import kv_transfer_config
-from coldstart.scheduling.vllm.offload import CpuPoolWorker
+from coldstart.vllm.scheduling.arguments import kv_transfer_config
+from coldstart.vllm.scheduling.offload import CpuPoolWorker
 
 
 def worker(layers: int = 2, blocks: int = 6, page: int = 64) -> tuple[CpuPoolWorker, list[torch.Tensor]]:

@@ -3,7 +3,7 @@
 from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 
-from coldstart.scheduling.vllm.pinning import PinnedLru
+from coldstart.vllm.scheduling.pinning import PinnedLru
 
 
 def stored(policy: PinnedLru, request_id: str, *keys: bytes) -> ReqContext:

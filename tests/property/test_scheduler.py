@@ -11,7 +11,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.kv_offload.base import TransferResult
 from vllm.v1.request import Request
 
-from coldstart.scheduling.vllm.scheduler import PolicyScheduler
+from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 
 from .engine_double import BLOCK, EngineDouble, Shape, SymbolicWorker, build, expected, make_request
 from .workloads import Checked, Load, random_load

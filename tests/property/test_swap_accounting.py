@@ -7,9 +7,9 @@ import pytest
 import torch
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
-from coldstart import timeline
-from coldstart.scheduling.vllm.offload import CpuPoolWorker
-from coldstart.scheduling.vllm.scheduler import PolicyScheduler
+from coldstart.machine import timeline
+from coldstart.vllm.scheduling.offload import CpuPoolWorker
+from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 
 from .engine_double import BLOCK, EngineDouble, Shape, build, expected, make_request
 

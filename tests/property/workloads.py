@@ -10,7 +10,7 @@ from random import Random
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
-from coldstart.scheduling.vllm.scheduler import PARKED, PolicyScheduler
+from coldstart.vllm.scheduling.scheduler import PARKED, PolicyScheduler
 
 from .engine_double import BLOCK, EngineDouble, Shape, build, expected, make_request
 from .scheduling_rules import Rules

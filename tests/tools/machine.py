@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coldstart.bench import usage
-from coldstart.bench.client import Client
-from coldstart.bench.launch import HOST, free_port
-from coldstart.bench.launchers import console
+from coldstart.measure.bench import usage
+from coldstart.measure.bench.client import Client
+from coldstart.measure.bench.launch import HOST, free_port
+from coldstart.measure.bench.launchers import console
 
 PROJECT = Path(__file__).parents[2]
 READY_S = 400.0

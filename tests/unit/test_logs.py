@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coldstart import logs
+from coldstart.machine import logs
 
 ROOT_CAUSE = "ValueError: Load format `strange` is not supported"
 LAST = "RuntimeError: Engine core initialization failed. See root cause above."

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldstart import timeline
-from coldstart.timeline import Span, Timeline
+from coldstart.machine import timeline
+from coldstart.machine.timeline import Span, Timeline
 
 
 def sample() -> Timeline:
@@ -38,7 +38,7 @@ def test_a_file_that_cannot_be_written_ends_nothing(monkeypatch: pytest.MonkeyPa
 def test_several_processes_merge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     events = tmp_path / "events"
     monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(events))
-    code = "from coldstart.timeline import emit\nfor i in range(50): emit('x', i, i + 1, 'child')"
+    code = "from coldstart.machine.timeline import emit\nfor i in range(50): emit('x', i, i + 1, 'child')"
     children = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
     assert [child.wait() for child in children] == [0, 0, 0]
     with timeline.measure("own", track="parent", args={"k": 1}):
@@ -158,10 +158,10 @@ def test_phases_sum_by_name() -> None:
 
 
 def test_importing_it_is_cheap() -> None:
-    root = Path(timeline.__file__).parents[1]
-    code = f"import sys; sys.path.insert(0, {str(root)!r}); import coldstart.timeline; print(*sys.modules)"
+    root = Path(timeline.__file__).parents[2]
+    code = f"import sys; sys.path.insert(0, {str(root)!r}); import coldstart.machine.timeline; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
     )
-    assert "coldstart.timeline" in done.stdout.split()
+    assert "coldstart.machine.timeline" in done.stdout.split()
     assert not {"json", "dataclasses", "typing", "pathlib", "rich"} & set(done.stdout.split())

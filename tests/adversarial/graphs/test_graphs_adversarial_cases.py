@@ -76,17 +76,17 @@ from graphs_tools import SMALL, outputs, proven
 
 from coldstart.graphs import capture, store, windows
 from coldstart.graphs.api import Event, NodeKind
-from coldstart.graphs.compare import single
 from coldstart.graphs.errors import AlteredTable, GraphError
 from coldstart.graphs.kernels import Ladder
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.sim.driver import Library, Node, SimDriver
-from coldstart.graphs.sim.images import cubin
-from coldstart.graphs.sim.kernels import ROUTINES
-from coldstart.graphs.sim.model import SimModel, libraries
-from coldstart.graphs.sim.random_graphs import Field, Program, place, snapshot
 from coldstart.graphs.table import EDGE, Kernel, Tables
 from coldstart.graphs.trace import live_allocation, match_backwards, pack
+from tests.support.graphs.compare import single
+from tests.support.graphs.driver import Library, Node, SimDriver
+from tests.support.graphs.images import cubin
+from tests.support.graphs.kernels import ROUTINES
+from tests.support.graphs.model import SimModel, libraries
+from tests.support.graphs.random_graphs import Field, Program, place, snapshot
 
 HERE = Path(__file__).parent
 LINES = [line.split("|") for line in str(__doc__).splitlines() if "| test_" in line]

@@ -12,11 +12,11 @@ from coldstart.graphs import capture
 from coldstart.graphs.api import NodeKind
 from coldstart.graphs.errors import DriverFailure, GraphError, MissingKernel
 from coldstart.graphs.kernels import Ladder, ambiguous_names
-from coldstart.graphs.sim.driver import Library, Node, SimDriver
-from coldstart.graphs.sim.images import cubin
-from coldstart.graphs.sim.kernels import ROUTINES
-from coldstart.graphs.sim.model import Shape, SimModel, libraries
 from coldstart.graphs.table import Kernel
+from tests.support.graphs.driver import Library, Node, SimDriver
+from tests.support.graphs.images import cubin
+from tests.support.graphs.kernels import ROUTINES
+from tests.support.graphs.model import Shape, SimModel, libraries
 
 # --- kernels ---
 

@@ -13,9 +13,9 @@ from graphs_tools import SMALL, offline, outputs, proven
 from coldstart.graphs import contents, gate, materialize, store
 from coldstart.graphs.errors import BaseCollision, GraphError, NotProven
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.sim.driver import SimDriver
-from coldstart.graphs.sim.model import SimModel, libraries
 from coldstart.graphs.table import TENSOR_MAP, Tables
+from tests.support.graphs.driver import SimDriver
+from tests.support.graphs.model import SimModel, libraries
 
 
 @pytest.fixture(scope="module")

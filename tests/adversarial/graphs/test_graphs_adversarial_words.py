@@ -7,13 +7,13 @@ import pytest
 from coldstart.graphs import trace as traces
 from coldstart.graphs import windows
 from coldstart.graphs.api import Event
-from coldstart.graphs.compare import compare, prefix, single
 from coldstart.graphs.errors import BaseCollision
 from coldstart.graphs.link import broken_assumptions
 from coldstart.graphs.materialize import combine
-from coldstart.graphs.sim.random_graphs import Field, Program, judge, place, region_bases, snapshot
 from coldstart.graphs.snapshot import Snapshot
 from coldstart.graphs.table import Kernel, Tables
+from tests.support.graphs.compare import compare, prefix, single
+from tests.support.graphs.random_graphs import Field, Program, judge, place, region_bases, snapshot
 
 SIZES = [4096, 8192, 12288]
 SYMBOLS = ["param:w", "kv:0", "hidden:0"]

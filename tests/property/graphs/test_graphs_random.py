@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.link import broken_assumptions
 from coldstart.graphs.materialize import combine
-from coldstart.graphs.sim.random_graphs import generate, judge, place, region_bases, snapshot
+from tests.support.graphs.random_graphs import generate, judge, place, region_bases, snapshot
 
 
 @settings(max_examples=250)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.bench import plan
-from coldstart.bench.launch import Command, RunFiles, Unavailable
-from coldstart.bench.measure import Settings
+from coldstart.measure.bench import plan
+from coldstart.measure.bench.launch import Command, RunFiles, Unavailable
+from coldstart.measure.bench.measure import Settings
 
 SERVER = Path(__file__).with_name("fake_server.py")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from coldstart.bench import compare, facts
-from coldstart.bench.result import SCHEMA_VERSION
 from coldstart.errors import Usage
+from coldstart.measure.bench import compare, facts
+from coldstart.measure.bench.result import SCHEMA_VERSION
 
 
 def verdict(now: list[float], then: list[float], *, alike: bool = True) -> str:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.bench import floor, launchers, plan
-from coldstart.bench.launch import RunFiles
 from coldstart.errors import Failed, NoBundle
+from coldstart.measure.bench import floor, launchers, plan
+from coldstart.measure.bench.launch import RunFiles
 
 SUBJECT = launchers.Subject("tiny-llama", "/models/tiny", ("--max-model-len", "256"))
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.bench import launch, measure, usage
-from coldstart.bench.measure import Settings
 from coldstart.errors import Failed
+from coldstart.measure.bench import launch, measure, usage
+from coldstart.measure.bench.measure import Settings
 
 Fake = Callable[..., launch.Launcher]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldstart.bench import plan
+from coldstart.measure.bench import plan
 
 
 @given(st.lists(st.sampled_from(plan.MODES), min_size=1, unique=True), st.integers(1, 20))

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from coldstart.bench import floor, result
-from coldstart.bench.launch import Launcher, Unavailable
-from coldstart.bench.measure import Settings
-from coldstart.bench.runner import Bench
 from coldstart.errors import NoBundle
+from coldstart.measure.bench import floor, result
+from coldstart.measure.bench.launch import Launcher, Unavailable
+from coldstart.measure.bench.measure import Settings
+from coldstart.measure.bench.runner import Bench
 
 Fake = Callable[..., Any]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldstart.bench.stats import paired_ratio, ratio_interval, summarize
+from coldstart.measure.bench.stats import paired_ratio, ratio_interval, summarize
 
 seconds = st.floats(0.1, 100)
 

@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from coldstart.bench import usage
-from coldstart.bench.launch import reap_orphans, send
+from coldstart.measure.bench import usage
+from coldstart.measure.bench.launch import reap_orphans, send
 
 BURN = "import time\nwhile time.process_time() < {}: pass\n"
 NESTED = """

@@ -1,6 +1,6 @@
 """vLLM's own account of its phases; the lines are as vLLM 0.32 writes them."""
 
-from coldstart.bench import vllm_log
+from coldstart.measure.bench import vllm_log
 
 LOG = """
 (EngineCore pid=9) INFO 11-21 07:26:01 [default_loader.py:502] Loading weights took 0.25 seconds

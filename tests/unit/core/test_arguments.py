@@ -2,7 +2,7 @@
 
 import pytest
 
-from coldstart.arguments import parse
+from coldstart.key.arguments import parse
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from coldstart import hardware, nvml
-from coldstart.nvml import Gpu
+from coldstart.machine import hardware, nvml
+from coldstart.machine.nvml import Gpu
 
 X86 = """processor\t: 0
 vendor_id\t: GenuineIntel

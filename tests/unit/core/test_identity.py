@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from coldstart import identity
 from coldstart.errors import Usage
-from coldstart.models import Model
+from coldstart.key import identity
+from coldstart.model.models import Model
 
 
 def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int]]], body: bytes = b"") -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from coldstart import keys, models, runtime
 from coldstart.errors import ColdstartError
-from coldstart.models import Model
+from coldstart.key import keys
+from coldstart.machine import runtime
+from coldstart.model import models
+from coldstart.model.models import Model
 
 
 @pytest.fixture

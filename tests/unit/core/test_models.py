@@ -10,9 +10,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-from coldstart import models
-from coldstart.aliases import ALIASES
 from coldstart.errors import ColdstartError, NeedsAuth, Usage
+from coldstart.model import models
+from coldstart.model.aliases import ALIASES
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coldstart import nvml
+from coldstart.machine import nvml
 
 
 class FakeLibrary:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from coldstart import paths
 from coldstart.errors import Usage
+from coldstart.machine import paths
 
 
 def test_override_wins_over_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

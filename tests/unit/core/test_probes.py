@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from coldstart import criu, doctor, hardware, nvml, probes, runtime
-from coldstart.nvml import Gpu
-from coldstart.probes import Probe
+from coldstart.machine import criu, doctor, hardware, nvml, probes, runtime
+from coldstart.machine.nvml import Gpu
+from coldstart.machine.probes import Probe
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from coldstart import runtime
+from coldstart.machine import runtime
 
 
 def test_nothing_is_imported() -> None:
     code = (
-        "import sys; from coldstart import runtime; runtime.vllm_distribution(); runtime.torch_build();"
+        "import sys; from coldstart.machine import runtime; runtime.vllm_distribution(); runtime.torch_build();"
         "print([m for m in ('torch', 'vllm', 'transformers') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"[]\n"

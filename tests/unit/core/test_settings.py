@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from coldstart.commands import settings
 
-from coldstart import settings
 from coldstart.errors import Usage
 
 COMMANDS = ("serve", "list", "trace-replay")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from coldstart import tiny
 from coldstart.errors import ColdstartError, Usage
+from coldstart.model import tiny
 
 
 def test_unknown_name(tmp_path: Path) -> None:

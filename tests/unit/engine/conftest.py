@@ -15,8 +15,8 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from tools.bundles import CODE, TOKENIZER, key, provenance, write_tree
 
-from coldstart import paths
-from coldstart.models import Model
+from coldstart.machine import paths
+from coldstart.model.models import Model
 
 HERE = Path(__file__).parent
 Publish = Callable[..., Bundle]

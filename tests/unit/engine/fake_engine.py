@@ -16,7 +16,7 @@ REPORT = {"fast_path": {"compile": True}, "fallbacks": [], "tokens": [1]}
 
 def serve(plan, imported=False):  # type: ignore[no-untyped-def]
     """What `server.run` does, in short. `vllm_args` of the plan may hold a behaviour of its own."""
-    from coldstart.engine.lifeline import die_with_parent
+    from coldstart.machine.lifeline import die_with_parent
 
     die_with_parent()
     behaviour, *rest = plan.vllm_args or [BEHAVIOUR]
@@ -45,8 +45,8 @@ def serve(plan, imported=False):  # type: ignore[no-untyped-def]
 
 def template(arguments: list[str]) -> None:
     """The real template around a made-up engine."""
-    from coldstart.engine import server
-    from coldstart.engine import template as real
+    from coldstart.vllm.engine import server
+    from coldstart.vllm.engine import template as real
 
     if BEHAVIOUR == "dies":
         sys.exit("no memory for the template")
@@ -60,10 +60,10 @@ def template(arguments: list[str]) -> None:
 
 
 def main() -> None:
-    from coldstart.engine.plan import LaunchPlan
+    from coldstart.contract.plan import LaunchPlan
 
     module, arguments = sys.argv[2], sys.argv[3:]
-    if module == "coldstart.engine.template":
+    if module == "coldstart.vllm.engine.template":
         template(arguments)
     else:
         sys.exit(serve(LaunchPlan.from_json(Path(arguments[0]).read_text())))

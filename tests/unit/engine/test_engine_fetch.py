@@ -15,15 +15,17 @@ from coldstart.artifacts.key import Mismatch
 from safetensors.numpy import save_file
 from tools.bundles import key
 
-from coldstart import inspection, runtime
-from coldstart.engine import fetch, serve, weights
-from coldstart.engine.plan import LaunchPlan
+from coldstart.contract.asked import Asked
+from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
-from coldstart.inspection import Lookup
-from coldstart.loader import stage
-from coldstart.loader.asked import Asked
-from coldstart.models import Model
-from coldstart.prefetch import client
+from coldstart.key import inspection
+from coldstart.key.inspection import Lookup
+from coldstart.machine import runtime
+from coldstart.model.models import Model
+from coldstart.serve import fetch, serve
+from coldstart.weights import plan as weights
+from coldstart.weights.load import stage
+from coldstart.weights.prefetch import client
 
 Publish = Callable[..., Bundle]
 SOURCE = "http://weights.example/tiny"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.engine import handoff
+from coldstart.serve import handoff
 
 Pair = tuple[socket.socket, socket.socket]
 REQUEST = {"plan": {"vllm_args": ["--model", "ü"]}, "cwd": "/", "env": {"A": "b" * 5000}}

@@ -12,8 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from coldstart.engine import headless
-from coldstart.engine.plan import READY_FD_ENV, LaunchPlan
+from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
+from coldstart.vllm.engine import headless
 
 FALLBACKS = [{"section": "bundle", "reason": "none"}]
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.engine import handoff, launch, processes
-from coldstart.engine.plan import LaunchPlan
+from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
+from coldstart.machine import processes
+from coldstart.serve import handoff, launch
 
 FakeEngine = Callable[[str], None]
 
@@ -84,7 +85,7 @@ def test_its_end_is_readable(fake_engine: FakeEngine, tmp_path: Path) -> None:
 def test_kill_minus_nine_of_the_supervisor_ends_the_server(fake_engine: FakeEngine, tmp_path: Path) -> None:
     fake_engine("serves")
     supervisor = (
-        "import sys, time; from coldstart.engine import launch; from coldstart.engine.plan import LaunchPlan\n"
+        "import sys, time; from coldstart.serve import launch; from coldstart.contract.plan import LaunchPlan\n"
         f"sys.executable = {sys.executable!r}\n"
         "process, reader = launch.fresh(LaunchPlan(['serves']))\n"
         "print(launch.acknowledged(process, reader, 0, None).report['pid'], flush=True); time.sleep(60)"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.engine import processes
+from coldstart.machine import processes
 
 
 @pytest.mark.parametrize(("limit", "left"), [("1000", 400), ("max", 4096 * 1024), ("100", 0)])

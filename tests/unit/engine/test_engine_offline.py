@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.engine import offline
+from coldstart.vllm.engine import offline
 
 NOISE_S = 1.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coldstart.engine import materialize
+from coldstart.materialize import materialize
 
 
 class _Draft:

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldstart import timeline
-from coldstart.engine import prepare
-from coldstart.engine.lifeline import die_with_parent
-from coldstart.engine.plan import PLAN_ENV, LaunchPlan
-from coldstart.engine.recording import process_started, recording
+from coldstart.contract.plan import PLAN_ENV, LaunchPlan
+from coldstart.machine import timeline
+from coldstart.machine.lifeline import die_with_parent
+from coldstart.machine.recording import process_started, recording
+from coldstart.serve import prepare
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 IDS = st.lists(st.integers(0, 1 << 31))
@@ -81,7 +81,7 @@ class TestRecording:
     def test_spans_of_this_and_other_processes_are_saved(self, tmp_path: Path) -> None:
         with recording(tmp_path / "trace.json", wanted=False) as made:
             timeline.emit("here", 1.0, 2.0, track="t")
-            child = "from coldstart import timeline; timeline.emit('there', 2, 3, track='t')"
+            child = "from coldstart.machine import timeline; timeline.emit('there', 2, 3, track='t')"
             subprocess.run([sys.executable, "-c", child], check=True)
         assert [span.name for span in made.timeline.spans] == ["coldstart", "here", "there"]
         saved = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -125,7 +125,7 @@ def test_a_process_ends_with_its_parent() -> None:
     code = (
         "import os, time, subprocess, sys\n"
         "child = subprocess.Popen([sys.executable, '-c', "
-        "'from coldstart.engine.lifeline import die_with_parent as d; d(9); print(1, flush=True);"
+        "'from coldstart.machine.lifeline import die_with_parent as d; d(9); print(1, flush=True);"
         " import time; time.sleep(60)'], stdout=subprocess.PIPE)\n"
         "child.stdout.readline(); print(child.pid, flush=True); time.sleep(60)"
     )

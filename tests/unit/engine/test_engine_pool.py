@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from coldstart.engine import launch, pool
-from coldstart.engine.plan import LaunchPlan
+from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed, Usage
+from coldstart.serve import launch, pool
 
 KEY = "sha256:" + "a" * 64
 PLAN = LaunchPlan(["serves"], key=KEY)

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 from coldstart.artifacts.bundle import Bundle
 
-from coldstart.engine import prediction, serve
-from coldstart.engine.plan import LaunchPlan
-from coldstart.inspection import Lookup
-from coldstart.models import Model
+from coldstart.contract.plan import LaunchPlan
+from coldstart.key.inspection import Lookup
+from coldstart.model.models import Model
+from coldstart.serve import prediction, serve
 
 Publish = Callable[..., Bundle]
 SOURCE = "http://weights.example/tiny"

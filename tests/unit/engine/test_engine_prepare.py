@@ -13,10 +13,12 @@ from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
 from tools.bundles import CODE, flip
 
-from coldstart import inspection, paths
-from coldstart.engine import prepare, weights
-from coldstart.engine.plan import LaunchPlan
-from coldstart.models import Model
+from coldstart.contract.plan import LaunchPlan
+from coldstart.key import inspection
+from coldstart.machine import paths
+from coldstart.model.models import Model
+from coldstart.serve import prepare
+from coldstart.weights import plan as weights
 
 Publish = Callable[..., Bundle]
 KV = {"bytes": 4096, "blocks": 2, "block_tokens": 16}

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from coldstart.engine.plan import READY_FD_ENV, LaunchPlan
-from coldstart.engine.readiness import FALLBACK_PROMPT, Readiness
-from coldstart.graphs.entry import GRAPHS_REPORT, RESTORE
+from coldstart.contract.graphs import GRAPHS_REPORT, RESTORE
+from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
+from coldstart.vllm.engine.readiness import FALLBACK_PROMPT, Readiness
 
 CANARY = {"prompt": [5, 6], "tokens": [7, 8]}
 

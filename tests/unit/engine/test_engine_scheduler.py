@@ -13,12 +13,12 @@ from types import ModuleType
 import pytest
 from coldstart.artifacts.bundle import Bundle
 
-from coldstart.engine import scheduler
-from coldstart.engine.plan import LaunchPlan
-from coldstart.engine.scheduler import Choice
+from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
 from coldstart.scheduling.settings import KEY
-from coldstart.scheduling.vllm import SCHEDULER_CLS
+from coldstart.serve import scheduler
+from coldstart.serve.scheduler import Choice
+from coldstart.vllm.scheduling import SCHEDULER_CLS
 
 Publish = Callable[..., Bundle]
 PROFILE = {"prefill": [[16, 0.01], [64, 0.02]], "decode": [[1, 0.004], [8, 0.006]]}

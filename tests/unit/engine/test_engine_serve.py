@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts.bundle import Bundle
 
-from coldstart import inspection
-from coldstart.engine import handoff, launch, pool, serve, snapshot
-from coldstart.engine.plan import LaunchPlan
+from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
-from coldstart.inspection import Lookup
-from coldstart.models import Model
+from coldstart.key import inspection
+from coldstart.key.inspection import Lookup
+from coldstart.model.models import Model
+from coldstart.serve import handoff, launch, pool, serve, snapshot
 
 FakeEngine = Callable[[str], None]
 Publish = Callable[..., Bundle]

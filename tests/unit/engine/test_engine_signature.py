@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from coldstart.artifacts.bundle import TrustResult, anyone
 
-from coldstart.engine import serve
-from coldstart.engine.plan import LaunchPlan
+from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
+from coldstart.serve import serve
 
 PLANNED = LaunchPlan(["planned"])
 

@@ -16,10 +16,11 @@ from coldstart.artifacts.errors import SectionMissing, Untrusted
 from coldstart.artifacts.store import Store
 from tools.bundles import key, provenance, write_tree
 
-from coldstart import criu, inspection, paths
-from coldstart.engine import launch, snapshot
-from coldstart.engine.plan import LaunchPlan
+from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
+from coldstart.key import inspection
+from coldstart.machine import criu, paths
+from coldstart.serve import launch, snapshot
 
 FakeEngine = Callable[[str], None]
 FAKE_CRIU = """#!/bin/sh

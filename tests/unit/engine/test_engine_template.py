@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.bench import usage
-from coldstart.engine import handoff, launch, pool
-from coldstart.engine.plan import LaunchPlan
+from coldstart.contract.plan import LaunchPlan
+from coldstart.measure.bench import usage
+from coldstart.serve import handoff, launch, pool
 
 Start = Callable[..., launch.Running]
 

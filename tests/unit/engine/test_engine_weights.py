@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coldstart.engine import weights
 from coldstart.errors import Usage
+from coldstart.weights import plan as weights
 
 SIZES = st.lists(st.integers(0, 5000), max_size=6)
 

@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from coldstart.engine import materialize
+from coldstart.materialize import materialize
 
 HELD = """
 import sys
 from pathlib import Path
-from coldstart.engine import materialize
+from coldstart.materialize import materialize
 with materialize._workspace(Path(sys.argv[1])) as work:
     print(work, flush=True)
     sys.stdin.read()

@@ -13,7 +13,7 @@ from coldstart.graphs.cuda import calls
 from coldstart.graphs.cuda.backend import CudaDriver
 from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.errors import DriverFailure
-from coldstart.graphs.sim.images import cubin
+from tests.support.graphs.images import cubin
 
 LAYOUT = ((0, 8),)
 needs_fake = pytest.mark.skipif(available() is not None, reason=str(available()))

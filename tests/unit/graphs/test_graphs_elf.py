@@ -8,7 +8,7 @@ import pytest
 
 from coldstart.graphs.elf import parameters, read_cubin
 from coldstart.graphs.errors import AlteredTable
-from coldstart.graphs.sim.images import cubin, info
+from tests.support.graphs.images import cubin, info
 
 LAYOUT = ((0, 8), (8, 4), (16, 128), (144, 1))
 

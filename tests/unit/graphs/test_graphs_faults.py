@@ -12,7 +12,7 @@ from graphs_tools import SMALL, outputs
 from coldstart.graphs.api import DriverApi
 from coldstart.graphs.errors import DriverFailure, Refused
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.sim.model import SimModel
+from tests.support.graphs.model import SimModel
 
 METHODS = {name for name, _ in inspect.getmembers(DriverApi, inspect.isfunction) if not name.startswith("_")}
 

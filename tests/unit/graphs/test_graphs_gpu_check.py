@@ -21,8 +21,8 @@ import workloads  # noqa: E402
 from graphs_tools import SMALL  # noqa: E402
 
 from coldstart.graphs.api import Captured  # noqa: E402
-from coldstart.graphs.sim.model import SimModel  # noqa: E402
 from coldstart.graphs.table import Region  # noqa: E402
+from tests.support.graphs.model import SimModel  # noqa: E402
 
 TINY = workloads.Shape(layers=2, width=64, heads=4, inner=96, vocabulary=128)
 
@@ -196,7 +196,7 @@ class Absent:
             raise ImportError("only the source tree is here")
 sys.meta_path.insert(0, Absent())
 import phases, process, verify, workloads
-print(sorted(n for n in sys.modules if n.startswith(("coldstart.engine", "coldstart.graphs.vllm"))))
+print(sorted(n for n in sys.modules if n.startswith(("coldstart.engine", "coldstart.vllm.graphs"))))
 """
     path = os.pathsep.join([str(root / "benchmarks" / "gpu"), str(root)])
     done = subprocess.run(

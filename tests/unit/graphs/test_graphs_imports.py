@@ -17,10 +17,10 @@ print(sorted(n for n in sys.modules if n.split(".")[0] in ("cuda", "torch", "vll
 @pytest.mark.parametrize(
     "work",
     [
-        "import coldstart.graphs.entry as e; e.register()",
-        "import coldstart.engine.prepare, coldstart.engine.serve, coldstart.engine.materialize, coldstart.engine.graphs",
+        "import coldstart.vllm.graphs.entry as e; e.register()",
+        "import coldstart.serve.serve, coldstart.materialize.materialize, coldstart.materialize.graphs",
         "import coldstart.graphs.bundles, coldstart.graphs.offline, coldstart.validate.graphs",
-        "import coldstart.graphs.vllm.plugin, coldstart.graphs.online, coldstart.graphs.rounds",
+        "import coldstart.vllm.graphs.plugin, coldstart.graphs.online, coldstart.graphs.rounds",
     ],
 )
 def test_no_driver_no_torch_no_engine(work: str) -> None:

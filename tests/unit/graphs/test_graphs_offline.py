@@ -9,11 +9,11 @@ from graphs_tools import bundle, offline
 
 from coldstart.graphs import inspect as inspection
 from coldstart.graphs.capture import distinct
-from coldstart.graphs.compare import compare
 from coldstart.graphs.errors import AlteredTable, GraphError
 from coldstart.graphs.materialize import combine
 from coldstart.graphs.snapshot import load_snapshot
 from coldstart.graphs.table import Region
+from tests.support.graphs.compare import compare
 
 
 def test_the_three_classifiers_on_one_model() -> None:

@@ -11,7 +11,7 @@ from graphs_tools import SMALL, kernel_library
 from coldstart.graphs import references, store
 from coldstart.graphs.errors import MissingKernel
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.sim.model import SimModel
+from tests.support.graphs.model import SimModel
 
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 

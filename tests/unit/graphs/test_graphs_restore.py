@@ -11,7 +11,7 @@ from graphs_tools import SMALL, bundle, outputs
 from coldstart.graphs import gate, store
 from coldstart.graphs.errors import DriverFailure, NotProven, Refused
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.sim.model import SimModel
+from tests.support.graphs.model import SimModel
 
 
 def _restorer(directory: Path, seed: int = 4) -> tuple[SimModel, Restorer]:

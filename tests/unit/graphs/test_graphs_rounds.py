@@ -12,9 +12,9 @@ from graphs_engine import LIBRARY
 from graphs_processes import KEYS, Launches, engine
 from graphs_tools import kernel_library
 
+from coldstart.contract.graphs import PROVE, RECORD, RESTORE
 from coldstart.graphs import gate, offline, rounds, store
 from coldstart.graphs.builder import subset
-from coldstart.graphs.entry import PROVE, RECORD, RESTORE
 from coldstart.graphs.errors import NotProven, Refused
 
 

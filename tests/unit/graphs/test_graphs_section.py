@@ -18,16 +18,18 @@ from coldstart.artifacts.verify import Finding
 from graphs_processes import KEYS, Launches, engine
 from tools.bundles import key, provenance
 
-from coldstart import inspection, nvml, paths
-from coldstart.engine import graphs, prepare
-from coldstart.engine.assembly import _require_fast_path
-from coldstart.engine.readiness import graph_fallbacks
+from coldstart.contract.graphs import CANARY, KV_PLAN, RESTORE
 from coldstart.errors import Failed
-from coldstart.graphs.entry import CANARY, KV_PLAN, RESTORE
-from coldstart.graphs.vllm import kv_plan
-from coldstart.models import Model
+from coldstart.key import inspection
+from coldstart.machine import nvml, paths
+from coldstart.materialize import graphs
+from coldstart.materialize.assembly import _require_fast_path
+from coldstart.model.models import Model
+from coldstart.serve import prepare
 from coldstart.validate.checks import Level
 from coldstart.validate.graphs import with_graphs
+from coldstart.vllm.engine.readiness import graph_fallbacks
+from coldstart.vllm.graphs import kv_plan
 
 PLAN = {
     "fingerprint": "f",
@@ -104,7 +106,7 @@ def test_on_the_processor_there_is_nothing_to_do(tmp_path: Path) -> None:
 
 
 def test_eager_engines_capture_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coldstart.runtime.targets_cpu", lambda: False)
+    monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
     assert (
         "--enforce-eager" in str(graphs.absent(["--enforce-eager"]))
         and graphs.absent(["--seed", "1"]) is None
@@ -112,7 +114,7 @@ def test_eager_engines_capture_none(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_materialize_makes_the_section_with_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coldstart.runtime.targets_cpu", lambda: False)
+    monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
     reason = graphs.make(tmp_path / "out", tmp_path / "work", Launches(), ())
     assert reason is None and (tmp_path / "out" / "proof.json").exists()
 
@@ -120,7 +122,7 @@ def test_materialize_makes_the_section_with_engines(tmp_path: Path, monkeypatch:
 def test_an_engine_that_fails_costs_the_section_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coldstart.runtime.targets_cpu", lambda: False)
+    monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
 
     def fail(name: str, environment: Mapping[str, str]) -> None:
         raise Failed("the engine ended with exit code 1")

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from coldstart.graphs.errors import AlteredTable, DriverFailure, Refused
-from coldstart.graphs.vllm import hook, kv_plan
-from coldstart.graphs.vllm import manager as managers
-from coldstart.graphs.vllm import wrapper as wrappers
-from coldstart.graphs.vllm.seams import ADAPTERS, Seam, adapter
-from coldstart.graphs.vllm.source import key_of
+from coldstart.vllm.graphs import hook, kv_plan
+from coldstart.vllm.graphs import manager as managers
+from coldstart.vllm.graphs import wrapper as wrappers
+from coldstart.vllm.graphs.seams import ADAPTERS, Seam, adapter
+from coldstart.vllm.graphs.source import key_of
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
@@ -344,7 +344,7 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
     from vllm.platforms import current_platform
     from vllm.v1.worker import gpu_worker, startup_plan
 
-    from coldstart.graphs.vllm import plugin
+    from coldstart.vllm.graphs import plugin
 
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
     monkeypatch.setenv(kv_plan.VARIABLE, "1")

@@ -15,11 +15,11 @@ from graphs_tools import SMALL
 from coldstart.graphs import gate, store
 from coldstart.graphs.errors import MissingRegion, NotProven, Refused
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.sim.model import SimModel
 from coldstart.graphs.table import Region
-from coldstart.graphs.vllm import outputs, plugin, record
-from coldstart.graphs.vllm.names import runner_tensors
-from coldstart.graphs.vllm.restore import Restoring
+from coldstart.vllm.graphs import outputs, plugin, record
+from coldstart.vllm.graphs.names import runner_tensors
+from coldstart.vllm.graphs.restore import Restoring
+from tests.support.graphs.model import SimModel
 
 torch = pytest.importorskip("torch")
 
@@ -222,7 +222,7 @@ def test_the_hook_asks_the_restorer(bundle_directory: Path) -> None:
 def test_modules_are_worked_on_when_they_are_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from coldstart.graphs.vllm.late import when_imported
+    from coldstart.vllm.graphs.late import when_imported
 
     (tmp_path / "late_module.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))

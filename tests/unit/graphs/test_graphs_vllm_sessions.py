@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from graphs_tools import SMALL
 
+from coldstart.contract.graphs import PROVE, RECORD
 from coldstart.graphs import gate, offline, rounds, store
 from coldstart.graphs.api import Captured
-from coldstart.graphs.entry import PROVE, RECORD
 from coldstart.graphs.errors import DriverFailure, Refused
-from coldstart.graphs.sim.model import SimModel
 from coldstart.graphs.table import Region
-from coldstart.graphs.vllm import hook, plugin, record, restore, wrapper
+from coldstart.vllm.graphs import hook, plugin, record, restore, wrapper
+from tests.support.graphs.model import SimModel
 
 torch = pytest.importorskip("torch")
 OUT = "static:cudagraph_manager.hidden_states"

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldstart.loader import memory
-from coldstart.loader.in_place import InPlace
+from coldstart.machine import memory
+from coldstart.vllm.weights.in_place import InPlace
 
 WIDTH = 8
 

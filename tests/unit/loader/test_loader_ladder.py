@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from coldstart.engine import weights
-from coldstart.loader import ladder, tensors
-from coldstart.loader.ladder import Exhausted, climb_down
-from coldstart.loader.report import Report
-from coldstart.loader.sources import Files, Lost, Region, Source
-from coldstart.loader.tensors import Tensor, Unreadable
-from coldstart.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost
+from coldstart.weights import plan as weights
+from coldstart.weights.load import ladder, tensors
+from coldstart.weights.load.ladder import Exhausted, climb_down
+from coldstart.weights.load.report import Report
+from coldstart.weights.load.sources import Files, Lost, Region, Source
+from coldstart.weights.load.tensors import Tensor, Unreadable
+from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost
 
 
 class FakeAttached:

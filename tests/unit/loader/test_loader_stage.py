@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldstart.loader import stage
+from coldstart.weights.load import stage
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 5}
 NAMES = [

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.loader import stage
+from coldstart.weights.load import stage
 
 FOUND = importlib.util.find_spec("vllm")
 pytestmark = pytest.mark.skipif(FOUND is None, reason="vLLM is not installed")

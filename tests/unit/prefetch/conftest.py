@@ -12,7 +12,7 @@ import pytest
 from prefetching import CHUNK, Weights, write
 from tools.range_server import RangeServer, serving
 
-from coldstart.prefetch import client
+from coldstart.weights.prefetch import client
 
 
 @pytest.fixture(scope="session")

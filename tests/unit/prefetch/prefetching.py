@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from coldstart.engine import weights as engine_weights
-from coldstart.prefetch.client import Attached
+from coldstart.weights import plan as engine_weights
+from coldstart.weights.prefetch.client import Attached
 
 CHUNK = 64 << 10
 

@@ -12,8 +12,8 @@ from prefetching import CHUNK, Weights, check_tensors, check_whole, write
 from tools.range_server import RangeServer, serving
 from tools.range_settings import FOREVER
 
-from coldstart.prefetch import attached as attached_module
-from coldstart.prefetch import client
+from coldstart.weights.prefetch import attached as attached_module
+from coldstart.weights.prefetch import client
 
 FILE = "model-00001.safetensors"
 STREAMS = 4

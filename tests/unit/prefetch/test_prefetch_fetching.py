@@ -13,7 +13,7 @@ import pytest
 from prefetching import CHUNK, Weights, check_tensors, check_whole
 from tools.range_server import RangeServer
 
-from coldstart.prefetch import client
+from coldstart.weights.prefetch import client
 
 
 def test_every_byte_arrives_once(weights: Weights, server: RangeServer, runtime: Path) -> None:
@@ -124,7 +124,7 @@ def test_twenty_workers_share_one_copy(weights: Weights, server: RangeServer, ru
 def _worker(url: str, weights: Weights, runtime: Path) -> int:
     code = (
         "import json, sys, pathlib\n"
-        "from coldstart.prefetch import client\n"
+        "from coldstart.weights.prefetch import client\n"
         "url, plan, runtime, weights = sys.argv[1:]\n"
         "plan = json.loads(pathlib.Path(plan).read_text())\n"
         "with client.attach(url, plan, directory=pathlib.Path(runtime)) as attached:\n"

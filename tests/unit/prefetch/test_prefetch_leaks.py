@@ -12,7 +12,7 @@ import pytest
 from prefetching import Weights, check_tensors, check_whole
 from tools.range_server import RangeServer
 
-from coldstart.prefetch import client
+from coldstart.weights.prefetch import client
 
 CYCLES = 100
 

@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from prefetching import Weights, check_tensors, check_whole
 from tools.range_server import RangeServer, serving
 
-from coldstart.prefetch import client, http_source, sources
-from coldstart.prefetch.sources import Unavailable, Unusable
+from coldstart.weights.prefetch import client, http_source, sources
+from coldstart.weights.prefetch.sources import Unavailable, Unusable
 
 
 class _Scripted(BaseHTTPRequestHandler):

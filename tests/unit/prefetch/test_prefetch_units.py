@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from coldstart.prefetch import layout
-from coldstart.prefetch.ranges import Ranges
-from coldstart.prefetch.schedule import Board, Entry, Lease, State, pick
+from coldstart.weights.prefetch import layout
+from coldstart.weights.prefetch.ranges import Ranges
+from coldstart.weights.prefetch.schedule import Board, Entry, Lease, State, pick
 
 CHUNK = 100
 

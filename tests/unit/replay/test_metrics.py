@@ -3,11 +3,11 @@ import json
 
 import pytest
 
-from coldstart.replay import RecordStore, RequestRecord, Slo, summarize
-from coldstart.replay.compare import compare
-from coldstart.replay.html import page
-from coldstart.replay.metrics import percentile
-from coldstart.replay.render import text, write_csv
+from coldstart.measure.replay import RecordStore, RequestRecord, Slo, summarize
+from coldstart.measure.replay.compare import compare
+from coldstart.measure.replay.html import page
+from coldstart.measure.replay.metrics import percentile
+from coldstart.measure.replay.render import text, write_csv
 
 
 def record(number: int, first: float, end: float, tokens: int) -> RequestRecord:

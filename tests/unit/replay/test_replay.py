@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 from tools.openai_server import FakeServer, running
 
-from coldstart.replay import ReplaySettings, replay
-from coldstart.replay.client import Target, prompt_tokens
-from coldstart.replay.http import Endpoint
-from coldstart.traces import TraceRequest
+from coldstart.measure.replay import ReplaySettings, replay
+from coldstart.measure.replay.client import Target, prompt_tokens
+from coldstart.measure.replay.http import Endpoint
+from coldstart.measure.traces import TraceRequest
 
 
 def target(port: int) -> Target:

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from coldstart.replay import RecordStore, ReplaySettings, Slo, open_loop, replay, summarize
-from coldstart.replay.client import Target
-from coldstart.replay.http import Endpoint
-from coldstart.replay.record import RequestRecord
-from coldstart.replay.simulated import record_of
+from coldstart.measure.replay import RecordStore, ReplaySettings, Slo, open_loop, replay, summarize
+from coldstart.measure.replay.client import Target
+from coldstart.measure.replay.http import Endpoint
+from coldstart.measure.replay.record import RequestRecord
+from coldstart.measure.replay.simulated import record_of
+from coldstart.measure.traces import TraceRequest
 from coldstart.scheduling import IterationProfile, make_policy
-from coldstart.simulate import SimSettings, simulate
-from coldstart.traces import TraceRequest
+from coldstart.scheduling.simulate import SimSettings, simulate
 
 PROFILE = IterationProfile.from_points([(1, 0.001)], [(1, 0.001)])
 SLACK = 256 << 10

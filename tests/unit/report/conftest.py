@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from coldstart.bench import result
-from coldstart.bench.measure import Run, Steady
-from coldstart.bench.runner import Measured
-from coldstart.bench.stats import summarize
+from coldstart.measure.bench import result
+from coldstart.measure.bench.measure import Run, Steady
+from coldstart.measure.bench.runner import Measured
+from coldstart.measure.bench.stats import summarize
 
 PROOF = {"fast_path": {"compile": True}, "fallbacks": []}
 

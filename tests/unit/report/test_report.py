@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.report import html, markdown, rows, svg
+from coldstart.measure.report import html, markdown, rows, svg
 
 VOID = {"meta", "br"}
 

@@ -3,7 +3,7 @@ import subprocess
 import sys
 
 from coldstart.scheduling.settings import SchedulerSettings
-from coldstart.scheduling.vllm.arguments import serve_arguments
+from coldstart.vllm.scheduling.arguments import serve_arguments
 
 
 def flags(strategy: str, host_bytes: int | None) -> dict[str, str]:
@@ -25,8 +25,8 @@ def test_recomputation_needs_no_connector() -> None:
 
 def test_neither_the_policies_nor_the_flags_import_an_engine() -> None:
     code = (
-        "import sys, coldstart.scheduling, coldstart.simulate, coldstart.replay.plan;"
-        "import coldstart.scheduling.vllm.arguments;"
+        "import sys, coldstart.scheduling, coldstart.scheduling.simulate, coldstart.measure.replay.plan;"
+        "import coldstart.vllm.scheduling.arguments;"
         "sys.exit(bool({'torch', 'vllm', 'typer', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

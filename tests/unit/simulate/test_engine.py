@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coldstart.replay import records_of
-from coldstart.scheduling import POLICIES, IterationProfile, MlfqSettings, make_policy
-from coldstart.simulate import STRATEGIES, Outcome, SimSettings, simulate
-from coldstart.traces import TraceRequest
+from coldstart.measure.replay import records_of
+from coldstart.measure.traces import TraceRequest
+from coldstart.scheduling import POLICIES, IterationProfile, SchedulerSettings, make_policy
+from coldstart.scheduling.simulate import STRATEGIES, Outcome, SimSettings, simulate
 
 PROFILE = IterationProfile.from_points([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01), (8, 0.012)])
 
 
 def run(rows: list[TraceRequest], policy: str = "fcfs", **given: object) -> Outcome:
-    tunables = MlfqSettings(alpha_s=5.0)
+    tunables = SchedulerSettings(alpha_s=5.0)
     return simulate(rows, make_policy(policy, PROFILE, tunables), PROFILE, SimSettings(**given))  # type: ignore[arg-type]
 
 

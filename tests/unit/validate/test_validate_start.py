@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts.bundle import Bundle
 
-from coldstart.bench.launch import Command, RunFiles
-from coldstart.bench.measure import Settings
+from coldstart.measure.bench.launch import Command, RunFiles
+from coldstart.measure.bench.measure import Settings
 from coldstart.validate.checks import Level
 from coldstart.validate.start import Pair, Starts
 

@@ -1,0 +1,1 @@
+"""What crosses process boundaries: the launch plan and the names of environment variables. Standard library only."""

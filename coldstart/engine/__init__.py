@@ -1,1 +1,0 @@
-"""The engine: everything that starts, feeds or imitates a vLLM server lives here."""

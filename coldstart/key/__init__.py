@@ -1,0 +1,1 @@
+"""What decides which bundle serves: vLLM's arguments, the identity of a model, the key, the look-up."""

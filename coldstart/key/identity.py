@@ -1,0 +1,92 @@
+"""What makes two models the same for the key: configuration, layout of the weights, tokenizer; never a path.
+
+A hub commit fixes all three, so where one is known it stands for layout and tokenizer: the key is then the
+same before and after the weights are on the disk.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from coldstart.errors import Usage
+from coldstart.model.models import Model, weight_files
+
+Scalar = str | int | float | bool | None
+
+# Members of config.json that record who wrote it and where it lay, not what the model is.
+_INCIDENTAL = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+_HEADER_CAP = 100 * 2**20
+
+
+def fields(model: Model) -> dict[str, Scalar]:
+    """The model.* fields without prefix: architecture, revision, digests of config, weights and tokenizer."""
+    local = model.path if model.revision is None else None
+    return {
+        "architecture": ",".join(model.config.get("architectures") or []) or None,
+        "config": config_digest(model.config),
+        "revision": model.revision,
+        "weights": layout_digest(local) if local else None,
+        "tokenizer": files_digest(local) if local else None,
+    }
+
+
+def config_digest(config: Mapping[str, Any]) -> str:
+    """Digest of the configuration without its incidental members, at the top level only."""
+    return _digest({name: value for name, value in config.items() if name not in _INCIDENTAL})
+
+
+def layout_digest(directory: Path) -> str | None:
+    """Digest of {tensor: (dtype, shape)} over all safetensors files; of names and sizes for other formats.
+
+    None for a directory without weights. Values are not read: they do not change what is compiled.
+    """
+    files = weight_files(directory)
+    if not files:
+        return None
+    if files[0].suffix != ".safetensors":
+        return _digest({file.name: file.stat().st_size for file in files})
+    layout: dict[str, Any] = {}
+    for file in files:
+        layout.update(_safetensors_layout(file))
+    return _digest(layout)
+
+
+def files_digest(directory: Path) -> str:
+    """Digest over the tokenizer and generation files that the directory holds."""
+    held = (directory / name for name in _TOKENIZER_FILES)
+    return _digest({f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in held if f.is_file()})
+
+
+def _safetensors_layout(file: Path) -> dict[str, tuple[str, list[int]]]:
+    # The header alone (8 bytes of little-endian length, then JSON); the library would map the whole file.
+    try:
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > _HEADER_CAP:
+                raise ValueError(f"header of {length} bytes")
+            header = json.loads(stream.read(length))
+        if not isinstance(header, dict):
+            raise ValueError("header is no object")
+        return {name: (e["dtype"], e["shape"]) for name, e in header.items() if name != "__metadata__"}
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        raise Usage(f"{file} is not a safetensors file ({error}).", mend="fetch the weights again") from error
+
+
+def _digest(value: object) -> str:
+    data = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return "sha256:" + hashlib.sha256(data).hexdigest()

@@ -1,0 +1,48 @@
+"""The key <GPU, model> of MEDUSA, widened to all that decides what is materialized.
+
+key = hardware.* + model.* + runtime.* + engine.*; two machines that would produce the same artifacts compose
+the same key, any difference that could make an artifact wrong composes another. No path, host name or
+environment variable is a field. Nothing here imports torch or vllm.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from coldstart.artifacts.key import Key
+from coldstart.key import arguments, identity, relevance
+from coldstart.machine import hardware, runtime
+from coldstart.model.models import Model
+
+Scalar = str | int | float | bool | None
+
+
+def compose(model: Model, engine_args: Mapping[str, object]) -> Key:
+    """The key of ``model`` run on this machine, in this environment, with ``engine_args`` (names as vLLM's).
+
+    Raises ColdstartError where vLLM is not installed, Usage for unreadable weights.
+    """
+    groups: dict[str, Mapping[str, Scalar]] = {
+        "hardware": hardware_fields(on_cpu=runtime.targets_cpu()),
+        "model": identity.fields(model),
+        "runtime": runtime.fields(),
+        "engine": relevance.engine_fields(engine_args),
+    }
+    return Key({f"{group}.{name}": value for group, part in groups.items() for name, value in part.items()})
+
+
+def compose_argv(model: Model, vllm_args: Sequence[str]) -> Key:
+    """``compose`` for arguments as they stand on a command line after ``--``."""
+    return compose(model, arguments.parse(vllm_args))
+
+
+def hardware_fields(*, on_cpu: bool) -> dict[str, Scalar]:
+    """The part of the fingerprint that matters to the engine's device.
+
+    The number of usable processors is in the key of a CPU engine: inductor chooses the loop depth it makes
+    parallel by it (decide_parallel_depth, even with the dynamic_threads that vLLM sets), and iteration times
+    are measured with it. A GPU engine's artifacts depend on neither.
+    """
+    cpu = hardware.cpu()
+    if on_cpu:
+        return cpu
+    del cpu["cpu.threads"]
+    return {**cpu, **hardware.gpu()}

@@ -1,0 +1,42 @@
+"""What this machine can do: every probe once, and whether cold starts can be served at all."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from coldstart.machine import probes
+from coldstart.machine.probes import Probe
+
+
+def examine(cache_dir: Path | None = None) -> list[Probe]:
+    """All probes, in the order in which they matter to a newcomer."""
+    return [
+        probes.vllm(),
+        probes.cpu(),
+        probes.memory(),
+        probes.gpu(),
+        probes.store(cache_dir),
+        probes.compiler(),
+        probes.template(),
+        probes.criu(),
+        probes.cuda_checkpoint(),
+        probes.shared_memory(),
+        probes.huge_pages(),
+        probes.tcmalloc(),
+        probes.open_files(),
+    ]
+
+
+def able(found: Sequence[Probe]) -> bool:
+    """Whether cold starts can be served: nothing that is required is missing."""
+    return not any(probe.required and probe.status == "missing" for probe in found)
+
+
+def start_modes(found: Sequence[Probe]) -> dict[str, bool]:
+    """Which start modes this machine permits."""
+    good = {probe.name for probe in found if probe.status == "ok"}
+    served = able(found)
+    return {
+        "fresh": served,
+        "template": served and "template" in good,
+        "snapshot": served and bool({"criu", "cuda checkpoint"} & good),
+    }

@@ -1,0 +1,74 @@
+"""The fingerprint of this machine: what decides which generated code is valid on it.
+
+Read from /proc/cpuinfo and NVML; neither torch nor a driver context is needed, and no path, host name or
+environment variable enters. Two machines with equal fingerprints run each other's kernels.
+"""
+
+import os
+import platform
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from coldstart.machine.nvml import Gpu
+
+Scalar = str | int | float | bool | None
+
+# Inductor compiles with -march=native, so every extension a compiler may emit by itself counts; flags of the
+# kernel, of virtualisation and of mitigations do not, and differ between equal machines.
+_ISA = re.compile(
+    r"sse\w*|ssse3|pni|avx\w*|fma4?|f16c|bmi[12]|popcnt|abm|movbe|amx_\w+|gfni|vaes|vpclmulqdq|aes|pclmulqdq|sha_ni|adx"
+    r"|asimd\w*|neon|sve\w*|sme|sme[2_]\w*|bf16|i8mm|fphp|atomics|crc32"
+)
+_ARM_VENDORS = {"0x41": "ARM", "0x61": "Apple", "0x4e": "NVIDIA", "0xc0": "Ampere", "0x51": "Qualcomm"}
+
+
+def cpu(cpuinfo: str | None = None) -> dict[str, Scalar]:
+    """cpu.vendor, cpu.family, cpu.model, cpu.isa (sorted, space between), cpu.threads (usable)."""
+    text = Path("/proc/cpuinfo").read_text() if cpuinfo is None else cpuinfo
+    first = _first_block(text)
+    flags = (first.get("flags") or first.get("Features") or first.get("isa") or "").split()
+    implementer = first.get("CPU implementer", "")
+    return {
+        "cpu.machine": platform.machine(),
+        "cpu.vendor": first.get("vendor_id") or _ARM_VENDORS.get(implementer, implementer) or None,
+        "cpu.family": first.get("cpu family") or first.get("CPU architecture"),
+        "cpu.model": first.get("model") or first.get("CPU part"),
+        "cpu.isa": " ".join(sorted(flag for flag in set(flags) if _ISA.fullmatch(flag))),
+        "cpu.threads": usable_threads(),
+    }
+
+
+def usable_threads() -> int:
+    """Processors this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def gpu() -> dict[str, Scalar]:
+    """gpu.* of the first device; empty where there is none. How many are used is an engine argument."""
+    from coldstart.machine import nvml
+
+    found = nvml.query()
+    return _gpu_fields(found[0]) if found else {}
+
+
+def fingerprint() -> dict[str, Scalar]:
+    """All hardware fields, named as in the key without its ``hardware.`` prefix."""
+    return {**cpu(), **gpu()}
+
+
+def _gpu_fields(first: "Gpu") -> dict[str, Scalar]:
+    return {
+        "gpu.name": first.name,
+        "gpu.multiprocessors": first.multiprocessors,
+        "gpu.compute_capability": first.compute_capability,
+        "gpu.memory_bytes": first.memory_bytes,
+        "gpu.driver": first.driver,
+    }
+
+
+def _first_block(text: str) -> dict[str, str]:
+    block = text.strip().split("\n\n", 1)[0]
+    pairs = (line.partition(":") for line in block.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}

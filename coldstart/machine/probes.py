@@ -1,0 +1,200 @@
+"""Single questions to this machine, each answered by one ``Probe`` and asked without torch or vllm.
+
+A probe never raises for a machine that lacks something: lacking is the answer.
+"""
+
+import ctypes
+import ctypes.util
+import os
+import re
+import resource
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from coldstart.errors import ColdstartError
+from coldstart.machine import criu as snapshots
+from coldstart.machine import hardware, nvml, paths, runtime
+
+Status = Literal["ok", "missing", "note"]
+
+SUPPORTED_VLLM = ("0.32",)
+_OPEN_FILES = 4096
+_SHM_BYTES = 1 << 30
+_FREE_BYTES = 5 << 30
+_CHECKPOINT_DRIVER = 570
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was found. ``required`` probes that are missing keep cold starts from being served at all."""
+
+    name: str
+    status: Status
+    found: str
+    mend: str | None = None
+    required: bool = False
+
+
+def cpu() -> Probe:
+    """The processor has vector instructions that vLLM's CPU kernels can use; a GPU engine needs none."""
+    fields = hardware.cpu()
+    isa = str(fields["cpu.isa"]).split()
+    best = next(
+        (flag for flag in ("amx_tile", "avx512f", "avx2", "sve", "asimd", "neon") if flag in isa), None
+    )
+    found = (
+        f"{fields['cpu.vendor']} family {fields['cpu.family']} model {fields['cpu.model']}, "
+        f"{fields['cpu.threads']} threads, {best or 'no usable vector extension'}"
+    )
+    bad = best is None and runtime.targets_cpu()
+    mend = "run on a processor with AVX2 or NEON" if bad else None
+    return Probe("cpu", "missing" if bad else "ok", found, mend, required=True)
+
+
+def memory() -> Probe:
+    """Main memory, total and available, in bytes of /proc/meminfo."""
+    total, free = (_meminfo(name) / 2**30 for name in ("MemTotal", "MemAvailable"))
+    return Probe("memory", "ok", f"{total:.1f} GiB, {free:.1f} GiB available")
+
+
+def gpu() -> Probe:
+    """The NVIDIA devices; required only where the installed vLLM is built for one."""
+    found = nvml.query()
+    if found:
+        first = found[0]
+        size = first.memory_bytes / 2**30
+        text = f"{len(found)} x {first.name}, {size:.0f} GiB, capability {first.compute_capability}"
+        return Probe("gpu", "ok", text)
+    needed = runtime.vllm_distribution() is not None and not runtime.targets_cpu()
+    mend = "install the NVIDIA driver, or the CPU engine: pip install 'coldstart[cpu]'" if needed else None
+    return Probe("gpu", "missing" if needed else "note", "none", mend, required=needed)
+
+
+def cuda_checkpoint() -> Probe:
+    """The driver's checkpoint interface, which a GPU snapshot needs."""
+    found = nvml.query()
+    if not found:
+        return Probe("cuda checkpoint", "note", "no GPU, not needed")
+    major = int(found[0].driver.partition(".")[0] or 0)
+    has = major >= _CHECKPOINT_DRIVER and _exports("libcuda.so.1", "cuCheckpointProcessLock")
+    mend = None if has else f"install driver {_CHECKPOINT_DRIVER} or newer"
+    return Probe("cuda checkpoint", "ok" if has else "missing", f"driver {found[0].driver}", mend)
+
+
+def criu() -> Probe:
+    """CRIU and the right to use it, which a snapshot of a CPU engine needs."""
+    if (lacking := snapshots.missing()) is not None:
+        newer = f"name CRIU 4.2 or newer in {snapshots.VARIABLE}, or: apt-get install criu; and run as root"
+        return Probe("criu", "missing", lacking, newer)
+    try:
+        version = re.search(r"\d[\d.]*", snapshots.run("--version").stdout)
+        checked = snapshots.run("check")
+    except OSError as error:
+        return Probe("criu", "missing", str(error), f"name another CRIU in {snapshots.VARIABLE}")
+    last = ((checked.stdout + checked.stderr).strip().splitlines() or [""])[-1]
+    label = f"{version[0] if version else '?'}, check: {last}"
+    mend = f"{snapshots.command()[0]} check -v4" if checked.returncode else None
+    return Probe("criu", "missing" if mend else "ok", label, mend)
+
+
+def shared_memory() -> Probe:
+    """Free space of /dev/shm, where processes of one server pass tensors."""
+    place = Path("/dev/shm")
+    if not place.is_dir():
+        return Probe("shared memory", "missing", "no /dev/shm", "mount -t tmpfs tmpfs /dev/shm")
+    free = shutil.disk_usage(place).free
+    enough = free >= _SHM_BYTES
+    mend = None if enough else "mount -o remount,size=4G /dev/shm (container: --shm-size 4g)"
+    return Probe("shared memory", "ok" if enough else "missing", f"{free / 2**30:.1f} GiB free", mend)
+
+
+def huge_pages() -> Probe:
+    """Transparent huge pages and the reserved pool; either speeds up large mappings, neither is needed."""
+    switch = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    mode = re.search(r"\[(\w+)\]", switch.read_text()) if switch.is_file() else None
+    return Probe(
+        "huge pages",
+        "ok" if mode and mode[1] != "never" else "note",
+        f"transparent: {mode[1] if mode else 'absent'}, reserved: {_meminfo('HugePages_Total', unit=1):.0f}",
+    )
+
+
+def template() -> Probe:
+    """Whether a template process can fork servers here: a private directory for its socket."""
+    try:
+        place = paths.runtime_dir()
+    except (ColdstartError, OSError) as error:
+        mend = (
+            error.mend if isinstance(error, ColdstartError) else "set XDG_RUNTIME_DIR to a directory of yours"
+        )
+        return Probe("template", "missing", str(error), mend)
+    return Probe("template", "ok", f"sockets in {place}")
+
+
+def compiler() -> Probe:
+    """The C++ compiler with which a CPU engine's kernels are made; it is part of their key."""
+    found = runtime.compiler()
+    needed = runtime.targets_cpu()
+    status: Status = "ok" if found else ("missing" if needed else "note")
+    return Probe(
+        "compiler", status, found or "none", None if found else "apt-get install g++", required=needed
+    )
+
+
+def tcmalloc() -> Probe:
+    """The allocator that vLLM recommends on a CPU."""
+    found = next(
+        (lib for n in ("tcmalloc_minimal", "tcmalloc") if (lib := ctypes.util.find_library(n))), None
+    )
+    if found is None:
+        return Probe("tcmalloc", "note", "none", "apt-get install libtcmalloc-minimal4")
+    return Probe("tcmalloc", "ok", found)
+
+
+def vllm() -> Probe:
+    """An installed vLLM of a version this release was made for."""
+    found = runtime.vllm_distribution()
+    if found is None:
+        return Probe(
+            "vllm", "missing", "none", "pip install 'coldstart[cpu]' or 'coldstart[gpu]'", required=True
+        )
+    name, version = found
+    fits = version.startswith(tuple(f"{series}." for series in SUPPORTED_VLLM))
+    mend = None if fits else f"pip install '{name}=={SUPPORTED_VLLM[-1]}.*'"
+    label = f"{name} {version}, torch {runtime.torch_build().get('__version__', 'none')}"
+    return Probe("vllm", "ok" if fits else "missing", label, mend, required=True)
+
+
+def store(cache_dir: Path | None = None) -> Probe:
+    """The bundle store can be written, and how much fits."""
+    place = paths.store_dir(cache_dir)
+    held = next(parent for parent in (place, *place.parents) if parent.exists())
+    if not os.access(held, os.W_OK | os.X_OK):
+        return Probe("store", "missing", f"{place} cannot be written", "--cache-dir DIR", required=True)
+    free = shutil.disk_usage(held).free
+    label = f"{place}, {free / 2**30:.1f} GiB free"
+    if free < _FREE_BYTES:
+        return Probe("store", "note", label, "free space: coldstart prune, or --cache-dir DIR", required=True)
+    return Probe("store", "ok", label, required=True)
+
+
+def open_files() -> Probe:
+    """The soft limit of open files, one per connection and per mapped weight file."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = soft == resource.RLIM_INFINITY or soft >= _OPEN_FILES
+    found = "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
+    return Probe("open files", "ok" if enough else "note", found, None if enough else "ulimit -n 65536")
+
+
+def _meminfo(name: str, unit: int = 1024) -> float:
+    match = re.search(rf"^{name}:\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return float(match[1]) * unit if match else 0.0
+
+
+def _exports(library: str, symbol: str) -> bool:
+    try:
+        return hasattr(ctypes.CDLL(library), symbol)
+    except OSError:
+        return False

@@ -1,0 +1,229 @@
+"""The start-up timeline: spans on CLOCK_MONOTONIC, merged from several processes.
+
+CLOCK_MONOTONIC counts from one origin for every process of a machine, so spans that different processes
+recorded line up without any exchange of clocks. A child process appends one JSON line per span to the file
+named by COLDSTART_TIMELINE_EVENTS; the line is one write(2) on an O_APPEND descriptor, so lines never mix.
+
+Imported by launchers that live a few milliseconds: at module level, nothing but os, sys and time.
+Chrome trace-event format: the "X" (complete) and "M" (metadata) events of the Trace Event Format document.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+EVENTS_VARIABLE = "COLDSTART_TIMELINE_EVENTS"
+# Seconds to add to this process's clock: a process thawed into a time namespace has one of its own.
+OFFSET_VARIABLE = "COLDSTART_TIMELINE_OFFSET_S"
+MIN_WIDTH = 40
+MAX_BYTES = 64 << 20
+"""An events file of this size takes no more: a server may run for months."""
+
+now = time.monotonic
+
+
+def emit(
+    name: str, start_s: float, end_s: float, track: str, args: Mapping[str, object] | None = None
+) -> None:
+    """Append one span to the file named by COLDSTART_TIMELINE_EVENTS; nothing happens when it is unset.
+
+    Nor when whoever recorded has gone with the file's directory, which a server outlives, or when the file is full.
+    Times are seconds on CLOCK_MONOTONIC. A file that cannot be written ends nothing: a server outlives its timeline.
+    """
+    path = os.environ.get(EVENTS_VARIABLE)
+    if path:
+        from contextlib import suppress
+
+        offset_s = float(os.environ.get(OFFSET_VARIABLE, "0"))
+        with suppress(OSError):
+            append(path, Span(name, start_s + offset_s, end_s + offset_s, track, args))
+
+
+def append(path: str | Path, span: Span) -> None:
+    """Append `span` to an events file as one line, atomically, up to MAX_BYTES. Raises OSError."""
+    import json
+
+    line = json.dumps(span.to_event(), separators=(",", ":")) + "\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(descriptor).st_size + len(line) <= MAX_BYTES:
+            os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+class measure:
+    """`with measure("imports", track="server"): ...` emits the span of the block, also when it raises."""
+
+    def __init__(self, name: str, track: str, args: Mapping[str, object] | None = None) -> None:
+        self.name, self.track, self.args = name, track, args
+
+    def __enter__(self) -> None:
+        self.start_s = now()
+
+    def __exit__(self, *_: object) -> None:
+        emit(self.name, self.start_s, now(), self.track, self.args)
+
+
+class Span:
+    """One named stretch of time, in seconds on CLOCK_MONOTONIC, of one process, on one track."""
+
+    __slots__ = ("args", "end_s", "name", "pid", "start_s", "track")
+
+    def __init__(
+        self,
+        name: str,
+        start_s: float,
+        end_s: float,
+        track: str,
+        args: Mapping[str, object] | None = None,
+        pid: int | None = None,
+    ) -> None:
+        if end_s < start_s:
+            raise ValueError(f"span {name!r} ends ({end_s}) before it starts ({start_s})")
+        self.name, self.start_s, self.end_s, self.track = name, float(start_s), float(end_s), track
+        self.args = dict(args or {})
+        self.pid = os.getpid() if pid is None else pid
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+    def to_event(self) -> dict[str, object]:
+        return {field: getattr(self, field) for field in self.__slots__}
+
+
+class Timeline:
+    """The spans of one start, of all its processes."""
+
+    def __init__(self, spans: Iterable[Span] = ()) -> None:
+        self.spans: list[Span] = list(spans)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Timeline:
+        """The spans of an events file. Raises OSError, or ValueError naming the line that is no span."""
+        timeline = cls()
+        timeline.merge(path)
+        return timeline
+
+    def merge(self, path: str | Path) -> None:
+        """Add the spans that other processes appended to an events file. Raises as `read`."""
+        import json
+
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs a launcher milliseconds
+            for number, line in enumerate(file, 1):
+                try:
+                    self.spans.append(Span(**json.loads(line)))
+                except (ValueError, TypeError) as error:
+                    raise ValueError(
+                        f"line {number} of the timeline events is not a span: {error}"
+                    ) from error
+
+    def span(
+        self,
+        name: str,
+        start_s: float,
+        end_s: float,
+        *,
+        track: str,
+        args: Mapping[str, object] | None = None,
+        pid: int | None = None,
+    ) -> None:
+        """Add one span. Raises ValueError when it ends before it starts."""
+        self.spans.append(Span(name, start_s, end_s, track, args, pid))
+
+    @property
+    def origin_s(self) -> float:
+        """The earliest start: time zero of both drawings."""
+        return min((span.start_s for span in self.spans), default=0.0)
+
+    def phases(self) -> dict[str, float]:
+        """Seconds by span name; spans of one name are summed, in the order of their first start."""
+        total: dict[str, float] = {}
+        for span in sorted(self.spans, key=lambda span: span.start_s):
+            total[span.name] = total.get(span.name, 0.0) + span.duration_s
+        return total
+
+    def to_chrome(self) -> dict[str, object]:
+        """Chrome trace-event JSON: times in microseconds from the earliest span. Opens in Perfetto."""
+        events: list[dict[str, object]] = []
+        for number, ((pid, track), spans) in enumerate(_lanes(self.spans), 1):
+            events.append(_metadata("process_name", pid, number, f"pid {pid}"))
+            events.append(_metadata("thread_name", pid, number, track))
+            events.extend(_complete(span, number, self.origin_s) for span in spans)
+        return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+    def save(self, path: str | Path) -> None:
+        """Write `to_chrome()` as JSON. Raises OSError."""
+        import json
+
+        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
+            json.dump(self.to_chrome(), file)
+
+    def draw(self, width: int = 80, *, encoding: str | None = None) -> str:
+        """Bars by track, no line longer than `width` columns (at least 40); plain text.
+
+        Blocks where `encoding` (default: stdout's) has them, else ASCII. Empty text for no spans.
+        """
+        if not self.spans:
+            return ""
+        from coldstart.machine.drawing import Drawing
+
+        return Drawing(self, max(width, MIN_WIDTH), encoding or sys.stdout.encoding or "ascii").text()
+
+
+def _lanes(spans: list[Span]) -> list[tuple[tuple[int, str], list[Span]]]:
+    """Spans by process and track, split so that those of one lane nest or do not touch.
+
+    A thread of the trace format is a stack: spans that overlap without nesting would be drawn wrongly.
+    """
+    lanes: list[tuple[tuple[int, str], list[Span]]] = []
+    homes: dict[tuple[int, str], list[_Lane]] = {}
+    for span in sorted(spans, key=lambda span: (span.start_s, -span.end_s)):
+        home = (span.pid, span.track)
+        known = homes.setdefault(home, [])
+        if not any(lane.take(span) for lane in known):
+            known.append(_Lane(span))
+            lanes.append((home, known[-1].members))
+    return lanes
+
+
+class _Lane:
+    """Nested spans; `ends` is the stack of those that are open, the innermost last."""
+
+    def __init__(self, first: Span) -> None:
+        self.members, self.ends = [first], [first.end_s]
+
+    def take(self, span: Span) -> bool:
+        """Add a span that starts no earlier than the others, if it nests."""
+        while self.ends and self.ends[-1] <= span.start_s:
+            self.ends.pop()
+        if self.ends and span.end_s > self.ends[-1]:
+            return False
+        self.members.append(span)
+        self.ends.append(span.end_s)
+        return True
+
+
+def _metadata(name: str, pid: int, tid: int, value: str) -> dict[str, object]:
+    return {"name": name, "ph": "M", "pid": pid, "tid": tid, "args": {"name": value}}
+
+
+def _complete(span: Span, tid: int, origin_s: float) -> dict[str, object]:
+    return {
+        "name": span.name,
+        "cat": span.track,
+        "ph": "X",
+        "ts": round((span.start_s - origin_s) * 1e6, 3),
+        "dur": round(span.duration_s * 1e6, 3),
+        "pid": span.pid,
+        "tid": tid,
+        "args": span.args,
+    }

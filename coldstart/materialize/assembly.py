@@ -1,0 +1,236 @@
+"""Assembling a bundle's sections: the offline run, the weights' digests, and the proof by a start from the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import coldstart
+from coldstart.artifacts.draft import Draft
+from coldstart.artifacts.manifest import Provenance
+from coldstart.contract.graphs import RESTORE
+from coldstart.contract.plan import LaunchPlan
+from coldstart.errors import Failed
+from coldstart.key.inspection import NOT_MADE
+from coldstart.machine import logs, paths, processes, runtime, timeline
+from coldstart.machine.timeline import Timeline
+from coldstart.materialize import graphs
+from coldstart.model.models import Model
+from coldstart.serve import fetch, launch, prepare
+from coldstart.vllm.graphs import kv_plan
+from coldstart.weights import plan as weights
+
+Phase = Callable[[str], AbstractContextManager[None]]
+_TOKENIZER = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+)
+
+
+class Assembly:
+    """The stages of one run over its work directory; `out` collects the sections as they are made."""
+
+    def __init__(
+        self, model: Model, vllm_args: Sequence[str], key: str, work: Path, phase: Phase, kernels: graphs.Kernels = "value"
+    ) -> None:  # fmt: skip
+        self.model, self.vllm_args, self.key, self.work, self.phase = (
+            model,
+            tuple(vllm_args),
+            key,
+            work,
+            phase,
+        )
+        self.out = work / "out"
+        self.out.mkdir()
+        self.seconds: dict[str, float] = {}
+        self.kernels = kernels
+        self.not_made: dict[str, str] = {}
+
+    def run(self, *, with_graphs: bool = True) -> None:
+        """All stages in order. Raises Failed when the engine or the proof fails."""
+        self.offline()
+        self.weights()
+        if with_graphs:
+            self.graphs()
+        self.prove()
+
+    def offline(self) -> None:
+        """Start the real engine in a child, in empty caches; its results appear in `out`."""
+        env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
+        env |= prepare.inductor_env(self.work / "unused")
+        plan = LaunchPlan(prepare.base_args(self.model, self.vllm_args), key=self.key, env=env)
+        if not runtime.targets_cpu():
+            env[kv_plan.VARIABLE] = "1"  # vLLM then writes down what its profiling found
+        with self._stage("run the engine offline"):
+            self._engine("offline", replace(plan, env=env), str(self.out))
+
+    def graphs(self) -> None:
+        """Record CUDA graphs in processes of their own and prove them in another, where this engine captures any."""
+        reason = graphs.make(
+            self.out / "graphs", self.work / "graphs", self._graphs_round, self.vllm_args, self.kernels
+        )
+        if reason:
+            self.not_made["graphs"] = reason
+
+    def _graphs_round(self, name: str, environment: Mapping[str, str]) -> None:
+        env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1", **environment}
+        arguments = prepare.base_args(self.model, self.vllm_args)
+        arguments += graphs.kv_args(self._read("kv"), self.vllm_args)
+        with self._stage(name):
+            self._engine("recorder", LaunchPlan(arguments, key=self.key, env=env))
+
+    def _engine(self, module: str, plan: LaunchPlan, *arguments: str) -> None:
+        """Run a child process of the engine package over `plan` to its end."""
+        plan.save(self.work / f"{module}.json")
+        command = [sys.executable, "-m", f"coldstart.vllm.engine.{module}", str(self.work / f"{module}.json")]
+        _run_child([*command, *arguments], self.work / f"{module}.log", self.events(module))
+
+    def weights(self) -> None:
+        """Hash every tensor and chunk of the weights."""
+        assert self.model.path is not None  # ensure_weights has set it
+        with self._stage("hash the weights"):
+            made = weights.plan(self.model.path)
+        self._write("weights", made)
+        info = self._read("modelinfo")
+        info["weights"] = weights.digest(made)
+        self._write("modelinfo", info)
+
+    def prove(self) -> None:
+        """Start a server from what will be published; it must take the fast path and answer the reference token.
+
+        Its stage costs, time to ready and memory are the bundle's `stages`: what a fleet or cache policy calculates with.
+        """
+        with self._stage("prove by a start"):
+            stages = self._proof_start()
+        self._write("stages", stages | ({NOT_MADE: self.not_made} if self.not_made else {}))
+
+    def _proof_start(self) -> dict[str, Any]:
+        info = self._read("modelinfo")
+        environment = {"COLDSTART_TIMELINE_EVENTS": str(self.events("proof"))}
+        # A short path: a unix socket's may have 107 bytes.
+        with (
+            (self.work / "proof.log").open("wb") as log,
+            tempfile.TemporaryDirectory(dir=paths.runtime_dir()) as directory,
+        ):
+            plan, began = self._proof_plan(Path(directory) / "socket"), timeline.now()
+            process, reader = launch.fresh(replace(plan, env=plan.env | environment), output=log)
+            try:
+                running = launch.acknowledged(process, reader, began, timeout=None)
+                made = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
+                _require_fast_path(running.report, made, canary="canary" in info)
+                memory = processes.memory_bytes(process.pid)
+            except Failed as error:
+                raise Failed(f"{error.message} Its end:\n{logs.end(self.work / 'proof.log')}") from error
+            finally:
+                process.signal(signal.SIGTERM)
+                process.wait()
+        return {
+            "ready_s": running.ready_s,
+            "memory_bytes": memory,
+            "spans": Timeline.read(self.events("proof")).phases(),
+            "offline_spans": Timeline.read(self.events("offline")).phases(),
+        }
+
+    def _proof_plan(self, socket: Path) -> LaunchPlan:
+        info, compile_dir = self._read("modelinfo"), self.out / "compile"
+        env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
+        args = [*prepare.base_args(self.model, self.vllm_args), "--uds", str(socket)]
+        if (self.out / "graphs").is_dir():
+            args += graphs.kv_args(self._read("kv"), self.vllm_args)
+            env[RESTORE] = str(shutil.copytree(self.out / "graphs", self.work / "moved-graphs"))
+        args = [*fetch.load_args(args, self.model.path), *args]
+        if not compile_dir.is_dir():
+            return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env)
+        # A copy elsewhere: the proof is of a bundle that has moved.
+        moved = shutil.copytree(compile_dir, self.work / "moved")
+        env |= prepare.inductor_env(moved)
+        return LaunchPlan(args, key=self.key, compile_dir=str(moved), canary=info.get("canary"), env=env)
+
+    def add(self, draft: Draft, name: str) -> None:
+        """Add one section, if this model has it."""
+        if name == "tokenizer":
+            self._collect_tokenizer()
+        path = self.out / name
+        if path.is_dir():
+            draft.add_tree(name, path)
+        elif path.with_suffix(".json").exists():
+            draft.add_json(name, self._read(name))
+
+    def _collect_tokenizer(self) -> None:
+        assert self.model.path is not None
+        target = self.out / "tokenizer"
+        target.mkdir()
+        for pattern in (*_TOKENIZER, "config.json", "generation_config.json"):
+            for file in self.model.path.glob(pattern):
+                shutil.copyfile(file, target / file.name)
+
+    def provenance(self) -> Provenance:
+        """Who made it, with what, in how long."""
+        distribution, version = runtime.vllm_distribution() or ("vllm", "unknown")
+        tool = {
+            "coldstart": coldstart.__version__,
+            distribution: version,
+            "torch": runtime.torch_build()["__version__"],
+        }
+        return Provenance(
+            created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            tool=tool,
+            arguments=list(self.vllm_args),
+            seconds={name: round(value, 3) for name, value in self.seconds.items()},
+            model_name=self.model.name,
+        )
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        start = timeline.now()
+        with self.phase(name):
+            yield
+        self.seconds[name] = timeline.now() - start
+
+    def events(self, name: str) -> Path:
+        """The timeline events of one of the child processes."""
+        return self.work / f"{name}.events"
+
+    def _read(self, name: str) -> dict[str, Any]:
+        return dict(json.loads((self.out / f"{name}.json").read_text()))
+
+    def _write(self, name: str, value: object) -> None:
+        (self.out / f"{name}.json").write_text(json.dumps(value, sort_keys=True))
+
+
+def _require_fast_path(report: Any, made: Sequence[str], *, canary: bool) -> None:
+    if not all(report["fast_path"].get(name) for name in made):
+        raise Failed(
+            f"The proof start did not take its fast path: {report['fallbacks']}. Nothing was published."
+        )
+    if canary and not report.get("canary"):
+        raise Failed("The proof start answered another token than the reference. Nothing was published.")
+
+
+def _run_child(command: list[str], log: Path, events: Path) -> None:
+    environment = os.environ | {"COLDSTART_TIMELINE_EVENTS": str(events)}
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink, start_new_session=True)
+        try:
+            code = process.wait()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+    if code != 0:
+        raise Failed(f"The engine's offline run ended with exit code {code}. Its end:\n{logs.end(log)}")

@@ -1,0 +1,56 @@
+"""Adding a process snapshot to a bundle: the next version, with every other section taken over unchanged."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coldstart.artifacts import sign
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.store import Store
+from coldstart.errors import Failed
+from coldstart.key import inspection
+from coldstart.machine import paths, timeline
+from coldstart.model.models import Model
+from coldstart.serve import prepare, snapshot
+
+if TYPE_CHECKING:
+    from coldstart.materialize.assembly import Phase
+    from coldstart.materialize.materialize import Request
+
+_TIMEOUT_S = 600.0
+# Gloo would bind the address of this machine's first interface, and a thawed process needs the same one.
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def add_snapshot(bundle: Bundle, model: Model, request: Request, store: Store, phase: Phase) -> Bundle:
+    """Freeze an engine template started from `bundle` and publish both as the key's next version.
+
+    Raises Failed where snapshots cannot be taken, with the reason.
+    """
+    plan = prepare.prepare(
+        bundle,
+        model,
+        request.vllm_args,
+        cache_dir=request.cache_dir,
+        trust=inspection.trust,
+        root=paths.frozen_dir(),
+    )
+    began = timeline.now()
+    with phase("freeze a built engine"), store.begin(bundle.key) as draft:
+        for section in bundle.manifest.sections:
+            draft.keep(bundle, section.type)
+        with tempfile.TemporaryDirectory(dir=paths.cache_dir(request.cache_dir) / "work") as name:
+            try:
+                snapshot.freeze(replace(plan, env=plan.env | _LOOPBACK), Path(name), _TIMEOUT_S)
+            except snapshot.Unusable as error:
+                raise Failed(f"No snapshot can be taken here: {error}.", mend="coldstart doctor") from error
+            draft.add_tree("snapshot", Path(name), level=1, threads=-1)
+        made = bundle.manifest.provenance
+        seconds = {**made.seconds, "freeze a built engine": round(timeline.now() - began, 3)}
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        frozen = replace(made, created=now, seconds=seconds)
+        return draft.publish(frozen, signer=sign.host_key(paths.state_dir()))

@@ -1,0 +1,127 @@
+"""`materialize`: the offline phase once, proved by a start from its own result, then published in one step.
+
+Nothing is visible before the last rename, so an interrupted run leaves at most a work directory, which the next run removes.
+A bundle whose proof start does not take its fast path, or does not answer the reference tokens, is not published.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from coldstart.artifacts import files, sign
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.draft import Draft
+from coldstart.artifacts.store import Store
+from coldstart.errors import Usage
+from coldstart.key import inspection
+from coldstart.key.inspection import Lookup
+from coldstart.machine import paths
+from coldstart.materialize.assembly import Assembly, Phase
+from coldstart.materialize.graphs import Kernels
+from coldstart.model import models
+
+SECTIONS = ("kv", "compile", "graphs", "modelinfo", "tokenizer", "weights", "iterations", "stages")
+_LOCK = "lock"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to materialize. `only` restricts the sections; without `force` an existing bundle for the key is returned.
+
+    `kernels`: CUDA kernels' binaries are copied (value), or named by library, build id and offset (reference).
+    """
+
+    model: str
+    vllm_args: Sequence[str] = ()
+    revision: str | None = None
+    offline: bool = False
+    cache_dir: Path | None = None
+    only: Sequence[str] = ()
+    force: bool = False
+    snapshot: bool = False
+    kernels: Kernels = "value"
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.only) - set(SECTIONS):
+            raise Usage(
+                f"There is no section {', '.join(sorted(unknown))}.",
+                mend=f"choose among {', '.join(SECTIONS)}",
+            )
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """The sections to write."""
+        return tuple(name for name in SECTIONS if not self.only or name in self.only)
+
+
+def materialize(request: Request, phase: Phase) -> Bundle:
+    """Make and publish the bundle; `phase(name)` is entered around each stage for whoever shows progress.
+
+    Raises Failed when the engine or the proof fails, NoSpace and ReadOnlyStore from the store.
+    """
+    store = Store(paths.store_dir(request.cache_dir))
+    with store.lock(inspection.look_up_for(request).key):
+        # Looked up again: another process may have made it while this one waited for the lock.
+        planned = inspection.look_up_for(request)
+        if planned.bundle is not None and not request.force:
+            bundle = planned.bundle
+        else:
+            bundle = _make(request, planned, store, phase)
+        if request.snapshot and not bundle.has("snapshot"):
+            from coldstart.materialize import freeze
+
+            bundle = freeze.add_snapshot(bundle, planned.model, request, store, phase)
+    return bundle
+
+
+def _make(request: Request, planned: Lookup, store: Store, phase: Phase) -> Bundle:
+    with phase("weights"):
+        model = models.ensure_weights(planned.model, offline=request.offline)
+    with _workspace(request.cache_dir) as work:
+        made = Assembly(model, request.vllm_args, planned.key.digest, work, phase, request.kernels)
+        made.run(with_graphs="graphs" in request.sections)
+        with phase("publish"), store.begin(planned.key) as draft:
+            for name in request.sections:
+                made.add(draft, name)
+            if planned.bundle is not None:
+                _take_over(draft, planned.bundle, set(SECTIONS) - set(request.sections))
+            return draft.publish(made.provenance(), signer=sign.host_key(paths.state_dir()))
+
+
+def _take_over(draft: Draft, earlier: Bundle, names: set[str]) -> None:
+    """With `only`, the next version has the other sections of the last one: it must not hide them."""
+    for name in sorted(names):
+        if earlier.has(name):
+            draft.keep(earlier, name)
+
+
+@contextmanager
+def _workspace(cache_dir: Path | None) -> Iterator[Path]:
+    """A work directory of this run; those of runs that were killed, for whatever key, are removed."""
+    root = paths.cache_dir(cache_dir) / "work"
+    root.mkdir(parents=True, exist_ok=True)
+    # One at a time, so that none removes another's directory before that one's own lock is held.
+    with files.locked(root.with_suffix(".lock")):
+        for stale in filter(Path.is_dir, root.iterdir()):
+            _remove_abandoned(stale)
+        work = Path(tempfile.mkdtemp(dir=root))
+        held = files.try_lock(work / _LOCK)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+
+
+def _remove_abandoned(directory: Path) -> None:
+    lock = files.try_lock(directory / _LOCK)
+    if lock is not None:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(lock)

@@ -1,0 +1,1 @@
+"""Benchmarks and replays of traces, and their reports."""

@@ -1,0 +1,238 @@
+"""Starting and stopping one server for a measurement: the protocol, and the handle on what was started.
+
+Invariant: after `Server.stop` no process that the start brought into being is alive; processes that existed
+before (a template) are left alone. Everything is ended by its process id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from coldstart.errors import Failed
+from coldstart.machine import logs
+from coldstart.measure.bench import usage
+
+HOST = "127.0.0.1"
+STOP_S = 20.0
+LEFTOVER_S = 5.0
+
+
+class Unavailable(Exception):
+    """This mode cannot run here; the message is the reason."""
+
+
+class ServerDied(Failed):
+    """The server ended before it was asked to; `status` is its exit status."""
+
+    def __init__(self, mode: str, status: int, tail: str) -> None:
+        super().__init__(
+            f"the {mode} server ended with status {status} before its first token; its last words:\n{tail}",
+            mend="coldstart doctor",
+        )
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """A directory of its own and a free port, for one run."""
+
+    directory: Path
+    port: int
+
+    @property
+    def ready(self) -> Path:
+        return self.directory / "ready.json"
+
+    @property
+    def events(self) -> Path:
+        return self.directory / "events.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "server.log"
+
+    @classmethod
+    def make(cls, directory: Path) -> RunFiles:
+        directory.mkdir(parents=True)
+        return cls(directory, free_port())
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to execute: argument vector and the variables added to this process's environment."""
+
+    argv: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Launcher(Protocol):
+    """One way of starting a server."""
+
+    @property
+    def mode(self) -> str: ...
+
+    @property
+    def tells_readiness(self) -> bool:
+        """Whether the server writes `RunFiles.ready` once it is ready."""
+        ...
+
+    def prepare(self) -> None:
+        """Whatever must stand before the first run. Raises Unavailable, Failed, NoBundle."""
+        ...
+
+    def command(self, files: RunFiles) -> Command:
+        """What starts one server that listens on HOST:files.port."""
+        ...
+
+    def close(self) -> None:
+        """End what `prepare` started. Does nothing when it was not called."""
+        ...
+
+
+@dataclass
+class Server:
+    """A started server. `before` is the state of all processes just before the launch."""
+
+    mode: str
+    files: RunFiles
+    process: subprocess.Popen[bytes]
+    launched_s: float
+    before: usage.Snapshot
+
+    def check(self) -> None:
+        """Raises ServerDied when the launched process ended with an error.
+
+        A launcher that hands over to a server elsewhere may end with 0.
+        """
+        status = self.process.poll()
+        if status:
+            raise ServerDied(self.mode, status, self.tail())
+
+    def tail(self) -> str:
+        """The end of the server's own output."""
+        return logs.end(self.files.log)
+
+    def readiness(self, deadline_s: float) -> dict[str, object]:
+        """The ready file's object. Raises ServerDied, or Failed when there is none at `deadline_s`."""
+        while not self.files.ready.exists():
+            self.check()
+            if time.monotonic() > deadline_s:
+                raise Failed(
+                    f"the {self.mode} server answered, but reported no readiness: its fast path is unproven",
+                    mend="coldstart doctor",
+                )
+            time.sleep(0.01)
+        return _object(self.files.ready)
+
+    def processes(self) -> list[usage.Process]:
+        """The processes that this start brought into being and that still run."""
+        found = usage.new_processes(self.before, usage.snapshot(), [os.getpid(), *self._served()])
+        return [process for process in found if not process.ended]
+
+    def stop(self) -> None:
+        """SIGTERM, patience, then SIGKILL to all that is left of the start.
+
+        The launched process forwards the request; where it handed over and is gone, the rest is asked itself.
+        """
+        if self.process.poll() is None:
+            self.process.terminate()
+            self._wait(STOP_S, lambda: self.process.poll() is None)
+        self._signal(signal.SIGTERM)
+        self._wait(LEFTOVER_S, lambda: bool(self.processes()))
+        self._signal(signal.SIGKILL)
+        self.process.wait()
+        self._wait(LEFTOVER_S, lambda: bool(self.processes()))
+        reap_orphans(self.before)
+
+    def _wait(self, seconds: float, busy: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + seconds
+        while busy() and time.monotonic() < deadline_s:
+            reap_orphans(self.before, keep=self.process.pid)
+            time.sleep(0.02)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self.processes():
+            send(process.pid, number)
+
+    def _served(self) -> list[int]:
+        pid = _object(self.files.ready).get("pid") if self.files.ready.exists() else None
+        return [pid] if isinstance(pid, int) else []
+
+
+def launch(launcher: Launcher, files: RunFiles) -> Server:
+    """Start a server in a session of its own, without waiting. Raises OSError when it cannot be executed."""
+    command = launcher.command(files)
+    environment = {**os.environ, **command.environment}
+    before = usage.snapshot()
+    with files.log.open("wb") as log:
+        launched_s = time.monotonic()
+        process = subprocess.Popen(
+            list(command.argv),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    return Server(launcher.mode, files, process, launched_s, before)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    return int(port)
+
+
+def end_strays(before: usage.Snapshot) -> None:
+    """SIGKILL every descendant of this process that came after `before`, and wait for it."""
+    for process in usage.new_processes(before, usage.snapshot(), [os.getpid()]):
+        send(process.pid, signal.SIGKILL)
+    deadline_s = time.monotonic() + LEFTOVER_S
+    while usage.new_processes(before, usage.snapshot(), [os.getpid()]) and time.monotonic() < deadline_s:
+        reap_orphans(before)
+        time.sleep(0.02)
+
+
+def reap_orphans(before: usage.Snapshot, *, keep: int | None = None) -> None:
+    """Wait for ended children that this process adopted since `before` (all but `keep`)."""
+    for process in usage.snapshot().values():
+        if process.parent == os.getpid() and process.pid not in before and process.pid != keep:
+            _reap(process.pid)
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return  # somebody's wait() was first
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Signal one process by its id; nothing happens when it ended by itself."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _object(path: Path) -> dict[str, object]:
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise Failed(
+            f"the ready file is not JSON: {error}", mend="coldstart serve --ready-file FILE"
+        ) from error
+    if not isinstance(value, dict):
+        raise Failed("the ready file holds no JSON object", mend="coldstart serve --ready-file FILE")
+    return value

@@ -1,0 +1,161 @@
+"""One run: launch, wait for the first token, take stock, compare tokens, measure the steady state, stop.
+
+Order matters: the CPU clocks are read right after the first token arrived, before anything else is asked, so
+that neither the tokens' check nor the steady state is charged to the start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from coldstart.errors import Failed
+from coldstart.machine.timeline import Span, Timeline
+from coldstart.measure.bench import usage, vllm_log
+from coldstart.measure.bench.client import Client, NoAnswer
+from coldstart.measure.bench.launch import HOST, Launcher, RunFiles, Server, launch
+
+HARNESS = "harness"
+LISTENING, ANSWERING = "until listening", "first request"
+CONCURRENCY = 8
+SINGLE_REQUESTS = 5
+READY_PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every run asks of its server. `ready_timeout_s` is seconds from the launch."""
+
+    prompts: Sequence[str]
+    max_tokens: int = 64
+    ready_timeout_s: float = 900.0
+    steady: bool = True
+
+
+@dataclass(frozen=True)
+class Steady:
+    """A server past its start: seconds per answer alone, seconds to one token, tokens per second at 8."""
+
+    latency_s: float
+    one_token_s: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measured start; times in seconds from the launch, memory in bytes."""
+
+    mode: str
+    round: int
+    first_token_s: float
+    cpu_s: float
+    pss_bytes: int
+    rss_bytes: int
+    phases: Mapping[str, float]
+    spans: Sequence[Mapping[str, object]]
+    answers: Sequence[tuple[tuple[int, ...], str]]
+    steady: Steady | None = None
+    readiness: Mapping[str, object] = field(default_factory=dict)
+
+
+def run(launcher: Launcher, directory: Path, settings: Settings, index: int) -> Run:
+    """Start the launcher's server once and measure it; it is stopped in every case.
+
+    Raises ServerDied, or Failed when it gave no token in time or did not answer what it was asked.
+    """
+    server = launch(launcher, RunFiles.make(directory))
+    try:
+        return _measure(launcher, server, settings, index)
+    except NoAnswer as error:
+        server.check()
+        raise Failed(
+            f"the {launcher.mode} server gave no answer: {error}; its last words:\n{server.tail()}",
+            mend="coldstart doctor",
+        ) from error
+    finally:
+        server.stop()
+
+
+def _measure(launcher: Launcher, server: Server, settings: Settings, index: int) -> Run:
+    client = Client(HOST, server.files.port, settings.ready_timeout_s)
+    deadline_s = server.launched_s + settings.ready_timeout_s
+    first = client.first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check)
+    after = usage.snapshot()
+    memory = {process.pid: usage.rss_bytes(process.pid) for process in server.processes()}
+    pss = usage.pss_bytes(memory)
+    readiness = _readiness(launcher, server)
+    timeline = _timeline(server, first.listening_s, first.token_s)
+    return Run(
+        mode=launcher.mode,
+        round=index,
+        first_token_s=first.token_s - server.launched_s,
+        cpu_s=usage.cpu_between(server.before, after, _served(readiness)),
+        pss_bytes=pss,
+        rss_bytes=max(memory.values(), default=0),
+        phases=_phases(timeline) | _told(launcher, server),
+        spans=_relative(timeline, server.launched_s),
+        answers=answers(client, settings),
+        steady=steady(client, settings) if settings.steady else None,
+        readiness=readiness,
+    )
+
+
+def answers(client: Client, settings: Settings) -> list[tuple[tuple[int, ...], str]]:
+    """Token ids and text of each prompt, greedy, asked one after the other. Raises NoAnswer."""
+    done = [client.complete(prompt, settings.max_tokens) for prompt in settings.prompts]
+    return [(answer.tokens, answer.text) for answer in done]
+
+
+def steady(client: Client, settings: Settings) -> Steady:
+    """The server as it is after the start, already warmed by the tokens' check. Raises NoAnswer."""
+    prompt = settings.prompts[0]
+    alone = [client.complete(prompt, settings.max_tokens).seconds for _ in range(SINGLE_REQUESTS)]
+    short = [client.complete(prompt, 1).seconds for _ in range(SINGLE_REQUESTS)]
+    crowd = [settings.prompts[i % len(settings.prompts)] for i in range(2 * CONCURRENCY)]
+    rate = client.tokens_per_s(crowd, settings.max_tokens, CONCURRENCY)
+    return Steady(median(alone), median(short), rate)
+
+
+def _readiness(launcher: Launcher, server: Server) -> Mapping[str, object]:
+    if not launcher.tells_readiness:
+        return {}
+    return server.readiness(time.monotonic() + READY_PATIENCE_S)
+
+
+def _served(readiness: Mapping[str, object]) -> int | None:
+    pid = readiness.get("pid")
+    return pid if isinstance(pid, int) else None
+
+
+def _timeline(server: Server, listening_s: float, token_s: float) -> Timeline:
+    timeline = Timeline()
+    timeline.span(LISTENING, server.launched_s, listening_s, track=HARNESS)
+    timeline.span(ANSWERING, listening_s, token_s, track=HARNESS)
+    if server.files.events.exists():
+        # What a template or a snapshot did before this launch is not part of this start.
+        reported = Timeline.read(server.files.events).spans
+        timeline.spans += [span for span in reported if span.end_s > server.launched_s]
+    return timeline
+
+
+def _phases(timeline: Timeline) -> dict[str, float]:
+    harness = [span for span in timeline.spans if span.track == HARNESS]
+    reported = [span for span in timeline.spans if span.track != HARNESS]
+    return Timeline(harness).phases() | Timeline(reported).phases()
+
+
+def _told(launcher: Launcher, server: Server) -> dict[str, float]:
+    told = server.files.log.read_text(errors="replace")
+    return {} if launcher.tells_readiness else vllm_log.phases(told)
+
+
+def _relative(timeline: Timeline, origin_s: float) -> list[Mapping[str, object]]:
+    return [_span(span, origin_s) for span in timeline.spans]
+
+
+def _span(span: Span, origin_s: float) -> Mapping[str, object]:
+    start_s = max(span.start_s - origin_s, 0.0)
+    return {"name": span.name, "track": span.track, "start_s": start_s, "end_s": span.end_s - origin_s}

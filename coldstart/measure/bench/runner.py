@@ -1,0 +1,156 @@
+"""The bench itself: prepare every mode, warm it up, run the interleaved rounds, hand back what was measured.
+
+A mode that cannot run is set aside with its reason and the others go on; a server that dies is such a reason
+too, and makes the bench fail (see `result.failures`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coldstart.errors import NO_BUNDLE, ColdstartError, Failed, NoBundle
+from coldstart.measure.bench import floor, plan, usage
+from coldstart.measure.bench.launch import Launcher, ServerDied, Unavailable, end_strays
+from coldstart.measure.bench.measure import Run, Settings, run
+from coldstart.measure.bench.stats import Summary, summarize
+
+Progress = Callable[[str], None]
+PROMPTS = (
+    "The quick brown fox",
+    "In the beginning",
+    "To start a server quickly, one has to",
+    "1 2 3 4 5 6 7",
+    "def main():",
+    "Once upon a time there was a process",
+    "Memory is",
+    "A",
+)
+
+
+@dataclass
+class Measured:
+    """All counted runs by mode, the modes that could not run, and the servers that failed."""
+
+    modes: Sequence[str]
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+    unavailable: dict[str, str] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
+    imports_s: list[float] = field(default_factory=list)
+    no_floor: str | None = None
+    fork: Summary | None = None
+
+    def drop(self, mode: str, reason: str) -> None:
+        """Set a mode aside: what it measured before is not shown, for it would be half a result."""
+        self.runs.pop(mode, None)
+        self.unavailable[mode] = reason
+
+
+@dataclass
+class Bench:
+    """One bench over `launchers`; `work` is an empty directory for caches, logs and events."""
+
+    launchers: Sequence[Launcher]
+    settings: Settings
+    work: Path
+    progress: Progress
+    measure_floor: bool = True
+
+    def measure(self, runs: int, warmup: int) -> Measured:
+        """Nothing that was started is alive afterwards, however it ends.
+
+        Raises NoBundle when a coldstart mode finds no bundle, ValueError for an impossible plan.
+        """
+        modes = [launcher.mode for launcher in self.launchers]
+        measured = Measured(modes)
+        schedule = plan.rounds(modes, runs)
+        with usage.adopting_orphans():
+            before = usage.snapshot()
+            try:
+                for launcher in self.launchers:
+                    self._prepare(launcher, warmup, measured)
+                for index, order in enumerate(schedule):
+                    self._round(index, order, measured)
+            finally:
+                self._close()
+                end_strays(before)
+        self._fork_floor(measured)
+        return measured
+
+    def _prepare(self, launcher: Launcher, warmup: int, measured: Measured) -> None:
+        try:
+            launcher.prepare()
+        except Unavailable as error:
+            measured.drop(launcher.mode, str(error))
+        except Failed as error:
+            measured.failed.add(launcher.mode)
+            measured.drop(launcher.mode, error.message)
+        for number in range(plan.warmups(launcher.mode, warmup)):
+            if launcher.mode not in measured.unavailable:
+                self._run(launcher, f"warm-up-{number}", -1, measured)
+
+    def _round(self, index: int, order: Sequence[str], measured: Measured) -> None:
+        by_mode = {launcher.mode: launcher for launcher in self.launchers}
+        if self.measure_floor and measured.no_floor is None:
+            self._import_floor(measured)
+        for mode in order:
+            if mode not in measured.unavailable:
+                self._run(by_mode[mode], f"round-{index}", index, measured)
+
+    def _run(self, launcher: Launcher, name: str, index: int, measured: Measured) -> None:
+        directory = self.work / launcher.mode / name
+        self.progress(f"{launcher.mode} {name} ...")
+        try:
+            done = run(launcher, directory, self.settings, index)
+        except ColdstartError as error:
+            _require_bundle(error)
+            measured.failed.add(launcher.mode)
+            measured.drop(launcher.mode, error.message)
+            return
+        _keep(done, measured)
+        self.progress(f"{launcher.mode} {name}: first token after {done.first_token_s:.2f} s")
+        shutil.rmtree(directory)
+
+    def _import_floor(self, measured: Measured) -> None:
+        try:
+            measured.imports_s.append(floor.imports_s())
+        except Unavailable as error:
+            measured.no_floor = str(error)
+
+    def _fork_floor(self, measured: Measured) -> None:
+        forked = [runs for mode, runs in measured.runs.items() if not plan.is_process_of_its_own(mode)]
+        resident = [run.rss_bytes for runs in forked for run in runs]
+        if self.measure_floor and resident:
+            measured.fork = floor.fork_s(int(summarize(resident)["median"]))
+
+    def _close(self) -> None:
+        for launcher in self.launchers:
+            try:
+                launcher.close()
+            except (Unavailable, Failed) as error:
+                self.progress(f"{launcher.mode}: {error}")
+
+
+def _keep(done: Run, measured: Measured) -> None:
+    ran = done.readiness.get("mode", done.mode)
+    if ran != done.mode:
+        measured.drop(done.mode, f"the server started in mode {ran} instead: {_reasons(done)}")
+    elif done.round >= 0:
+        measured.runs.setdefault(done.mode, []).append(done)
+
+
+def _reasons(done: Run) -> str:
+    fallbacks = done.readiness.get("fallbacks")
+    listed = fallbacks if isinstance(fallbacks, list) else []
+    return (
+        "; ".join(f"{entry.get('section')}: {entry.get('reason')}" for entry in listed) or "no reason given"
+    )
+
+
+def _require_bundle(error: ColdstartError) -> None:
+    if isinstance(error, ServerDied) and error.status == NO_BUNDLE:
+        raise NoBundle(error.message, mend="coldstart materialize MODEL") from error
+    if not isinstance(error, Failed):
+        raise error

@@ -1,0 +1,1 @@
+"""From the name that a user types to a model's files."""

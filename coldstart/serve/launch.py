@@ -1,0 +1,205 @@
+"""Bringing one server process up, by any of the start modes, and holding on to it.
+
+Every mode yields a Running server that has acknowledged itself: it listens and one real token came back. Readiness is
+a line on a pipe, never a sleep or a poll. The server ends with its Running handle, however that ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
+from coldstart.errors import Failed
+from coldstart.machine import processes, timeline
+from coldstart.machine.lifeline import SUPERVISOR_ENV
+from coldstart.serve import handoff
+
+
+class Process(Protocol):
+    """A server process, whoever its parent is."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit code (128 + n after signal n), or None while it runs."""
+
+    def wait(self) -> int:
+        """Block until it has ended; its exit code."""
+
+    def signal(self, number: int) -> None:
+        """Pass SIGTERM, SIGINT or SIGKILL on."""
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when it ends."""
+
+
+@dataclass
+class Running:
+    """A server that has acknowledged itself. `report` is its own account: fast_path, fallbacks, tokens, canary."""
+
+    process: Process
+    report: Mapping[str, Any]
+    ready_s: float
+
+
+class Guardian(Protocol):
+    """Whoever holds the namespaces of a thawed template."""
+
+    pid: int
+
+    def end(self) -> None:
+        """End the template and all that lives in its namespaces, and leave nothing behind."""
+
+
+class Child:
+    """A server that is our own child."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process, self.pid = process, process.pid
+        self._pidfd = os.pidfd_open(process.pid)
+
+    def fileno(self) -> int:
+        """The process's pidfd."""
+        return self._pidfd
+
+    def poll(self) -> int | None:
+        """As Process."""
+        return _exit_code(self.process.poll())
+
+    def wait(self) -> int:
+        """As Process; what is left of its session (worker processes of vLLM's own executors) ends with it."""
+        if self.process.returncode is None:
+            select.select([self._pidfd], [], [])
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)  # not yet reaped: the number is still its own
+        return _exit_code(self.process.wait()) or 0
+
+    def signal(self, number: int) -> None:
+        """As Process."""
+        self.process.send_signal(number)
+
+
+class Leased:
+    """A server forked by a template; the connection is its lease."""
+
+    def __init__(self, connection: socket.socket, guardian: Guardian | None) -> None:
+        self.connection, self.guardian = connection, guardian
+        self._replies = handoff.replies(connection)
+        self._code: int | None = None
+        answer = next(self._replies, {})
+        if "pid" not in answer:
+            raise handoff.HandoffError(answer.get("error", "the template closed the connection"))
+        pid = int(answer["pid"])
+        self.pid = pid if guardian is None else processes.outer_pid(guardian.pid, pid)
+
+    def fileno(self) -> int:
+        """The connection."""
+        return int(self.connection.fileno())
+
+    def poll(self) -> int | None:
+        """As Process."""
+        ready, _, _ = select.select([self.connection], [], [], 0) if self._code is None else ([], [], [])
+        return self.wait() if ready else self._code
+
+    def wait(self) -> int:
+        """As Process; a template that went away without a word counts as the server's death (1)."""
+        if self._code is None:
+            self._code = next((_exit_code(int(m["exit"])) or 0 for m in self._replies if "exit" in m), 1)
+            if self.guardian is not None:
+                self.guardian.end()
+        return self._code
+
+    def signal(self, number: int) -> None:
+        """As Process; a server that has ended already takes no more signals."""
+        with suppress(OSError):
+            self.connection.sendall(b"K" if number == signal.SIGKILL else b"T")
+
+
+def _exit_code(code: int | None) -> int | None:
+    return code if code is None or code >= 0 else 128 - code
+
+
+def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[Process, int]:
+    """Start a server from nothing; the process and the descriptor on which it will acknowledge.
+
+    Its log goes to `output`, by default to our own standard error.
+    """
+    reader, writer = os.pipe()
+    environment = os.environ | {READY_FD_ENV: str(writer), SUPERVISOR_ENV: str(os.getpid())} | plan.env
+    sink = output or sys.stderr
+    # The plan is a file without a name, so that no end of either process leaves it behind.
+    with tempfile.TemporaryFile("w") as file:
+        json.dump(plan.document(), file)
+        file.flush()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "coldstart.vllm.engine.server", f"/proc/self/fd/{file.fileno()}"],
+            env=environment,
+            pass_fds=(writer, file.fileno()),
+            # Its own session: a Ctrl-C at the terminal reaches the server through us, once.
+            start_new_session=True,
+            stdout=sink,
+            stderr=sink,
+        )
+    os.close(writer)
+    return Child(process), reader
+
+
+def forked(plan: LaunchPlan, socket_path: Path, guardian: Guardian | None = None) -> tuple[Process, int]:
+    """Have a template fork the server; `guardian` holds the namespaces of a thawed one, and ends with the server.
+
+    Raises handoff.HandoffError when none answers.
+    """
+    connection = handoff.connect(socket_path)
+    reader, writer = os.pipe()
+    request = {
+        "plan": plan.document(),
+        "cwd": str(Path.cwd()),
+        "env": dict(os.environ),
+        "now": timeline.now(),
+    }
+    try:
+        handoff.send(connection, request, (0, 2, 2, writer))
+        return Leased(connection, guardian), reader
+    except BaseException:
+        connection.close()
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
+
+
+def acknowledged(process: Process, reader: int, since: float, timeout: float | None) -> Running:
+    """Wait until the server has acknowledged itself; `since` is CLOCK_MONOTONIC at its start.
+
+    Raises Failed, after ending the server, when it dies first or `timeout` seconds pass.
+    """
+    deadline = None if timeout is None else since + timeout
+    line = b""
+    while not line.endswith(b"\n"):
+        left = None if deadline is None else max(0.0, deadline - timeline.now())
+        ready, _, _ = select.select([reader], [], [], left)
+        if not ready:
+            process.signal(signal.SIGKILL)
+            raise Failed(
+                f"The server was not ready within {timeout:g} s and was ended.",
+                mend="give it longer: --ready-timeout SECONDS",
+            )
+        chunk = os.read(reader, 65536)
+        if not chunk:
+            code = process.wait()
+            raise Failed(f"The server ended with exit code {code} before it was ready; its log says why.")
+        line += chunk
+    os.close(reader)
+    return Running(process, json.loads(line), timeline.now() - since)

@@ -1,0 +1,232 @@
+"""From a bundle to a launch plan, deciding from the manifest alone, before anything heavy is imported.
+
+Each section that cannot be used becomes a line in `fallbacks` and vLLM does that part its ordinary way; nothing
+here stops a server from starting.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from coldstart.artifacts import files
+from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.errors import BundleError
+from coldstart.contract.graphs import KV_PLAN, RESTORE
+from coldstart.contract.plan import LaunchPlan
+from coldstart.graphs.errors import GraphError
+from coldstart.key import arguments
+from coldstart.machine import nvml, paths
+from coldstart.machine.processes import available_memory
+from coldstart.model.models import Model
+from coldstart.serve import fetch
+from coldstart.serve.unpacked import unpacked
+from coldstart.vllm.graphs import kv_plan
+from coldstart.weights import plan as weights
+
+KV_FLAG = "kv_cache_memory_bytes"
+# vLLM's own variable for the same on the CPU: whoever sets it has decided.
+KV_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+# Left beside the KV cache for the process itself when the free memory is checked, in bytes.
+HEADROOM = 1 << 30
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.json")
+
+
+def inductor_env(compile_dir: Path) -> dict[str, str]:
+    """Inductor's settings, the same when kernels are built and when they are found again.
+
+    The vector ISA is in the key, so it is not probed by compiling; headers are not precompiled, because a precompiled
+    header's path would enter every kernel's name.
+    """
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(compile_dir / "inductor"),
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+    }
+
+
+def base_args(model: Model, vllm_args: Sequence[str]) -> list[str]:
+    """vLLM's arguments for `model`: its directory, served under the name the user typed."""
+    given = arguments.parse(vllm_args)
+    named = [] if "served_model_name" in given else ["--served-model-name", model.name]
+    return ["--model", str(model.path), *named, *vllm_args]
+
+
+def base_env(cache_dir: Path | None, key: str) -> dict[str, str]:
+    """Where vLLM keeps its own caches for this key: under the cache root, so that a moved HOME changes nothing."""
+    root = paths.cache_dir(cache_dir) / "vllm" / key.removeprefix("sha256:")[:12]
+    return {"VLLM_CACHE_ROOT": str(root), "VLLM_NO_USAGE_STATS": "1"}
+
+
+def ordinary(
+    model: Model,
+    vllm_args: Sequence[str],
+    cache_dir: Path | None,
+    key: str,
+    reason: str,
+    streamed: fetch.Streamed | None = None,
+) -> LaunchPlan:
+    """A plan without a bundle: vLLM's ordinary start, with the reason; `streamed` weights come as they arrive even so."""
+    fallbacks = [{"section": "bundle", "reason": reason}]
+    given, env, identity = base_args(model, vllm_args), base_env(cache_dir, key), ""
+    if streamed is not None:
+        given, more, identity = streamed.into(given, model, cache_dir)
+        env |= more
+    return LaunchPlan(given, key=key, weights=identity, env=env, fallbacks=fallbacks)
+
+
+def distrusting(plan: LaunchPlan) -> LaunchPlan:
+    """`plan` without anything that was restored: its arguments and vLLM's own caches, and no code of the bundle."""
+    restored = {*inductor_env(Path()), RESTORE}
+    env = {name: value for name, value in plan.env.items() if name not in restored}
+    return replace(plan, compile_dir=None, canary=None, env=env)
+
+
+@dataclass
+class _Preparation:
+    bundle: Bundle
+    cache_dir: Path | None
+    trust: Trust
+    root: Path
+    fallbacks: list[dict[str, str]] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+
+    def give_up(self, section: str, reason: str) -> None:
+        self.fallbacks.append({"section": section, "reason": reason})
+
+    def json(self, section: str) -> dict[str, Any]:
+        try:
+            found = self.bundle.json(section)
+        except BundleError as error:
+            self.give_up(section, f"{error.message} [{error.code}]")
+            return {}
+        if not isinstance(found, Mapping):
+            self.give_up(section, "it is no JSON object")
+            return {}
+        return dict(found)
+
+    def compile_dir(self) -> Path | None:
+        """The `compile` section, unpacked once per content and reused by every later start."""
+        try:
+            return unpacked(self.bundle, "compile", self.root, self.trust)
+        except BundleError as error:
+            self.give_up("compile", f"{error.message} [{error.code}]")
+            return None
+
+    def kv_args(self, vllm_args: Sequence[str]) -> list[str]:
+        """The offline KV size as vLLM's own flag, unless the user gave one or the memory is not there now."""
+        if KV_FLAG in arguments.parse(vllm_args) or KV_VARIABLE in os.environ:
+            return []
+        sizing = self.json("kv")
+        if not sizing:
+            return []
+        wanted = sizing.get("bytes")
+        if not isinstance(wanted, int) or wanted <= 0:
+            self.give_up("kv", f"it names no number of bytes, but {wanted!r}")
+            return []
+        if "plan" in sizing:
+            self.startup_plan(sizing["plan"])
+            return []
+        free = available_memory()
+        if wanted + HEADROOM > free:
+            self.give_up("kv", f"the bundle's KV cache needs {wanted} bytes, {free} are free now")
+            return []
+        return ["--kv-cache-memory-bytes", str(wanted)]
+
+    def startup_plan(self, data: object) -> None:
+        """A GPU's KV size goes through vLLM's start-up plan, which checks the free memory once more."""
+        try:
+            kv_plan.of(data).check_free(nvml.free_bytes())
+        except GraphError as error:
+            self.give_up("kv", str(error))
+            return
+        self.env |= {kv_plan.VARIABLE: "1", KV_PLAN: json.dumps(data, sort_keys=True)}
+
+    def graphs(self) -> None:
+        """The `graphs` section, where there is one: unpacked like code, since it is."""
+        if not self.bundle.has("graphs"):
+            return
+        try:
+            self.env[RESTORE] = str(unpacked(self.bundle, "graphs", self.root, self.trust))
+        except BundleError as error:
+            self.give_up("graphs", f"{error.message} [{error.code}]")
+
+    def modelinfo(self, env: Mapping[str, str]) -> dict[str, Any]:
+        """The resolved model class put where vLLM looks for it; without it vLLM imports itself once more to ask."""
+        info = self.json("modelinfo")
+        directory = Path(env["VLLM_CACHE_ROOT"]) / "modelinfos"
+        for name, content in _texts(info.get("vllm_modelinfos")).items():
+            target = directory / name
+            if not target.exists():
+                directory.mkdir(parents=True, exist_ok=True)
+                files.write_atomic(target, content.encode())
+        return info
+
+
+def prepare(
+    bundle: Bundle,
+    model: Model,
+    vllm_args: Sequence[str],
+    *,
+    cache_dir: Path | None,
+    trust: Trust,
+    root: Path | None = None,
+    streamed: fetch.Streamed | None = None,
+) -> LaunchPlan:
+    """The plan that starts `model` from `bundle`; code is unpacked under the cache root, or under `root`.
+
+    With `streamed` weights the model's directory needs none. Raises OSError when neither can be written.
+    """
+    made = _Preparation(bundle, cache_dir, trust, root or paths.unpacked_dir(cache_dir))
+    key = bundle.key_digest
+    env = base_env(cache_dir, key)
+    info = made.modelinfo(env)
+    compile_dir = made.compile_dir()
+    if compile_dir is not None:
+        env |= inductor_env(compile_dir)
+    canary = _canary(info.get("canary"))
+    made.graphs()
+    given = base_args(model, vllm_args)
+    if streamed is None:
+        identity = _weights(made, model)
+        given = [*fetch.load_args(given, model.path), *given]
+    else:
+        given, more, identity = streamed.into(given, model, cache_dir)
+        env |= more
+    if canary and identity != info.get("weights"):
+        canary = None  # other weights of the same layout: other tokens
+    given += made.kv_args(vllm_args)
+    return LaunchPlan(
+        given,
+        key=key,
+        weights=identity,
+        compile_dir=str(compile_dir) if compile_dir else None,
+        canary=canary,
+        env=env | made.env,
+        fallbacks=made.fallbacks,
+    )
+
+
+def _weights(made: _Preparation, model: Model) -> str:
+    return weights.identity(model.path, paths.cache_dir(made.cache_dir) / "weights") if model.path else ""
+
+
+def _texts(value: object) -> dict[str, str]:
+    """The file names of `value` with their texts; whatever else a bundle has put there is left alone."""
+    pairs = value.items() if isinstance(value, Mapping) else ()
+    return {k: v for k, v in pairs if isinstance(v, str) and _FILE_NAME.fullmatch(k)}
+
+
+def _canary(value: object) -> dict[str, list[int]] | None:
+    given = value if isinstance(value, Mapping) else {}
+    prompt, tokens = given.get("prompt"), given.get("tokens")
+    return {"prompt": prompt, "tokens": tokens} if _are_tokens(prompt) and _are_tokens(tokens) else None
+
+
+def _are_tokens(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)

@@ -1,0 +1,191 @@
+"""Process snapshots: a built engine template frozen by CRIU, thawed where the machine permits it.
+
+What is frozen is the template and not a server: it holds no port, no event loop and no client, so one snapshot starts any
+number of servers, at any address, in namespaces of their own. The image is bound to files by path, so the compiled
+kernels it maps are unpacked to one place per user that does not depend on the cache root, and `files` lists the rest with
+their sizes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.contract.plan import LaunchPlan
+from coldstart.errors import Failed
+from coldstart.machine import criu, paths
+from coldstart.machine.lifeline import die_with_parent
+from coldstart.serve import pool
+from coldstart.serve.unpacked import unpacked
+
+ABOUT = "snapshot.json"
+_PREFIX, _GUARDIAN = "thawed-", "guardian"
+_OPTIONS = ["--file-locks", "--ext-unix-sk", "--tcp-established", "--link-remap", "-v1"]
+# A private mount lets every thawed template create its socket in a directory of its own under the frozen path.
+_THAW = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+
+
+class Unusable(RuntimeError):
+    """The snapshot cannot be thawed here; the message says what was wanted and what was found."""
+
+
+def freeze(plan: LaunchPlan, out: Path, timeout: float) -> None:
+    """Build an engine template for `plan` and freeze it into the existing directory `out`.
+
+    Raises Unusable where CRIU is missing or may not run, Failed when the template or the dump fails.
+    """
+    if (reason := criu.missing()) is not None:
+        raise Unusable(reason)
+    meeting = meeting_dir()
+    with (meeting / "lock").open("w") as lock:
+        # One at a time: every frozen template listens at the same place.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = pool.spawn("engine", plan, meeting / "socket", subprocess.DEVNULL, timeout)
+        try:
+            files = mapped_files(process.pid)
+            done = criu.run("dump", "-t", str(process.pid), "-D", str(out), "-o", "dump.log", *_OPTIONS)
+        finally:
+            process.kill()
+            process.wait()
+    if done.returncode != 0:
+        raise Failed(
+            f"CRIU could not freeze the engine: {last_error(out / 'dump.log')}", mend="coldstart doctor"
+        )
+    about = {"kernel": kernel(), "criu": criu.version(), "files": files, "meeting": str(meeting)}
+    (out / ABOUT).write_text(json.dumps(about, sort_keys=True))
+
+
+class Thawed:
+    """A thawed template: where it listens, and the process that holds its namespaces."""
+
+    def __init__(self, directory: Path, process: subprocess.Popen[bytes]) -> None:
+        self.directory, self.process, self.pid = directory, process, process.pid
+
+    @property
+    def socket(self) -> Path:
+        """Where it listens."""
+        return self.directory / "socket"
+
+    def end(self) -> None:
+        """End the template and all that lives in its namespaces, and leave nothing behind."""
+        self.process.kill()
+        self.process.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def thaw(bundle: Bundle, cache_dir: Path | None, trust: Trust) -> Thawed:
+    """Thaw the bundle's snapshot.
+
+    Raises Unusable with the reason, BundleError when the section is missing, damaged or not trusted.
+    """
+    if (reason := criu.missing()) is not None:
+        raise Unusable(reason)
+    images = unpacked(bundle, "snapshot", paths.unpacked_dir(cache_dir), trust)
+    if bundle.has("compile"):
+        unpacked(bundle, "compile", paths.frozen_dir(), trust)  # the image maps its kernels there
+    about = json.loads((images / ABOUT).read_text())
+    check(about)
+    return _restore(images, Path(about["meeting"]))
+
+
+def check(about: Mapping[str, Any]) -> None:
+    """Raise Unusable unless this machine has what the image is bound to: kernel series, files and their sizes."""
+    if kernel() != about["kernel"]:
+        raise Unusable(f"the snapshot was taken on kernel {about['kernel']}, this is {kernel()}")
+    for path, size in about["files"].items():
+        found = Path(path).stat().st_size if Path(path).exists() else None
+        if found != size:
+            raise Unusable(
+                f"the snapshot maps {path} ({size} bytes), found {'nothing' if found is None else found}"
+            )
+
+
+def _restore(images: Path, meeting: Path) -> Thawed:
+    meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _sweep(paths.runtime_dir())
+    own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=paths.runtime_dir()))
+    os.mkfifo(own / "resumed")
+    resumed = os.open(own / "resumed", os.O_RDONLY | os.O_NONBLOCK)
+    thawed = Thawed(own, _spawn(images, meeting, own))
+    (own / _GUARDIAN).write_text(str(thawed.pid))
+    pidfd = os.pidfd_open(thawed.pid)
+    ended = pidfd in select.select([resumed, pidfd], [], [])[0]
+    os.close(pidfd)
+    os.close(resumed)
+    if ended:
+        reason = last_error(own / "restore.log")
+        thawed.end()
+        raise Unusable(f"CRIU could not thaw the snapshot: {reason}")
+    return thawed
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what thawed templates left behind whose supervisor was killed."""
+    for record in directory.glob(f"{_PREFIX}*/{_GUARDIAN}"):
+        pid = record.read_text()
+        if pid and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(record.parent, ignore_errors=True)
+
+
+def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
+    namespaces = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", _THAW, "sh"]
+    acknowledge = own / "acknowledge"
+    acknowledge.write_text(
+        f'#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" != post-resume ] || echo > "{own}/resumed"\n'
+    )
+    acknowledge.chmod(0o700)
+    restore = [*criu.command(), "restore", "-D", str(images), "-o", str(own / "restore.log"), *_OPTIONS]
+    return subprocess.Popen(
+        [*namespaces, str(own), str(meeting), *restore, "--action-script", str(acknowledge)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        # Not a lease but its own life: unshare kills its child, and with it the pid namespace.
+        preexec_fn=_die_with_us,  # noqa: PLW1509 - only prctl, and this process has no other thread
+    )
+
+
+def _die_with_us() -> None:
+    die_with_parent(signal.SIGKILL)
+
+
+def meeting_dir() -> Path:
+    """Where a frozen template listens; each thawed one has a directory of its own mounted over it."""
+    directory = paths.frozen_dir() / "meeting"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return directory
+
+
+def mapped_files(pid: int) -> dict[str, int]:
+    """The regular files that a process has mapped, with their sizes in bytes."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    found = {line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6}
+    return {
+        path: Path(path).stat().st_size
+        for path in sorted(found)
+        if path.startswith("/") and Path(path).is_file()
+    }
+
+
+def kernel() -> str:
+    """The kernel's series, as in "6.18": what CRIU's images depend on."""
+    return ".".join(platform.release().split(".")[:2])
+
+
+def last_error(log: Path) -> str:
+    """CRIU's last complaint."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    complaints = [line for line in lines if "Error" in line]
+    return complaints[-1] if complaints else "it gave no reason"

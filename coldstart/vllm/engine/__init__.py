@@ -1,0 +1,1 @@
+"""vLLM's engine, started our way: server, template, worker, offline run."""

@@ -1,0 +1,28 @@
+"""A node without an API (`--headless`): its workers belong to the node that answers, and it ends with them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+from argparse import Namespace
+
+from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
+
+
+def run(args: Namespace, plan: LaunchPlan) -> int:
+    """Run this node's workers in vLLM's own way until they end.
+
+    Acknowledged at once and without a token: only the first node can generate one, and it waits for this one.
+    """
+    from vllm.entrypoints.cli.serve import run_headless
+
+    descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))
+    if descriptor >= 0:
+        report = {"fast_path": {}, "fallbacks": list(plan.fallbacks), "tokens": [], "headless": True}
+        os.write(descriptor, (json.dumps(report) + "\n").encode())
+        os.close(descriptor)
+    args.api_server_count = 0  # as vLLM's own command sets it
+    gc.enable()
+    run_headless(args)
+    return 0

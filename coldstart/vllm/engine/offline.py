@@ -1,0 +1,224 @@
+"""The offline phase, run once in a process of its own: a real engine is started, measured, and its state written out.
+
+The engine runs inside this process (vLLM's in-process client), so that one call to `step` is one iteration and the
+compiled modules are at hand. It compiles vLLM's ordinary way, in an empty cache; what it answers is therefore the reference
+that every later start must reproduce. Results go to a directory; nothing is published from here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from coldstart.contract.plan import LaunchPlan
+from coldstart.machine import timeline
+from coldstart.machine.lifeline import die_with_parent
+from coldstart.vllm.engine import compiled, server
+from coldstart.vllm.graphs import kv_plan
+
+CANARY_PROMPT_TOKENS = 8
+CANARY_TOKENS = 16
+ROUNDS = 5
+DECODE_STEPS = 3
+DECODE_PROMPT = 8
+MAX_PROFILED_BATCH = 64
+_KEPT_SUFFIXES = {".so", ".cpp", ".py"}
+
+
+class OfflineEngine:
+    """vLLM's engine in this process; `step_seconds` is the wall time of one iteration."""
+
+    def __init__(self, vllm_args: list[str]) -> None:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        args = AsyncEngineArgs.from_cli_args(server.parse_args(vllm_args))
+        self.config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        self.engine = LLMEngine.from_vllm_config(self.config, disable_log_stats=True)
+        self.core = self.engine.engine_core.engine_core
+        self.random = random.Random(0)
+        self._ids = (f"offline-{number}" for number in count())
+
+    @property
+    def worker(self) -> Any:
+        """The worker inside the executor."""
+        return self.core.model_executor.driver_worker.worker
+
+    @property
+    def compiles(self) -> bool:
+        """Whether vLLM compiles any part of this model."""
+        return any(True for _ in compiled.compiled_modules(self.worker.model_runner.model))
+
+    def prompt(self, length: int) -> list[int]:
+        """`length` token ids that no earlier prompt shares, so that the prefix cache never helps."""
+        vocabulary = self.config.model_config.get_vocab_size()
+        return [self.random.randrange(vocabulary) for _ in range(length)]
+
+    def add(self, prompt: list[int], tokens: int) -> str:
+        """Queue one greedy request for exactly `tokens` tokens."""
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False)
+        name = next(self._ids)
+        self.engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), params)
+        return name
+
+    def step_seconds(self) -> float:
+        """Run one iteration; its seconds."""
+        start = time.perf_counter()
+        self.engine.step()
+        return time.perf_counter() - start
+
+    def drain(self) -> list[Any]:
+        """Run until every request has finished; the finished outputs."""
+        finished = []
+        while self.engine.has_unfinished_requests():
+            finished += [output for output in self.engine.step() if output.finished]
+        return finished
+
+
+def canary(engine: OfflineEngine) -> dict[str, list[int]]:
+    """A prompt and the greedy tokens that follow it: what every start from the bundle must answer."""
+    prompt = engine.prompt(CANARY_PROMPT_TOKENS)
+    engine.add(prompt, CANARY_TOKENS)
+    (output,) = engine.drain()
+    return {"prompt": prompt, "tokens": list(output.outputs[0].token_ids)}
+
+
+def iteration_profile(engine: OfflineEngine) -> dict[str, Any]:
+    """Seconds per iteration: {"prefill": [[tokens, s]], "decode": [[batch, s]]}, each the fastest of several.
+
+    This is the job profiler that skip-join needs (FastServe section 4.1): a prompt's first iteration by its length, a later
+    one by the batch it runs in, as far as the KV cache holds them. Whatever disturbs an iteration makes it longer, for a
+    while: every round measures every size, so that no size has all its measurements within one disturbance.
+    """
+    held, block = kv_sizing(engine)["blocks"] - 1, kv_sizing(engine)["block_tokens"]
+    scheduler, longest = engine.config.scheduler_config, engine.config.model_config.max_model_len - 2
+    limit = min(scheduler.max_num_batched_tokens, longest, held * block - 2)
+    each = -(-(DECODE_PROMPT + DECODE_STEPS + 2) // block)
+    batches = min(scheduler.max_num_seqs, MAX_PROFILED_BATCH, held // each)
+    prefill = dict.fromkeys(_powers(1, max(1, limit)), math.inf)
+    decode = dict.fromkeys(_powers(1, max(1, batches)), math.inf)
+    for _ in range(ROUNDS):
+        for size, fastest in prefill.items():
+            prefill[size] = min(fastest, _prefill(engine, size))
+        for size, fastest in decode.items():
+            decode[size] = min(fastest, _decode(engine, size))
+    return {"prefill": [*map(list, prefill.items())], "decode": [*map(list, decode.items())]}
+
+
+def _prefill(engine: OfflineEngine, length: int) -> float:
+    engine.add(engine.prompt(length), 1)
+    seconds = engine.step_seconds()
+    engine.drain()
+    return seconds
+
+
+def _decode(engine: OfflineEngine, batch: int) -> float:
+    for _ in range(batch):
+        engine.add(engine.prompt(DECODE_PROMPT), DECODE_STEPS + 2)
+    engine.step_seconds()  # every prompt is prefilled in this one
+    seconds = [engine.step_seconds() for _ in range(DECODE_STEPS)]
+    engine.drain()
+    return min(seconds)
+
+
+def _powers(first: int, last: int) -> Iterator[int]:
+    value = first
+    while value < last:
+        yield value
+        value *= 2
+    yield last
+
+
+def write_compiled(engine: OfflineEngine, directory: Path) -> list[str]:
+    """The compiled forward functions and the kernels they load; returns the modules' names."""
+    directory.mkdir()
+    names = compiled.save(engine.worker.model_runner.model, directory)
+    source = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    for file in source.rglob("*"):
+        if file.is_file() and file.suffix in _KEPT_SUFFIXES:
+            target = directory / compiled.INDUCTOR_DIR / file.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, target)
+    return names
+
+
+def modelinfos() -> dict[str, str]:
+    """What vLLM found out about the model class by importing itself in another process, by file name."""
+    directory = Path(os.environ["VLLM_CACHE_ROOT"]) / "modelinfos"
+    return {path.name: path.read_text() for path in sorted(directory.glob("*.json"))}
+
+
+def run(plan: LaunchPlan, out: Path) -> None:
+    """Do the whole offline phase into the existing directory `out`."""
+    plan.install()
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    server.import_runtime()
+    with timeline.measure("start engine, compile", track="offline"):
+        engine = OfflineEngine(plan.vllm_args)
+    info: dict[str, Any] = {
+        "architectures": engine.config.model_config.architectures,
+        "vllm_modelinfos": modelinfos(),
+    }
+    if engine.config.model_config.runner_type == "generate":
+        with timeline.measure("reference tokens", track="offline"):
+            info["canary"] = canary(engine)
+        with timeline.measure("iteration profile", track="offline"):
+            _write(out / "iterations.json", iteration_profile(engine))
+    _write(out / "modelinfo.json", info)
+    _write(out / "kv.json", kv_sizing(engine))
+    # Only our own worker restores compiled code; another one (a GPU's, several ranks') compiles as always.
+    if engine.config.parallel_config.worker_cls == server.WORKER and engine.compiles:
+        with timeline.measure("save compiled forward", track="offline"):
+            write_compiled(engine, out / "compile")
+
+
+def kv_sizing(engine: OfflineEngine) -> dict[str, Any]:
+    """The KV cache that profiling arrived at: bytes, blocks, tokens per block (MEDUSA section 6).
+
+    On a GPU also `plan`, what vLLM's own start-up plan needs to arrive there without profiling.
+    """
+    cache = engine.config.cache_config
+    sizing = {
+        "bytes": int(engine.core.available_gpu_memory_for_kv_cache),
+        "blocks": int(cache.num_gpu_blocks),
+        "block_tokens": int(cache.block_size),
+    }
+    return sizing | startup_plan()
+
+
+def startup_plan() -> dict[str, Any]:
+    """The plan that vLLM has just written down, if it has and there is one rank."""
+    import vllm
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return {}
+    root = Path(os.environ["VLLM_CACHE_ROOT"])
+    plans = kv_plan.collect(root, vllm.__version__, current_platform.get_device_name())
+    return {"plan": asdict(plans[0])} if len(plans) == 1 else {}
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, sort_keys=True))
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    run(LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
+    sys.stdout.flush()
+    # Nothing is left to do, and vLLM's teardown takes seconds.
+    os._exit(0)

@@ -1,0 +1,28 @@
+"""An engine that is started for the sake of what a plug-in does while it starts, and asked nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from coldstart.contract.plan import LaunchPlan
+from coldstart.machine.lifeline import die_with_parent
+from coldstart.vllm.engine import server
+from coldstart.vllm.engine.offline import OfflineEngine
+
+
+def run(plan: LaunchPlan) -> None:
+    """Start the engine inside this process."""
+    plan.install()
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    server.import_runtime()
+    OfflineEngine(plan.vllm_args)
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    run(LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    sys.stdout.flush()
+    # Nothing is left to do, and vLLM's teardown takes seconds.
+    os._exit(0)

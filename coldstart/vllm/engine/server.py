@@ -1,0 +1,202 @@
+"""The server process: vLLM's own API server over an engine forked from this very process.
+
+torch and vllm are imported once. vLLM's functions do all the work; what differs from `vllm serve` is that the engine
+process is forked instead of spawned (it inherits every import), that its worker lives inside it, that garbage is not
+collected before the server listens, and that the server says it is ready only when one real token came back.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from argparse import Namespace
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from coldstart.contract.plan import LaunchPlan
+from coldstart.machine import timeline
+from coldstart.machine.lifeline import die_with_supervisor
+from coldstart.serve import scheduler
+from coldstart.vllm.engine.readiness import Readiness
+from coldstart.vllm.weights.entry import LOAD_FORMAT
+
+EXECUTOR = "coldstart.vllm.engine.executor.ColdExecutor"
+WORKER = "coldstart.vllm.engine.worker.ColdWorker"
+# Given to vLLM's own workers, so that they too can say how they loaded.
+EXTENSION = "coldstart.vllm.weights.extension.Reporting"
+
+
+def import_runtime() -> None:
+    """Import everything that the API server and the engine both need, in one process, once."""
+    with timeline.measure("import torch", track="server"):
+        import torch  # noqa: F401
+    with timeline.measure("import vllm", track="server"):
+        import uvloop  # noqa: F401
+        import vllm.entrypoints.launchers.api_server.entry
+        import vllm.v1.engine.async_llm
+        import vllm.v1.engine.core  # noqa: F401
+
+
+def import_engine() -> None:
+    """Import what the engine process will need beyond `import_runtime`, whatever the model."""
+    with timeline.measure("import engine", track="server"):
+        import vllm.v1.core.sched.scheduler
+        import vllm.v1.structured_output  # noqa: F401
+        import xgrammar  # noqa: F401
+
+        import coldstart.vllm.engine.executor
+        import coldstart.vllm.engine.worker  # noqa: F401
+
+
+def parse_args(vllm_args: list[str]) -> Namespace:
+    """vLLM's own parser over vLLM's own flags, with our executor and worker where the user named none."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    args: Namespace = parser.parse_args(vllm_args)
+    if ours(args):
+        args.distributed_executor_backend, args.worker_cls = EXECUTOR, WORKER
+    elif args.load_format == LOAD_FORMAT and not args.worker_extension_cls:
+        args.worker_extension_cls = EXTENSION
+    validate_parsed_serve_args(args)
+    return args
+
+
+def ours(args: Namespace) -> bool:
+    """Whether this server can run on our executor: one CPU rank, and no executor or worker of the user's own."""
+    from vllm.platforms import current_platform
+
+    single = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size == 1
+    return (
+        current_platform.is_cpu()
+        and single
+        and not args.distributed_executor_backend
+        and args.worker_cls == "auto"
+    )
+
+
+def reports(args: Namespace) -> bool:
+    """Whether the workers of this server can be asked for their `coldstart_report`."""
+    return bool(args.worker_cls == WORKER or args.worker_extension_cls == EXTENSION)
+
+
+def configure(args: Namespace) -> Any:
+    """vLLM's whole configuration for these arguments, as its API server would make it."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    return AsyncEngineArgs.from_cli_args(args).create_engine_config(
+        usage_context=UsageContext.OPENAI_API_SERVER
+    )
+
+
+@asynccontextmanager
+async def engine_client(args: Namespace, plan: LaunchPlan, warm: bool) -> AsyncIterator[Any]:
+    """vLLM's asynchronous engine over a forked engine process; `warm` says that the API's modules are imported."""
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    with timeline.measure("configure", track="server"):
+        config = configure(args)
+        if scheduler.settle(args, config, plan):
+            config = configure(args)
+    if args.worker_cls == WORKER:
+        # Creating the configuration forces "spawn" on the CPU, for the sake of a worker process that we do not have.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    # The forked engine inherits our loggers; configuring them again costs more than adopting a built worker.
+    if config.logging_config.pylogging_config_file is None:
+        config.logging_config = replace(config.logging_config, configure_logging=False)
+    if not warm:
+        _once_after_fork(partial(warm_app, args, config))
+    # What is imported stays: without this each gc.collect() of vLLM's loader walks it, at half a second a time.
+    gc.freeze()
+    with timeline.measure("start engine", track="server"):
+        engine = AsyncLLM.from_vllm_config(
+            config,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            enable_log_requests=args.enable_log_requests,
+            aggregate_engine_logging=args.aggregate_engine_logging,
+            disable_log_stats=args.disable_log_stats,
+        )
+    try:
+        yield engine
+    finally:
+        engine.shutdown(timeout=config.shutdown_timeout)
+
+
+def _once_after_fork(work: Callable[[], None]) -> None:
+    """Do `work` in a thread of this process after its next fork, while the engine builds itself in the other one."""
+    pending = [work]
+
+    def begin() -> None:
+        if pending:
+            Thread(target=pending.pop(), name="warm app", daemon=True).start()
+
+    os.register_at_fork(after_in_parent=begin)
+
+
+def warm_app(args: Namespace, config: Any) -> None:
+    """Build and drop the API application, so that its modules are imported and its routes' schemas known."""
+    with timeline.measure("import app", track="server"):
+        import uvicorn
+        from vllm.entrypoints.launchers.app import build_app
+
+        uvicorn.Config(build_app(args, ("generate",), config.model_config)).load()
+
+
+def warm_tokenizer(config: Any) -> None:
+    """Load the tokenizer into vLLM's own cache of tokenizers."""
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    cached_tokenizer_from_config(config.model_config)
+
+
+async def serve(args: Namespace, plan: LaunchPlan, warm: bool) -> int:
+    """Serve until a signal (0), the engine's death (1) or a wrong canary (1), else as vLLM's `run_server` does."""
+    from vllm.entrypoints.launchers.api_server.entry import build_and_serve
+    from vllm.entrypoints.launchers.launcher import setup_server
+    from vllm.utils.system_utils import decorate_logs
+
+    decorate_logs("APIServer", skip_if_decorated=True)
+    address, sock = setup_server(args, reuse_port=False)
+    async with engine_client(args, plan, warm) as engine:
+        readiness = Readiness(plan, engine, worker_reports=reports(args))
+        if not await readiness.proven():
+            sock.close()
+            return 1
+        shutdown = await build_and_serve(engine, address, sock, args, callback_notify=readiness.listening)
+        died = engine.errored
+    try:
+        await shutdown
+    finally:
+        sock.close()
+    return 1 if died else 0
+
+
+def run(plan: LaunchPlan, imported: bool = False) -> int:
+    """Run a server for `plan` in this process; returns its exit code when it has ended."""
+    plan.install()
+    gc.disable()
+    if not imported:
+        import_runtime()
+    args = parse_args(plan.vllm_args)
+    if args.headless:
+        from coldstart.vllm.engine import headless
+
+        return headless.run(args, plan)
+    import uvloop
+
+    with scheduler.counted(plan):
+        return uvloop.run(serve(args, plan, imported))
+
+
+if __name__ == "__main__":
+    die_with_supervisor()
+    sys.exit(run(LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))))

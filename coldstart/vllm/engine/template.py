@@ -1,0 +1,223 @@
+"""A warm process that forks servers: the runtime imported, or with the engine's worker built as well.
+
+The template runs one thread of Python and no OpenMP team, so that a fork of it is whole. Threads that
+torch.distributed's gloo keeps for a group of one do not survive the fork and are never needed again; a larger group is
+refused. A child adopts the built worker if vLLM's configuration hash is the same, and builds its own otherwise.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import selectors
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
+from coldstart.machine import timeline
+from coldstart.machine.lifeline import die_with_parent
+from coldstart.serve import handoff
+from coldstart.vllm.engine import server
+
+
+def build(plan: LaunchPlan, level: str) -> None:
+    """Import the runtime and, at level `engine`, build the worker: weights loaded, compiled forward restored.
+
+    Raises RuntimeError when another Python thread is alive, or at level `engine` for more than one rank: such a process must
+    not be forked.
+    """
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0  # its monitor is a thread
+    plan.install()
+    server.import_runtime()
+    server.import_engine()
+    args = server.parse_args(plan.vllm_args)
+    config = server.configure(args)
+    server.warm_app(args, config)
+    if level == "engine":
+        server.warm_tokenizer(config)
+        prebuild_worker(config)
+    if threading.active_count() > 1:
+        raise RuntimeError(f"threads alive before the fork: {[t.name for t in threading.enumerate()]}")
+    gc.collect()
+    gc.freeze()
+
+
+def prebuild_worker(config: Any) -> None:
+    """Build a worker for `config` and keep it for the executor of a forked engine to adopt."""
+    from coldstart.vllm.engine import executor
+
+    if config.parallel_config.world_size > 1:
+        raise RuntimeError("an engine template needs one rank: gloo's threads do not survive a fork")
+    executor.prebuild(config)
+
+
+_HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+
+
+class Template:
+    """The accept loop: forks one server per request and reports its end.
+
+    Everything runs on one thread; a self-pipe turns SIGCHLD into an event.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.listener = listener
+        self.selector = selectors.DefaultSelector()
+        self.servers: dict[int, socket.socket | None] = {}
+        self.stopping = False
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT; servers already forked are ended with their clients' leases."""
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writer)
+        for number in _HANDLED:
+            signal.signal(number, self._on_signal)
+        self.selector.register(self.listener, selectors.EVENT_READ)
+        self.selector.register(reader, selectors.EVENT_READ)
+        while not self.stopping:
+            for key, _ in self.selector.select():
+                if key.fileobj is self.listener:
+                    self._accept()
+                elif key.fileobj == reader:
+                    os.read(reader, 512)
+                    self._reap()
+                else:
+                    self._end_lease(key.data)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self.stopping = self.stopping or number != signal.SIGCHLD
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self.listener.accept()
+        except OSError:
+            return  # out of descriptors or memory, or the client has gone: the next one may fare better
+        if handoff.peer_uid(connection) not in (0, os.getuid()):
+            connection.close()
+            return
+        try:
+            request, descriptors = handoff.receive(connection)
+        except (handoff.HandoffError, ValueError, OSError) as error:
+            self._refuse(connection, [], str(error))
+            return
+        received = timeline.now()
+        # A signal for the child must wait until it has shed our handlers, or it would be taken for one of ours.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+            self._refuse(connection, descriptors, str(error))
+            return
+        if pid == 0:
+            self._become_server(request, received, descriptors, connection)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self.servers[pid] = connection
+        self.selector.register(connection, selectors.EVENT_READ, pid)
+        handoff.reply(connection, pid=pid)
+
+    def _refuse(self, connection: socket.socket, descriptors: list[int], reason: str) -> None:
+        handoff.reply(connection, error=reason)
+        connection.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _become_server(
+        self, request: dict[str, Any], received: float, descriptors: list[int], connection: socket.socket
+    ) -> None:
+        """In the child: shed the template, take the client's place, serve, and never return."""
+        code = 1
+        try:
+            self._shed(connection)
+            die_with_parent()
+            for target, descriptor in enumerate(descriptors[:3]):
+                os.dup2(descriptor, target)
+            os.chdir(request["cwd"])
+            os.environ.clear()
+            os.environ.update(request["env"])
+            os.environ[READY_FD_ENV] = str(descriptors[3])
+            # A thawed process may live in a time namespace whose CLOCK_MONOTONIC is not its client's.
+            os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
+            renew_random_state()
+            code = server.run(LaunchPlan(**request["plan"]), imported=True)
+        except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and leave
+            sys.stderr.write(f"coldstart: the forked server ended: {type(error).__name__}: {error}\n")
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _shed(self, connection: socket.socket) -> None:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in _HANDLED:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+        self.selector.close()
+        for held in (self.listener, connection, *filter(None, self.servers.values())):
+            held.close()
+
+    def _reap(self) -> None:
+        while self.servers:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            connection = self.servers.pop(pid, None)
+            if connection is not None:
+                self.selector.unregister(connection)
+                handoff.reply(connection, exit=os.waitstatus_to_exitcode(status))
+                connection.close()
+
+    def _end_lease(self, pid: int) -> None:
+        """The client has gone, or asks by a byte: b"T" and b"K" are SIGTERM and SIGKILL, the end is SIGTERM."""
+        connection = self.servers.get(pid)
+        if connection is None:
+            return  # reaped in this very round
+        try:
+            word = connection.recv(1)
+        except ConnectionResetError:
+            word = b""  # it went without reading our answer
+        number = signal.SIGKILL if word == b"K" else signal.SIGTERM
+        try:
+            os.killpg(pid, number)
+        except ProcessLookupError:
+            os.kill(pid, number)  # not yet the leader of its group; until it is reaped its pid is ours
+        if not word:
+            # Nobody is left to be told of the server's end.
+            self.servers[pid] = None
+            self.selector.unregister(connection)
+            connection.close()
+
+
+def renew_random_state() -> None:
+    """Forked servers must not share random sequences."""
+    import numpy
+
+    random.seed()
+    numpy.random.seed()
+
+
+def main(argv: list[str]) -> None:
+    """`template SOCKET LEVEL PLAN_FILE READY_FD`: build, listen, acknowledge with one byte, fork until told to stop."""
+    path, level, plan_file, ready = Path(argv[0]), argv[1], Path(argv[2]), int(argv[3])
+    plan = LaunchPlan.from_json(plan_file.read_text())
+    gc.disable()
+    build(plan, level)
+    listener = handoff.listen(path)
+    os.write(ready, b"1")
+    os.close(ready)
+    Template(listener).run()
+    path.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,125 @@
+"""A CPU worker that takes its compiled forward and its KV size from the launch plan.
+
+Given to vLLM by qualified name (`--worker-cls`). Whatever the plan does not hold, or holds but cannot be used,
+is done vLLM's ordinary way, and the reason is kept in `fallbacks`.
+"""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from coldstart.contract.plan import LaunchPlan
+from coldstart.machine import timeline
+from coldstart.vllm.engine import compiled
+from coldstart.vllm.weights import entry
+from coldstart.weights.load import report
+
+logger = init_logger("vllm.coldstart")
+
+WARMUP_TOKENS = 8
+LAZY_ARENA_BYTES = 1 << 20
+
+
+class LazyZeros(TorchFunctionMode):
+    """Within this context large `torch.zeros` on the CPU are anonymous maps: the kernel zeroes each page at first use."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if (
+            func is torch.zeros
+            and len(args) == 1
+            and isinstance(args[0], int)
+            and kwargs.get("dtype") is torch.int8
+        ):
+            size: int = args[0]
+            if size >= LAZY_ARENA_BYTES:
+                return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.int8)
+        return func(*args, **kwargs)
+
+
+class LazyKvRunner(CPUModelRunner):
+    """vLLM's CPU runner, its KV arena left to the kernel's zero pages."""
+
+    def initialize_kv_cache(
+        self,
+        kv_cache_config: KVCacheConfig,
+        is_profiling: bool = False,
+        kv_cache_allocation_context: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        with ExitStack() as stack:
+            if kv_cache_allocation_context is not None:
+                stack.enter_context(kv_cache_allocation_context)
+            super().initialize_kv_cache(kv_cache_config, is_profiling, LazyZeros())
+
+
+class ColdWorker(CPUWorker):
+    """vLLM's CPU worker, started from materialized state."""
+
+    fast_path: dict[str, bool]
+    fallbacks: list[dict[str, str]]
+
+    def init_device(self) -> None:
+        super().init_device()
+        self.plan = LaunchPlan.current()
+        self.fast_path, self.fallbacks, self.restored, self.warm = {}, [], False, False
+        if type(self.model_runner) is CPUModelRunner:
+            self.model_runner.__class__ = LazyKvRunner
+
+    def load_model(self, **kwargs: Any) -> None:
+        entry.register()  # where vLLM was told to load other plugins only (VLLM_PLUGINS), or finds ours no more
+        with timeline.measure("load weights", track="engine"):
+            super().load_model(**kwargs)
+        if self.plan.compile_dir:
+            with timeline.measure("restore compiled forward", track="engine"):
+                self._restore(Path(self.plan.compile_dir))
+
+    def _restore(self, directory: Path) -> None:
+        kernels = compiled.kernels(directory)
+        try:
+            compiled.restore(self.model_runner.model, directory)
+            self.restored = self.fast_path["compile"] = True
+        except Exception as error:  # noqa: BLE001 - a damaged or foreign artifact must never stop a server
+            self._fall_back("compile", f"{type(error).__name__}: {error}")
+        if built := len(compiled.kernels(directory) - kernels):
+            self._fall_back(
+                "compile", f"{built} kernels were built again: Python or its packages lie elsewhere"
+            )
+
+    def _fall_back(self, section: str, reason: str) -> None:
+        logger.warning("coldstart: section %s not used as it is: %s", section, reason)
+        self.fast_path[section] = False
+        self.fallbacks.append({"section": section, "reason": reason})
+
+    def warm_up(self) -> None:
+        """Run the restored forward once, a few tokens long: what it initialises lazily is then initialised."""
+        if self.restored and not self.warm:
+            with timeline.measure("warm up", track="engine"):
+                self.model_runner._dummy_run(WARMUP_TOKENS)
+            self.warm = True
+
+    def determine_available_memory(self) -> int:
+        self.warm_up()
+        available: int = super().determine_available_memory()
+        return available
+
+    def _should_warm_up_model(self) -> bool:
+        return not self.restored and super()._should_warm_up_model()
+
+    def coldstart_report(self) -> dict[str, Any]:
+        """What was restored and what was not, for whoever started this server."""
+        loaded = report.document()
+        return {
+            "fast_path": self.fast_path,
+            "fallbacks": [*self.fallbacks, *loaded.get("fallbacks", [])],
+            "load": loaded,
+        }

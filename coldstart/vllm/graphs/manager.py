@@ -1,0 +1,101 @@
+"""The runner of v1/worker/gpu: CudaGraphManager gets restored graphs, and dispatch sees only those that are there."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from coldstart.vllm.graphs.source import Log, Source, attempt, key_of
+
+
+class Curtain:
+    """Descriptors that this manager's dispatch must not choose yet; its own lists keep their order."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager, self._all = manager, {key: list(rows) for key, rows in manager._candidates.items()}
+        self._hidden: set[Any] = set()
+
+    def hide(self, descriptor: Any) -> None:
+        """From now on vLLM runs such a batch another way."""
+        self._hidden.add(descriptor)
+        self._draw()
+
+    def show(self, descriptor: Any, graph: Any) -> None:
+        """First the graph, then the sight of it: dispatch runs in another thread."""
+        self._manager.graphs[descriptor] = graph
+        self._hidden.discard(descriptor)
+        self._draw()
+
+    def _draw(self) -> None:
+        hidden = frozenset(self._hidden)
+        rows = {key: [d for d in all_ if d not in hidden] for key, all_ in self._all.items()}
+        self._manager._candidates = rows
+
+
+def restoring(original: Callable[..., None], source: Source, log: Log) -> Callable[..., None]:
+    @functools.wraps(original)
+    def capture(self: Any, create_forward_fn: Any, *arguments: Any, **keywords: Any) -> None:
+        if self._max_full_descs_to_capture is not None:  # memory profiling captures to throw away
+            original(self, create_forward_fn, *arguments, **keywords)
+            return
+        restored, waiting = _restored_graphs(self, source, log)
+        with _without(self._capture_descs, {*restored, *waiting}):
+            original(self, create_forward_fn, *arguments, **keywords)
+        self.graphs.update(restored)
+        curtain = Curtain(self)
+        for descriptor, key in waiting.items():
+            curtain.hide(descriptor)
+            source.later(key, functools.partial(_show, curtain, descriptor, source, key))
+
+    return capture
+
+
+def _show(curtain: Curtain, descriptor: Any, source: Source, key: str) -> None:
+    curtain.show(descriptor, source.replayable(key))
+
+
+def _restored_graphs(manager: Any, source: Source, log: Log) -> tuple[dict[Any, Any], dict[Any, str]]:
+    """Full graphs by descriptor, and keys of those that are built behind; gives the manager its buffers."""
+    restored: dict[Any, Any] = {}
+    waiting: dict[Any, str] = {}
+    for descriptors in manager._capture_descs.values():
+        for descriptor in descriptors:
+            key = key_of(descriptor, descriptor.cg_mode.name)
+            if descriptor.cg_mode.name != "FULL" or not source.usable(key):
+                continue
+            if source.soon(key):
+                attempt(restored, descriptor, functools.partial(source.replayable, key), key, log)
+            else:
+                waiting[descriptor] = key
+    if restored or waiting:
+        for name, value in source.attributes().items():
+            setattr(manager, name, value)
+    return restored, waiting
+
+
+@contextlib.contextmanager
+def _without(descriptors: dict[Any, list[Any]], taken: set[Any]) -> Iterator[None]:
+    """The capture list without what is restored, put back afterwards: dispatch reads it again."""
+    saved = {mode: list(rows) for mode, rows in descriptors.items()}
+    for mode, rows in saved.items():
+        descriptors[mode] = [row for row in rows if row not in taken]
+    try:
+        yield
+    finally:
+        descriptors.update(saved)
+
+
+def watched_capture(original: Callable[..., None], seen: Callable[[str], None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def capture(self: Any, create_forward_fn: Any, *arguments: Any, **keywords: Any) -> None:
+        def watched(descriptor: Any, *rest: Any, **more: Any) -> Any:
+            forward = create_forward_fn(descriptor, *rest, **more)
+            if descriptor.cg_mode.name == "FULL":
+                seen(key_of(descriptor, "FULL"))
+            return forward
+
+        original(self, watched, *arguments, **keywords)
+
+    return capture

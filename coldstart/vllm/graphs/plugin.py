@@ -1,0 +1,157 @@
+"""The plug-in behind `entry.register`: record and prove offline, restore online, size the KV cache.
+
+Whatever goes wrong, vLLM's own capture runs; offline the reason goes to whoever started the process, online into the
+report that the server asks for.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from coldstart.contract.graphs import CANARY, GRAPHS_REPORT, KERNELS, KV_PLAN, PROVE, RECORD, RESTORE
+from coldstart.graphs import rounds
+from coldstart.graphs.errors import GraphError, Refused
+from coldstart.vllm.graphs import hook, kv_plan, late
+
+RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
+WORKER = "vllm.v1.worker.gpu_worker"
+log = logging.getLogger("vllm.coldstart.graphs")
+Run = Callable[[Any, Callable[[], Any]], Any]
+
+
+class Session(Protocol):
+    """One of record, prove, restore: what runs instead of `capture_model`, and what is said of it afterwards."""
+
+    def run(self, runner: Any, own: Callable[[], Any]) -> Any:
+        """`own` is vLLM's capture of everything that is not restored."""
+
+    def fallbacks(self) -> dict[str, str]:
+        """Graph (or `*` for all) to the reason why it was captured."""
+
+
+class Declined:
+    """Nothing is restored; the reason is reported."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def run(self, runner: Any, own: Callable[[], Any]) -> Any:
+        return own()
+
+    def fallbacks(self) -> dict[str, str]:
+        return {"*": self._reason}
+
+
+class Later:
+    """A session that is made when it is first asked: most processes never capture."""
+
+    def __init__(self, make: Callable[[], Session], work: str | None = None) -> None:
+        self._make, self._work, self._made = make, work, list[Session]()
+
+    def get(self) -> Session:
+        """The session, or a declined one with the reason."""
+        if not self._made:
+            try:
+                self._made.append(self._make())
+            except GraphError as error:
+                log.warning("CUDA graphs are captured as always: %s", error)
+                if self._work:
+                    rounds.fail(Path(self._work), str(error))
+                self._made.append(Declined(str(error)))
+        return self._made[0]
+
+    def run(self, runner: Any, own: Callable[[], Any]) -> Any:
+        return self.get().run(runner, own)
+
+    def fallbacks(self) -> dict[str, str]:
+        return self.get().fallbacks()
+
+    def before_load(self) -> None:
+        """What a recording process does before it loads weights."""
+        if (work := getattr(self.get(), "before_load", None)) is not None:
+            work()
+
+
+def register() -> None:
+    """What vLLM calls in each of its processes."""
+    if KV_PLAN in os.environ:
+        late.when_imported(WORKER, functools.partial(_size_kv, os.environ[KV_PLAN]))
+    if any(os.environ.get(name) for name in (RECORD, PROVE, RESTORE)):
+        session = Later(_session, os.environ.get(RECORD) or os.environ.get(PROVE))
+        if os.environ.get(RECORD):
+            session.get()  # modules are watched from before the first is loaded
+        _install(session)
+
+
+def _session() -> Session:
+    hook.known_version()
+    if directory := os.environ.get(RECORD):
+        from coldstart.vllm.graphs.record import Recording
+
+        return Recording(Path(directory), by_reference=os.environ.get(KERNELS) == "reference")
+    from coldstart.vllm.graphs.restore import Proving, Restoring
+
+    if directory := os.environ.get(PROVE):
+        return Proving(Path(directory))
+    return Restoring(Path(os.environ[RESTORE]), canary=os.environ.get(CANARY, "1"))
+
+
+def _install(session: Later) -> None:
+    def runner(module: Any) -> None:
+        kind = module.GPUModelRunner
+        kind.capture_model = _wrapped(kind.capture_model, session.run)
+        if RECORD in os.environ:
+            kind.load_model = _preceded(kind.load_model, session.before_load)
+
+    def worker(module: Any) -> None:
+        setattr(module.Worker, GRAPHS_REPORT, lambda worker: session.fallbacks())
+
+    for name in RUNNERS:
+        late.when_imported(name, runner)
+    late.when_imported(WORKER, worker)
+
+
+def _preceded(original: Callable[..., Any], before: Callable[[], None]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load_model(*arguments: Any, **keywords: Any) -> Any:
+        before()
+        return original(*arguments, **keywords)
+
+    return load_model
+
+
+def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def capture_model(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        own = functools.partial(original, self, *arguments, **keywords)
+        return own() if keywords.get("profile_only") else run(self, own)
+
+    return capture_model
+
+
+def _size_kv(text: str, module: Any) -> None:
+    """Lay the bundle's plan under the fingerprint that this worker computes, then let vLLM's own gate decide."""
+    original = module.maybe_apply_startup_plan
+
+    @functools.wraps(original)
+    def apply(worker: Any) -> None:
+        try:
+            kv_plan.lay_for(worker, json.loads(text))
+        except (GraphError, OSError, ValueError) as error:
+            log.warning("the KV cache is profiled as always: %s", error)
+        original(worker)
+
+    module.maybe_apply_startup_plan = apply
+
+
+def refuse_parallel(runner: Any) -> None:
+    """Raises Refused for an engine of several ranks."""
+    parallel = runner.parallel_config
+    if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
+        raise Refused("graphs of several ranks hold collectives")

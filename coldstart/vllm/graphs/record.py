@@ -1,0 +1,205 @@
+"""The recording half in a vLLM worker: capture as always, but keep the graphs, their inputs and their outputs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from coldstart.graphs import rounds
+from coldstart.graphs.capture import distinct
+from coldstart.graphs.cuda.backend import CudaDriver
+from coldstart.graphs.cuda.cupti import Watch
+from coldstart.graphs.cuda.modules import ModuleLog
+from coldstart.graphs.errors import GraphError, Refused
+from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, Place, Span, StoredInputs, View, finder
+from coldstart.graphs.intervals import NONE, Intervals
+from coldstart.graphs.table import Region
+from coldstart.graphs.torch_framework import TorchFramework, consumes_random
+from coldstart.vllm.graphs import hook, outputs, wrapper
+from coldstart.vllm.graphs.names import runner_tensors
+from coldstart.vllm.graphs.outputs import Like
+from coldstart.vllm.graphs.plugin import log, refuse_parallel
+from coldstart.vllm.graphs.source import key_of
+
+SMALL = 1 << 20
+PADDING = (1 << 21, 1 << 26)
+
+
+class Recording:
+    """An offline round; `directory` is the work directory of rounds.py."""
+
+    def __init__(self, directory: Path, *, by_reference: bool = False) -> None:
+        self._work, self._by_reference, self.modules = directory, by_reference, ModuleLog()
+        self._padding: list[Any] = []
+        try:
+            self._watch = Watch(self.modules)
+        except GraphError as error:
+            log.warning("kernels are recorded by name, without their binaries: %s", error)
+        self.inputs: InputLog | None = None
+
+    def fallbacks(self) -> dict[str, str]:
+        """Nothing is restored here."""
+        return {}
+
+    def before_load(self) -> None:
+        """Allocations of random sizes first, so that no two processes place anything alike."""
+        import torch
+
+        rng = random.SystemRandom()
+        sizes = [rng.randrange(*PADDING) for _ in range(rng.randrange(3, 12))]
+        self._padding = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+
+    def run(self, runner: Any, own: Callable[[], Any]) -> Any:
+        """Capture as always with kept graphs; then leave this process's layout."""
+        import torch
+
+        torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=2_000_000)
+        driver = CudaDriver(self.modules)
+        self.inputs = InputLog(driver)
+        self.fed: dict[str, list[Span]] = {}
+        undo = hook.watch(lambda key: self._remember(runner, key), self.fed.__setitem__)
+        try:
+            with patch.object(torch.cuda, "CUDAGraph", kept_class(torch.cuda.CUDAGraph)):
+                result = own()
+        finally:
+            undo()
+        try:
+            refuse_parallel(runner)
+            self._save(runner, driver, self.inputs)
+        except GraphError as error:
+            log.warning("no graphs were recorded: %s", error)
+            rounds.fail(self._work, str(error))
+        return result
+
+    def _remember(self, runner: Any, key: str) -> None:
+        if self.inputs is not None:
+            self.inputs.remember(key, tensor_spans(input_tensors(runner_tensors(runner))))
+
+    def _save(self, runner: Any, driver: CudaDriver, inputs: InputLog) -> None:
+        graphs = captured_graphs(runner)
+        framework = vllm_framework(driver, runner, graphs, _pool(runner))
+        captured = {key: framework.capture(key) for key in graphs}
+        for key, (_, graph, _) in graphs.items():
+            if consumes_random(graph):
+                framework.refusals[key] = "the graph consumes random numbers"
+        pool = framework.pool()
+        made = {key: outputs.describe(output, pool) for key, (_, _, output) in graphs.items()}
+        attributes = manager_attributes(runner)
+        held = Inputs(
+            token_regions(runner), [r.symbol for r in framework.regions() if r.symbol.startswith("kv:")],
+            inputs.static, {key: places(like, attributes) for key, like in made.items()},
+            {k: in_pool(unnamed(s, framework.regions()), pool) for k, s in self.fed.items() if k in graphs},
+        )  # fmt: skip
+        here = finder(framework.regions, framework.pool)
+        workload = StoredInputs(driver, held, inputs.held.__getitem__, here, View(here), None)
+        report = {ENTRY: held.document(), outputs.ENTRY: {"attributes": attributes, "outputs": made}}
+        rounds.record(
+            self._work, driver, framework, captured, workload, inputs, report, by_reference=self._by_reference
+        )
+
+
+def captured_graphs(runner: Any) -> dict[str, tuple[Any, Any, Any]]:
+    """Key to (descriptor, graph, output) of every graph of either runner, those of pieces included."""
+    manager = getattr(runner, "cudagraph_manager", None)
+    if manager is not None:
+        return {key_of(d, d.cg_mode.name): (d, g, None) for d, g in manager.graphs.items()} | _pieces()
+    entries = getattr(runner.model, "concrete_cudagraph_entries", {})
+    kept = {d: e for d, e in entries.items() if e.cudagraph is not None}
+    return {key_of(d, "FULL"): (d, e.cudagraph, e.output) for d, e in kept.items()} | _pieces()
+
+
+def _pieces() -> dict[str, tuple[Any, Any, Any]]:
+    return {
+        wrapper.piece_key(one, d): (d, e.cudagraph, e.output)
+        for one in wrapper.pieces()
+        for d, e in one.concrete_cudagraph_entries.items()
+        if e.cudagraph is not None
+    }
+
+
+def vllm_framework(
+    driver: CudaDriver, runner: Any, graphs: dict[str, tuple[Any, Any, Any]], pool: tuple[int, int]
+) -> TorchFramework:
+    """The runner's memory by name, and the graphs that vLLM captured as captures."""
+
+    def captured(key: str) -> Any:
+        if key not in graphs:
+            raise Refused(f"{key} is captured by vLLM itself")
+        return graphs[key][1]
+
+    sizes = {key: int(d.num_tokens) for key, (d, _, _) in graphs.items()}
+    return TorchFramework(driver, runner_tensors(runner), sizes, captured, pool)
+
+
+def _pool(runner: Any) -> tuple[int, int]:
+    manager = getattr(runner, "cudagraph_manager", None)
+    pool: tuple[int, int] = manager.pool if manager is not None else runner.model.graph_pool
+    return pool
+
+
+def kept_class(plain: Any) -> Any:
+    """CUDAGraph with its raw graph kept after instantiation."""
+
+    class Kept(plain):
+        def __new__(cls, keep_graph: bool = True) -> Any:
+            return super().__new__(cls, True)
+
+    return Kept
+
+
+def input_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Static buffers that decide what a graph does: all of numbers that may be indices, and small others."""
+    static = {symbol: t for symbol, t in tensors.items() if symbol.startswith("static:")}
+    return {symbol: t for symbol, t in static.items() if not t.is_floating_point() or t.nbytes <= SMALL}
+
+
+def tensor_spans(tensors: dict[str, Any]) -> list[Region]:
+    """The whole storage of each, once."""
+    found = {t.untyped_storage().data_ptr(): (s, t.untyped_storage()) for s, t in reversed(tensors.items())}
+    return [
+        Region(symbol, int(held.nbytes()), base) for base, (symbol, held) in found.items() if held.nbytes()
+    ]
+
+
+def token_regions(runner: Any) -> dict[str, tuple[int, int]]:
+    """Buffers of token ids by symbol: bytes an id, and what ids are below."""
+    below = int(runner.model_config.get_vocab_size())
+    named = {s: t for s, t in input_tensors(runner_tensors(runner)).items() if s.endswith("input_ids")}
+    return {r.symbol: (named[r.symbol].element_size(), below) for r in tensor_spans(named)}
+
+
+def manager_attributes(runner: Any) -> dict[str, Like]:
+    """Buffers that capture makes on the manager, which a restore must make first."""
+    manager = getattr(runner, "cudagraph_manager", None)
+    hidden = getattr(manager, "hidden_states", None)
+    if hidden is None:
+        return {}
+    return {"hidden_states": {"shape": list(hidden.shape), "dtype": str(hidden.dtype).removeprefix("torch.")}}
+
+
+def places(like: Any, attributes: dict[str, Like]) -> list[Place]:
+    """Where a graph's outputs lie: in the pool, or in the manager's own buffers."""
+    if like is None:
+        return [(f"static:cudagraph_manager.{name}", 0, outputs.size(a)) for name, a in attributes.items()]
+    return [(one["symbol"], one["offset"], outputs.size(one)) for one in outputs.leaves(like)]
+
+
+def unnamed(spans: list[Span], named: list[Region]) -> list[Span]:
+    """Those that are neither weights nor static buffers, which have names of their own."""
+    inside = Intervals(distinct(named)).inside(np.array([address for address, _ in spans], np.uint64)).region
+    return [span for span, region in zip(spans, inside.tolist(), strict=True) if region == NONE]
+
+
+def in_pool(spans: list[Span], pool: list[Region]) -> list[Place]:
+    """Those that lie in the pool, as places."""
+    return [
+        (r.symbol, address - r.base, size)
+        for address, size in spans
+        for r in pool
+        if r.base <= address < r.base + r.size
+    ]

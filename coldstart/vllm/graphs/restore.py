@@ -1,0 +1,197 @@
+"""The restoring half in a vLLM worker: the last offline round, and every start from a proven bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from coldstart.graphs import gate, rounds
+from coldstart.graphs.cuda.backend import CudaDriver
+from coldstart.graphs.errors import AlteredTable, GraphError, Refused
+from coldstart.graphs.inputs import Inputs, Span, StoredInputs, View, finder, stored
+from coldstart.graphs.online import Online
+from coldstart.graphs.restore import Restorer
+from coldstart.graphs.store import read_manifest
+from coldstart.graphs.table import Region
+from coldstart.graphs.torch_framework import TorchFramework
+from coldstart.machine import timeline
+from coldstart.vllm.graphs import hook, outputs
+from coldstart.vllm.graphs.names import runner_tensors
+from coldstart.vllm.graphs.plugin import log, refuse_parallel
+from coldstart.vllm.graphs.record import captured_graphs, kept_class, unnamed, vllm_framework
+
+
+def workload(
+    driver: CudaDriver, framework: TorchFramework, restorer: Restorer, captured: View | None
+) -> StoredInputs:
+    """The bundle's own inputs on this process's memory. Raises AlteredTable."""
+
+    def restored(symbol: str) -> Region:
+        region, base = restorer.region(symbol)
+        return Region(symbol, region.size, base)
+
+    held = Inputs.of(read_manifest(restorer.directory)["report"])
+    read = stored(restorer.directory)
+    return StoredInputs(driver, held, read, finder(framework.regions), captured, View(restored))
+
+
+def extras(directory: Path) -> Mapping[str, Any]:
+    """What was recorded of vLLM's own objects. Raises AlteredTable, Refused for a bundle of another engine."""
+    held = read_manifest(directory)["report"].get(outputs.ENTRY)
+    if not isinstance(held, dict) or not {"attributes", "outputs"} <= set(held):
+        raise Refused("the bundle was not recorded from vLLM")
+    return held
+
+
+def make_attributes(runner: Any, wanted: Mapping[str, outputs.Like]) -> dict[str, Any]:
+    """Buffers that a capture would have made on the manager; graphs write into them."""
+    import torch
+
+    manager = getattr(runner, "cudagraph_manager", None)
+    made = {
+        name: torch.empty(like["shape"], dtype=getattr(torch, like["dtype"]), device="cuda")
+        for name, like in wanted.items()
+    }
+    for name, tensor in made.items():
+        setattr(manager, name, tensor)
+    return made
+
+
+class Proving:
+    """Restore everything, let vLLM capture everything, compare."""
+
+    def __init__(self, work: Path) -> None:
+        self._work, self.extras = work, extras(work / rounds.BUNDLE)
+        self._known: dict[str, tuple[list[Span], list[Span]]] = {}
+
+    def fallbacks(self) -> dict[str, str]:
+        """This process serves nobody."""
+        return {}
+
+    def run(self, runner: Any, own: Callable[[], Any]) -> Any:
+        """vLLM's capture runs when the gate first asks for a captured graph, hence after the restore."""
+        try:
+            refuse_parallel(runner)
+            return self._prove(runner, own)
+        except GraphError as error:
+            log.warning("nothing was proved: %s", error)
+            rounds.fail(self._work, str(error))
+            return own()
+
+    def _prove(self, runner: Any, own: Callable[[], Any]) -> Any:
+        import torch
+
+        driver, graphs, result = CudaDriver(), dict[str, Any](), list[Any]()
+        make_attributes(runner, self.extras["attributes"])
+        fed: dict[str, list[Span]] = {}
+        undo = hook.watch(lambda key: None, fed.__setitem__)
+
+        def capture(key: str) -> Any:
+            if not result:
+                with patch.object(torch.cuda, "CUDAGraph", kept_class(torch.cuda.CUDAGraph)):
+                    result.append(own())
+                undo()
+                graphs.update(captured_graphs(runner))
+                self._look(framework, graphs, fed)
+            if key not in graphs:
+                raise Refused(f"{key} was not captured by vLLM in this process")
+            return graphs[key][1]
+
+        framework = TorchFramework(driver, runner_tensors(runner), {}, capture, (0, 0))
+        view = View(finder(framework.regions), self._known)
+        rounds.prove(self._work, driver, framework, lambda r: workload(driver, framework, r, view))
+        return result[0] if result else own()
+
+    def _look(
+        self,
+        framework: TorchFramework,
+        graphs: Mapping[str, tuple[Any, Any, Any]],
+        fed: Mapping[str, list[Span]],
+    ) -> None:
+        """Where the graphs that were captured here have their outputs and what they are fed."""
+        inputs, named = Inputs.of(read_manifest(self._work / rounds.BUNDLE)["report"]), framework.regions()
+        for key, (_, _, output) in graphs.items():
+            found, mine = outputs.spans(output), unnamed(fed.get(key, []), named)
+            if found is not None and [n for _, n in mine] == [n for *_, n in inputs.fed.get(key, [])]:
+                self._known[key] = (found, mine)
+
+
+class Restoring:
+    """The online half; also the hook's Source."""
+
+    def __init__(self, directory: Path, *, canary: str = "1") -> None:
+        self.directory, self._canary = directory, canary
+        self.proof, self.extras = gate.read_proof(directory), extras(directory)
+        self._declined: dict[str, str] = {}
+        self.online: Online | None = None
+
+    def fallbacks(self) -> dict[str, str]:
+        return self._declined | (dict(self.online.fallbacks) if self.online else {})
+
+    def run(self, runner: Any, own: Callable[[], Any]) -> Any:
+        """Link, hook, let vLLM's own capture do what is left, then build the rest behind."""
+        try:
+            refuse_parallel(runner)
+            online = self._begin(runner)
+            undo = hook.install(self, log.warning)
+        except GraphError as error:
+            log.warning("CUDA graphs are captured as always: %s", error)
+            self._declined["*"] = str(error)
+            return own()
+        try:
+            result = own()
+        finally:
+            undo()
+        online.ready()
+        return result
+
+    def _begin(self, runner: Any) -> Online:
+        driver = CudaDriver()
+        self._made = make_attributes(runner, self.extras["attributes"])
+        self.framework = vllm_framework(driver, runner, {}, (0, 0))
+        restorer = Restorer(
+            self.directory, driver, self.framework, note=timeline.emit, adopt=self.proof.adopt
+        )
+        wanted = workload(driver, self.framework, restorer, None) if self._canary != "0" else None
+        online = self.online = Online(restorer, self.proof, wanted, every=self._canary == "all")
+        if not online.begin():
+            for name in self._made:
+                setattr(runner.cudagraph_manager, name, None)
+            raise Refused(online.fallbacks["*"])
+        return online
+
+    # --- the hook's Source ----------------------------------------------------------------------------
+    def _online(self) -> Online:
+        if self.online is None:
+            raise Refused("nothing is linked")
+        return self.online
+
+    def usable(self, key: str) -> bool:
+        return self._online().restorer.holds(key)
+
+    def soon(self, key: str) -> bool:
+        return self._online().soon(key)
+
+    def later(self, key: str, show: Callable[[], None]) -> None:
+        self._online().later(key, show)
+
+    def replayable(self, key: str) -> Any:
+        found = self._online().restorer.graph_or_none(key)
+        if found is None:
+            raise Refused(self._online().fallbacks[key])
+        return found
+
+    def output(self, key: str) -> Any:
+        return outputs.view(self.extras["outputs"].get(key), self._tensor)
+
+    def _tensor(self, like: outputs.Like) -> Any:
+        region, base = self._online().restorer.region(like["symbol"])
+        try:
+            return self.framework.view(region, base, like["offset"], like)
+        except (KeyError, AttributeError, RuntimeError) as error:
+            raise AlteredTable(f"an output's description does not fit: {error}") from error
+
+    def attributes(self) -> Mapping[str, Any]:
+        return self._made

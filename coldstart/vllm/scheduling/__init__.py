@@ -1,0 +1,10 @@
+"""The policies on vLLM's V1 engine: `--scheduler-cls coldstart.vllm.scheduling.scheduler.PolicyScheduler`.
+
+Invariant: vLLM's own schedule() makes every allocation; this package only decides what it gets to see.
+"""
+
+SCHEDULER_CLS = "coldstart.vllm.scheduling.scheduler.PolicyScheduler"
+OFFLOADING_SPEC = "CpuPoolOffloadingSpec"
+OFFLOADING_MODULE = "coldstart.vllm.scheduling.offload"
+PINNING_POLICY = "PinnedLru"
+PINNING_MODULE = "coldstart.vllm.scheduling.pinning"

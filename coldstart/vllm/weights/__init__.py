@@ -1,0 +1,1 @@
+"""Our load format inside vLLM."""

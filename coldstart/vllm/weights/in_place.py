@@ -1,0 +1,218 @@
+"""Parameters that are the source's own memory: what vLLM's weight loaders would copy whole is handed over instead.
+
+vLLM's loaders say where a tensor goes (fused, padded, sharded) by copying it there. They are left to say it, but the copy
+is put off: dst[a:b] = src is noted, and once the notes cover a parameter,
+  address(src_i) - address(dst_i) equal for all notes  -> the parameter becomes that memory, nothing is copied
+  otherwise                                            -> the copies are made, by threads that fault in the pages, too
+Invariant: whatever operation else touches a noted parameter or its sources finds every copy made and sees no difference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from coldstart.machine import memory
+
+# One faults while the other copies: more of them wait for the address space.
+COPIERS = 2
+# Faulted in and then written: little enough to be hot still, enough for the fault to be worth a call.
+PIECE = 8 << 20
+# Users of a storage that only a parameter has: the parameter, and the Python object that asks.
+_ALONE = 2
+
+
+class Noted:
+    """A parameter and the copies into it that were put off; `made` are under way."""
+
+    def __init__(self, parameter: torch.nn.Parameter) -> None:
+        self.parameter = parameter
+        self.base: int = parameter.data_ptr()
+        self.size: int = parameter.nbytes
+        self.made: list[Future[None]] = []
+        # Whoever replaces the parameter's memory must not free what copies go to.
+        self._memory = parameter.data
+        self._notes: list[tuple[int, torch.Tensor]] = []
+        self._spans: list[tuple[int, int]] = []
+        self._covered, self._apart = 0, set[int]()
+
+    @property
+    def aligned(self) -> bool:
+        """Whether the sources lie in memory as they shall lie in the parameter."""
+        return len(self._apart) == 1
+
+    @property
+    def whole(self) -> bool:
+        """Whether the notes cover the parameter, and it still has the memory that they were made for."""
+        return self._covered == self.size and bool(self.parameter.data_ptr() == self.base)
+
+    @property
+    def start(self) -> int:
+        """Where the sources begin, when they are aligned."""
+        return self.base + min(self._apart)
+
+    def add(self, into: int, source: torch.Tensor) -> bool:
+        """Note source -> address `into`, unless a note covers some of it already."""
+        span = (into - self.base, into - self.base + source.nbytes)
+        at = bisect(self._spans, span)
+        if any(span[0] < end and start < span[1] for start, end in self._spans[max(0, at - 1) : at + 1]):
+            return False
+        self._spans.insert(at, span)
+        self._notes.append((into, source))
+        self._covered += source.nbytes
+        self._apart.add(source.data_ptr() - into)
+        return True
+
+    def make(self, copiers: ThreadPoolExecutor) -> None:
+        """Begin the copies that are noted."""
+        for into, source in self._notes[len(self.made) :]:
+            self.made.append(copiers.submit(_copied, into, source))
+
+    def wait(self) -> None:
+        """Until the copies that were begun are done."""
+        for copy in self.made:
+            copy.result()
+
+
+class InPlace(TorchDispatchMode):
+    """Within the block, copies from offered tensors into whole parameters on the CPU are put off as above.
+
+    `given_bytes` were taken over without a copy. One thread loads; it does not write to what it was offered, nor expects
+    that to stay as it was once it has written to the parameter that it became.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        super().__init__()
+        self.given_bytes = 0
+        self._targets = {one.data_ptr(): Noted(one) for one in list(parameters) if _fit(one)}
+        self._mappings: dict[int, memoryview] = {}
+        self._sources: dict[int, Noted] = {}
+        self._copiers = ThreadPoolExecutor(COPIERS, "weights copier")
+
+    def offer(self, tensor: torch.Tensor, view: memoryview) -> torch.Tensor:
+        """The tensor over `view`, a slice of a private mapping."""
+        if tensor.nbytes:
+            self._mappings[tensor.data_ptr()] = memoryview(view.obj)
+        return tensor
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        left, self._targets, self._sources = list(self._targets.values()), {}, {}
+        for noted in left:
+            noted.make(self._copiers)
+        self._copiers.shutdown(wait=True)
+        for noted in left:
+            noted.wait()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Note the copy, or do what was asked when everything before it is done."""
+        if func is torch.ops.aten.copy_.default and self._put_off(args[0], args[1]):
+            return args[0]
+        if not func.is_view:
+            for storage in _storages((args, kwargs)):
+                self._finish(storage)
+        return func(*args, **kwargs or {})
+
+    def _put_off(self, into: torch.Tensor, source: torch.Tensor) -> bool:
+        if not _same(into, source):
+            return False
+        noted, held = self._targets.get(_storage(into)), _storage(source)
+        # Memory is given to one parameter, and waited for by one.
+        if noted is None or held not in self._mappings or self._sources.get(held, noted) is not noted:
+            return False
+        if not noted.add(into.data_ptr(), source):
+            return False
+        self._sources[held] = noted
+        if noted.made or not noted.aligned:
+            noted.make(self._copiers)
+        elif noted.whole:
+            self._give(noted, self._mappings[held])
+        return True
+
+    def _give(self, noted: Noted, mapping: memoryview) -> None:
+        """The parameter becomes the sources' memory."""
+        parameter, start = noted.parameter, noted.start - memory.address(mapping)
+        whole = torch.frombuffer(mapping[start : start + noted.size], dtype=parameter.dtype)
+        self.given_bytes += noted.size
+        parameter.data = whole.view(parameter.shape)
+        del self._targets[noted.base]
+
+    def _finish(self, storage: int) -> None:
+        """Let everything that was put off for this storage, as a parameter's or as a source's, be done."""
+        for noted in (self._targets.get(storage), self._sources.get(storage)):
+            if noted is not None and noted.base in self._targets:
+                noted.make(self._copiers)
+                noted.wait()
+
+    def own(self, model: torch.nn.Module) -> None:
+        """Copy what of a model still is mapped memory, each once: from here on nothing depends on the source."""
+        mappings = {memory.address(mapping): len(mapping) for mapping in self._mappings.values()}
+        copies: dict[int, torch.UntypedStorage] = {}
+        for tensor in _tensors(model):
+            held = _storage(tensor)
+            if any(0 <= held - start < size for start, size in mappings.items()):
+                if held not in copies:
+                    copies[held] = tensor.untyped_storage().clone()
+                place = tensor.storage_offset(), tensor.shape, tensor.stride()
+                tensor.data = torch.empty(0, dtype=tensor.dtype).set_(copies[held], *place)
+        self._mappings.clear()
+
+
+def _fit(parameter: torch.nn.Parameter) -> bool:
+    """Whether a parameter may change its memory: it is on the CPU, and nobody else has a view of it."""
+    if parameter.device.type != "cpu" or not parameter.nbytes or not parameter.is_contiguous():
+        return False
+    if parameter.is_inference() != torch.is_inference_mode_enabled():
+        return False
+    # Not public, but nothing else tells of a buffer or an attribute that is a view; without it nothing is put off.
+    users = getattr(torch._C, "_storage_Use_Count", lambda _: 0)(parameter.untyped_storage()._cdata)
+    return bool(users == _ALONE)
+
+
+def _same(into: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether copying means the same bytes in the same order."""
+    same: bool = (
+        into.dtype == source.dtype
+        and into.shape == source.shape
+        and into.is_contiguous()
+        and source.is_contiguous()
+        and source.nbytes > 0
+    )
+    return same
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def _storages(arguments: Any) -> Iterator[int]:
+    return (_storage(one) for one in tree_iter(arguments) if _plain(one) and one.numel())
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Parameters, buffers, and what modules keep besides."""
+    for module in model.modules():
+        for kept in (module._parameters, module._buffers, vars(module)):
+            yield from (one for one in kept.values() if _plain(one))
+
+
+def _plain(one: Any) -> bool:
+    """Whether it is a tensor with memory of the CPU."""
+    return isinstance(one, torch.Tensor) and one.layout is torch.strided and one.device.type == "cpu"
+
+
+def _copied(target: int, source: torch.Tensor) -> None:
+    """Copy into fresh memory, piece by piece: the pages of one are mapped at once, and hot when it is written."""
+    for start in range(0, source.nbytes, PIECE):
+        size = min(PIECE, source.nbytes - start)
+        memory.fresh(target + start, size)
+        ctypes.memmove(target + start, source.data_ptr() + start, size)

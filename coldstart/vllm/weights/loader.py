@@ -1,0 +1,225 @@
+"""The load format `coldstart`: vLLM's default loader, given each tensor as soon as its bytes are there, without a copy.
+
+Ladder: the prefetcher's shared memory, the files, and vLLM's own way of reading them. Only the names that this process's
+pipeline rank needs are asked for; a tensor-parallel slice of a view touches only the pages under it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import LoadConfig, ModelConfig
+from vllm.config.utils import replace
+from vllm.logger import init_logger
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+from coldstart.contract.asked import Asked
+from coldstart.errors import ColdstartError
+from coldstart.machine import timeline
+from coldstart.vllm.weights.in_place import InPlace
+from coldstart.weights import plan as weights
+from coldstart.weights.load import report, stage, tensors
+from coldstart.weights.load.ladder import Exhausted, Rung, climb_down
+from coldstart.weights.load.sources import Files, Lost, Region, Source
+from coldstart.weights.load.tensors import Tensor, Unreadable
+
+logger = init_logger("vllm.coldstart.loader")
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+# What a model may declare that makes vLLM choose or filter files by rules of its own.
+_OWN_RULES = ("allow_patterns_overrides", "secondary_weights", "is_unused_checkpoint_weight")
+
+
+def register_loader(load_format: str) -> None:
+    """Make vLLM know the format."""
+    register_model_loader(load_format)(ColdLoader)
+
+
+class ColdLoader(DefaultModelLoader):
+    """vLLM's loader over our sources."""
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        # The name is ours; where vLLM reads files itself, it reads them as it would without us.
+        super().__init__(replace(load_config, load_format="auto"))
+        self.report = report.begin()
+        self.in_place: InPlace | None = None
+        self.whole_load = False
+
+    def create_model(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        """As vLLM's."""
+        with timeline.measure("construct", track="engine"):
+            return super().create_model(*args, **kwargs)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        """As vLLM's; what its post-processing has left in the source's memory is copied out of it at the end."""
+        self.whole_load = True
+        model = super().load_model(*args, **kwargs)
+        if self.in_place is not None:
+            self.in_place.own(model)
+        self.in_place, self.whole_load = None, False
+        return model
+
+    def download_model(self, model_config: ModelConfig) -> None:
+        """As vLLM's; weights that a prefetcher brings are not downloaded."""
+        if Asked.of(os.environ) is None:
+            super().download_model(model_config)
+
+    def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
+        """As vLLM's, with the load's report at its end."""
+        began = timeline.now()
+        # Who calls this alone may keep the parameters as they are, so they get memory of their own.
+        with InPlace(model.parameters() if self.whole_load else ()) as self.in_place:
+            super().load_weights(model, model_config)
+        self.report.in_place_bytes = self.in_place.given_bytes
+        if not self.whole_load:
+            self.in_place = None
+        self.report.seconds = timeline.now() - began
+        timeline.emit("load", began, timeline.now(), track="engine", args=self.report.document())
+        logger.info("coldstart: %s", self.report)
+
+    def get_all_weights(
+        self, model_config: ModelConfig, model: torch.nn.Module
+    ) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """The tensors that this rank needs, in load order, as views that are valid for as long as they are held."""
+        # vLLM's own log line counts from here.
+        self.counter_before_loading_weights: float = time.perf_counter()
+        try:
+            if reason := self._beyond(model):
+                raise Unreadable(reason)
+            wanted = _Wanted(self, model_config)
+        except (ColdstartError, OSError, ValueError) as error:
+            yield from self._vllms(model_config, model, None, str(error))
+            return
+        try:
+            yield from self._placed(wanted, model)
+        except Exhausted as error:
+            if wanted.asked is not None:  # vLLM's own reading checks no digest
+                raise RuntimeError(f"the weights cannot be had: {error}") from error
+            yield from self._vllms(model_config, model, {tensor.name for tensor in error.left}, str(error))
+
+    def _placed(self, wanted: _Wanted, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        views = climb_down(wanted.tensors, wanted.rungs, self.report)
+        shaped = ((tensor.name, self._offered(tensor, view)) for tensor, view in views)
+        target = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        if target.type != "cuda":
+            return shaped
+        from coldstart.vllm.weights import device
+
+        return device.onto(target, shaped)
+
+    def _offered(self, tensor: Tensor, view: memoryview) -> torch.Tensor:
+        made = _shaped(tensor, view)
+        return self.in_place.offer(made, view) if self.in_place is not None else made
+
+    def _beyond(self, model: torch.nn.Module) -> str | None:
+        """Why this model's weights are left to vLLM, None where they are not."""
+        if self.local_expert_ids is not None or self._encoder_only_lm_prefixes is not None:
+            return "vLLM filters this model's tensors itself"
+        if self.load_config.safetensors_load_strategy == "torchao":
+            return "torchao rebuilds its tensors itself"
+        own = next((name for name in _OWN_RULES if getattr(model, name, None)), None)
+        return f"the model sets {own}" if own else None
+
+    def _vllms(
+        self, model_config: ModelConfig, model: torch.nn.Module, left: set[str] | None, reason: str
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        logger.warning("coldstart: vLLM loads the weights its own way: %s", reason)
+        self.report.way = "vllm"
+        self.report.step_down(f"vLLM's own loader: {reason}")
+        for name, tensor in super().get_all_weights(model_config, model):
+            if left is None or name in left:
+                yield name, tensor
+
+
+class _Wanted:
+    """What this process's rank needs, and the rungs that may give it. `paths` is None when there are no files."""
+
+    def __init__(self, loader: ColdLoader, model_config: ModelConfig) -> None:
+        self.asked = Asked.of(os.environ)
+        self.plan = self.asked.read() if self.asked else None
+        self.paths = _files(loader, model_config, optional=self.plan is not None)
+        if self.plan is None:
+            self.plan = weights.headers((self.paths or {}).values())
+        every = tensors.ordered(self.plan)
+        if strange := next((tensor.dtype for tensor in every if tensor.dtype not in DTYPES), None):
+            raise Unreadable(f"tensors of type {strange} are not known here")
+        self.tensors = tensors.only(every, _rank_names([tensor.name for tensor in every], model_config))
+
+    @property
+    def rungs(self) -> list[Rung]:
+        """Prefetcher first, where one was asked for; files where there are any."""
+        region: list[Rung] = [("prefetcher", self._region)] if self.asked else []
+        if self.asked and self.paths is None:
+            region *= 2  # with nothing below it, a lost prefetcher is started once more: it resumes
+        return region + ([("files", self._mapped)] if self.paths else [])
+
+    def _region(self, left: Sequence[Tensor]) -> Source:
+        from coldstart.weights.prefetch import client
+
+        assert self.asked is not None and self.plan is not None
+        names = [tensor.name for tensor in left]
+        try:
+            return Region(client.attach(self.asked.source, self.plan, names=names))
+        except client.PrefetchError as error:
+            raise Lost(str(error)) from error
+
+    def _mapped(self, left: Sequence[Tensor]) -> Source:
+        assert self.paths is not None
+        return Files(self.paths, left, ahead=_tensor_parallel_size() == 1)
+
+
+def _files(loader: ColdLoader, model_config: ModelConfig, optional: bool) -> dict[str, Path] | None:
+    """The checkpoint's safetensors files by name, as vLLM selects (and downloads) them; None where there are none."""
+    if optional and not Path(model_config.model).is_dir():
+        return None
+    try:
+        _, files, use_safetensors, _ = loader._prepare_weights(
+            model_config.model,
+            None,
+            model_config.revision,
+            fall_back_to_pt=True,
+            allow_patterns_overrides=None,
+        )
+    except RuntimeError:
+        if optional:
+            return None
+        raise
+    if not use_safetensors:
+        raise Unreadable("the checkpoint is not in safetensors format")
+    return {Path(file).name: Path(file) for file in files}
+
+
+def _rank_names(names: list[str], model_config: ModelConfig) -> list[str]:
+    from vllm.config import get_current_vllm_config
+    from vllm.distributed import get_pp_group
+
+    group = get_pp_group()
+    if get_current_vllm_config().speculative_config is not None:
+        return names  # a draft model may need the target's embeddings on any rank
+    partition = os.environ.get(stage.PARTITION_ENV)
+    return stage.needed(
+        names, model_config.hf_config.to_dict(), [group.rank_in_group], group.world_size, partition
+    )
+
+
+def _tensor_parallel_size() -> int:
+    from vllm.distributed import get_tensor_model_parallel_world_size
+
+    return int(get_tensor_model_parallel_world_size())
+
+
+def _shaped(tensor: Tensor, view: memoryview) -> torch.Tensor:
+    if tensor.size == 0:
+        return torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype])
+    return torch.frombuffer(view, dtype=DTYPES[tensor.dtype]).view(tensor.shape)

@@ -1,0 +1,1 @@
+"""Where every tensor lies, and its way into memory."""

@@ -1,0 +1,126 @@
+"""The weights plan: where every tensor lies, and what its bytes are.
+
+One pass over each safetensors file hashes tensors and 16 MiB chunks at once: chunks so that ranges can be fetched,
+verified and repaired alone, tensors so that an error can name what is damaged. The digest of the plan identifies the
+weights by content; it is remembered beside the files' sizes and times, as git's index does, so that it is computed once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from coldstart.errors import Usage
+from coldstart.model.models import weight_files
+
+CHUNK = 16 << 20
+_READ = 1 << 20
+
+
+def plan(directory: Path) -> dict[str, Any]:
+    """The plan of a model directory: {"chunk": bytes, "files": [{name, size, chunks, tensors}]}.
+
+    A tensor is {name, dtype, shape, offset, size, digest}, offset and size in bytes of the file. A format other than
+    safetensors has no tensors, only chunks. Raises OSError, and Usage for a file that is damaged or cut short.
+    """
+    return {"chunk": CHUNK, "files": [_file(path) for path in weight_files(directory)]}
+
+
+def digest(weights_plan: Mapping[str, Any]) -> str:
+    """sha256 over the plan: equal for equal bytes in files of equal names."""
+    text = json.dumps(weights_plan, sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def identity(directory: Path, cache: Path) -> str:
+    """`digest(plan(directory))`, computed again only when a file's size, times or inode have changed."""
+    stamp = [_stamp(file) for file in weight_files(directory)]
+    record = cache / f"{hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]}.json"
+    try:
+        known = json.loads(record.read_text())
+        if known["stamp"] == stamp:
+            return str(known["digest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # never computed, or written by another release: compute
+    found = digest(plan(directory))
+    cache.mkdir(parents=True, exist_ok=True)
+    temporary = record.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps({"stamp": stamp, "digest": found}))
+    temporary.replace(record)
+    return found
+
+
+def _stamp(path: Path) -> list[str | int]:
+    found = path.stat()
+    return [path.name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+
+def _file(path: Path) -> dict[str, Any]:
+    tensors = _checked(path) if path.suffix == ".safetensors" else []
+    hashes = [hashlib.sha256() for _ in tensors]
+    chunks: list[str] = []
+    with path.open("rb") as file:
+        position, chunk = 0, hashlib.sha256()
+        while data := file.read(_READ):
+            chunk.update(data)
+            _feed(tensors, hashes, position, data)
+            position += len(data)
+            if position % CHUNK == 0:
+                chunks.append(chunk.hexdigest())
+                chunk = hashlib.sha256()
+    if position % CHUNK:
+        chunks.append(chunk.hexdigest())
+    for tensor, made in zip(tensors, hashes, strict=True):
+        tensor["digest"] = "sha256:" + made.hexdigest()
+    return {"name": path.name, "size": position, "chunks": chunks, "tensors": tensors}
+
+
+def _feed(tensors: list[dict[str, Any]], hashes: list[Any], position: int, data: bytes) -> None:
+    view, end = memoryview(data), position + len(data)
+    for tensor, made in zip(tensors, hashes, strict=True):
+        first, last = max(tensor["offset"], position), min(tensor["offset"] + tensor["size"], end)
+        if first < last:
+            made.update(view[first - position : last - position])
+
+
+def headers(paths: Iterable[Path]) -> dict[str, Any]:
+    """A plan without digests, from the headers of safetensors files alone. Raises as `plan`."""
+    files = [{"name": path.name, "size": path.stat().st_size, "tensors": _checked(path)} for path in paths]
+    return {"chunk": CHUNK, "files": files}
+
+
+def _checked(path: Path) -> list[dict[str, Any]]:
+    try:
+        tensors = _tensors(path)
+    except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
+        raise Usage(f"{path.name} is no safetensors file: {error}.", mend="fetch the model again") from error
+    end = max((tensor["offset"] + tensor["size"] for tensor in tensors), default=0)
+    if end > (found := path.stat().st_size):
+        raise Usage(f"{path.name} is cut short: it has {found} of {end} bytes.", mend="fetch the model again")
+    return tensors
+
+
+def _tensors(path: Path) -> list[dict[str, Any]]:
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > path.stat().st_size:
+            raise ValueError(f"a header of {length} bytes")
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    base = 8 + length
+    entries = [
+        {
+            "name": name,
+            "dtype": entry["dtype"],
+            "shape": entry["shape"],
+            "offset": base + entry["data_offsets"][0],
+            "size": entry["data_offsets"][1] - entry["data_offsets"][0],
+        }
+        for name, entry in header.items()
+    ]
+    return sorted(entries, key=lambda entry: (entry["offset"], entry["name"]))

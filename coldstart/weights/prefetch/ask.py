@@ -1,0 +1,112 @@
+"""From the model that a user names to what the prefetcher is asked for: a source, a plan, names.
+
+The plan is the bundle's, so that a server started from that bundle meets the same copy; without a bundle it is made of local
+files, which hashes them once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coldstart.artifacts.store import Store
+from coldstart.errors import Failed, Usage
+from coldstart.key import inspection
+from coldstart.key.inspection import Lookup
+from coldstart.machine import paths
+from coldstart.model.models import weight_files
+from coldstart.serve import fetch
+from coldstart.weights import plan as weights
+from coldstart.weights.prefetch import client, configuration, sources
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What `client.attach` takes, and the model's name."""
+
+    model: str
+    source: str
+    plan: Mapping[str, Any]
+
+
+def resolve(
+    model: str,
+    vllm_args: Sequence[str] = (),
+    *,
+    weights_from: str | None = None,
+    offline: bool = False,
+    cache_dir: Path | None = None,
+) -> Wanted:
+    """Look the model up as `serve` does. Its weights come from `weights_from`, else its directory, else the hub.
+
+    Raises what inspection.look_up raises, NoBundle when neither a bundle nor local files say what the weights are.
+    """
+    store = Store(paths.store_dir(cache_dir))
+    found = inspection.look_up(store, model, vllm_args, offline=offline, cache_dir=cache_dir)
+    source = weights_from or _own_source(found)
+    return Wanted(found.model.name, source, _plan(fetch.without_weights(found), source))
+
+
+def _own_source(found: Lookup) -> str:
+    model = found.model
+    if model.path is not None and weight_files(model.path):
+        return str(model.path)
+    if model.repo_id is not None:
+        return f"hf://{model.repo_id}" + (f"@{model.revision}" if model.revision else "")
+    raise Usage(
+        f"{model.name} has no weights here.",
+        mend="say where they are: coldstart prefetch start --weights-from",
+    )
+
+
+def _plan(found: Lookup, source: str) -> Mapping[str, Any]:
+    plan = found.bundle.json("weights") if found.bundle is not None and found.bundle.has("weights") else None
+    if isinstance(plan, Mapping):
+        return plan
+    local = [Path(source)] if sources.is_local(source) else []
+    for directory in (*local, *filter(None, [found.model.path])):
+        if weight_files(directory):
+            return weights.plan(directory)
+    raise inspection.miss(found)
+
+
+def fetch_all(
+    wanted: Wanted, names: Collection[str] | None, settings: Mapping[str, str], directory: Path | None = None
+) -> dict[str, Any]:
+    """Start a prefetcher with `settings` if none runs, and have everything fetched that is wanted; the lease's stats.
+
+    Raises Usage for settings while one runs already or that are no good, Failed when it cannot be done.
+    """
+    _settle(settings, directory)
+    try:
+        with client.attach(wanted.source, wanted.plan, names=names, directory=directory) as attached:
+            attached.complete(names)
+            return attached.stats()
+    except client.PrefetchError as error:
+        raise Failed(str(error), mend="coldstart prefetch status") from error
+
+
+def _settle(settings: Mapping[str, str], directory: Path | None) -> None:
+    try:
+        configuration.from_environment({**os.environ, **settings})
+    except ValueError as error:
+        raise Usage(f"{error}.") from error
+    if settings and running(directory):
+        raise Usage("A prefetcher runs already, with settings of its own.", mend="coldstart prefetch stop")
+    os.environ.update(settings)
+
+
+def running(directory: Path | None = None) -> dict[str, Any] | None:
+    """What the prefetcher says of itself, None when there is none."""
+    try:
+        return client.request("status", directory=directory)
+    except client.PrefetchError:
+        return None
+
+
+def stop(directory: Path | None = None) -> int:
+    """Stop it and wait for its end; its pid. Raises client.PrefetchLost when none runs."""
+    return int(client.request("stop", directory=directory)["stopped"])

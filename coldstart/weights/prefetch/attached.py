@@ -1,0 +1,200 @@
+"""A lease on a model's weights: which of their bytes are there, waiting for them, and wanting more.
+
+One of the threads that wait reads the socket and wakes the others: nothing polls, and there is no thread of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from coldstart.weights.prefetch import layout, wire
+from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost, PrefetchRefused
+from coldstart.weights.prefetch.mapping import Files
+from coldstart.weights.prefetch.ranges import Ranges
+from coldstart.weights.prefetch.sources import is_local
+
+# One that is stopped or swamped does not keep its clients from loading in another way.
+ANSWER_S = 30.0
+
+
+class Attached:
+    """A lease on the weights of one plan. A context manager; safe to use from several threads."""
+
+    def __init__(self, channel: wire.Channel, made: layout.Layout, wanted: list[Ranges], source: str) -> None:
+        self._channel, self._layout, self._wanted = channel, made, wanted
+        self._ready = [Ranges() for _ in made.files]
+        self._wanting = wanted
+        self._failed: list[tuple[int, int, int, str]] = []
+        self._answers: dict[str, list[dict[str, Any]]] = {"attached": [], "stats": [], "wanted": []}
+        self._changed = threading.Condition()
+        self._asking = threading.Lock()
+        self._reading = self._lost = False
+        self._refused: str | None = None
+        channel.socket.settimeout(ANSWER_S)
+        self._take("attached")
+        channel.socket.settimeout(None)
+        descriptor = None if is_local(source) else channel.take()
+        self._files = Files(made, Path(source), descriptor)
+
+    def file(self, name: str) -> memoryview:
+        """The whole file, writable, mapped privately. Raises KeyError for a name that is not in the plan.
+
+        For a local source also OSError, when the file cannot be mapped.
+        """
+        return self._files.view(self._layout.numbers[name])
+
+    def wait(self, file: str, offset: int, size: int) -> None:
+        """Block until bytes [offset, offset + size) of `file` are there and verified; they must be wanted.
+
+        Raises PrefetchLost when the prefetcher died first, PrefetchFailed when it gave up on one of them,
+        PrefetchRefused when nobody wanted them through this lease.
+        """
+        number, end = self._layout.numbers[file], offset + size
+        with self._changed:
+            if size < 0 or not self._wanted[number].covers(offset, end):
+                raise PrefetchRefused(f"Bytes {offset} to {end} of {file} were not wanted by this client.")
+            self._until(lambda: self._there(number, offset, end))
+
+    def want(self, names: Collection[str] | None, background: bool = False) -> None:
+        """Want more tensors, after those wanted before; in the background: when no foreground want is unfinished.
+
+        Raises PrefetchRefused (no room, an unknown name), PrefetchLost.
+        """
+        more = self._layout.wanted(names)
+        with self._asking:
+            self._wanting = more
+            send(self._channel, {"op": "want", "background": background}, names_part(names), b"")
+            answer = self._take("wanted")
+        if not answer["wanted"]:
+            raise PrefetchRefused(str(answer["refused"]))
+        with self._changed:
+            for wanted, ranges in zip(self._wanted, more, strict=True):
+                for span in ranges:
+                    wanted.add(*span)
+
+    def finished(self, names: Collection[str] | None = None) -> bool:
+        """Whether all bytes of the tensors are there, without blocking. Raises as `wait`."""
+        asked = self._layout.wanted(names)
+        with self._changed:
+            self._look()
+            spans = [(number, *span) for number, ranges in enumerate(asked) for span in ranges]
+            done = [self._there(*span) for span in spans]
+            if not all(done) and self._lost:
+                raise self._end()
+            return all(done)
+
+    def complete(self, names: Collection[str] | None = None) -> None:
+        """`wait` for all bytes of the tensors, or of all files. Raises as `wait`."""
+        for file, ranges in zip(self._layout.files, self._layout.wanted(names), strict=True):
+            for start, end in ranges:
+                self.wait(file.name, start, end - start)
+
+    def stats(self) -> dict[str, Any]:
+        """{"fetched_bytes", "wanted_bytes", "ready_bytes", "refetched", "streams", "began", "ended", "errors"}.
+
+        Bytes of this model, by all its clients; `began` and `ended` are seconds on CLOCK_MONOTONIC or None. Raises
+        PrefetchLost.
+        """
+        with self._asking:
+            try:
+                self._channel.socket.sendall(wire.encode({"op": "stats"}))
+            except OSError as error:
+                raise PrefetchLost("The prefetcher has ended.") from error
+            return dict(self._take("stats")["stats"])
+
+    def close(self) -> None:
+        """Give the lease back. Mapped files stay readable while somebody holds a view of them.
+
+        Whoever waits in another thread gets PrefetchLost.
+        """
+        with suppress(OSError):
+            if self._reading:
+                self._channel.socket.shutdown(socket.SHUT_RDWR)
+        self._channel.close()
+        self._files.close()
+
+    def __enter__(self) -> Attached:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _there(self, number: int, start: int, end: int) -> bool:
+        if self._ready[number].covers(start, end):
+            return True
+        for file, a, b, reason in self._failed:
+            if file == number and a < end and start < b:
+                raise PrefetchFailed(reason)
+        return False
+
+    def _take(self, kind: str) -> dict[str, Any]:
+        with self._changed:
+            self._until(lambda: bool(self._answers[kind]))
+            return self._answers[kind].pop(0)
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        """Holding the condition: block until `done`. Raises as the connection ends."""
+        while not done():
+            if self._lost:
+                raise self._end()
+            if self._reading:
+                self._changed.wait()
+            else:
+                self._read()
+
+    def _read(self) -> None:
+        self._reading = True
+        self._changed.release()
+        messages = None
+        try:
+            messages = self._channel.receive(None)
+        finally:
+            self._changed.acquire()
+            self._reading = False
+            self._learn(messages)
+            self._changed.notify_all()
+
+    def _look(self) -> None:
+        while not self._reading and not self._lost and select.select([self._channel], [], [], 0)[0]:
+            self._learn(self._channel.receive(None))
+            self._changed.notify_all()
+
+    def _learn(self, messages: list[dict[str, Any]] | None) -> None:
+        self._lost = self._lost or messages is None
+        for message in messages or ():
+            for file, start, end in message.get("ready", ()):
+                self._ready[file].add(start, end)
+            self._failed += [(*span, message["reason"]) for span in message.get("failed", ())]
+            if message.get("wanted"):  # what had failed before is tried again
+                self._failed = [f for f in self._failed if not self._wanting[f[0]].overlaps(f[1], f[2])]
+            for kind in self._answers.keys() & message.keys():
+                self._answers[kind].append(message)
+            if "refused" in message and "wanted" not in message:
+                self._refused, self._lost = str(message["refused"]), True
+
+    def _end(self) -> PrefetchError:
+        return PrefetchRefused(self._refused) if self._refused else PrefetchLost("The prefetcher has ended.")
+
+
+def names_part(names: Collection[str] | None) -> bytes:
+    """The first part of a request's body."""
+    return json.dumps(None if names is None else list(names)).encode()
+
+
+def send(channel: wire.Channel, message: dict[str, Any], *parts: bytes) -> None:
+    """Send a message with its body. Raises PrefetchLost."""
+    descriptor = wire.sealed(*parts)
+    try:
+        socket.send_fds(channel.socket, [wire.encode(message)], [descriptor])
+    except OSError as error:
+        raise PrefetchLost("The prefetcher has ended.") from error
+    finally:
+        os.close(descriptor)

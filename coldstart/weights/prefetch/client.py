@@ -1,0 +1,142 @@
+"""Attaching to the prefetcher: the open socket is the lease, its end tells of the other side's death.
+
+Bytes of `Attached.file` are valid once `wait` returned for them; the mapping is private, so nobody else sees what is
+written to it, and it outlives the prefetcher. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from coldstart.machine.timeline import EVENTS_VARIABLE
+from coldstart.weights.prefetch import layout, spawning, wire
+from coldstart.weights.prefetch.attached import ANSWER_S, Attached, names_part, send
+from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost, PrefetchRefused
+from coldstart.weights.prefetch.sources import normal
+
+__all__ = [
+    "Attached",
+    "Early",
+    "PrefetchError",
+    "PrefetchFailed",
+    "PrefetchLost",
+    "PrefetchRefused",
+    "attach",
+    "request",
+    "start_early",
+]
+
+# What a source may need of its client's environment: the prefetcher has that of whoever started it.
+_HANDED_ON = ("AWS_", "HF_", "COLDSTART_PREFETCH_TOKEN")
+# A prefetcher that ends for idleness may close a connection that it never looked at.
+_TRIES = 3
+
+
+def attach(
+    source: str,
+    plan: Mapping[str, Any],
+    *,
+    names: Collection[str] | None = None,
+    background: bool = False,
+    start: bool = True,
+    directory: Path | None = None,
+) -> Attached:
+    """Take a lease on the weights of `plan` and want the tensors `names` (None: all bytes of all files, in their order).
+
+    `source` is a local directory, http(s)://..., s3://bucket/prefix or hf://repo@revision. `directory` is where the
+    prefetcher's socket lies (default: the user's runtime directory); `start` starts a prefetcher when none runs.
+    A local directory's files are read and verified, too, but mapped themselves: the page cache is the shared copy.
+    Raises PrefetchRefused (no room, a bad plan), PrefetchLost when none runs and not `start`, or when it dies meanwhile.
+    """
+    made = layout.read(plan)
+    wanted = made.wanted(names)
+    began = monotonic()
+    for attempt in range(_TRIES):
+        channel = _ask(source, plan, names, directory, start=start, background=background)
+        try:
+            return Attached(channel, made, wanted, normal(source))
+        except PrefetchLost as error:
+            channel.close()
+            if attempt + 1 == _TRIES or monotonic() - began > ANSWER_S:
+                raise PrefetchLost(f"{error}{spawning.last_words(directory)}") from error
+        except BaseException:
+            channel.close()
+            raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def start_early(
+    source: str,
+    plan: Mapping[str, Any],
+    names: Collection[str] | None = None,
+    *,
+    directory: Path | None = None,
+) -> Early:
+    """Have fetching begin, without waiting for anything: a prefetcher is started if none runs, and finds the request.
+
+    Returns within milliseconds. The request lives until it is fetched and somebody attached, or `Early.close()`, or
+    the death of this process. Raises PrefetchError only when no process can be started.
+    """
+    return Early(_ask(source, plan, names, directory, start=True, background=False, early=True))
+
+
+def request(operation: str, *, directory: Path | None = None) -> dict[str, Any]:
+    """Ask the running prefetcher for its "status", or to "stop" (and wait for its end).
+
+    Raises PrefetchLost when none runs.
+    """
+    channel = wire.Channel(spawning.connection(directory, start=False))
+    try:
+        channel.socket.sendall(wire.encode({"op": operation}))
+        answers = list(wire.replies(channel)) if operation == "stop" else [next(wire.replies(channel), {})]
+    except OSError as error:
+        raise PrefetchLost("The prefetcher has ended.") from error
+    finally:
+        channel.close()
+    if not answers or not answers[0]:
+        raise PrefetchLost("The prefetcher has ended.")
+    return dict(answers[0].get("status", answers[0]))
+
+
+def _ask(
+    source: str,
+    plan: Mapping[str, Any],
+    names: Collection[str] | None,
+    directory: Path | None,
+    *,
+    start: bool,
+    **more: Any,
+) -> wire.Channel:
+    environment = {key: value for key, value in os.environ.items() if key.startswith(_HANDED_ON)}
+    message = {"op": "attach", "source": normal(source), "environment": environment, **more}
+    message["events"] = os.environ.get(EVENTS_VARIABLE)
+    text = json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
+    channel = wire.Channel(spawning.connection(directory, start=start))
+    try:
+        send(channel, message, names_part(names), text)
+    except BaseException:
+        channel.close()
+        raise
+    return channel
+
+
+class Early:
+    """The lease of whoever asked first."""
+
+    def __init__(self, channel: wire.Channel) -> None:
+        self._channel = channel
+
+    def close(self) -> None:
+        """Give the lease back."""
+        self._channel.close()
+
+    def __enter__(self) -> Early:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,67 @@
+"""Sources that need a library of their own: an S3-compatible store (obstore), the Hugging Face hub (huggingface_hub)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from coldstart.weights.prefetch.http_source import HttpSource
+from coldstart.weights.prefetch.sources import Count, Source, Unavailable, Unusable
+
+# The standard variables' values are given on: this process has another environment than its clients.
+_PREFIX = "AWS_"
+
+
+class ObjectSource:
+    """Objects below s3://bucket/prefix; endpoint, region and credentials from the AWS variables of the client."""
+
+    def __init__(self, address: str, environment: Mapping[str, str]) -> None:
+        try:
+            from obstore.store import S3Store
+        except ImportError as error:
+            raise Unusable(f"{address} needs a library: pip install obstore") from error
+        bucket, _, self._prefix = address.partition("://")[2].partition("/")
+        config: Any = {key: value for key, value in environment.items() if key.startswith(_PREFIX)}
+        plain = config.get("AWS_ENDPOINT_URL", config.get("AWS_ENDPOINT", "")).startswith("http://")
+        # Trying again is the daemon's: it must not keep a stream from other models meanwhile.
+        self._store = S3Store(
+            bucket, config=config, client_options={"allow_http": plain}, retry_config={"max_retries": 0}
+        )
+
+    def read(self, name: str, size: int, start: int, into: memoryview, count: Count) -> int:
+        """As Source."""
+        import obstore
+        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+        path = f"{self._prefix}/{name}".lstrip("/")
+        try:
+            data = memoryview(obstore.get_range(self._store, path, start=start, length=len(into)))
+        except (FileNotFoundError, PermissionError, PermissionDeniedError, UnauthenticatedError) as error:
+            raise Unusable(f"{path}: {str(error).splitlines()[0]}") from error
+        except Exception as error:  # obstore's own base: the network, a server's trouble
+            raise Unavailable(f"{path}: {str(error).splitlines()[0]}") from error
+        count(len(data))
+        if len(data) != len(into):
+            raise Unusable(f"{path} ends before byte {start + len(into)} of {size}")
+        into[:] = data
+        return len(data)
+
+    def close(self) -> None:
+        """As Source; the store closes its connections itself."""
+
+
+def hub_source(address: str, environment: Mapping[str, str]) -> Source:
+    """hf://owner/name@revision over HTTP ranges. Raises Unusable without huggingface_hub."""
+    try:
+        from huggingface_hub import get_token, hf_hub_url
+    except ImportError as error:
+        raise Unusable(f"{address} needs a library: pip install huggingface_hub") from error
+    repository, _, revision = address.partition("://")[2].partition("@")
+    token = environment.get("HF_TOKEN") or get_token()
+    given = {"Authorization": f"Bearer {token}"} if token else {}
+    endpoint = environment.get("HF_ENDPOINT")
+    return HttpSource(
+        address,
+        given,
+        lambda name: hf_hub_url(repository, name, revision=revision or None, endpoint=endpoint),
+    )

@@ -1,0 +1,307 @@
+"""The prefetcher's main loop: owns every client, lease and model; streams only fetch and report back.
+
+One thread decides everything, so that no state needs a lock. It never blocks on a client: what a client sends is read as it
+comes, what it is told waits until its socket takes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import struct
+from collections import deque
+from time import monotonic
+from typing import Any
+
+from coldstart.machine import timeline
+from coldstart.weights.prefetch import configuration, sources, wire
+from coldstart.weights.prefetch.clients import Client
+from coldstart.weights.prefetch.errors import PrefetchRefused
+from coldstart.weights.prefetch.memory import Memory
+from coldstart.weights.prefetch.model import MAX_WRONG, Model
+from coldstart.weights.prefetch.schedule import Entry, Lease, pick
+from coldstart.weights.prefetch.sources import Unavailable, Unusable
+from coldstart.weights.prefetch.streams import Job, Streams, WrongBytes
+
+
+class Service:
+    """Serves until stopped, or until nobody was connected for `settings.idle_s`."""
+
+    def __init__(self, listener: socket.socket, settings: configuration.Settings) -> None:
+        self.settings, self.stopping = settings, False
+        self.memory = Memory(settings)
+        self.clients: dict[Client, None] = {}
+        self._streams = Streams(settings.streams, self._done)
+        self._ended: deque[Job] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._quiet_since = monotonic()
+        self._listener = listener
+        listener.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+
+    def run(self) -> None:
+        """The loop."""
+        while not self.stopping:
+            for key, _ in self._selector.select(self._patience()):
+                key.data()
+            while self._ended:
+                self._settle(self._ended.popleft())
+            self._dispatch()
+            self._look_after()
+
+    def stop(self) -> None:
+        """End the loop soon; may be called from a signal handler."""
+        self.stopping = True
+        self._notify()
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Take a connection as if it had been accepted. Other users' are closed."""
+        try:
+            size = struct.calcsize("3i")
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        except OSError:
+            connection.close()
+            return
+        if struct.unpack("3i", peer)[1] != os.getuid():
+            connection.close()
+            return
+        client = Client(connection)
+        self.clients[client] = None
+        self._selector.register(client.channel, selectors.EVENT_READ, lambda: self._heard(client))
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # it left already, or no descriptor is free: the others go on
+            return
+        self.adopt(connection)
+
+    def _patience(self) -> float | None:
+        now = monotonic()
+        moments = [m.retry_at - now for m in self.memory.models.values() if m.retry_at > now]
+        if not self.clients:
+            moments.append(self._quiet_since + self.settings.idle_s - now)
+        return max(0.0, min(moments)) if moments else None
+
+    # What clients say.
+
+    def _heard(self, client: Client) -> None:
+        if client.waiting_to_send:
+            client.flush()
+        try:
+            messages = client.channel.receive()
+            if messages is None:
+                client.gone = True
+            for message in messages or ():
+                self._answer(client, message)
+        except (wire.Malformed, PrefetchRefused) as error:
+            client.say({"refused": str(error)})
+            client.gone = True
+
+    def _answer(self, client: Client, message: dict[str, Any]) -> None:
+        operation = message.get("op")
+        if operation == "attach":
+            self._attach(client, message)
+        elif operation == "want":
+            self._want(client, message)
+        elif operation == "stats" and client.model is not None:
+            client.say({"stats": {**client.model.stats(), "streams": self.settings.streams}})
+        elif operation == "status":
+            client.say({"status": self.status()})
+        elif operation == "stop":
+            self.stopping = True
+            client.say({"stopped": os.getpid()})
+        elif operation == "adopt":
+            self._take_over(client)
+        else:
+            raise wire.Malformed(f"no such operation: {str(operation)[:40]!r}")
+
+    def _take_over(self, client: Client) -> None:
+        """Another prefetcher lost the race for the lock, and hands on the client that it was started for."""
+        descriptor = client.channel.take()
+        try:
+            self.adopt(socket.socket(fileno=descriptor))
+        except OSError as error:
+            os.close(descriptor)
+            raise wire.Malformed("a descriptor that is no socket") from error
+        client.say({"adopted": True})
+
+    def _attach(self, client: Client, message: dict[str, Any]) -> None:
+        names, plan = wire.body(client.channel.take())
+        source, environment = message.get("source"), message.get("environment", {})
+        if client.model is not None or not isinstance(source, str) or not isinstance(environment, dict):
+            raise wire.Malformed("a malformed attach")
+        wanted_names = _names(names)
+        model = self.memory.find(source, plan, {str(k): str(v) for k, v in environment.items()})
+        client.model, client.lease = model, Lease(model.board)
+        client.early, client.began = bool(message.get("early")), timeline.now()
+        events = message.get("events")
+        client.events = events if isinstance(events, str) and os.path.isabs(events) else None  # noqa: PTH117
+        model.leases += 1
+        model.taken = model.taken or not client.early
+        known = [[number, *span] for number, ranges in enumerate(model.board.ready) for span in ranges]
+        self._enlist(client, wanted_names, bool(message.get("background")))
+        region = model.region.reader() if model.region is not None else None
+        client.say({"attached": model.key, "ready": known}, region)
+
+    def _want(self, client: Client, message: dict[str, Any]) -> None:
+        names, _ = wire.body(client.channel.take())
+        if client.model is None:
+            raise wire.Malformed("a want before an attach")
+        try:
+            self._enlist(client, _names(names), bool(message.get("background")))
+        except PrefetchRefused as error:
+            client.say({"wanted": False, "refused": str(error)})
+        else:
+            client.say({"wanted": True})
+
+    def _enlist(self, client: Client, names: list[str] | None, background: bool) -> None:
+        assert client.model is not None and client.lease is not None
+        wanted = client.model.layout.wanted(names)
+        entries = self.memory.want(client.model, wanted)
+        client.lease.add(entries, background=background)
+
+    # What streams report.
+
+    def _done(self, job: Job) -> None:
+        self._ended.append(job)
+        self._notify()
+
+    def _notify(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    def _woken(self) -> None:
+        os.eventfd_read(self._wake)
+
+    def _settle(self, job: Job) -> None:
+        assert isinstance(job.model, Model)
+        self._streams.busy -= 1
+        model, entry, error = job.model, job.entry, job.error
+        model.flying -= 1
+        if error is None:
+            model.arrived()
+            model.board.publish(entry)
+            self._tell(model, [entry])
+        elif job.generation != model.generation:
+            model.board.back(entry)
+        elif isinstance(error, Unavailable) and model.unavailable(self.settings.patience_s):
+            model.note(str(error))
+            model.board.back(entry)
+        elif isinstance(error, WrongBytes) and entry.wrong + 1 < MAX_WRONG:
+            entry.wrong += 1
+            model.note(f"{error}; fetched again")
+            model.board.back(entry)
+        else:
+            self._give_up(model, entry, error)
+        self.memory.settle(model)
+
+    def _give_up(self, model: Model, entry: Entry, error: Exception) -> None:
+        reason = f"{sources.shown(model.address)}: {error}"
+        if isinstance(error, WrongBytes):
+            reason = f"{error}, {MAX_WRONG} times, from {sources.shown(model.address)}"
+        model.note(reason)
+        failed = model.board.fail(entry, reason)
+        if isinstance(error, Unavailable):
+            failed += model.board.fail_rest(None, reason)
+            model.give_up()
+        elif isinstance(error, Unusable | OSError):
+            failed += model.board.fail_rest(entry.unit.file, reason)
+        self._tell(model, failed)
+
+    def _tell(self, model: Model, entries: list[Entry]) -> None:
+        for client in self.clients:
+            if client.model is model:
+                client.tell(entries)
+
+    # What follows from it.
+
+    def _dispatch(self) -> None:
+        owners = {client.lease: client for client in self.clients if client.lease is not None}
+        now = monotonic()
+
+        def available(lease: Lease) -> bool:
+            model = owners[lease].model
+            return model is not None and model.retry_at <= now
+
+        while self._streams.busy < self.settings.streams:
+            chosen = pick(owners, available)
+            if chosen is None:
+                return
+            lease, entry = chosen
+            model = owners[lease].model
+            assert model is not None
+            model.start(entry)
+            self._streams.submit(Job(model, entry, model.generation))
+
+    def _look_after(self) -> None:
+        for client in list(self.clients):
+            self._report(client)
+            if client.gone:
+                self._drop(client)
+            else:
+                self._mind_sending(client)
+        if not self.clients and monotonic() - self._quiet_since >= self.settings.idle_s:
+            self.stopping = True
+
+    def _report(self, client: Client) -> None:
+        """What follows when all that a client wants is served: its span, and the end of an early lease taken over."""
+        lease, model = client.lease, client.model
+        if lease is None or model is None or lease.unfinished() or lease.unfinished(background=True):
+            return
+        if client.events is not None:
+            self._draw(client, model, client.events)
+            client.events = None
+        client.gone = client.gone or (client.early and model.taken)
+
+    def _draw(self, client: Client, model: Model, path: str) -> None:
+        if path in model.reported:  # its early lease has drawn it
+            return
+        model.reported.add(path)
+        span = timeline.Span("fetch weights", client.began, timeline.now(), "prefetch", model.brief())
+        try:
+            timeline.append(path, span)
+        except OSError as error:
+            model.note(f"timeline events: {error}")
+
+    def _mind_sending(self, client: Client) -> None:
+        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.waiting_to_send else 0)
+        key = self._selector.get_key(client.channel)
+        if key.events != mask:
+            self._selector.modify(client.channel, mask, key.data)
+
+    def _drop(self, client: Client) -> None:
+        self._selector.unregister(client.channel)
+        del self.clients[client]
+        client.close()
+        if client.model is not None:
+            self.memory.release(client.model)
+        self._quiet_since = monotonic()
+
+    def status(self) -> dict[str, Any]:
+        """Everything that `coldstart prefetch status` shows."""
+        models = [model.document() for model in self.memory.models.values()]
+        return {
+            "pid": os.getpid(),
+            "streams": self.settings.streams,
+            "idle_s": self.settings.idle_s,
+            "clients": len(self.clients),
+            "budget_bytes": self.memory.budget,
+            "memory_bytes": self.memory.used,
+            "models": models,
+        }
+
+
+def _names(text: bytes) -> list[str] | None:
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise wire.Malformed(f"names that are no JSON: {error}") from error
+    if names is not None and (
+        not isinstance(names, list) or not all(isinstance(name, str) for name in names)
+    ):
+        raise wire.Malformed("names are a list of strings, or null")
+    return names

@@ -1,0 +1,209 @@
+"""The command line: a table of lazily loaded commands, and one table from exception to exit code.
+
+Invariant: ``coldstart --help`` imports no command module, and ``coldstart CMD --help`` imports one; neither
+torch, vllm nor pandas. A module in COMMANDS offers ``command`` (a function) or ``app`` (a typer.Typer with
+subcommands).
+"""
+
+import difflib
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+from coldstart.commands import settings
+from typer.core import TyperGroup
+
+import coldstart
+from coldstart.errors import NEEDS_AUTH, NO, NO_BUNDLE, TROUBLE, ColdstartError
+
+# name: (module, one line of help, heading)
+COMMANDS: Mapping[str, tuple[str, str, str]] = {
+    "materialize": ("coldstart.commands.materialize", "Do the cold-start work once, offline.", "Cold start"),
+    "serve": ("coldstart.commands.serve", "Start a vLLM server from a bundle.", "Cold start"),
+    "template": ("coldstart.commands.template", "Keep warm processes that fork servers.", "Cold start"),
+    "prefetch": ("coldstart.commands.prefetch", "Have weights in memory before a server asks.", "Cold start"),
+    "inspect": ("coldstart.commands.inspect", "Show a bundle, a key, or why a key misses.", "Bundles"),
+    "list": ("coldstart.commands.list", "List the bundles in the store.", "Bundles"),
+    "prune": ("coldstart.commands.prune", "Remove old versions of bundles.", "Bundles"),
+    "export": ("coldstart.commands.export", "Write a bundle to one file.", "Bundles"),
+    "import": ("coldstart.commands.import_", "Take a bundle from one file.", "Bundles"),
+    "push": ("coldstart.commands.push", "Copy a bundle to a directory, registry or hub.", "Bundles"),
+    "pull": ("coldstart.commands.pull", "Copy a bundle from a directory, registry or hub.", "Bundles"),
+    "validate": ("coldstart.commands.validate", "Check bundles, up to starting them.", "Bundles"),
+    "bench": ("coldstart.commands.bench", "Measure cold starts, mode against mode.", "Measure"),
+    "trust": ("coldstart.commands.trust", "Say whose bundles may run code here.", "Machine"),
+    "trace-replay": (
+        "coldstart.commands.trace_replay",
+        "Replay a request trace, live or simulated.",
+        "Measure",
+    ),
+    "doctor": ("coldstart.commands.doctor", "Say what this machine can do, and what is missing.", "Machine"),
+}
+ALIASES: Mapping[str, str] = {"ls": "list"}
+HEADINGS = ("Cold start", "Bundles", "Measure", "Machine")
+
+# Codes of coldstart.artifacts that mean something else than "the bundle is bad" (exit 1).
+_BUNDLE_EXITS: Mapping[str, int] = {
+    "CS-NOTFOUND": NO_BUNDLE,
+    "CS-AUTH": NEEDS_AUTH,
+    **dict.fromkeys(
+        [
+            "CS-REFERENCE",
+            "CS-AMBIGUOUS",
+            "CS-KEY",
+            "CS-NOSPACE",
+            "CS-READONLY",
+            "CS-EXISTS",
+            "CS-DRAFT",
+            "CS-REMOTE",
+        ],
+        TROUBLE,
+    ),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Commands that are imported when they are run or asked for help, not before."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        """All names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        """Load one command; an unknown name is a usage error that suggests the nearest."""
+        name = ALIASES.get(cmd_name, cmd_name)
+        if name not in COMMANDS:
+            near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], n=1)
+            ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        loaded = load(name)
+        given = (ctx.default_map or {}).get(name, {})
+        settings.check(given, _parameters(loaded, ctx), f"[{name}] of the configuration")
+        return loaded
+
+    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        """The table by headings, without importing anything."""
+        for heading in HEADINGS:
+            rows = [(name, text) for name, (_, text, where) in COMMANDS.items() if where == heading]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+def load(name: str) -> Any:
+    """The command object of one entry of COMMANDS."""
+    module = importlib.import_module(COMMANDS[name][0])
+    app = getattr(module, "app", None)
+    if app is None:
+        app = _new_app()
+        app.command(name, help=module.__doc__)(module.command)
+    loaded = typer.main.get_command(app)
+    loaded.name = name
+    # Not on the whole program: a COLDSTART_VERSION in a container would then be its --version.
+    loaded.context_settings["auto_envvar_prefix"] = f"{settings.PREFIX}_{name}".upper().replace("-", "_")
+    return loaded
+
+
+def _new_app() -> typer.Typer:
+    return typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
+
+
+def _parameters(loaded: Any, ctx: typer.Context) -> set[str]:
+    from coldstart.commands._options import SHARED
+
+    own = {parameter.name for parameter in loaded.params}
+    below = set(loaded.list_commands(ctx)) if hasattr(loaded, "list_commands") else set()
+    return {*own, *below, *SHARED}
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"coldstart {coldstart.__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="What follows -- goes to vLLM untouched. Exit codes: 0 yes, 1 no, 2 trouble, 3 no bundle, 4 login."
+)
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Do an LLM server's cold-start work once, offline, and start vLLM from the result."""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and exit with its code."""
+    own, rest = _split(sys.argv[1:] if argv is None else list(argv))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    try:
+        app(own, prog_name="coldstart", obj=rest, default_map=_defaults(own))
+    except Exception as error:  # noqa: BLE001 - the one place where any failure becomes an exit code
+        sys.exit(_report(error))
+    sys.exit(0)
+
+
+def _defaults(argv: Sequence[str]) -> dict[str, dict[str, Any]]:
+    if settings.locate(argv) is None:
+        return {}
+    from coldstart.commands._options import SHARED
+
+    return settings.load(argv, [*COMMANDS], SHARED)
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    # Split here, not in the parser, which would read what follows -- as this command's own arguments.
+    at = argv.index("--") if "--" in argv else len(argv)
+    return argv[:at], argv[at + 1 :]
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    # SystemExit passes every handler of Exception, runs every finally, and carries 128 + signal.
+    raise SystemExit(128 + number)
+
+
+def _report(error: Exception) -> int:
+    if os.environ.get("COLDSTART_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exception(error)
+    message, mend, code = _explain(error)
+    sys.stderr.write(f"error: {message}\n" + (f"  mend: {mend}\n" if mend else ""))
+    return code
+
+
+def _explain(error: Exception) -> tuple[str, str | None, int]:
+    from coldstart.artifacts.errors import BundleError
+
+    if isinstance(error, ColdstartError):
+        return error.message, error.mend, error.exit_code
+    if isinstance(error, BundleError):
+        return f"{error.message} [{error.code}]", error.mend, _BUNDLE_EXITS.get(error.code, NO)
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror}.", None, TROUBLE
+    return (
+        f"internal error: {type(error).__name__}: {error}",
+        "run it again with COLDSTART_DEBUG=1 and report what it prints",
+        TROUBLE,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Settings from the configuration file, the third of: flag, environment (COLDSTART_<COMMAND>_<FLAG>), file,
+default.
+
+The file is TOML: a table per command with its flags as names, and the flags every command has at the top::
+
+    format = "json"
+    [serve]
+    port = 8000
+"""
+
+import difflib
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coldstart.errors import Usage
+from coldstart.machine import paths
+
+PREFIX = "COLDSTART"
+
+
+def locate(argv: Sequence[str]) -> Path | None:
+    """The configuration file: ``--config`` in ``argv``, else COLDSTART_CONFIG, else the user's, None if there
+    is none.
+
+    Raises Usage when a named file does not exist.
+    """
+    named = _flag(argv) or os.environ.get(f"{PREFIX}_CONFIG")
+    path = paths.expand(named) if named else paths.config_file()
+    if path.is_file():
+        return path
+    if named:
+        raise Usage(f"The configuration file {path} does not exist.", mend="name another: --config FILE")
+    return None
+
+
+def load(
+    argv: Sequence[str], commands: Collection[str], shared: Collection[str]
+) -> dict[str, dict[str, Any]]:
+    """Defaults per command from the file ``locate`` finds; {} without one.
+
+    ``shared`` are the flags that may stand at the top. Raises Usage for unreadable TOML and unknown names.
+    """
+    path = locate(argv)
+    if path is None:
+        return {}
+    document = {_plain(name): value for name, value in _read(path).items()}
+    common = {name: value for name, value in document.items() if not isinstance(value, Mapping)}
+    tables = {name.replace("_", "-"): v for name, v in document.items() if isinstance(v, Mapping)}
+    check(common, shared, path.name)
+    check(tables, commands, path.name)
+    return {name: {**common, **_plain_names(tables.get(name, {}))} for name in commands}
+
+
+def check(names: Collection[str], known: Collection[str], where: str) -> None:
+    """Raises Usage naming the first of ``names`` that is not ``known``, and the nearest that is."""
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            mend = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+            raise Usage(f"{where} sets {name!r}, which is no setting here.", mend=mend)
+
+
+def _flag(argv: Sequence[str]) -> str | None:
+    for index, token in enumerate(argv):
+        if token.startswith("--config="):
+            return token.partition("=")[2]
+        if token == "--config" and index + 1 < len(argv):
+            return argv[index + 1]
+    return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Usage(f"{path} cannot be read: {error}.") from error
+
+
+def _plain_names(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        _plain(name): _plain_names(value) if isinstance(value, Mapping) else value
+        for name, value in table.items()
+    }
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "_")

@@ -1,0 +1,79 @@
+"""A caching allocator: segments from the driver, blocks split from them, freed blocks used again."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from coldstart.graphs.api import Event
+from coldstart.graphs.table import Region
+from tests.support.graphs.memory import Memory
+
+GRAIN = 512
+
+
+@dataclass
+class Segment:
+    """One driver allocation; `free` are (offset, size) holes."""
+
+    base: int
+    size: int
+    free: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Allocator:
+    """`reuse` is the chance that a fitting hole is taken: below 1 the address pattern differs by process."""
+
+    def __init__(
+        self, memory: Memory, rng: random.Random, trace: list[Event], *, segment: int, reuse: float
+    ) -> None:
+        self._memory, self._rng, self._trace = memory, rng, trace
+        self._segment, self._reuse = segment, reuse
+        self.segments: list[Segment] = []
+        self._sizes: dict[int, int] = {}
+
+    def allocate(self, size: int) -> int:
+        """Address of a block of at least `size` bytes."""
+        rounded = (size + GRAIN - 1) // GRAIN * GRAIN
+        address = self._from_holes(rounded) if self._rng.random() < self._reuse else None
+        if address is None:
+            address = self._from_new(rounded)
+        self._sizes[address] = rounded
+        self._trace.append(Event("alloc", address, size))
+        return address
+
+    def _from_holes(self, size: int) -> int | None:
+        for segment in self.segments:
+            for i, (offset, room) in enumerate(segment.free):
+                if room >= size:
+                    segment.free[i : i + 1] = [(offset + size, room - size)] if room > size else []
+                    return segment.base + offset
+        return None
+
+    def _from_new(self, size: int) -> int:
+        total = max(size, self._segment)
+        base = self._memory.allocate(total)
+        self.segments.append(Segment(base, total, [(size, total - size)] if total > size else []))
+        return base
+
+    def free(self, address: int) -> None:
+        """Give the block back; the segment stays mapped."""
+        size = self._sizes.pop(address)
+        owner = next(s for s in self.segments if s.base <= address < s.base + s.size)
+        owner.free.append((address - owner.base, size))
+        self._merge(owner)
+        self._trace.append(Event("free", address, size))
+
+    @staticmethod
+    def _merge(segment: Segment) -> None:
+        merged: list[tuple[int, int]] = []
+        for offset, size in sorted(segment.free):
+            if merged and sum(merged[-1]) == offset:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            else:
+                merged.append((offset, size))
+        segment.free = merged
+
+    def regions(self) -> list[Region]:
+        """Whole segments, as pool symbols."""
+        return [Region(f"pool:{i}", s.size, s.base) for i, s in enumerate(self.segments)]

@@ -1,0 +1,98 @@
+"""FrameworkApi and Workload over the simulated decoder: one process of a serving engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from coldstart.graphs.api import Captured, Event
+from coldstart.graphs.table import Region
+from tests.support.graphs.decoder import SHAPES, SIZES, SLOTS, VOCABULARY, Decoder, Shape, libraries
+from tests.support.graphs.kernels import F
+
+__all__ = ["SHAPES", "SIZES", "Shape", "SimModel", "libraries"]
+
+
+class SimModel(Decoder):
+    """Names its memory, captures, and gives seeded inputs and outputs."""
+
+    has_eager = True
+
+    # --- FrameworkApi --------------------------------------------------------------------------------
+    def sizes(self) -> dict[str, int]:
+        return {f"decode:{size}": size for size in self.shape.sizes}
+
+    def regions(self) -> list[Region]:
+        return list(self.named.values())
+
+    def pool(self) -> list[Region]:
+        return self.private.regions()
+
+    def reserve_pool(self, sizes: Sequence[int]) -> list[int]:
+        self.reserved += (new := [self.driver.allocate(size) for size in sizes])
+        return new
+
+    def release_pool(self) -> None:
+        while self.reserved:
+            self.driver.free(self.reserved.pop())
+
+    def trace(self) -> list[Event]:
+        return self._trace
+
+    def capture(self, key: str) -> Captured:
+        size = self.sizes()[key]
+        self.forward(size)
+        self._allocator, self._launches = self.private, []
+        self.driver.begin_capture()
+        try:
+            self.forward(size)
+        finally:
+            graph = self.driver.end_capture()
+            self._places[key], self._launches = self._launches, None
+            self._allocator = self.general
+        return Captured(graph, self.driver.instantiate(graph))
+
+    def launches(self, key: str) -> list[int]:
+        return self._places.get(key, [])
+
+    def refusal(self, key: str) -> str | None:
+        return None
+
+    def stream(self) -> int:
+        return 0
+
+    def trigger(self) -> None:
+        """Run one layer at every size: the kernels differ by size (section 5.2)."""
+        for size in self.shape.sizes:
+            self.forward(size, layers=1)
+
+    # --- Workload ------------------------------------------------------------------------------------
+    def prepare(self, key: str, seed: int) -> None:
+        values = np.random.default_rng(seed)
+        n = self.shape.rows(self.sizes()[key])
+        ints = {"ids": (0, VOCABULARY), "positions": (0, VOCABULARY), "lengths": (1, SLOTS + 1)}
+        for name, (low, high) in ints.items():
+            self.driver.memory.array(self._at(f"static:{name}"), np.int32, n)[:] = values.integers(
+                low, high, n
+            )
+        self.driver.memory.array(self._at("static:slots"), np.int32, n)[:] = np.arange(n) * SLOTS
+        for i in range(self.shape.layers):
+            region = self.named[f"kv:{i}"]
+            cache = self.driver.memory.array(region.base, F, region.size // 4)
+            cache[:] = values.standard_normal(len(cache)).astype(F)
+
+    def observe(self, key: str, *, restored: bool = False) -> bytes:
+        caches = b"".join(
+            self.driver.read(self._at(f"kv:{i}"), self.named[f"kv:{i}"].size)
+            for i in range(self.shape.layers)
+        )
+        return (
+            self.driver.read(
+                self._at("static:out"), self.shape.rows(self.sizes()[key]) * self.shape.width * 4
+            )
+            + caches
+        )
+
+    def eager(self, key: str) -> None:
+        self.forward(self.sizes()[key])
