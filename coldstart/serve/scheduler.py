@@ -19,7 +19,8 @@ from coldstart.artifacts.errors import BundleError
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
 from coldstart.key import arguments
-from coldstart.scheduling.settings import FCFS, Choice, SchedulerSettings
+from coldstart.scheduling.registry import make_policy
+from coldstart.scheduling.settings import FALLBACK_PROFILE, FCFS, Choice, SchedulerSettings
 
 SCHEDULER_FLAG = "--scheduler-cls"
 METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"
@@ -107,6 +108,7 @@ def counted(plan: LaunchPlan) -> Iterator[None]:
 
 def _settings(choice: Choice, profile: Mapping[str, object] | None) -> SchedulerSettings:
     try:
+        make_policy(choice.policy, FALLBACK_PROFILE)
         return SchedulerSettings.read(choice.settings(profile).additional_config())
     except ValueError as problem:
         raise Usage(f"The scheduler's settings: {problem}.", mend="coldstart serve --help") from problem

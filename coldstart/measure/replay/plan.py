@@ -21,7 +21,7 @@ from coldstart.measure.traces.arrivals import rearrive
 from coldstart.measure.traces.formats import Columns
 from coldstart.measure.traces.readers import DEFAULT_TOKENS
 from coldstart.measure.traces.transform import cap_tokens, cut, in_order, map_models, speed_up
-from coldstart.scheduling import IterationProfile, SchedulerSettings, make_policy
+from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.simulate import Engine, SimSettings
 
 
@@ -83,10 +83,9 @@ def run_live(
 
 def run_simulated(
     plan: TracePlan,
-    policy: str,
     profile: IterationProfile,
-    tunables: SchedulerSettings,
-    settings: SimSettings,
+    settings: SchedulerSettings,
+    machine: SimSettings,
     report: TraceReport,
     keep: Keep,
 ) -> Replay:
@@ -95,8 +94,7 @@ def run_simulated(
     Raises Usage for an unknown policy or a request that never fits.
     """
     try:
-        made = make_policy(policy, profile, tunables)
-        engine = Engine(made, profile, settings, finished=lambda job: keep(record_of(job)))
+        engine = Engine(profile, settings, machine, finished=lambda job: keep(record_of(job)))
         with _raising_on_ctrl_c():
             engine.run(plan.rows(report))
     except ValueError as problem:

@@ -11,8 +11,8 @@ from coldstart.measure.replay.http import Endpoint
 from coldstart.measure.replay.record import RequestRecord
 from coldstart.measure.replay.simulated import record_of
 from coldstart.measure.traces import TraceRequest
-from coldstart.scheduling import IterationProfile, make_policy
-from coldstart.scheduling.simulate import SimSettings, simulate
+from coldstart.scheduling import IterationProfile, SchedulerSettings
+from coldstart.scheduling.simulate import simulate
 
 PROFILE = IterationProfile.from_points([(1, 0.001)], [(1, 0.001)])
 SLACK = 256 << 10
@@ -25,12 +25,10 @@ def rows(count: int, gap_s: float) -> Iterator[TraceRequest]:
 
 def simulated(count: int) -> RecordStore:
     records = RecordStore()
-    policy = make_policy("skip-join-mlfq", PROFILE)
     simulate(
         rows(count, 0.0005),
-        policy,
         PROFILE,
-        SimSettings(),
+        SchedulerSettings(batch=16),
         finished=lambda job: records.add(record_of(job)),
     )
     return records
