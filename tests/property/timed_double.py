@@ -124,7 +124,7 @@ class TimedDouble:
             batch=batch,
             tokens=machine.token_budget,
             blocks=machine.device_blocks + 1,
-            host_blocks=host * machine.block_tokens // 4 if keeps else None,
+            host_blocks=host if keeps else None,
             depth=machine.depth,
             block=machine.block_tokens,
             settings={**told, "profile": self.profile.to_json()},
@@ -165,9 +165,9 @@ class TimedDouble:
         starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        sampled = [self._sampled(n, starts[n], output.num_scheduled_tokens[n]) for n in names]
-        self._account(output, starts)
+        self._account(starts)
         self.busy_until = start_s + self._seconds(output, starts)
+        sampled = [self._sampled(n, starts[n], output.num_scheduled_tokens[n]) for n in names]
         self.flight.append((self.busy_until, output, names, sampled))
 
     def _sampled(self, name: str, start: int, tokens: int) -> list[int]:
@@ -176,7 +176,7 @@ class TimedDouble:
         self.context[name] += 1
         return [self.context[name] * 17 % 991]
 
-    def _account(self, output: SchedulerOutput, starts: dict[str, int]) -> None:
+    def _account(self, starts: dict[str, int]) -> None:
         self.counts.iterations += bool(starts)
         self.counts.served += len(starts)
         for name, start in starts.items():
@@ -187,7 +187,7 @@ class TimedDouble:
             return 0.0
         tokens = output.num_scheduled_tokens
         requests = self.scheduler.requests
-        decoding = [n for n, t in tokens.items() if t == 1 and starts[n] >= requests[n].num_prompt_tokens]
+        decoding = [n for n, t in tokens.items() if t == 1 and self.context[n] > requests[n].num_prompt_tokens]
         prefill = sum(t for n, t in tokens.items() if n not in set(decoding))
         context_s = self.machine.context_s or 0.0
         return self.profile.iteration_s(prefill, len(decoding)) + context_s * sum(starts[n] for n in decoding)

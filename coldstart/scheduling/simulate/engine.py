@@ -93,6 +93,8 @@ class Engine:
             self._deliver(self._flight.popleft())
         elif not step.served:
             self._stall(min(next_arrival, self.scheduler.next_landing()))
+        if not step.served:
+            self.scheduler.processed, self.scheduler.reported_s = self.scheduler.steps, self.now
 
     def _launch(self, step: Step) -> None:
         """Put the chosen iteration behind those that run."""
@@ -126,7 +128,7 @@ class Engine:
 
     def _deliver(self, iteration: _Iteration) -> None:
         self.now = max(self.now, iteration.end_s)
-        self.scheduler.processed = iteration.steps
+        self.scheduler.processed, self.scheduler.reported_s = iteration.steps, iteration.end_s
         for job, evictions in iteration.sampled:
             if job.evictions == evictions:
                 job.flying -= 1

@@ -19,7 +19,7 @@ from coldstart.scheduling.simulate.stock import StockScheduler
 
 
 class PlacedScheduler(StockScheduler):
-    """`started` are the jobs that hold a slot, parked or running."""
+    """Jobs that hold a slot: `running` were shown to the stock step, `parked` were not, in the order of parking."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class PlacedScheduler(StockScheduler):
         self.profile = profile
         self.ranking = make_policy(settings.policy, profile, settings)
         self.jobs: dict[str, SimJob] = {}
-        self.started: dict[SimJob, None] = {}
+        self.parked: dict[SimJob, None] = {}
         self._last_s: float | None = None
         self.placement = Placement(SimView(self), self.ranking, {}, settings, keeps_kv=self.keeps_kv)
 
@@ -46,7 +46,7 @@ class PlacedScheduler(StockScheduler):
         self.placement.turns.passed(0.0 if self._last_s is None else now - self._last_s)
         self._last_s = now
         decision = self.placement.decide(now)
-        self.running = [job for job in decision.chosen if job.running]
+        self._arrange([job for job in decision.chosen if job.running])
         served, left, evicted = self._serve_running(self.running)
         before = len(self.running)
         if not evicted:
@@ -58,7 +58,7 @@ class PlacedScheduler(StockScheduler):
         return [self.jobs[name] for name in self.placement.loads.blocked if name in self.jobs]
 
     def evict(self, job: SimJob) -> None:
-        self.started.pop(job, None)
+        self._unlist(job)
         self.placement.fresh.discard(job.job.id)
         job.job.computed = 0
         self._leave(job)
@@ -69,14 +69,13 @@ class PlacedScheduler(StockScheduler):
         waiting = deque([*(job for job in joining if job.status is Status.WAITING), *loads])
         most = len(self.running) + len(joining) + bool(loads)
         self._admit(left, served, holding, waiting, most, set(loads))
-        for job in loads:
+        for job in (*joining, *loads):
             if job.status is Status.LOADING:
                 self.placement.fresh.add(job)
 
     def _book(self, served: Served, admitted: Iterable[SimJob], now: float) -> None:
         for job in admitted:
             self.placement.fresh.add(job)
-            self.started[job] = None
         decode_s = self.profile.decode(len(served))
         for sim, tokens in served:
             job = sim.job
@@ -93,8 +92,19 @@ class PlacedScheduler(StockScheduler):
         del self.jobs[job.job.id]
         self.placement.left(job.job.id)
 
+    def _arrange(self, shown: list[SimJob]) -> None:
+        """Park the running jobs that were not chosen."""
+        kept = set(shown)
+        self.parked.update((job, None) for job in self.running if job not in kept)
+        for job in shown:
+            self.parked.pop(job, None)
+        self.running = shown
+
     def _unlist(self, job: SimJob) -> None:
-        self.started.pop(job, None)
+        if job in self.parked:
+            del self.parked[job]
+        elif job in self.running:
+            self.running.remove(job)
 
     def _unqueue(self, job: SimJob) -> None:
         return None
@@ -123,13 +133,13 @@ class SimView:
         request = self._scheduler.jobs[job.id]
         if request.running:
             return not request.ending
-        if request.landing_s is not None or request.stale:
+        if request.landing_s is not None or request.stale or self._scheduler.storing(request):
             return False
         away = request.evictions and request.status is Status.WAITING
-        return not (away and self._waits_for_loads and self._scheduler.hit(request))
+        return not (away and self._waits_for_loads and self._scheduler.known_hit(request))
 
     def started(self) -> Iterable[SimJob]:
-        return self._scheduler.started
+        return [*self._scheduler.running, *self._scheduler.parked]
 
     def runs(self, request: SimJob) -> bool:
         return request.running
@@ -153,7 +163,7 @@ class SimView:
         return self._pool.free + self._pool.leaving
 
     def free_slots(self) -> int:
-        return self._machine.slots - len(self._scheduler.started)
+        return self._machine.slots - len(self._scheduler.running) - len(self._scheduler.parked)
 
     def reserved(self) -> int:
         return self._scheduler.reserved()
@@ -184,4 +194,6 @@ class SimView:
             return None
         if request.landing_s is not None or request.stale or not self._waits_for_loads:
             return None
-        return request if self._scheduler.hit(request) else None
+        if self._scheduler.storing(request):
+            return None
+        return request if self._scheduler.known_hit(request) else None

@@ -41,7 +41,8 @@ class SimJob:
 
     `generated` tokens are sampled or will be by the iterations under way, `delivered` of them are known; `flying` are on
     their way, `stale` were when the job was evicted; `computed` tokens have KV on the device. `cached` blocks of an evicted
-    job survive there until they are overwritten; the host holds its blocks from `host_from` to `host_to`.
+    job survive there until they are overwritten; the host holds its blocks from `host_from` to `host_to`,
+    of which the scheduler `remembered` so many as loadable when it last asked.
     Where its rank earns a slot and it does not run, `swapping_s` counts the time in which its KV is under way,
     `displaced_s` that in which it is on the host and others hold its room.
     """
@@ -61,7 +62,10 @@ class SimJob:
     cached: int = 0
     host_from: int = 0
     host_to: int = 0
+    remembered: int | None = None
     scheduled_step: int = 0
+    stored_step: int = -1
+    stored_s: float = 0.0
     landing_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None

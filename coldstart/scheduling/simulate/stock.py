@@ -35,7 +35,8 @@ class StockScheduler:
         self.holding: deque[SimJob] = deque()
         self.moving: list[SimJob] = []
         self.prefills: dict[SimJob, None] = {}
-        self.wait_s = self.start_s = 0.0
+        self.wait_s = self.start_s = self.reported_s = 0.0
+        self._filled: list[tuple[SimJob, int]] = []
         self.steps = self.processed = 0
 
     def add(self, job: SimJob, now: float) -> None:
@@ -85,9 +86,23 @@ class StockScheduler:
         self._leave(job)
         self.waiting.appendleft(job)
 
+    def storing(self, job: SimJob) -> bool:
+        """A copy of the job's to the host is under way: vLLM's connector looks nothing up until it is reported.
+
+        It starts with the iteration after the one that filled the block.
+        """
+        if job.status is not Status.WAITING:
+            return False
+        return self.processed <= job.stored_step or job.stored_s > self.reported_s
+
     def hit(self, job: SimJob) -> int:
         """Blocks that the host would bring back."""
-        return self.host.hit(job, job.cached) if self.keeps_kv and job.evictions else 0
+        job.remembered = self.host.hit(job, job.cached) if self.keeps_kv and job.evictions else 0
+        return job.remembered
+
+    def known_hit(self, job: SimJob) -> int:
+        """The same as it was when last asked: look-ups are dear on the server, which remembers them."""
+        return self.hit(job) if job.remembered is None else job.remembered
 
     def fits(self, job: SimJob, reserved: int = 0) -> bool:
         """Whether all its tokens fit."""
@@ -126,7 +141,7 @@ class StockScheduler:
         while left > 0 and (holding or waiting) and len(self.running) < most:
             queue, place = (holding, skipped[0]) if holding else (waiting, skipped[1])
             job = queue[0]
-            if job.landing_s is not None or job.stale:
+            if job.landing_s is not None or job.stale or self.storing(job):
                 place.append(queue.popleft())
                 continue
             if job.status is Status.WAITING:
@@ -188,7 +203,8 @@ class StockScheduler:
 
     def _scheduled(self, served: Served) -> Step:
         step = Step(served)
-        self.steps += bool(served)
+        self._submit()
+        self.steps += 1
         for job, tokens in served:
             known = job.known
             if tokens > 1 or not job.generated:
@@ -206,8 +222,22 @@ class StockScheduler:
                 job.generated += 1
                 job.flying += 1
             if self.through:
-                self.host.store(job, min(job.computed, known) // self.machine.block_tokens)
+                self._store(job, min(job.computed, known) // self.machine.block_tokens)
         return step
+
+    def _store(self, job: SimJob, upto: int) -> None:
+        new = self.host.store(job, upto)
+        if new:
+            self._filled.append((job, new))
+            job.stored_step, job.stored_s = self.steps, 0.0
+
+    def _submit(self) -> None:
+        """Start the copies of the iteration before."""
+        for job, blocks in self._filled:
+            landing = self.host.transfer(blocks, self.start_s, out=True)
+            if job.running:
+                job.stored_s = landing
+        self._filled.clear()
 
     def _leave(self, job: SimJob) -> None:
         hashed = (job.computed - job.flying) // self.machine.block_tokens
@@ -216,7 +246,10 @@ class StockScheduler:
         job.evictions += 1
         job.lost, job.computed = job.computed, 0
         job.stale, job.flying = job.stale + job.flying, 0
-        job.status = Status.WAITING
+        job.status, job.remembered = Status.WAITING, None
+        if self.storing(job):
+            # An eviction waits for them.
+            job.stored_step, job.stored_s = self.steps, 0.0
         self.prefills.pop(job, None)
         if self.keeps_kv:
             self.host.left(job)
