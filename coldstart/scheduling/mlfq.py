@@ -76,7 +76,12 @@ class SkipJoinMlfq(Policy):
     def enst(self, now: float, batch: int) -> Callable[[Job], float]:
         execute = enst.execute_times(self.queues.counts(), self.quanta, batch)
         limit = self.alpha(batch)
-        return lambda job: min(enst.promote_time(job, now, limit), execute[job.level])
+
+        def soonest(job: Job) -> float:
+            promoted, executed = enst.promote_time(job, now, limit), execute[job.level]
+            return promoted if promoted < executed else executed
+
+        return soonest
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self.queues)

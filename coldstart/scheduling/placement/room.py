@@ -46,10 +46,8 @@ class Room(Generic[R]):
         return self.view.needs(request)
 
     def evictable(self) -> Iterator[R]:
-        view = self.view
-        for request in view.started():
-            if view.name(request) not in self.fresh and view.may_leave(request):
-                yield request
+        may_leave, name, fresh = self.view.may_leave, self.view.name, self.fresh
+        return (r for r in self.view.started() if may_leave(r) and name(r) not in fresh)
 
     def evict(self, request: R) -> None:
         self.view.evict(request)
@@ -87,7 +85,8 @@ class Room(Generic[R]):
         if short <= 0:
             return True
         kept = set(picked)
-        for victim in nlargest(short, (r for r in self.evictable() if r not in kept), key=enst):
+        able = [request for request in self.evictable() if request not in kept]
+        for victim in nlargest(short, able, key=enst):
             self.evict(victim)
         return joining <= self.view.free_slots()
 

@@ -77,11 +77,13 @@ class Placement(Generic[R]):
 
     def enst(self, now: float) -> Enst[R]:
         """The policy's ENST of a request, worked out when first asked for: most steps evict nobody."""
-        found: list[Callable[[Job], float]] = []
+        found: Callable[[Job], float] | None = None
+        job = self.view.job
 
         def enst(request: R) -> float:
-            if not found:
-                found.append(self.ranking.enst(now, self.view.batch))
-            return found[0](self.jobs[self.view.name(request)])
+            nonlocal found
+            if found is None:
+                found = self.ranking.enst(now, self.view.batch)
+            return found(job(request))
 
         return enst

@@ -34,6 +34,8 @@ class KvView(Protocol[R]):
 
     def name(self, request: R) -> str: ...
 
+    def job(self, request: R) -> Job: ...
+
     def ready(self, job: Job) -> bool:
         """Can run if picked: a request whose KV the host holds cannot, its load comes first."""
 

@@ -129,6 +129,9 @@ class SimView:
     def name(self, request: SimJob) -> str:
         return request.job.id
 
+    def job(self, request: SimJob) -> Job:
+        return request.job
+
     def ready(self, job: Job) -> bool:
         request = self._scheduler.jobs[job.id]
         if request.running:
@@ -157,7 +160,7 @@ class SimView:
         return request.status is Status.LOADING and request.landing_s is None
 
     def may_leave(self, request: SimJob) -> bool:
-        return self._scheduler.may_leave(request)
+        return not self._scheduler.keeps_kv or request.scheduled_step <= self._scheduler.processed
 
     def free_blocks(self) -> int:
         return self._pool.free + self._pool.leaving

@@ -28,7 +28,7 @@ class StockScheduler:
         self.batch = min(settings.batch or machine.slots, machine.slots)
         self.pool = Pool(machine.device_blocks, machine.block_tokens)
         self.host = Host(machine, outcome)
-        self.keeps_kv = settings.kv_strategy != "recompute" and machine.device_blocks is not None
+        self.keeps_kv = settings.kv_strategy != "recompute"
         self.through = self.keeps_kv and machine.copies == "written-through"
         self.running: list[SimJob] = []
         self.waiting: deque[SimJob] = deque()
@@ -247,8 +247,8 @@ class StockScheduler:
         job.lost, job.computed = job.computed, 0
         job.stale, job.flying = job.stale + job.flying, 0
         job.status, job.remembered = Status.WAITING, None
-        if self.storing(job):
-            # An eviction waits for them.
+        if job.stored_s > self.start_s:
+            # The iteration that evicts waits for them.
             job.stored_step, job.stored_s = self.steps, 0.0
         self.prefills.pop(job, None)
         if self.keeps_kv:

@@ -42,6 +42,9 @@ class EngineView:
         found: str = request.request_id
         return found
 
+    def job(self, request: Request) -> Job:
+        return self._scheduler.jobs[request.request_id]
+
     def ready(self, job: Job) -> bool:
         return self._scheduler.ready(job)
 
