@@ -66,7 +66,8 @@ def requests(trace: str, load: float, count: int, profile: IterationProfile, see
     held = fmean((r.prompt_tokens + r.output_tokens / 2) / MACHINE.block_tokens + 0.5 for r in rows)
     batch = max(1.0, min(16.0, (MACHINE.device_blocks or 0) / held))
     each = fmean(
-        profile.prefill(r.prompt_tokens) + r.output_tokens * profile.decode(round(batch)) / batch for r in rows
+        profile.prefill(r.prompt_tokens) + r.output_tokens * profile.decode(round(batch)) / batch
+        for r in rows
     )
     if trace == "log-normal":
         return list(rearrive(rows, load / each, 1.0, seed))
@@ -116,7 +117,9 @@ def _error(rows: Sequence[dict[str, Any]], name: str) -> float | None:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--loads", default="0.9,1.1")
     parser.add_argument("--seeds", type=int, default=2)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean, median
 
@@ -28,7 +28,7 @@ from live import workloads  # noqa: E402
 from benchmarks.common import finish  # noqa: E402
 from coldstart.measure.bench import facts  # noqa: E402
 from coldstart.measure.replay.metrics import percentile  # noqa: E402
-from coldstart.scheduling import IterationProfile, SchedulerSettings, make_policy  # noqa: E402
+from coldstart.scheduling import IterationProfile, SchedulerSettings  # noqa: E402
 from coldstart.scheduling.simulate import Outcome, SimSettings, simulate  # noqa: E402
 
 BATCH, SEEDS = 4, 9
@@ -61,8 +61,8 @@ def outcome(
         for row in workloads.lengths("skewed", 2000, 1)
     )
     rows = workloads.arriving("skewed", load, rate, seed)
-    settings = SimSettings(batch=BATCH, oldest_share=share)
-    return simulate(rows, make_policy(policy, times, tunables), times, settings)
+    settings = replace(tunables, policy=policy, batch=BATCH, oldest_share=share)
+    return simulate(rows, times, settings, SimSettings(context_s=0.0, depth=1))
 
 
 def compared(ours: Outcome, fcfs: Outcome) -> dict[str, float]:

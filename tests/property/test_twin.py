@@ -35,7 +35,7 @@ def rows(count: int, rate: float, seed: int) -> list[TraceRequest]:
         SchedulerSettings(batch=4, alpha_s=3.0, strategy="recompute"),
         SchedulerSettings(batch=4, alpha_s=3.0, strategy="reactive"),
         SchedulerSettings(batch=4, alpha_s=3.0),
-        SchedulerSettings(batch=16, alpha_s=0.3, oldest_share=0.3),
+        SchedulerSettings(batch=16, alpha_s=0.3),
     ],
     ids=lambda s: f"{s.policy}-{s.kv_strategy}-{s.batch}",
 )

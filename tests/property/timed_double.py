@@ -187,7 +187,9 @@ class TimedDouble:
             return 0.0
         tokens = output.num_scheduled_tokens
         requests = self.scheduler.requests
-        decoding = [n for n, t in tokens.items() if t == 1 and self.context[n] > requests[n].num_prompt_tokens]
+        decoding = [
+            n for n, t in tokens.items() if t == 1 and self.context[n] > requests[n].num_prompt_tokens
+        ]
         prefill = sum(t for n, t in tokens.items() if n not in set(decoding))
         context_s = self.machine.context_s or 0.0
         return self.profile.iteration_s(prefill, len(decoding)) + context_s * sum(starts[n] for n in decoding)

@@ -21,6 +21,9 @@ from coldstart.scheduling.simulate.settings import CONTEXT_SHARE, SimSettings
 from coldstart.scheduling.simulate.state import Arrival, Outcome, SimJob, Step
 from coldstart.scheduling.simulate.stock import StockScheduler
 
+MOST_EMPTY = 8
+"""Empty iterations in a row without anything under way: a decision may wait for the report of the one before."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Iteration:
@@ -49,7 +52,7 @@ class Engine:
         self.scheduler = scheduler(profile, settings, machine, self.outcome)
         self.live: dict[SimJob, None] = {}
         self._flight: deque[_Iteration] = deque()
-        self._busy_until = 0.0
+        self._busy_until, self._stuck = 0.0, 0
         given = machine.context_s
         self._context_s = CONTEXT_SHARE * profile.decode(1) if given is None else given
 
@@ -89,15 +92,19 @@ class Engine:
         step = self.scheduler.schedule(self.now)
         if step.served:
             self._launch(step)
-        if self._flight and (not step.served or len(self._flight) >= self.machine.depth):
+            if len(self._flight) >= self.machine.depth:
+                self._deliver(self._flight.popleft())
+            return
+        if self._flight:
             self._deliver(self._flight.popleft())
-        elif not step.served:
+        else:
             self._stall(min(next_arrival, self.scheduler.next_landing()))
-        if not step.served:
-            self.scheduler.processed, self.scheduler.reported_s = self.scheduler.steps, self.now
+        # An empty iteration ends at once and reports what has landed.
+        self.scheduler.processed, self.scheduler.reported_s = self.scheduler.steps, self.now
 
     def _launch(self, step: Step) -> None:
         """Put the chosen iteration behind those that run."""
+        self._stuck = 0
         crowded = len(step.served) < len(self.live)
         seconds = self.profile.iteration_s(step.prefill_tokens, step.decodes) + self._context_s * step.context
         seconds += self.machine.crowd_s * crowded
@@ -149,7 +156,10 @@ class Engine:
 
     def _stall(self, until: float) -> None:
         if not math.isfinite(until) or until <= self.now:
-            raise RuntimeError(f"the simulated engine cannot proceed with {len(self.live)} live jobs")
+            self._stuck += 1
+            if self._stuck > MOST_EMPTY:
+                raise RuntimeError(f"the simulated engine cannot proceed with {len(self.live)} live jobs")
+            return
         self.outcome.stalled_s += until - self.now
         self._hold_up(until - self.now)
         self.now = until

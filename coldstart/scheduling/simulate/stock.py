@@ -7,6 +7,7 @@ nor the host has, in whole blocks.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection
 
@@ -37,6 +38,7 @@ class StockScheduler:
         self.prefills: dict[SimJob, None] = {}
         self.wait_s = self.start_s = self.reported_s = 0.0
         self._filled: list[tuple[SimJob, int]] = []
+        self._stored_s = 0.0
         self.steps = self.processed = 0
 
     def add(self, job: SimJob, now: float) -> None:
@@ -75,7 +77,11 @@ class StockScheduler:
                 self._moved_out(job)
 
     def next_landing(self) -> float:
-        return min((job.landing_s for job in self.moving if job.landing_s is not None), default=float("inf"))
+        """When the next copy will be reported."""
+        landings = [job.landing_s for job in self.moving if job.landing_s is not None]
+        if self._stored_s > self.reported_s:
+            landings.append(self._stored_s)
+        return min(landings, default=math.inf)
 
     def may_leave(self, job: SimJob) -> bool:
         """With a connector vLLM frees no blocks that an iteration in flight still writes."""
@@ -234,7 +240,7 @@ class StockScheduler:
     def _submit(self) -> None:
         """Start the copies of the iteration before."""
         for job, blocks in self._filled:
-            landing = self.host.transfer(blocks, self.start_s, out=True)
+            landing = self._stored_s = self.host.transfer(blocks, self.start_s, out=True)
             if job.running:
                 job.stored_s = landing
         self._filled.clear()

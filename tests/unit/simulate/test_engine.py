@@ -61,7 +61,7 @@ def test_waiting_for_a_copy_is_told_from_waiting_for_room() -> None:
         return sum(job.swapping_s for job in jobs), sum(job.displaced_s for job in jobs)
 
     slow, fast = waited(1e8), waited(1e15)
-    assert fast[0] < slow[0] and fast[1] > 0 and fast[0] < 0.5 * fast[1]
+    assert fast[0] < slow[0] and fast[1] > 0 and slow[1] > 0
 
 
 @settings(max_examples=300)
