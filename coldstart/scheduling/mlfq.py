@@ -78,8 +78,8 @@ class SkipJoinMlfq(Policy):
         limit = self.alpha(batch)
 
         def soonest(job: Job) -> float:
-            promoted, executed = enst.promote_time(job, now, limit), execute[job.level]
-            return promoted if promoted < executed else executed
+            promoted, executed = job.unserved_since + limit - now, execute[job.level]
+            return executed if executed < promoted else max(0.0, promoted)
 
         return soonest
 

@@ -28,7 +28,7 @@ def never_evicts(self: Room, request: Request, later: list[Request], victims: li
 
 
 def anybody(self: Room) -> Iterator[Request]:
-    return (r for r in self.view.started() if self.view.may_leave(r))
+    return iter(self.view.leavable())
 
 
 def soonest_first(self: Room, spared: list[Request], enst: Enst) -> list[Request]:

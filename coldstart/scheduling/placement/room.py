@@ -46,8 +46,8 @@ class Room(Generic[R]):
         return self.view.needs(request)
 
     def evictable(self) -> Iterator[R]:
-        may_leave, name, fresh = self.view.may_leave, self.view.name, self.fresh
-        return (r for r in self.view.started() if may_leave(r) and name(r) not in fresh)
+        kept = {self.view.request(name) for name in self.fresh}
+        return (request for request in self.view.leavable() if request not in kept)
 
     def evict(self, request: R) -> None:
         self.view.evict(request)

@@ -42,6 +42,9 @@ class KvView(Protocol[R]):
     def started(self) -> Iterable[R]:
         """Requests that hold a slot, running or parked."""
 
+    def leavable(self) -> Iterable[R]:
+        """Those of them whose blocks no step under way writes."""
+
     def runs(self, request: R) -> bool:
         """Holds a slot."""
 
@@ -56,9 +59,6 @@ class KvView(Protocol[R]):
 
     def landed(self, request: R) -> bool:
         """Its KV is back on the device, its slot is not."""
-
-    def may_leave(self, request: R) -> bool:
-        """No step under way writes its blocks."""
 
     def free_blocks(self) -> int: ...
 

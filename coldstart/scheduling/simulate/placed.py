@@ -159,8 +159,11 @@ class SimView:
     def landed(self, request: SimJob) -> bool:
         return request.status is Status.LOADING and request.landing_s is None
 
-    def may_leave(self, request: SimJob) -> bool:
-        return not self._scheduler.keeps_kv or request.scheduled_step <= self._scheduler.processed
+    def leavable(self) -> Iterable[SimJob]:
+        if not self._scheduler.keeps_kv:
+            return self.started()
+        processed = self._scheduler.processed
+        return [request for request in self.started() if request.scheduled_step <= processed]
 
     def free_blocks(self) -> int:
         return self._pool.free + self._pool.leaving

@@ -67,8 +67,8 @@ class EngineView:
     def landed(self, request: Request) -> bool:
         return self._scheduler.state(request) is State.LOADED
 
-    def may_leave(self, request: Request) -> bool:
-        return bool(self._scheduler._request_blocks_can_be_freed(request))
+    def leavable(self) -> Iterator[Request]:
+        return filter(self._scheduler._request_blocks_can_be_freed, self._scheduler.started)
 
     def free_blocks(self) -> int:
         blocks: int = self._pool.get_num_free_blocks()
