@@ -22,8 +22,9 @@ from coldstart.key import arguments, inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import runtime, timeline
 from coldstart.model import models
+from coldstart.scheduling.settings import Choice
 from coldstart.serve import fetch, handoff, launch, pool, prepare, scheduler
-from coldstart.serve.scheduler import STOCK, Choice
+from coldstart.serve.scheduler import STOCK
 
 if TYPE_CHECKING:
     from coldstart.materialize.assembly import Phase

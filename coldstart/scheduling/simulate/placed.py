@@ -70,12 +70,12 @@ class PlacedScheduler(StockScheduler):
         most = len(self.running) + len(joining) + bool(loads)
         self._admit(left, served, holding, waiting, most, set(loads))
         for job in (*joining, *loads):
-            if job.status is Status.LOADING:
+            if job.loading:
                 self.placement.fresh.add(job)
 
     def _book(self, served: Served, admitted: Iterable[SimJob], now: float) -> None:
-        for job in admitted:
-            self.placement.fresh.add(job)
+        for new in admitted:
+            self.placement.fresh.add(new)
         decode_s = self.profile.decode(len(served))
         for sim, tokens in served:
             job = sim.job

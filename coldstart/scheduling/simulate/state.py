@@ -98,6 +98,11 @@ class SimJob:
         return self.status is Status.RUNNING
 
     @property
+    def loading(self) -> bool:
+        """On its way from the host, or back without a slot."""
+        return self.status is Status.LOADING
+
+    @property
     def finished(self) -> bool:
         return self.status is Status.FINISHED
 

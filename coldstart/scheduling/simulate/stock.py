@@ -155,7 +155,7 @@ class StockScheduler:
                 if begun is None:
                     break
                 if begun:
-                    (skipped[0] if job.status is Status.LOADING else skipped[1]).append(queue.popleft())
+                    (skipped[0] if job.loading else skipped[1]).append(queue.popleft())
                     continue
             tokens = self._started(job, left)
             if not tokens:
