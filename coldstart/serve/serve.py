@@ -22,8 +22,9 @@ from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import peers, runtime, timeline
 from coldstart.model import models
+from coldstart.scheduling.settings import Choice
 from coldstart.serve import fetch, launch, pool, prepare, scheduler
-from coldstart.serve.scheduler import STOCK, Choice
+from coldstart.serve.scheduler import STOCK
 
 if TYPE_CHECKING:
     from coldstart.weights.prefetch.client import Attached

@@ -15,10 +15,11 @@ from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
 
-from coldstart.vllm.scheduling.room import Enst
+from coldstart.scheduling.placement import Enst as EnstOf
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 
 RUNNING = RequestStatus.RUNNING
+Enst = EnstOf[Request]
 
 
 class Rules:

@@ -140,7 +140,7 @@ class Checked:
         scheduler = self.scheduler
         scheduler._passed(self.engine.now)  # as the step is about to do: whose turn it is depends on it
         scheduler.ranking.tick(self.engine.now, scheduler.batch)
-        return {job.id for job in scheduler.pick()}
+        return {job.id for job in scheduler.placement.pick()}
 
     def _tokens(self, name: str) -> int:
         request = self.scheduler.requests.get(name)

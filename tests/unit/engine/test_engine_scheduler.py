@@ -16,11 +16,11 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
+from coldstart.scheduling.settings import KEY
 from coldstart.serve import scheduler
 from coldstart.serve.scheduler import Choice
 from coldstart.vllm import seams
 from coldstart.vllm.scheduling import SCHEDULER_CLS, settle
-from coldstart.vllm.scheduling.config import KEY
 
 Publish = Callable[..., Bundle]
 PROFILE = {"prefill": [[16, 0.01], [64, 0.02]], "decode": [[1, 0.004], [8, 0.006]]}

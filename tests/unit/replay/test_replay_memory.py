@@ -10,8 +10,8 @@ from coldstart.measure.replay.client import Target
 from coldstart.measure.replay.http import Endpoint
 from coldstart.measure.replay.record import RequestRecord
 from coldstart.measure.replay.simulated import record_of
-from coldstart.scheduling import IterationProfile, make_policy
-from coldstart.scheduling.simulate import SimSettings, simulate
+from coldstart.scheduling import IterationProfile, SchedulerSettings
+from coldstart.scheduling.simulate import simulate
 from coldstart.traces import TraceRequest
 
 PROFILE = IterationProfile.from_points([(1, 0.001)], [(1, 0.001)])
@@ -25,12 +25,10 @@ def rows(count: int, gap_s: float) -> Iterator[TraceRequest]:
 
 def simulated(count: int) -> RecordStore:
     records = RecordStore()
-    policy = make_policy("skip-join-mlfq", PROFILE)
     simulate(
         rows(count, 0.0005),
-        policy,
         PROFILE,
-        SimSettings(),
+        SchedulerSettings(batch=16),
         finished=lambda job: records.add(record_of(job)),
     )
     return records

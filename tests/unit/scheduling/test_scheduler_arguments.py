@@ -2,8 +2,8 @@ import json
 import subprocess
 import sys
 
+from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.vllm.scheduling.arguments import serve_arguments
-from coldstart.vllm.scheduling.config import SchedulerSettings
 
 
 def flags(strategy: str, host_bytes: int | None) -> dict[str, str]:
