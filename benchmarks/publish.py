@@ -15,6 +15,7 @@ sys.path.insert(0, str(HERE))
 import figure_tables  # noqa: E402
 import overhead_tables  # noqa: E402
 import scheduling_tables  # noqa: E402
+import twin_tables  # noqa: E402
 from weight_path import report  # noqa: E402
 
 from coldstart.measure.report import markdown  # noqa: E402
@@ -55,7 +56,7 @@ def results(text: str) -> str:
 
 def scheduling(text: str) -> str:
     """SCHEDULING.md with the committed live and simulated results, the calibration, and the overhead."""
-    for source in (scheduling_tables, figure_tables, overhead_tables):
+    for source in (scheduling_tables, figure_tables, overhead_tables, twin_tables):
         for name, content in source.parts().items():
             text = marked(text, name, content)
     return text

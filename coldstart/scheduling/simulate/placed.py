@@ -183,7 +183,8 @@ class SimView:
         return request.known // self._block + 2
 
     def pending(self, request: SimJob) -> int:
-        return request.pending
+        # What it left in the prefix cache is not computed again.
+        return request.pending - (0 if request.computed else request.cached * self._block)
 
     def freed(self, order: Sequence[SimJob]) -> Iterator[int]:
         return (request.blocks for request in order)

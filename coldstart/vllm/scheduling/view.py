@@ -17,7 +17,7 @@ from coldstart.vllm.scheduling.states import State, all_in_flight
 if TYPE_CHECKING:
     from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 
-RUNNING = RequestStatus.RUNNING
+RUNNING, PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED
 
 
 class EngineView:
@@ -100,6 +100,9 @@ class EngineView:
 
     def pending(self, request: Request) -> int:
         tokens: int = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
+        if request.status == PREEMPTED and not request.num_computed_tokens:
+            # What it left in the prefix cache is not computed again.
+            tokens -= self._scheduler.kv_cache_manager.get_computed_blocks(request)[1]
         return tokens
 
     def held(self, request: Request) -> int:
