@@ -30,7 +30,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "serve",
         "materialize",
         "measure",
-        "validate",
+        "validate host",
         "commands",
     )
 )
@@ -41,6 +41,7 @@ FOREIGN = {
     "contract": ("torch", "vllm", "typer", "numpy"),
     "scheduling": ("torch", "vllm"),
     "traces": ("torch", "vllm"),
+    "host": ("torch", "vllm"),
     "key": ("torch", "vllm"),
 }
 MOST_ROOMS = 26
