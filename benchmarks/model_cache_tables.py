@@ -24,6 +24,7 @@ def parts() -> dict[str, str]:
         "verdict": _verdict(cache),
         "host": _policies(cache["cost_over_gdsf_on_host"]),
         "families": _families(cache),
+        "costs": _costs(_result("model-cache-costs")),
         "decision": _decision(decision),
         "table3": _table3(paper["figures"]["table3"]),
         "figures": _figures(paper["figures"]),
@@ -59,6 +60,12 @@ def _families(cache: Mapping[str, Any]) -> str:
     families += [(name, "held out") for name in cache["held_out"]]
     lines = [(family, kind, *(f"{rows[name][family]:.2f}" for name in names)) for family, kind in families]
     return "\n".join(table(("family", "", *names), lines))
+
+
+def _costs(found: Mapping[str, Any]) -> str:
+    head = ("sizes and penalties", "geometric mean", "90th percentile", "worst")
+    rows = [(kind, *(f"{value:.2f}" for value in row.values())) for kind, row in found["costs"].items()]
+    return "\n".join(table(head, rows))
 
 
 def _decision(found: Mapping[str, Any]) -> str:
