@@ -38,14 +38,7 @@ def command(
     asks_key = bool(common.vllm_args or revision) or (key and inspection.names_model(ref))
     bundle = None if asks_key else inspection.find_bundle(common.store(), ref)
     if bundle is None:
-        found = inspection.look_up(
-            common.store(),
-            ref,
-            common.vllm_args,
-            offline=common.offline,
-            revision=revision,
-            cache_dir=common.cache_dir,
-        )
+        found = common.look_up(ref, revision)
         if key:
             return _show_key(common, found.key, found)
         if found.bundle is None:

@@ -43,7 +43,7 @@ def start(
             common.vllm_args,
             weights_from=weights_from,
             offline=common.offline,
-            cache_dir=common.cache_dir,
+            cache=common.cache,
         )
     settings = configuration.given(memory_bytes=memory_bytes, streams=streams, idle_s=idle)
     common.require_network(wanted.source)

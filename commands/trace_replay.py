@@ -20,9 +20,9 @@ from coldstart.measure.replay.compare import compare
 from coldstart.measure.replay.html import page
 from coldstart.measure.replay.plan import TracePlan, run_live, run_simulated
 from coldstart.measure.replay.render import text, write_csv
-from coldstart.measure.traces import TraceReport
 from coldstart.scheduling import IterationProfile, MlfqSettings, ProfileError
 from coldstart.scheduling.simulate import SimSettings
+from coldstart.traces import TraceReport
 
 INTERRUPTED = 130
 

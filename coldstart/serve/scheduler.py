@@ -7,15 +7,15 @@ compiled code nor weights nor the size of the KV cache, so one bundle and one te
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
-from coldstart.key import arguments
 
 # The policies are imported where they are needed: a start with vLLM's own scheduler does without them.
 if TYPE_CHECKING:
@@ -71,12 +71,11 @@ STOCK = Choice()
 """vLLM's own scheduler, as it is."""
 
 
-def check(choice: Choice, vllm_args: Sequence[str]) -> None:
+def check(choice: Choice, vllm_args: Arguments) -> None:
     """Raises Usage where `vllm_args` choose another scheduler or a setting is wrong."""
     if choice.policy == FCFS:
         return _only_batch(choice)
-    given = arguments.parse(vllm_args)
-    if taken := [name for name in _OURS if name in given]:
+    if taken := [name for name in _OURS if vllm_args.gives(name)]:
         flag = "--" + taken[0].replace("_", "-")
         raise Usage(
             f"--scheduler {choice.policy} sets {flag} itself.", mend=f"leave {flag} or --scheduler away"
@@ -85,22 +84,19 @@ def check(choice: Choice, vllm_args: Sequence[str]) -> None:
     return None
 
 
-def apply(
-    made: LaunchPlan, choice: Choice, bundle: Bundle | None, vllm_args: Sequence[str], *, on_cpu: bool
-) -> LaunchPlan:
-    """The plan with the chosen scheduler. Raises as `check`."""
-    check(choice, vllm_args)
+def apply(made: LaunchPlan, choice: Choice, bundle: Bundle | None, *, on_cpu: bool) -> LaunchPlan:
+    """The plan with the chosen scheduler, which `check` has passed."""
     if choice.policy == FCFS:
-        return replace(made, vllm_args=[*made.vllm_args, *_batch_cap(choice.batch)])
+        return replace(made, vllm_args=made.vllm_args.before(*_batch_cap(choice.batch)))
     from coldstart.vllm.scheduling.arguments import serve_arguments
 
     profile, fallbacks = _profile(bundle)
     settings = choice.settings(profile)
     flags = serve_arguments(settings, choice.host_bytes or _host_bytes(bundle), on_cpu=on_cpu)
-    env = _cores(arguments.parse(vllm_args)) if on_cpu and "--kv-transfer-config" in flags else {}
+    env = _cores(made.vllm_args) if on_cpu and "--kv-transfer-config" in flags else {}
     return replace(
         made,
-        vllm_args=[*made.vllm_args, *flags],
+        vllm_args=made.vllm_args.before(*flags),
         env=made.env | env,
         fallbacks=[*made.fallbacks, *fallbacks],
     )
@@ -141,8 +137,8 @@ def _host_bytes(bundle: Bundle | None) -> int:
     return size if isinstance(size, int) and size > 0 else DEFAULT_HOST_BYTES
 
 
-def _cores(given: Mapping[str, object]) -> dict[str, str]:
+def _cores(given: Arguments) -> dict[str, str]:
     """vLLM reserves one more core per rank as soon as KV is transferred; our copying needs none of its own."""
     if any(name in os.environ for name in _CPU_CORES):
         return {}
-    return {"VLLM_CPU_NUM_OF_RESERVED_CPU": str(given.get("tensor_parallel_size", 1))}
+    return {"VLLM_CPU_NUM_OF_RESERVED_CPU": str(given.value("tensor_parallel_size", 1))}

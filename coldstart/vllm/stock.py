@@ -15,8 +15,8 @@ from http.client import HTTPConnection, HTTPException
 from threading import Thread
 from typing import Any
 
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.key import arguments
 
 ENTRY_POINT = "vllm.entrypoints.openai.api_server"
 _CLOSURE = ("vllm.entrypoints.openai.api_server", "vllm.v1.engine.core")
@@ -46,9 +46,9 @@ def run(plan: LaunchPlan, reason: str) -> int:
 
 def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
     """One line once the server answers. No token was asked for: what it restores is nothing."""
-    given = arguments.parse(plan.vllm_args)
-    host = str(given.get("host") or "127.0.0.1").replace("0.0.0.0", "127.0.0.1")
-    while not _answers(host, int(str(given.get("port") or DEFAULT_PORT))):
+    given = Arguments(plan.vllm_args)
+    host = str(given.value("host") or "127.0.0.1").replace("0.0.0.0", "127.0.0.1")
+    while not _answers(host, given.number("port", DEFAULT_PORT)):
         time.sleep(PAUSE_S)
     report: dict[str, Any] = {"fast_path": {}, "fallbacks": plan.fallbacks, "tokens": [], "canary": None}
     os.write(descriptor, (json.dumps(report) + "\n").encode())

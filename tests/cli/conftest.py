@@ -13,6 +13,7 @@ from tools.bundles import publish
 from tools.shell import Run
 
 from coldstart.machine import paths
+from coldstart.machine.paths import Cache
 
 
 @pytest.fixture
@@ -47,6 +48,6 @@ def run(home: Path) -> Run:
 @pytest.fixture
 def bundle(home: Path) -> Bundle:
     """A signed bundle called org/tiny in the default store."""
-    made = publish(Store(paths.store_dir()), home / "scratch")
+    made = publish(Store(Cache.at().bundles), home / "scratch")
     sign.host_key(paths.state_dir())
     return made

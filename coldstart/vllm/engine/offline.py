@@ -14,7 +14,7 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -39,7 +39,7 @@ _KEPT_SUFFIXES = {".so", ".cpp", ".py"}
 class OfflineEngine:
     """vLLM's engine in this process; `step_seconds` is the wall time of one iteration."""
 
-    def __init__(self, vllm_args: list[str]) -> None:
+    def __init__(self, vllm_args: Sequence[str]) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine

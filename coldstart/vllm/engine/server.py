@@ -11,7 +11,7 @@ import gc
 import os
 import sys
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -50,13 +50,13 @@ def import_engine() -> None:
         import coldstart.vllm.engine.worker  # noqa: F401
 
 
-def parse_args(vllm_args: list[str]) -> tuple[Namespace, settle.Fallbacks]:
+def parse_args(vllm_args: Sequence[str]) -> tuple[Namespace, settle.Fallbacks]:
     """vLLM's own parser over vLLM's own flags, with our executor and worker where the user named none; and the steps down."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = make_arg_parser(FlexibleArgumentParser())
-    args: Namespace = parser.parse_args(vllm_args)
+    args: Namespace = parser.parse_args(list(vllm_args))
     fallbacks = settle.settle(args)
     validate_parsed_serve_args(args)
     return args, fallbacks

@@ -8,20 +8,22 @@ refused. A child adopts the built worker if vLLM's configuration hash is the sam
 from __future__ import annotations
 
 import gc
+import json
 import os
 import random
 import selectors
 import signal
-import socket
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.machine import timeline
+from coldstart.machine import fingerprint, timeline
+from coldstart.machine.ipc import Channel
 from coldstart.machine.lifeline import die_with_parent
-from coldstart.serve import handoff
+from coldstart.machine.peers import Listener, PeerError
 from coldstart.vllm import seams
 from coldstart.vllm.engine import server, settle
 
@@ -31,9 +33,11 @@ def build(plan: LaunchPlan, level: str) -> settle.Fallbacks:
 
     Returns what this vLLM has no way for, beyond what each server finds out by itself.
 
-    Raises RuntimeError when another Python thread is alive, or at level `engine` for more than one rank: such a process must
-    not be forked.
+    Raises RuntimeError where this vLLM has no way for it, when another Python thread is alive, or at level `engine` for more
+    than one rank: such a process must not be forked.
     """
+    if reason := seams.check("start"):
+        raise RuntimeError(f"no template can be built: {reason}")
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # its monitor is a thread
@@ -74,10 +78,10 @@ class Template:
     Everything runs on one thread; a self-pipe turns SIGCHLD into an event.
     """
 
-    def __init__(self, listener: socket.socket, fallbacks: settle.Fallbacks | None = None) -> None:
+    def __init__(self, listener: Listener, fallbacks: settle.Fallbacks | None = None) -> None:
         self.listener, self.fallbacks = listener, fallbacks or []
         self.selector = selectors.DefaultSelector()
-        self.servers: dict[int, socket.socket | None] = {}
+        self.servers: dict[int, Channel | None] = {}
         self.stopping = False
 
     def run(self) -> None:
@@ -102,17 +106,14 @@ class Template:
         self.stopping = self.stopping or number != signal.SIGCHLD
 
     def _accept(self) -> None:
-        try:
-            connection, _ = self.listener.accept()
-        except OSError:
-            return  # out of descriptors or memory, or the client has gone: the next one may fare better
-        if handoff.peer_uid(connection) not in (0, os.getuid()):
-            connection.close()
+        accepted = self.listener.accept()
+        if accepted is None:
             return
+        connection = Channel(accepted)
         try:
-            request, descriptors = handoff.receive(connection)
-        except (handoff.HandoffError, ValueError, OSError) as error:
-            self._refuse(connection, [], str(error))
+            request = connection.request()
+        except PeerError as error:
+            self._refuse(connection, str(error))
             return
         received = timeline.now()
         # A signal for the child must wait until it has shed our handlers, or it would be taken for one of ours.
@@ -121,29 +122,25 @@ class Template:
             pid = os.fork()
         except OSError as error:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-            self._refuse(connection, descriptors, str(error))
+            self._refuse(connection, str(error))
             return
         if pid == 0:
-            self._become_server(request, received, descriptors, connection)
+            self._become_server(request, received, connection)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-        for descriptor in descriptors:
-            os.close(descriptor)
+        connection.close_descriptors()
         self.servers[pid] = connection
         self.selector.register(connection, selectors.EVENT_READ, pid)
-        handoff.reply(connection, pid=pid)
+        _tell(connection, {"pid": pid})
 
-    def _refuse(self, connection: socket.socket, descriptors: list[int], reason: str) -> None:
-        handoff.reply(connection, error=reason)
+    def _refuse(self, connection: Channel, reason: str) -> None:
+        _tell(connection, {"error": reason})
         connection.close()
-        for descriptor in descriptors:
-            os.close(descriptor)
 
-    def _become_server(
-        self, request: dict[str, Any], received: float, descriptors: list[int], connection: socket.socket
-    ) -> None:
+    def _become_server(self, request: dict[str, Any], received: float, connection: Channel) -> None:
         """In the child: shed the template, take the client's place, serve, and never return."""
         code = 1
         try:
+            descriptors = [connection.take() for _ in range(4)]
             self._shed(connection)
             die_with_parent()
             for target, descriptor in enumerate(descriptors[:3]):
@@ -165,14 +162,15 @@ class Template:
             sys.stderr.flush()
             os._exit(code)
 
-    def _shed(self, connection: socket.socket) -> None:
+    def _shed(self, connection: Channel) -> None:
         os.setsid()
         signal.set_wakeup_fd(-1)
         for number in _HANDLED:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         self.selector.close()
-        for held in (self.listener, connection, *filter(None, self.servers.values())):
+        self.listener.close()
+        for held in (connection, *filter(None, self.servers.values())):
             held.close()
 
     def _reap(self) -> None:
@@ -183,28 +181,38 @@ class Template:
             connection = self.servers.pop(pid, None)
             if connection is not None:
                 self.selector.unregister(connection)
-                handoff.reply(connection, exit=os.waitstatus_to_exitcode(status))
+                _tell(connection, {"exit": os.waitstatus_to_exitcode(status)})
                 connection.close()
 
     def _end_lease(self, pid: int) -> None:
-        """The client has gone, or asks by a byte: b"T" and b"K" are SIGTERM and SIGKILL, the end is SIGTERM."""
+        """The client has gone, which is SIGTERM, or asks for SIGTERM or SIGKILL."""
         connection = self.servers.get(pid)
         if connection is None:
             return  # reaped in this very round
         try:
-            word = connection.recv(1)
-        except ConnectionResetError:
-            word = b""  # it went without reading our answer
-        number = signal.SIGKILL if word == b"K" else signal.SIGTERM
-        try:
-            os.killpg(pid, number)
-        except ProcessLookupError:
-            os.kill(pid, number)  # not yet the leader of its group; until it is reaped its pid is ours
-        if not word:
+            messages = connection.receive()
+        except PeerError:
+            messages = None
+        for message in [{}] if messages is None else messages:
+            _signal(pid, signal.SIGKILL if message.get("signal") == signal.SIGKILL else signal.SIGTERM)
+        if messages is None:
             # Nobody is left to be told of the server's end.
             self.servers[pid] = None
             self.selector.unregister(connection)
             connection.close()
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        os.kill(pid, number)  # not yet the leader of its group; until it is reaped its pid is ours
+
+
+def _tell(connection: Channel, message: dict[str, Any]) -> None:
+    """A client that has gone is no error; the connection's end is what tells that its lease has ended."""
+    with suppress(OSError):
+        connection.send(message)
 
 
 def renew_random_state() -> None:
@@ -218,12 +226,11 @@ def renew_random_state() -> None:
 def main(argv: list[str]) -> None:
     """`template SOCKET LEVEL PLAN_FILE READY_FD`: build, listen, acknowledge with one byte, fork until told to stop."""
     path, level, plan_file, ready = Path(argv[0]), argv[1], Path(argv[2]), int(argv[3])
-    if reason := seams.check("start"):
-        raise SystemExit(f"coldstart: no template can be built: {reason}")
     plan = LaunchPlan.from_json(plan_file.read_text())
     gc.disable()
     fallbacks = build(plan, level)
-    listener = handoff.listen(path)
+    path.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.imported()))
+    listener = Listener(path)
     os.write(ready, b"1")
     os.close(ready)
     Template(listener, fallbacks).run()

@@ -103,9 +103,13 @@ class ColdWorker(CPUWorker):
             )
 
     def _fall_back(self, section: str, reason: str) -> None:
-        logger.warning("coldstart: section %s not used as it is: %s", section, reason)
+        logger.warning("coldstart: %s not used as it is: %s", section, reason)
         self.fast_path[section] = False
         self.fallbacks.append({"section": section, "reason": reason})
+
+    def stand_in(self, reason: str) -> None:
+        """This worker was built by the server itself: the one that was built before is for something else."""
+        self._fall_back("worker", reason)
 
     def warm_up(self) -> None:
         """Run the restored forward once, a few tokens long: what it initialises lazily is then initialised."""

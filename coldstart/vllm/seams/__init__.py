@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,7 +94,7 @@ class _Known:
     def __init__(self, root: Path) -> None:
         self._root = root
         name = hashlib.sha256(f"{root}\0{version()}\0{_table_stamp()}".encode()).hexdigest()[:24]
-        self._file = paths.cache_dir() / "seams" / f"{name}.json"
+        self._file = paths.Cache.at().writable / "seams" / f"{name}.json"
 
     def answer(self, feature: str) -> tuple[str | None] | None:
         """The answer in a tuple; None where it is not known or its files have changed."""
@@ -111,11 +110,12 @@ class _Known:
         """Write the answer down, where that is possible."""
         stamps = {str(file.relative_to(self._root)): _stamp(file) for file in files}
         held = self._read() | {feature: {"reason": reason, "files": stamps}}
-        temporary = self._file.with_suffix(f".{os.getpid()}")
-        with suppress(OSError):
+        from coldstart.artifacts.errors import BundleError
+        from coldstart.artifacts.files import write_atomic
+
+        with suppress(OSError, BundleError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(held))
-            temporary.replace(self._file)
+            write_atomic(self._file, json.dumps(held).encode())
 
     def _read(self) -> dict[str, dict[str, Any]]:
         try:

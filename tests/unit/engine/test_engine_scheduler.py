@@ -7,11 +7,13 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from coldstart.artifacts.bundle import Bundle
 
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
 from coldstart.serve import scheduler
@@ -35,20 +37,20 @@ def mlfq(**settings: object) -> Choice:
 
 
 def test_fcfs_changes_nothing_but_the_batch() -> None:
-    assert scheduler.apply(PLAN, Choice(), None, [], on_cpu=True) == PLAN
-    capped = scheduler.apply(PLAN, Choice(batch=4), None, [], on_cpu=True)
+    assert scheduler.apply(PLAN, Choice(), None, on_cpu=True) == PLAN
+    capped = scheduler.apply(PLAN, Choice(batch=4), None, on_cpu=True)
     assert flags(capped) == {"--max-num-active-seqs": "4"}
 
 
 def test_fcfs_refuses_settings_that_it_would_ignore() -> None:
     with pytest.raises(Usage, match="fcfs takes --batch alone"):
-        scheduler.apply(PLAN, Choice(alpha_s=1.0), None, [], on_cpu=True)
+        scheduler.check(Choice(alpha_s=1.0), PLAN.vllm_args)
 
 
 def test_settings_and_the_bundles_profile_reach_vllm(publish: Publish) -> None:
     bundle = publish(iterations=PROFILE, kv={"bytes": 4096})
     choice = mlfq(batch=4, quantum_s=0.5, eta=2, alpha_s=3.0, oldest_share=0.5, reserve=0.8)
-    made = scheduler.apply(PLAN, choice, bundle, [], on_cpu=True)
+    made = scheduler.apply(PLAN, choice, bundle, on_cpu=True)
     assert flags(made)["--scheduler-cls"] == SCHEDULER_CLS
     told = json.loads(flags(made)["--additional-config"])[KEY]
     wanted = {"batch": 4, "first_quantum_s": 0.5, "eta": 2, "alpha_s": 3.0, "reserve_quantile": 0.8}
@@ -62,18 +64,16 @@ def test_no_core_is_given_up_for_the_connector(publish: Publish, monkeypatch: py
     for name in ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU"):
         monkeypatch.delenv(name, raising=False)
     bundle = publish(iterations=PROFILE)
-    tensor_parallel = ["--tensor-parallel-size", "2"]
-    assert scheduler.apply(PLAN, mlfq(), bundle, tensor_parallel, on_cpu=True).env == {
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "2"
-    }
-    assert scheduler.apply(PLAN, mlfq(strategy="recompute"), bundle, [], on_cpu=True).env == {}
+    two = replace(PLAN, vllm_args=PLAN.vllm_args.before("--tensor-parallel-size", "2"))
+    assert scheduler.apply(two, mlfq(), bundle, on_cpu=True).env == {"VLLM_CPU_NUM_OF_RESERVED_CPU": "2"}
+    assert scheduler.apply(PLAN, mlfq(strategy="recompute"), bundle, on_cpu=True).env == {}
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-1")
-    assert scheduler.apply(PLAN, mlfq(), bundle, [], on_cpu=True).env == {}
+    assert scheduler.apply(PLAN, mlfq(), bundle, on_cpu=True).env == {}
 
 
 def test_without_iteration_times_it_says_so(publish: Publish) -> None:
     for bundle in (None, publish(), publish(iterations={"prefill": []})):
-        made = scheduler.apply(PLAN, mlfq(), bundle, [], on_cpu=True)
+        made = scheduler.apply(PLAN, mlfq(), bundle, on_cpu=True)
         (fallback,) = made.fallbacks
         assert fallback["section"] == "iterations" and "typical shape" in fallback["reason"]
         assert "profile" not in json.loads(flags(made)["--additional-config"])[KEY]
@@ -82,13 +82,13 @@ def test_without_iteration_times_it_says_so(publish: Publish) -> None:
 @pytest.mark.parametrize("settings", [{"oldest_share": 1.5}, {"strategy": "wishful"}, {"batch": 0}])
 def test_settings_out_of_range_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(Usage, match="scheduler's settings"):
-        scheduler.apply(PLAN, mlfq(**settings), None, [], on_cpu=True)
+        scheduler.check(mlfq(**settings), PLAN.vllm_args)
 
 
 @pytest.mark.parametrize("flag", ["--scheduler-cls", "--additional-config", "--kv-transfer-config"])
 def test_two_choices_are_refused(flag: str) -> None:
     with pytest.raises(Usage, match=flag):
-        scheduler.apply(PLAN, mlfq(), None, [flag, "x"], on_cpu=True)
+        scheduler.check(mlfq(), Arguments([flag, "x"]))
 
 
 @pytest.fixture

@@ -218,11 +218,11 @@ def test_each_name_is_missed_when_vllm_calls_it_something_else(renamed: Sources,
     assert list(problems(one, renamed))
 
 
-def test_a_kept_answer_costs_no_import_of_ast(tmp_path: Path) -> None:
+def test_a_kept_answer_is_found_without_parser_and_table(tmp_path: Path) -> None:
     """What every start pays: no parser, no table."""
     code = (
         "import sys; from coldstart.vllm import seams; seams.check('stock');"
-        "print([m for m in ('ast', 'coldstart.vllm.seams.table', 'vllm') if m in sys.modules])"
+        "print([m for m in ('coldstart.vllm.seams.source', 'coldstart.vllm.seams.table', 'vllm') if m in sys.modules])"
     )
     environment = {**os.environ, "COLDSTART_CACHE_DIR": str(tmp_path)}
     said = [

@@ -86,7 +86,7 @@ def test_a_start_that_does_not_fit_is_vllms_own_server(
 ) -> None:
     lacking.add("start")
     monkeypatch.setattr(server, "import_runtime", lambda: pytest.fail("imported"))
-    monkeypatch.setattr(stock, "run", lambda plan, reason: (plan.vllm_args, reason))
+    monkeypatch.setattr(stock, "run", lambda plan, reason: (list(plan.vllm_args), reason))
     monkeypatch.setattr(os, "environ", dict(os.environ))
     assert server.run(LaunchPlan(["--model", "m"])) == (["--model", "m"], REASON)
     assert gc.isenabled()
@@ -253,9 +253,9 @@ def test_a_template_without_our_worker_still_serves(
     ]
 
 
-def test_no_template_is_built_where_our_start_does_not_fit(lacking: set[str], tmp_path: Path) -> None:
+def test_no_template_is_built_where_our_start_does_not_fit(lacking: set[str]) -> None:
     from coldstart.vllm.engine import template
 
     lacking.add("start")
-    with pytest.raises(SystemExit, match=REASON):
-        template.main([str(tmp_path / "socket"), "runtime", str(tmp_path / "plan.json"), "3"])
+    with pytest.raises(RuntimeError, match=REASON):
+        template.build(LaunchPlan([]), "runtime")

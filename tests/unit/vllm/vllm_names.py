@@ -9,6 +9,8 @@ import collections
 import concurrent.futures
 import contextlib
 import ctypes
+import dataclasses
+import enum
 import functools
 import gc
 import http.client
@@ -36,6 +38,7 @@ import types
 from pathlib import Path
 
 _KINDS = (
+    dataclasses, enum,
     str, bytes, dict, list, set, frozenset, tuple, int, float, memoryview, object, BaseException,
     OSError, SystemExit, types.FunctionType, types.ModuleType, pathlib.Path, socket.socket,
     threading.Thread, argparse.ArgumentParser, concurrent.futures.Future,

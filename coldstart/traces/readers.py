@@ -12,9 +12,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
-from coldstart.measure.traces import formats
-from coldstart.measure.traces.formats import Columns
-from coldstart.measure.traces.request import TraceError, TraceReport, TraceRequest
+from coldstart.traces import formats
+from coldstart.traces.formats import Columns
+from coldstart.traces.request import TraceError, TraceReport, TraceRequest
 
 FORMATS = ("mooncake", "azure-llm", "azure-functions", "burstgpt", "csv")
 DEFAULT_TOKENS = (512, 128)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from random import Random
 
-from coldstart.measure.traces.request import TraceError, TraceRequest
+from coldstart.traces.request import TraceError, TraceRequest
 
 
 def gamma_gaps(rate: float, cv: float, random: Random) -> Iterator[float]:

@@ -1,32 +1,41 @@
-"""What goes over the prefetcher's unix socket: one JSON object a line in both directions.
+"""One protocol between our own processes on one machine: JSON objects, one a line, over a unix stream socket.
 
-A line is at most LINE bytes. What is bulky (a plan, names) travels beside it as a sealed memfd, so that the receiver never
-waits for a slow sender and nobody changes it afterwards.
+Descriptors travel beside a line. What is bulky travels as a sealed memfd, so that the receiver never waits for a slow
+sender and nobody changes it afterwards. An open connection is a lease: its end tells of the other side's.
+Standard library only, for clients that live a few milliseconds.
 """
 
 from __future__ import annotations
 
+import array
 import fcntl
 import json
 import os
+import select
 import socket
+import time
 from collections import deque
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from coldstart.machine.peers import PeerError
+
 LINE = 1 << 16
+MAX_REQUEST = 1 << 20
 MAX_BODY = 128 << 20
+# Whoever connects and says nothing must not keep a server from its other clients, nor from its signals.
+PATIENCE_S = 5.0
 _MAX_DESCRIPTORS = 8
+_RIGHTS = socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS)
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-class Malformed(ValueError):
+class Malformed(PeerError):
     """The other side does not speak this language."""
 
 
 class Channel:
-    """One end of a connection: complete messages in, descriptors beside them."""
+    """One end of a connection: complete messages in and out, descriptors beside them. A context manager."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
@@ -37,28 +46,56 @@ class Channel:
         """For selectors."""
         return self.socket.fileno()
 
+    def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        """Send one message, blocking, and with its first byte the descriptors. Raises OSError when it cannot be sent."""
+        line = encode(message)
+        sent = send_some(self.socket, line, descriptors)
+        if sent < len(line):  # sending nothing would fail where the other end has gone since
+            self.socket.sendall(memoryview(line)[sent:])
+
     def receive(self, limit: int | None = LINE) -> list[dict[str, Any]] | None:
         """The messages that one read completes; None at the end of the connection.
 
         Raises Malformed for a line over `limit` bytes, one that is no JSON object, or too many descriptors.
         """
         try:
-            data, descriptors, _, _ = socket.recv_fds(
-                self.socket, 1 << 18, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-            )
+            # Not socket.recv_fds, which drops the flag that keeps our children from inheriting the descriptors.
+            data, rights, flags, _ = self.socket.recvmsg(1 << 18, _RIGHTS, socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, InterruptedError):
             return []
         except OSError:
             return None
-        self.descriptors.extend(descriptors)
+        for _, _, descriptors in rights:
+            self.descriptors.extend(array.array("i", descriptors))
         if not data:
             return None
-        if len(self.descriptors) > _MAX_DESCRIPTORS:
+        if len(self.descriptors) > _MAX_DESCRIPTORS or flags & socket.MSG_CTRUNC:
             raise Malformed("too many descriptors")
         *lines, self._pending = (self._pending + data).split(b"\n")
         if limit is not None and max(map(len, [*lines, self._pending])) > limit:
             raise Malformed(f"a line of more than {limit} bytes")
         return list(map(_object, lines))
+
+    def request(self) -> dict[str, Any]:
+        """The one message that a client sends first, within PATIENCE_S seconds in all.
+
+        Raises Malformed on anything cut short, longer than MAX_REQUEST bytes, too slow, or followed by more.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while select.select([self.socket], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            messages = self.receive(MAX_REQUEST)
+            if messages is None:
+                raise Malformed("a request that is cut short")
+            if len(messages) > 1 or (messages and self._pending):
+                raise Malformed("more than one request")
+            if messages:
+                return messages[0]
+        raise Malformed(f"no request within {PATIENCE_S:g} s")
+
+    def replies(self) -> Iterator[dict[str, Any]]:
+        """Messages until the connection ends, blocking."""
+        while (messages := self.receive(None)) is not None:
+            yield from messages
 
     def take(self) -> int:
         """The oldest descriptor received, now the caller's. Raises Malformed when there is none."""
@@ -68,9 +105,25 @@ class Channel:
 
     def close(self) -> None:
         """Close the connection and descriptors that nobody took."""
+        self.close_descriptors()
+        self.socket.close()
+
+    def close_descriptors(self) -> None:
+        """Close those that nobody took."""
         while self.descriptors:
             os.close(self.descriptors.popleft())
-        self.socket.close()
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def send_some(connection: socket.socket, data: bytes | bytearray, descriptors: tuple[int, ...] = ()) -> int:
+    """Send what the socket takes now, the descriptors with its first byte; how many bytes. Raises as sendmsg."""
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    return connection.sendmsg([data], rights)
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -83,7 +136,7 @@ def _object(line: bytes) -> dict[str, Any]:
     return message
 
 
-def encode(message: dict[str, Any]) -> bytes:
+def encode(message: Mapping[str, Any]) -> bytes:
     """A message as its line."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
@@ -115,16 +168,3 @@ def body(descriptor: int) -> tuple[bytes, bytes]:
     finally:
         os.close(descriptor)
     return head, rest
-
-
-def place(directory: Path | None) -> Path:
-    """Where the socket lies."""
-    from coldstart.machine import paths
-
-    return (directory or paths.runtime_dir()) / "prefetch.socket"
-
-
-def replies(channel: Channel) -> Iterator[dict[str, Any]]:
-    """Messages until the connection ends, blocking."""
-    while (messages := channel.receive(None)) is not None:
-        yield from messages

@@ -1,13 +1,18 @@
-"""vLLM's command line, read without vLLM: what an operator wrote, in one normal form.
+"""vLLM's command line, read without vLLM: what an operator wrote, and the same in one normal form.
 
+``Arguments`` travels from the command line to the server that is started, so that nobody parses it again.
 ``parse(argv)`` gives a mapping that is equal for every spelling vLLM takes as equal: the order of flags,
 dashes or underscores, ``--name value`` or ``--name=value``, short names, ``--no-name``, dotted names or JSON,
 1k or 1000. A flag is never judged here: what this module does not know it keeps as written.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
 
 SHORT: Mapping[str, str] = {
     "-q": "quantization",
@@ -43,6 +48,39 @@ _HUMAN = frozenset(
 _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
 _LEVEL = re.compile(r"-O=?(\w+)")
+
+
+class Arguments(tuple[str, ...]):
+    """The words that follow ``--``, as written; their normal form is computed once and kept with them.
+
+    A tuple, so that they are passed on word for word; ``value`` and ``gives`` ask for a flag by its name with underscores.
+    """
+
+    @cached_property
+    def normal(self) -> Mapping[str, object]:
+        """``parse`` of the words."""
+        return parse(self)
+
+    def gives(self, name: str) -> bool:
+        """Whether the flag was written."""
+        return name in self.normal
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """The flag's value as ``parse`` reads it, ``default`` where it was not written."""
+        return self.normal.get(name, default)
+
+    def number(self, name: str, default: int) -> int:
+        """The flag's value where it is a whole number, else ``default``: vLLM will refuse what it is, in its own words."""
+        value = self.normal.get(name, default)
+        return value if isinstance(value, int) else default
+
+    def after(self, *words: str) -> Arguments:
+        """``words`` put in front: of equal flags the one that stands here already wins."""
+        return Arguments((*words, *self)) if words else self
+
+    def before(self, *words: str) -> Arguments:
+        """``words`` put behind: of equal flags the new one wins."""
+        return Arguments((*self, *words)) if words else self
 
 
 def parse(argv: Sequence[str]) -> dict[str, object]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from coldstart.measure.traces.request import TraceError, TraceRequest
+from coldstart.traces.request import TraceError, TraceRequest
 
 Row = Mapping[str, str]
 

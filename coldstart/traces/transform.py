@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from itertools import accumulate, count, islice, takewhile
 from random import Random
 
-from coldstart.measure.traces.request import TraceError, TraceRequest
+from coldstart.traces.request import TraceError, TraceRequest
 
 MODEL_MAPPINGS = ("round-robin", "zipf", "column")
 
