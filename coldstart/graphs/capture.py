@@ -191,7 +191,8 @@ def _decode_maps(driver: DriverApi, tables: Tables) -> Array:
 def _coded(masks: Sequence[int]) -> Array:
     """Which of a map's bytes some address bit is coded in."""
     union = functools.reduce(operator.or_, masks, 0)
-    return np.frombuffer(union.to_bytes(TENSOR_MAP_BYTES, "little"), np.uint8) != 0
+    coded: Array = np.frombuffer(union.to_bytes(TENSOR_MAP_BYTES, "little"), np.uint8) != 0
+    return coded
 
 
 def bit_masks(driver: DriverApi, descriptor: bytes) -> list[int]:

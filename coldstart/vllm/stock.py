@@ -15,7 +15,6 @@ from http.client import HTTPConnection, HTTPException
 from threading import Thread
 from typing import Any
 
-from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 
 ENTRY_POINT = "vllm.entrypoints.openai.api_server"
@@ -46,7 +45,7 @@ def run(plan: LaunchPlan, reason: str) -> int:
 
 def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
     """One line once the server answers. No token was asked for: what it restores is nothing."""
-    given = Arguments(plan.vllm_args)
+    given = plan.vllm_args
     host = str(given.value("host") or "127.0.0.1").replace("0.0.0.0", "127.0.0.1")
     while not _answers(host, given.number("port", DEFAULT_PORT)):
         time.sleep(PAUSE_S)

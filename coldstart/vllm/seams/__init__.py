@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from coldstart.machine import paths, runtime
+from coldstart.machine import runtime
+from coldstart.machine.paths import Cache
 
 if TYPE_CHECKING:
     from coldstart.vllm.seams.source import Sources
@@ -94,7 +96,7 @@ class _Known:
     def __init__(self, root: Path) -> None:
         self._root = root
         name = hashlib.sha256(f"{root}\0{version()}\0{_table_stamp()}".encode()).hexdigest()[:24]
-        self._file = paths.Cache.at().writable / "seams" / f"{name}.json"
+        self._file = Cache.at().writable / "seams" / f"{name}.json"
 
     def answer(self, feature: str) -> tuple[str | None] | None:
         """The answer in a tuple; None where it is not known or its files have changed."""
@@ -110,12 +112,11 @@ class _Known:
         """Write the answer down, where that is possible."""
         stamps = {str(file.relative_to(self._root)): _stamp(file) for file in files}
         held = self._read() | {feature: {"reason": reason, "files": stamps}}
-        from coldstart.artifacts.errors import BundleError
-        from coldstart.artifacts.files import write_atomic
-
-        with suppress(OSError, BundleError):
+        temporary = self._file.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._file, json.dumps(held).encode())
+            temporary.write_text(json.dumps(held))
+            temporary.replace(self._file)
 
     def _read(self) -> dict[str, dict[str, Any]]:
         try:

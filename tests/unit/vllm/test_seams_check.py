@@ -218,7 +218,7 @@ def test_each_name_is_missed_when_vllm_calls_it_something_else(renamed: Sources,
     assert list(problems(one, renamed))
 
 
-def test_a_kept_answer_is_found_without_parser_and_table(tmp_path: Path) -> None:
+def test_a_kept_answer_reads_no_source(tmp_path: Path) -> None:
     """What every start pays: no parser, no table."""
     code = (
         "import sys; from coldstart.vllm import seams; seams.check('stock');"

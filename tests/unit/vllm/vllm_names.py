@@ -38,7 +38,8 @@ import types
 from pathlib import Path
 
 _KINDS = (
-    dataclasses, enum,
+    dataclasses,
+    enum,
     str, bytes, dict, list, set, frozenset, tuple, int, float, memoryview, object, BaseException,
     OSError, SystemExit, types.FunctionType, types.ModuleType, pathlib.Path, socket.socket,
     threading.Thread, argparse.ArgumentParser, concurrent.futures.Future,
