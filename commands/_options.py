@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from coldstart.artifacts.net.origin import without_secrets
 from coldstart.commands._output import Format, Output, Progress
 
 from coldstart.contract.arguments import Arguments
@@ -19,9 +20,14 @@ from coldstart.errors import NeedsAuth, Usage
 from coldstart.machine.paths import Cache
 
 if TYPE_CHECKING:
+    from coldstart.artifacts.bundle import Trust
     from coldstart.artifacts.store import Store
 
     from coldstart.key.inspection import Lookup
+
+
+# Help of the word with which a bundle is taken although nobody who is trusted has signed it.
+UNTRUSTED = "Take a bundle that nobody trusted has signed; its code is left alone all the same."
 
 
 @dataclass(frozen=True)
@@ -39,19 +45,28 @@ class Common:
 
         return Store(self.cache.bundles)
 
-    def look_up(self, model: str, revision: str | None = None) -> "Lookup":
-        """The model with these arguments, its key on this machine, and its bundle. Raises what models.resolve raises."""
+    def look_up(self, model: str, revision: str | None = None, accepts: "Trust | None" = None) -> "Lookup":
+        """The model with these arguments, its key on this machine, and its bundle among what `accepts` accepts.
+
+        Raises what models.resolve raises.
+        """
         from coldstart.key import inspection
 
         return inspection.look_up(
-            model, self.vllm_args, cache=self.cache, offline=self.offline, revision=revision
+            model,
+            self.vllm_args,
+            cache=self.cache,
+            offline=self.offline,
+            revision=revision,
+            accepts=accepts,
         )
 
     def require_network(self, address: str) -> None:
         """Raises NeedsAuth (exit 4) when ``address`` lies on the network and --offline is set."""
         if self.offline and "://" in address and not address.startswith("dir://"):
             raise NeedsAuth(
-                f"{address} lies on the network, and --offline is set.", mend="leave --offline away"
+                f"{without_secrets(address)} lies on the network, and --offline is set.",
+                mend="leave --offline away",
             )
 
 

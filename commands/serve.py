@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from coldstart.commands._options import Common
+from coldstart.artifacts.bundle import Trust, anyone
+from coldstart.commands._options import UNTRUSTED, Common
 from coldstart.commands._options import command as declare
 
 from coldstart.errors import Usage
@@ -60,6 +61,7 @@ def command(
     require_signature: Annotated[
         bool, typer.Option("--require-signature", help="Refuse a bundle that nobody trusted has signed.")
     ] = False,
+    untrusted: Annotated[bool, typer.Option("--untrusted", help=UNTRUSTED)] = False,
     scheduler: Annotated[
         Scheduler, typer.Option("--scheduler", help="Which request runs next; fcfs is vLLM's own.")
     ] = "fcfs",
@@ -109,7 +111,9 @@ def command(
     # Before anything is looked up: what was typed wrongly is said at once.
     check(choice, common.vllm_args)
     request = serve.Request(
-        _found(common, model, revision, on_miss, remote=weights_from is not None),
+        _found(
+            common, model, revision, on_miss, anyone if untrusted else None, remote=weights_from is not None
+        ),
         listen,
         mode=mode,
         without_bundle=on_miss == "warn",
@@ -120,6 +124,8 @@ def command(
         scheduler=choice,
     )
     plan = serve.plan(request)
+    for note in request.found.notes:
+        common.out.warn(note)
     if dry_run:
         planned = {
             "url": serve.url(plan),
@@ -139,9 +145,11 @@ def command(
     raise typer.Exit(code)
 
 
-def _found(common: Common, model: str, revision: str | None, on_miss: OnMiss, *, remote: bool) -> Lookup:
+def _found(
+    common: Common, model: str, revision: str | None, on_miss: OnMiss, accepts: Trust | None, *, remote: bool
+) -> Lookup:
     """The look-up, after materializing what is missing where that was asked for."""
-    found = common.look_up(model, revision)
+    found = common.look_up(model, revision, accepts)
     if remote:
         found = found.without_weights()
     if found.bundle is not None or on_miss != "materialize":

@@ -6,10 +6,11 @@ A word the user types is a bundle in the store, or else a model whose key is com
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from coldstart.artifacts.bundle import Bundle, TrustResult
+from coldstart.artifacts import oci
+from coldstart.artifacts.bundle import Bundle, Trust, TrustResult
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.section import SECTION_TYPES
@@ -32,7 +33,9 @@ class Lookup:
     """A model with vLLM's arguments, their key, and what the store has for it: the bundle, or the nearest and where it differs.
 
     Every command begins with one, and hands it down: nothing below asks again for the model, the arguments or the cache.
-    ``offline`` says that the network is not to be asked for what is still missing.
+    ``offline`` says that the network is not to be asked for what is still missing. Only what ``accepts`` accepts is found
+    (None: `trust`; `bundle.anyone` for whoever made it); ``untrusted`` is a bundle of this key that was passed over for it,
+    and ``notes`` say what is worth knowing of the choice.
     """
 
     model: Model
@@ -43,6 +46,9 @@ class Lookup:
     nearest: Bundle | None = None
     mismatches: tuple[Mismatch, ...] = ()
     offline: bool = False
+    accepts: Trust | None = None
+    untrusted: Bundle | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def store(self) -> Store:
@@ -52,11 +58,20 @@ class Lookup:
     def again(self) -> Lookup:
         """The same key looked up once more: another process may have made the bundle meanwhile."""
         try:
-            bundle = self.store.find(self.key, name=self.model.name)
+            found = self.store.find(self.key, name=self.model.name, trust=self.accepts or trust)
         except NotFound as error:
             nearest, mismatches = error.nearest or (None, [])
-            return replace(self, bundle=None, nearest=nearest, mismatches=tuple(mismatches))
-        return replace(self, bundle=bundle, nearest=None, mismatches=())
+            notes = tuple(_unvouched(nearest)) if nearest else ()
+            return replace(
+                self,
+                bundle=None,
+                nearest=nearest,
+                mismatches=tuple(mismatches),
+                untrusted=error.untrusted,
+                notes=notes,
+            )
+        notes = (*_unvouched(found), *_passed_over(self.store, found))
+        return replace(self, bundle=found, nearest=None, mismatches=(), untrusted=None, notes=notes)
 
     def without_weights(self) -> Lookup:
         """For a model directory that holds no weights: the bundle that differs in their layout alone."""
@@ -81,9 +96,12 @@ class Lookup:
 
 
 def find_bundle(store: Store, ref: str) -> Bundle | None:
-    """The bundle called ``ref``, None if there is none. Raises Ambiguous and InvalidReference."""
+    """The bundle called ``ref``, a trusted version before others, None if there is none.
+
+    Raises Ambiguous and InvalidReference.
+    """
     try:
-        return store.get(ref)
+        return store.get(ref, trust=trust)
     except NotFound:
         return None
 
@@ -100,15 +118,50 @@ def look_up(
     cache: Cache | None = None,
     offline: bool = False,
     revision: str | None = None,
+    accepts: Trust | None = None,
 ) -> Lookup:
-    """Compose the key of the model ``word`` here and look it up. Raises what models.resolve raises."""
+    """Compose the key of the model ``word`` here and look it up, among what ``accepts`` accepts.
+
+    Raises what models.resolve raises.
+    """
     cache, given = cache or Cache.at(), Arguments(vllm_args)
     model = models.resolve(word, revision=revision, offline=offline, cache=cache)
-    return Lookup(model, given, cache, keys.compose(model, given), offline=offline).again()
+    return Lookup(model, given, cache, keys.compose(model, given), offline=offline, accepts=accepts).again()
+
+
+def _unvouched(chosen: Bundle) -> Iterator[str]:
+    judged = trust(chosen)
+    if not judged.ok:
+        yield (
+            f"{chosen.ref} is not trusted: {judged.reason}. Its code is left alone; its sizes and its list of the weights are "
+            "its maker's word"
+        )
+
+
+def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
+    """Versions of the same key that arrived later than the chosen one, and why each was not taken."""
+    for other in store.list():
+        if other.version <= chosen.version or other.descriptor.annotations.get(oci.KEY) != chosen.key_digest:
+            continue
+        try:
+            judged = trust(other)
+            older = other.manifest.provenance.created < chosen.manifest.provenance.created
+            why = judged.reason if not judged.ok else "it was made earlier" if older else ""
+        except BundleError as error:
+            why = error.message
+        if why:
+            yield f"{other.name}:v{other.version} was passed over for v{chosen.version}: {why}"
 
 
 def miss(found: Lookup) -> NoBundle:
     """The error for a lookup without a bundle: field, wanted, found, and the command that makes one."""
+    if found.untrusted is not None:
+        return NoBundle(
+            f"The only bundle for {found.model.name} with key {found.key.short}, {found.untrusted.ref}, is not trusted: "
+            f"{trust(found.untrusted).reason}",
+            mend="coldstart trust add FILE, with its maker's public key; or take it as it is: --untrusted; or "
+            + shlex.join(["coldstart", "materialize", found.model.argument, *_after(found.vllm_args)]),
+        )
     if found.nearest is None:
         detail = "and none for this model under another key"
     else:
@@ -126,11 +179,9 @@ def _after(vllm_args: Sequence[str]) -> list[str]:
 
 def trust(bundle: Bundle) -> TrustResult:
     """Whether a key that this user trusts signed ``bundle``."""
-    from coldstart.artifacts import (
-        sign,  # cryptography: a start whose code is unpacked already does without it
-    )
+    from coldstart.machine import verdicts
 
-    return sign.trusted(bundle, sign.trust_dir(paths.state_dir()))
+    return verdicts.judge(bundle)
 
 
 def describe(bundle: Bundle) -> dict[str, object]:

@@ -53,6 +53,7 @@ class Request:
     trust: Trust = inspection.trust
     weights_from: str | None = None
     fetch_rest: bool = False
+    accepts: Trust | None = None
 
 
 @dataclass

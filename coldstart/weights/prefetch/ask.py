@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coldstart.artifacts.bundle import Trust
 from coldstart.errors import Failed, Usage
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
@@ -28,6 +29,7 @@ class Wanted:
     model: str
     source: str
     plan: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
 
 
 def resolve(
@@ -37,14 +39,15 @@ def resolve(
     cache: Cache,
     weights_from: str | None = None,
     offline: bool = False,
+    accepts: Trust | None = None,
 ) -> Wanted:
     """Look the model up as `serve` does. Its weights come from `weights_from`, else its directory, else the hub.
 
     Raises what inspection.look_up raises, NoBundle when neither a bundle nor local files say what the weights are.
     """
-    found = inspection.look_up(model, vllm_args, cache=cache, offline=offline)
+    found = inspection.look_up(model, vllm_args, cache=cache, offline=offline, accepts=accepts)
     source = weights_from or _own_source(found)
-    return Wanted(found.model.name, source, _plan(found.without_weights(), source))
+    return Wanted(found.model.name, source, _plan(found.without_weights(), source), found.notes)
 
 
 def _own_source(found: Lookup) -> str:

@@ -25,6 +25,10 @@ from coldstart.weights.prefetch.schedule import Entry, Lease, pick
 from coldstart.weights.prefetch.sources import Unavailable, Unusable
 from coldstart.weights.prefetch.streams import Job, Streams, WrongBytes
 
+# A model none of whose units is under way gets a stream after so long, however many there are; up to so many in all.
+STARVED_S, MAX_JOBS = 0.4, 64
+_RECONSIDER_S = 0.1
+
 
 class Service:
     """Serves until stopped, or until nobody was connected for `settings.idle_s`."""
@@ -74,6 +78,8 @@ class Service:
     def _patience(self) -> float | None:
         now = monotonic()
         moments = [m.retry_at - now for m in self.memory.models.values() if m.retry_at > now]
+        if self._streams.jobs and any(lease_waits(client) for client in self.clients):
+            moments.append(_RECONSIDER_S)
         if not self.clients:
             moments.append(self._quiet_since + self.settings.idle_s - now)
         return max(0.0, min(moments)) if moments else None
@@ -155,6 +161,8 @@ class Service:
         wanted = client.model.layout.wanted(names)
         entries = self.memory.want(client.model, wanted)
         client.lease.add(entries, background=background)
+        if not client.model.flying:
+            client.model.rested = monotonic()
 
     # What streams report.
 
@@ -170,9 +178,10 @@ class Service:
 
     def _settle(self, job: Job) -> None:
         assert isinstance(job.model, Model)
-        self._streams.busy -= 1
+        self._streams.jobs.discard(job)
         model, entry, error = job.model, job.entry, job.error
         model.flying -= 1
+        model.rested = monotonic()
         if error is None:
             model.arrived()
             model.board.publish(entry)
@@ -211,22 +220,28 @@ class Service:
     # What follows from it.
 
     def _dispatch(self) -> None:
-        owners = {client.lease: client for client in self.clients if client.lease is not None}
+        owners = {client.lease: client.model for client in self.clients if client.lease and client.model}
         now = monotonic()
+        slow = {job.model.key for job in self._streams.jobs if job.slow}
 
         def available(lease: Lease) -> bool:
-            model = owners[lease].model
-            return model is not None and model.retry_at <= now
+            model = owners[lease]
+            # A slow source gets one stream until it is a fast one.
+            most = 1 if model.key in slow else self.settings.streams
+            return model.retry_at <= now and model.flying < most
 
-        while self._streams.busy < self.settings.streams:
-            chosen = pick(owners, available)
+        def starved(lease: Lease) -> bool:
+            model = owners[lease]
+            return available(lease) and not model.flying and now - model.rested >= STARVED_S
+
+        while len(self._streams.jobs) < MAX_JOBS:
+            full = self._streams.lively(now) >= self.settings.streams
+            chosen = pick(owners, starved if full else available, lambda lease: owners[lease].key not in slow)
             if chosen is None:
                 return
             lease, entry = chosen
-            model = owners[lease].model
-            assert model is not None
-            model.start(entry)
-            self._streams.submit(Job(model, entry, model.generation))
+            owners[lease].start(entry)
+            self._streams.submit(Job(owners[lease], entry, owners[lease].generation))
 
     def _look_after(self) -> None:
         for client in list(self.clients):
@@ -284,6 +299,13 @@ class Service:
             "memory_bytes": self.memory.used,
             "models": models,
         }
+
+
+def lease_waits(client: Client) -> bool:
+    """Whether it wants anything that is not there."""
+    return client.lease is not None and (
+        client.lease.unfinished() or client.lease.unfinished(background=True)
+    )
 
 
 def _names(text: bytes) -> list[str] | None:
