@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.vllm import seams, stock
 from coldstart.vllm.engine import headless, offline, server, settle
+from coldstart.vllm.scheduling import SCHEDULER_CLS
 from coldstart.vllm.weights import entry
 
 REASON = "It lacks a seam."
@@ -136,6 +138,19 @@ def test_vllms_own_server_is_acknowledged_once_it_answers(monkeypatch: pytest.Mo
     assert report["fast_path"] == {} and report["tokens"] == [] and Health.asked > 2
     assert os.read(reader, 1) == b""  # one line, and no more
     os.close(reader)
+
+
+def test_vllms_own_server_is_given_nothing_that_it_cannot_run(lacking: set[str]) -> None:
+    ours = ["--scheduler-cls", SCHEDULER_CLS, "--additional-config", "{}", "--kv-transfer-config", "{}"]
+    words = ["--model", "m", "--load-format", entry.LOAD_FORMAT, *ours, "--port", "9"]
+    plan = LaunchPlan(Arguments(words))
+    assert stock._its_own(plan) == ["--model", "m", "--load-format", entry.LOAD_FORMAT, "--port", "9"]
+    assert [fallback["section"] for fallback in plan.fallbacks] == ["scheduler"]
+    lacking.add("weights")
+    assert stock._its_own(plan) == ["--model", "m", "--port", "9"]
+    assert plan.fallbacks[-1] == {"section": "weights", "reason": f"{REASON} vLLM loads them its own way."}
+    users = Arguments(["--scheduler-cls", "their.Own", "--additional-config", "{}", "--load-format", "dummy"])
+    assert stock._its_own(LaunchPlan(users)) == list(users)
 
 
 def test_a_node_without_an_api_says_why_it_does_not_run(
