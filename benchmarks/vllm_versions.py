@@ -4,9 +4,8 @@
     python benchmarks/vllm_versions.py run             the same with the pinned version, in this environment
     python benchmarks/vllm_versions.py drift 0.33.0    what of the table does not fit that version; nothing is imported
 
-A run is: materialize, fresh,
-both templates, the scheduler over a KV pool that holds a quarter of the requests, and weights fetched while the server starts.
-Each server must answer what the same version's ordinary server answers (vLLM's entry point), asked one by one; our scheduler,
+A run is: materialize, fresh, both templates, the scheduler over a KV pool that holds a quarter of the requests, and weights
+fetched while the server starts. Each server must answer what the same version's ordinary server answers (vLLM's entry point), asked one by one; our scheduler,
 asked by all at once, what vLLM's own answers so from the same pool. Then every step down for real: `check` is made to say that
 a seam is missing, and the server must come up another way, with the reason. No time is measured here. CPU only.
 """
@@ -49,15 +48,14 @@ def run(version: str | None) -> dict[str, Any]:
         shutil.copytree(model, bare, ignore=shutil.ignore_patterns("*.safetensors"))
         with here.ordinary(model, PLENTY):
             expected = _one_by_one(here)
-        rows = {"materialize": json.loads(said)["ref"]} | _features(here, model, bare, expected)
-        downs = _step_downs(here, model, expected)
-        return {
+        found = {
             "versions": _versions(python),
             "tokens_compared": sum(map(len, expected)),
-            "features": rows,
-            "step_downs": downs,
             "seams": _seams(python),
+            "features": {"materialize": json.loads(said)["ref"]} | _features(here, model, bare, expected),
         }
+        _keep(found, "run")  # the rest takes minutes, too
+        return found | {"step_downs": _step_downs(here, model, expected)}
 
 
 def _features(here: Environment, model: Path, bare: Path, expected: list[list[str]]) -> dict[str, Any]:
@@ -178,13 +176,17 @@ def _versions(python: Path) -> dict[str, str]:
     return told
 
 
+def _keep(found: dict[str, Any], action: str) -> None:
+    version = found.get("version") or found["versions"]["vllm"]
+    text = json.dumps(found, indent=1, sort_keys=True)
+    (RESULTS / f"vllm-{version}-{action}.json").write_text(f"{text}\n")
+
+
 def main(arguments: list[str]) -> int:
     """Write the result below results/ and print it."""
     action, *rest = arguments or ["run"]
     found = drift(rest[0]) if action == "drift" else run(rest[0] if rest else None)
-    version = found["version"] if action == "drift" else found["versions"]["vllm"]
-    name = f"vllm-{version}-{action}.json"
-    (RESULTS / name).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    _keep(found, action)
     print(json.dumps(found, indent=1))
     return 0
 
