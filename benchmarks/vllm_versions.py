@@ -5,9 +5,10 @@
     python benchmarks/vllm_versions.py drift 0.33.0    what of the table does not fit that version; nothing is imported
 
 A run is: materialize, fresh, both templates, the scheduler over a KV pool that holds a quarter of the requests, and weights
-fetched while the server starts. Each server must answer what the same version's ordinary server answers (vLLM's entry point), asked one by one; our scheduler,
-asked by all at once, what vLLM's own answers so from the same pool. Then every step down for real: `check` is made to say that
-a seam is missing, and the server must come up another way, with the reason. No time is measured here. CPU only.
+fetched while the server starts. Each server must answer what the same version's ordinary server answers (vLLM's entry point),
+asked one by one; our scheduler, asked by all at once, what vLLM's own answers so from the same pool. Then every step down for
+real: `check` is made to say that a seam is missing, and the server must come up another way, with the reason. No time is
+measured here. CPU only.
 """
 
 from __future__ import annotations
