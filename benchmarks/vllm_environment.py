@@ -30,7 +30,7 @@ OTHER_PINS = {
         "setuptools": "77.0.3",
     }
 }
-TOKENS, PATIENCE_S = 110, 300.0
+PATIENCE_S = 300.0
 
 
 def _free_port() -> int:
@@ -127,17 +127,17 @@ class Environment:
         finally:
             kept.write_text(before)
 
-    def complete(self, number: int) -> list[str]:
+    def complete(self, number: int, tokens: int) -> list[str]:
         """The greedy tokens of request `number`, as text pieces."""
-        body = {"prompt": [7 + number, *range(100, 139)], "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
+        body = {"prompt": [7 + number, *range(100, 139)], "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
                 "logprobs": 0}  # fmt: skip
         data = json.dumps(body | {"model": self._model()}).encode()
         request = Request(
             f"http://127.0.0.1:{self.port}/v1/completions", data, {"Content-Type": "application/json"}
         )
         with urlopen(request, timeout=PATIENCE_S) as answer:
-            tokens: list[str] = json.load(answer)["choices"][0]["logprobs"]["tokens"]
-        return tokens
+            pieces: list[str] = json.load(answer)["choices"][0]["logprobs"]["tokens"]
+        return pieces
 
     def counters(self) -> dict[str, float]:
         """Our scheduler's counters in /metrics."""

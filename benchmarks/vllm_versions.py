@@ -35,7 +35,8 @@ PLENTY = (*ARGS, "--kv-cache-memory-bytes", str(256 << 20))
 # 14 blocks of 32 tokens of 8 layers' keys and values: fewer than four requests end with.
 SCARCE = (*ARGS, "--kv-cache-memory-bytes", str(14 * 2 * 8 * 2 * 64 * 4 * 32))
 MLFQ = ("--scheduler", "skip-join-mlfq", "--batch", "4", "--kv-host-memory", str(1 << 27))
-REQUESTS = 12
+REQUESTS, TOKENS = 12, 110
+SINGLE, SINGLE_TOKENS = 4, 40
 
 
 def run(version: str | None) -> dict[str, Any]:
@@ -95,12 +96,12 @@ def _step_downs(here: Environment, model: Path, expected: list[list[str]]) -> di
 
 
 def _one_by_one(here: Environment) -> list[list[str]]:
-    return [here.complete(number) for number in range(REQUESTS)]
+    return [here.complete(number, SINGLE_TOKENS) for number in range(SINGLE)]
 
 
 def _together(here: Environment) -> list[list[str]]:
     with ThreadPoolExecutor(REQUESTS) as pool:
-        return list(pool.map(here.complete, range(REQUESTS)))
+        return list(pool.map(lambda number: here.complete(number, TOKENS), range(REQUESTS)))
 
 
 Ask = Callable[[Environment], list[list[str]]]
