@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from calibration import slower  # noqa: E402
+from coldstart.measure.traces import TraceRequest  # noqa: E402
 from live import model  # noqa: E402
 from live.cells import BLOCK_BYTES, OURS, PROACTIVE, REGIMES  # noqa: E402
 from live.measure import send  # noqa: E402
@@ -36,7 +37,6 @@ from scheduler_twin import TRACES, requests  # noqa: E402
 from benchmarks.common import finish  # noqa: E402
 from coldstart.key import inspection  # noqa: E402
 from coldstart.measure.bench import facts  # noqa: E402
-from coldstart.measure.traces import TraceRequest  # noqa: E402
 from coldstart.scheduling import IterationProfile, SchedulerSettings  # noqa: E402
 from coldstart.scheduling.simulate import Outcome, SimSettings, simulate  # noqa: E402
 from coldstart.serve import serve  # noqa: E402

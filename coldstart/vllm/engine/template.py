@@ -33,9 +33,11 @@ def build(plan: LaunchPlan, level: str) -> settle.Fallbacks:
 
     Returns what this vLLM has no way for, beyond what each server finds out by itself.
 
-    Raises RuntimeError when another Python thread is alive, or at level `engine` for more than one rank: such a process must
-    not be forked.
+    Raises RuntimeError where this vLLM has no way for it, when another Python thread is alive, or at level `engine` for more
+    than one rank: such a process must not be forked.
     """
+    if reason := seams.check("start"):
+        raise RuntimeError(f"no template can be built: {reason}")
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # its monitor is a thread
@@ -224,8 +226,6 @@ def renew_random_state() -> None:
 def main(argv: list[str]) -> None:
     """`template SOCKET LEVEL PLAN_FILE READY_FD`: build, listen, acknowledge with one byte, fork until told to stop."""
     path, level, plan_file, ready = Path(argv[0]), argv[1], Path(argv[2]), int(argv[3])
-    if reason := seams.check("start"):
-        raise SystemExit(f"coldstart: no template can be built: {reason}")
     plan = LaunchPlan.from_json(plan_file.read_text())
     gc.disable()
     fallbacks = build(plan, level)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import Any, Protocol
 
 from coldstart.contract.graphs import CANARY, GRAPHS_REPORT, KERNELS, KV_PLAN, PROVE, RECORD, RESTORE
 from coldstart.graphs import rounds
-from coldstart.graphs.errors import GraphError, Refused
+from coldstart.graphs.errors import GraphError
 from coldstart.vllm import late, seams
 from coldstart.vllm.graphs import hook, kv_plan
+from coldstart.vllm.graphs.source import log
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 WORKER = "vllm.v1.worker.gpu_worker"
-log = logging.getLogger("vllm.coldstart.graphs")
 Run = Callable[[Any, Callable[[], Any]], Any]
 
 
@@ -156,10 +155,3 @@ def _size_kv(text: str, module: Any) -> None:
         original(worker)
 
     module.maybe_apply_startup_plan = apply
-
-
-def refuse_parallel(runner: Any) -> None:
-    """Raises Refused for an engine of several ranks."""
-    parallel = runner.parallel_config
-    if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
-        raise Refused("graphs of several ranks hold collectives")

@@ -18,8 +18,8 @@ from coldstart.graphs.torch_framework import TorchFramework
 from coldstart.machine import timeline
 from coldstart.vllm.graphs import hook, outputs
 from coldstart.vllm.graphs.names import runner_tensors
-from coldstart.vllm.graphs.plugin import log, refuse_parallel
 from coldstart.vllm.graphs.record import captured_graphs, kept_graphs, vllm_framework
+from coldstart.vllm.graphs.source import log, refuse_parallel
 
 
 def workload(

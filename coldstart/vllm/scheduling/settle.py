@@ -13,13 +13,10 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.scheduling.settings import KEY
 from coldstart.vllm import seams
 from coldstart.vllm.scheduling import SCHEDULER_CLS
+from coldstart.vllm.scheduling.limits import unsupported
 
 METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"
 SECTION = "scheduler"
-
-
-class IncompatibleVllm(RuntimeError):
-    """Our scheduler cannot run here; the message says why."""
 
 
 def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
@@ -34,24 +31,6 @@ def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
         args.scheduler_cls, args.additional_config, args.kv_transfer_config = None, {}, None
         return True
     return _settle_host(args, plan)
-
-
-def require(config: Any) -> None:
-    """For a server that was started by hand. Raises IncompatibleVllm where our scheduler cannot run."""
-    if reason := seams.check("scheduler") or unsupported(config):
-        raise IncompatibleVllm(f"{reason} Serve with --scheduler fcfs.")
-
-
-def unsupported(config: Any) -> str | None:
-    """What in this configuration the scheduler cannot drive, as a sentence."""
-    wrong = []
-    if config.parallel_config.pipeline_parallel_size > 1:
-        wrong.append("pipeline parallelism (its decode throttle is the gate that parks jobs)")
-    if config.scheduler_config.policy != "fcfs":
-        wrong.append(f"--scheduling-policy {config.scheduler_config.policy} (the queues are replaced)")
-    if not config.scheduler_config.enable_chunked_prefill:
-        wrong.append("chunked prefill switched off")
-    return f"the scheduler cannot drive {'; '.join(wrong)}." if wrong else None
 
 
 @contextmanager

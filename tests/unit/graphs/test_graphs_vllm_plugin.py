@@ -19,6 +19,7 @@ from coldstart.graphs.table import Region
 from coldstart.vllm.graphs import outputs, plugin, record
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.restore import Restoring
+from coldstart.vllm.graphs.source import refuse_parallel
 from tests.support.graphs.model import SimModel
 
 torch = pytest.importorskip("torch")
@@ -133,10 +134,10 @@ def test_memory_is_scattered_before_the_weights_are_loaded(
 
 def test_several_ranks_are_refused() -> None:
     runner = _runner()
-    plugin.refuse_parallel(runner)
+    refuse_parallel(runner)
     runner.parallel_config.tensor_parallel_size = 2
     with pytest.raises(Refused, match="collectives"):
-        plugin.refuse_parallel(runner)
+        refuse_parallel(runner)
 
 
 def test_profiling_captures_are_left_alone() -> None:

@@ -20,7 +20,8 @@ from coldstart.graphs import gate, offline, rounds, store
 from coldstart.graphs.api import Captured
 from coldstart.graphs.errors import DriverFailure, Refused
 from coldstart.graphs.table import Region
-from coldstart.vllm.graphs import hook, plugin, record, restore
+from coldstart.vllm.graphs import hook, record, restore
+from coldstart.vllm.graphs.source import refuse_parallel
 from tests.support.graphs.model import SimModel
 
 torch = pytest.importorskip("torch")
@@ -272,4 +273,4 @@ def test_several_ranks_are_captured(here: dict[str, SimModel], made: Path, tmp_p
     record.Recording(tmp_path / "ranks").run(runner, runner.own)
     assert "collectives" in (tmp_path / "ranks" / rounds.REASON).read_text()
     with pytest.raises(Refused):
-        plugin.refuse_parallel(runner)
+        refuse_parallel(runner)
