@@ -184,7 +184,9 @@ def _report(error: Exception) -> int:
 
         traceback.print_exception(error)
     message, mend, code = _explain(error)
-    sys.stderr.write(f"error: {message}\n" + (f"  mend: {mend}\n" if mend else ""))
+    from coldstart.machine import secrets
+
+    sys.stderr.write(secrets.text(f"error: {message}\n" + (f"  mend: {mend}\n" if mend else "")))
     return code
 
 

@@ -71,6 +71,11 @@ def runtime_dir() -> Path:
     return _private(Path(base) / "coldstart" if Path(base).is_absolute() else fallback)
 
 
+def temporary_dir() -> Path:
+    """Where servers have their temporary files: a private directory below the one for such. Raises Usage."""
+    return _private(Path(tempfile.gettempdir()).absolute() / f"coldstart-{os.getuid()}")
+
+
 def frozen_dir() -> Path:
     """Where a process snapshot finds the files that it maps: one place per user, the same on every machine.
 

@@ -18,10 +18,10 @@ from coldstart.artifacts import files, sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.store import Store
-from coldstart.errors import Usage
+from coldstart.errors import Failed, Usage
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
-from coldstart.machine import paths
+from coldstart.machine import criu, paths
 from coldstart.materialize.assembly import Assembly, Phase
 from coldstart.materialize.graphs import Kernels
 from coldstart.model import models
@@ -63,8 +63,10 @@ class Request:
 def materialize(request: Request, phase: Phase) -> Bundle:
     """Make and publish the bundle; `phase(name)` is entered around each stage for whoever shows progress.
 
-    Raises Failed when the engine or the proof fails, NoSpace and ReadOnlyStore from the store.
+    Raises Failed when the engine or the proof fails, or at once where no snapshot can be taken, NoSpace and ReadOnlyStore from the store.
     """
+    if request.snapshot and (reason := criu.missing()) is not None:
+        raise Failed(f"No snapshot can be taken here: {reason}.", mend="coldstart doctor")
     store = Store(paths.store_dir(request.cache_dir))
     with store.lock(inspection.look_up_for(request).key):
         # Looked up again: another process may have made it while this one waited for the lock.

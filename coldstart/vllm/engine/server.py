@@ -22,6 +22,7 @@ from typing import Any
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import timeline
 from coldstart.machine.lifeline import die_with_supervisor
+from coldstart.machine.scratch import scratch
 from coldstart.serve import scheduler
 from coldstart.vllm.engine.readiness import Readiness
 from coldstart.vllm.weights.entry import LOAD_FORMAT
@@ -183,6 +184,11 @@ async def serve(args: Namespace, plan: LaunchPlan, warm: bool) -> int:
 def run(plan: LaunchPlan, imported: bool = False) -> int:
     """Run a server for `plan` in this process; returns its exit code when it has ended."""
     plan.install()
+    with scratch():
+        return _run(plan, imported)
+
+
+def _run(plan: LaunchPlan, imported: bool) -> int:
     gc.disable()
     if not imported:
         import_runtime()
