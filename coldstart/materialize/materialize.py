@@ -63,7 +63,7 @@ class Request:
 def materialize(request: Request, phase: Phase) -> Bundle:
     """Make and publish the bundle; `phase(name)` is entered around each stage for whoever shows progress.
 
-    Raises Failed when the engine or the proof fails, or at once where no snapshot can be taken, NoSpace and ReadOnlyStore from the store.
+    Raises Failed when the engine or the proof fails, or no snapshot can be taken (asked first), NoSpace and ReadOnlyStore.
     """
     if request.snapshot and (reason := criu.missing()) is not None:
         raise Failed(f"No snapshot can be taken here: {reason}.", mend="coldstart doctor")
