@@ -43,7 +43,7 @@ def cached(files: Iterable[str]) -> str:
     if stamp is not None and mark == stamp[0]:
         return kept
     made = listing(chosen)
-    if stamp is not None and stamp == _stamp(chosen) and abs(time.time() - stamp[1]) > RACY_S:
+    if stamp is not None and stamp == _stamp(chosen) and time.time() - stamp[1] > RACY_S:
         _write(record, f"{stamp[0]}\n{made}")
     return made
 
@@ -61,7 +61,7 @@ def difference(listed: str) -> str | None:
     for line, path, digest in zip(lines, files, found, strict=True):
         if digest != line[:64]:
             return f"{path} (sha256 {line[:12]}), found {'nothing' if digest is None else digest[:12]}"
-    if stamp is not None and stamp == _stamp(files) and abs(time.time() - stamp[1]) > RACY_S:
+    if stamp is not None and stamp == _stamp(files) and time.time() - stamp[1] > RACY_S:
         _write(record, stamp[0])
     return None
 

@@ -46,7 +46,7 @@ def unpacked(
     record = _record(place)
     if (reason := _obstacle(record, place)) is None:
         return place
-    with _lock(record):
+    with _closed(), _lock(record):
         if (reason := _obstacle(record, place)) is not None:  # another start may have been faster
             _renew(bundle, section, place, trust)
             record.write_text(json.dumps(_description(place)))
@@ -148,9 +148,15 @@ def _renew(bundle: Bundle, section: str, place: Path, trust: Trust) -> None:
         aside = place.with_name(f".{place.name}.{os.getpid()}.old")
         place.rename(aside)
         shutil.rmtree(aside)
+    bundle.extract(section, place, trust=trust)
+
+
+@contextmanager
+def _closed() -> Iterator[None]:
+    """Whatever is made in the block is its owner's alone, the directories above it included."""
     previous = os.umask(0o077)
     try:
-        bundle.extract(section, place, trust=trust)
+        yield
     finally:
         os.umask(previous)
 
