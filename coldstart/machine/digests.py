@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from coldstart.artifacts.files import make_private
 from coldstart.machine import paths
 
 RACY_S = 2.0
@@ -88,7 +89,7 @@ def _record(listed: str) -> Path:
 
 def _write(record: Path, text: str) -> None:
     with suppress(OSError):  # a read-only home compares every time
-        record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(record.parent)
         partial = record.with_name(f".{record.name}.{os.getpid()}")
         partial.write_text(text)
         partial.replace(record)

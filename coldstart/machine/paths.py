@@ -11,6 +11,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from coldstart.artifacts import files
 from coldstart.errors import Usage
 from coldstart.machine import ownership
 
@@ -113,7 +114,7 @@ def _private(wanted: Path) -> Path:
 
 def _stand_in(wanted: Path, remembered: Path) -> Path:
     """A directory of a name that nobody could foresee, remembered by a link: a link is made by one process alone."""
-    remembered.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.make_private(remembered.parent)
     place = (
         wanted.parent
         if wanted.parent.is_dir() and os.access(wanted.parent, os.W_OK)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -63,6 +64,8 @@ def test_m2_what_cannot_be_written_is_made_elsewhere(home: Path, stranger: Act, 
         return [str(found), ownership.fault(found)]
 
     place, fault = stranger(act)  # type: ignore[misc]
+    shutil.rmtree(Path("/var/tmp/coldstart-64321"), ignore_errors=True)
+    shutil.rmtree(own)
     assert not place.startswith(str(cache)) and fault is None
     assert paths.writable_dir(cache) == cache
 
