@@ -25,6 +25,13 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
+def make_private(directory: Path) -> None:
+    """Make a directory and all that is missing above it with mode 0700, whatever the umask: mkdir's is for the last alone."""
+    for place in reversed([directory, *directory.parents]):
+        if not place.exists():
+            place.mkdir(mode=0o700, exist_ok=True)
+
+
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Replace `path` by `data`; a reader sees the old or the new bytes. Raises NoSpace or ReadOnlyStore."""
     with named_os_errors(f"writing {path.name}"), replacing(path, mode=mode) as file:

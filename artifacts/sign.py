@@ -85,7 +85,7 @@ def trust(directory: Path, pem: bytes, *, name: str) -> Path:
     mark = fingerprint(_load_public(pem, name)).removeprefix(f"{ALGORITHM}:")
     path = directory / f"{name}-{mark}.pub"
     with named_os_errors("trusting a key"):
-        directory.mkdir(parents=True, exist_ok=True)
+        files.make_private(directory)
         if not path.exists():
             files.write_atomic(path, pem)
     return path
@@ -158,7 +158,7 @@ def _create_private(path: Path) -> None:
     pem = Ed25519PrivateKey.generate().private_bytes(
         _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    files.make_private(path.parent)
     fresh = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     files.write_atomic(fresh, pem, mode=0o600)
     try:

@@ -150,6 +150,9 @@ def _root(
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
     own, rest = _split(sys.argv[1:] if argv is None else list(argv))
+    os.umask(
+        os.umask(0o077) | 0o022
+    )  # nothing that is made here may be written by others, whatever the shell allows
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:

@@ -13,6 +13,7 @@ from coldstart.commands._options import command as declare
 
 from coldstart.errors import Usage
 from coldstart.key.inspection import Lookup
+from coldstart.machine import secrets
 from coldstart.scheduling.settings import Choice
 
 Mode = Literal["auto", "fresh", "template-runtime", "template-engine", "snapshot"]
@@ -97,7 +98,8 @@ def command(
             "bundle": request.found.bundle.ref if request.found.bundle else None,
             **plan.document(),
         }
-        common.out.result(planned, lambda: json.dumps(planned, indent=2))
+        planned["vllm_args"] = secrets.arguments(plan.vllm_args)
+        common.out.result(planned, lambda: json.dumps(secrets.document(planned), indent=2))
         return
     with recording(timeline, wanted=common.out.verbose) as recorded:
         started = serve.start(request, plan)
@@ -129,7 +131,7 @@ def _say(common: Common, report: dict[str, Any], ready_file: Path | None) -> Non
     for fallback in report["fallbacks"]:
         common.out.warn(f"{fallback['section']}: {fallback['reason']}")
     if ready_file:
-        _write(ready_file, json.dumps(report))
+        _write(ready_file, json.dumps(secrets.document(report)))
     common.out.result(report, lambda: _ready(report))
 
 

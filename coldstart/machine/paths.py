@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from coldstart.artifacts import files
 from coldstart.errors import Usage
 from coldstart.machine import ownership
 
@@ -106,6 +107,11 @@ def runtime_dir() -> Path:
     return _private(Path(base) / "coldstart" if Path(base).is_absolute() else fallback)
 
 
+def temporary_dir() -> Path:
+    """Where servers have their temporary files: a private directory below the one for such. Raises Usage."""
+    return _private(Path(tempfile.gettempdir()).absolute() / f"coldstart-{os.getuid()}")
+
+
 def frozen_dir() -> Path:
     """Where a process snapshot finds the files that it maps: one place per user, the same on every machine.
 
@@ -131,7 +137,7 @@ def _private(wanted: Path) -> Path:
 
 def _stand_in(wanted: Path, remembered: Path) -> Path:
     """A directory of a name that nobody could foresee, remembered by a link: a link is made by one process alone."""
-    remembered.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.make_private(remembered.parent)
     place = (
         wanted.parent
         if wanted.parent.is_dir() and os.access(wanted.parent, os.W_OK)

@@ -24,7 +24,7 @@ from coldstart.contract.graphs import RESTORE
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.key.inspection import NOT_MADE
-from coldstart.machine import logs, paths, processes, runtime, timeline
+from coldstart.machine import logs, paths, processes, runtime, secrets, timeline
 from coldstart.machine.timeline import Timeline
 from coldstart.materialize import graphs
 from coldstart.model.models import Model
@@ -186,7 +186,7 @@ class Assembly:
         return Provenance(
             created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             tool=tool,
-            arguments=list(self.vllm_args),
+            arguments=secrets.arguments(self.vllm_args),
             seconds={name: round(value, 3) for name, value in self.seconds.items()},
             model_name=self.model.name,
         )

@@ -22,6 +22,7 @@ from typing import Any
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import timeline
 from coldstart.machine.lifeline import die_with_supervisor
+from coldstart.machine.scratch import scratch
 from coldstart.vllm import seams, stock
 from coldstart.vllm.engine import settle
 from coldstart.vllm.engine.readiness import Readiness
@@ -162,6 +163,11 @@ def run(plan: LaunchPlan, imported: bool = False) -> int:
     plan.install()
     if reason := seams.check("start"):
         return stock.run(plan, reason)
+    with scratch():
+        return _run(plan, imported)
+
+
+def _run(plan: LaunchPlan, imported: bool) -> int:
     gc.disable()
     if not imported:
         import_runtime()

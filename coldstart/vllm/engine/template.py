@@ -14,6 +14,7 @@ import random
 import selectors
 import signal
 import sys
+import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -148,6 +149,7 @@ class Template:
             os.chdir(request["cwd"])
             os.environ.clear()
             os.environ.update(request["env"])
+            tempfile.tempdir = None
             os.environ[READY_FD_ENV] = str(descriptors[3])
             # A thawed process may live in a time namespace whose CLOCK_MONOTONIC is not its client's.
             os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
@@ -216,7 +218,7 @@ def _tell(connection: Channel, message: dict[str, Any]) -> None:
 
 
 def renew_random_state() -> None:
-    """Forked servers must not share random sequences."""
+    """Forked servers must not share random sequences. torch's is left: vLLM seeds it by --seed, for every server alike."""
     import numpy
 
     random.seed()
@@ -228,6 +230,8 @@ def main(argv: list[str]) -> None:
     path, level, plan_file, ready = Path(argv[0]), argv[1], Path(argv[2]), int(argv[3])
     plan = LaunchPlan.from_json(plan_file.read_text())
     gc.disable()
+    # What building leaves in the directory for temporary files goes with the template's own.
+    tempfile.tempdir = tempfile.mkdtemp(prefix="tmp-", dir=path.parent)
     fallbacks = build(plan, level)
     path.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.imported()))
     listener = Listener(path)
