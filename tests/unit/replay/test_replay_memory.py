@@ -44,10 +44,11 @@ def live(count: int) -> RecordStore:
     return records
 
 
-async def at_once(target: object, prompt: object, record: RequestRecord, *_: object) -> None:
+async def at_once(target: object, prompt: object, record: RequestRecord, *_: object) -> bool:
     """A server that answers at once."""
     record.sent_s = record.first_token_s = record.due_s
     record.finished_s, record.output_tokens = record.due_s + 0.001, 2
+    return True
 
 
 @pytest.mark.parametrize(("run", "few", "many"), [(simulated, 5_000, 100_000), (live, 500, 5_000)])
