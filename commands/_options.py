@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from coldstart.commands._output import Format, Output, Progress
 
+from coldstart.contract import environment
 from coldstart.errors import NeedsAuth, Usage
 from coldstart.machine import paths
 
@@ -51,9 +52,9 @@ def _option(*flags: str, help: str, metavar: str | None = None, envvar: str | No
 
 
 _CACHE_DIR = _option(
-    "--cache-dir", help="Root of bundles and built models.", metavar="DIR", envvar="COLDSTART_CACHE_DIR"
+    "--cache-dir", help="Root of bundles and built models.", metavar="DIR", envvar=environment.CACHE_DIR
 )
-_CONFIG = _option("--config", help="Configuration file (TOML).", metavar="FILE", envvar="COLDSTART_CONFIG")
+_CONFIG = _option("--config", help="Configuration file (TOML).", metavar="FILE", envvar=environment.CONFIG)
 
 
 def _common(

@@ -11,11 +11,13 @@ import stat
 import tempfile
 from pathlib import Path
 
+from coldstart.contract import environment
+from coldstart.contract.environment import Variable
 from coldstart.errors import Usage
 
 
-def _xdg(variable: str, fallback: str) -> Path:
-    value = os.environ.get(variable, "")
+def _xdg(variable: Variable[str], fallback: str) -> Path:
+    value = variable.read()
     # The specification says that a relative value is invalid and is to be ignored.
     base = Path(value) if Path(value).is_absolute() else Path.home() / fallback
     return base / "coldstart"
@@ -31,8 +33,8 @@ def expand(path: str | Path) -> Path:
 
 def cache_dir(override: Path | None = None) -> Path:
     """The cache root: ``override``, else COLDSTART_CACHE_DIR, else $XDG_CACHE_HOME/coldstart."""
-    chosen = override or os.environ.get("COLDSTART_CACHE_DIR")
-    return expand(chosen).absolute() if chosen else _xdg("XDG_CACHE_HOME", ".cache")
+    chosen = override or environment.CACHE_DIR.read()
+    return expand(chosen).absolute() if chosen else _xdg(environment.XDG_CACHE_HOME, ".cache")
 
 
 def store_dir(override: Path | None = None) -> Path:
@@ -52,12 +54,12 @@ def unpacked_dir(override: Path | None = None) -> Path:
 
 def state_dir() -> Path:
     """The host's signing key and the keys the user trusts."""
-    return _xdg("XDG_STATE_HOME", ".local/state")
+    return _xdg(environment.XDG_STATE_HOME, ".local/state")
 
 
 def config_file() -> Path:
     """The configuration file read when neither ``--config`` nor COLDSTART_CONFIG names one."""
-    return _xdg("XDG_CONFIG_HOME", ".config") / "config.toml"
+    return _xdg(environment.XDG_CONFIG_HOME, ".config") / "config.toml"
 
 
 def runtime_dir() -> Path:
@@ -65,7 +67,7 @@ def runtime_dir() -> Path:
 
     Raises Usage if it exists with another owner or is open to others: a socket in it could be replaced.
     """
-    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    base = environment.XDG_RUNTIME_DIR.read()
     fallback = Path(tempfile.gettempdir()) / f"coldstart-{os.getuid()}"
     return _private(Path(base) / "coldstart" if Path(base).is_absolute() else fallback)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
+from coldstart.contract import environment
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
 from coldstart.key import arguments
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 
 FCFS = "fcfs"
 SCHEDULER_FLAG = "--scheduler-cls"
-METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"
+METRICS_ENV = environment.PROMETHEUS_MULTIPROC_DIR
 DEFAULT_HOST_BYTES = 1 << 30
 # Flags by which the scheduler is told to vLLM: a choice and they exclude each other.
 _OURS = ("scheduler_cls", "additional_config", "kv_transfer_config")
-_CPU_CORES = ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU")
+_CPU_CORES = (environment.VLLM_CPU_OMP_THREADS_BIND, environment.VLLM_CPU_NUM_OF_RESERVED_CPU)
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ def _cores(given: Mapping[str, object]) -> dict[str, str]:
     """vLLM reserves one more core per rank as soon as KV is transferred; our copying needs none of its own."""
     if any(name in os.environ for name in _CPU_CORES):
         return {}
-    return {"VLLM_CPU_NUM_OF_RESERVED_CPU": str(given.get("tensor_parallel_size", 1))}
+    return {environment.VLLM_CPU_NUM_OF_RESERVED_CPU: str(given.get("tensor_parallel_size", 1))}
 
 
 def _obstacle(config: Any) -> str | None:

@@ -11,9 +11,10 @@ import http.client
 from collections.abc import Callable, Mapping
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
+from coldstart.contract.environment import PREFETCH_TOKEN
 from coldstart.weights.prefetch.sources import Count, Unavailable, Unusable, shown
 
-TOKEN_VARIABLE = "COLDSTART_PREFETCH_TOKEN"
+TOKEN_VARIABLE = PREFETCH_TOKEN
 TIMEOUT_S = 30.0
 _SLICE = 1 << 20
 _MAX_REDIRECTS = 5
