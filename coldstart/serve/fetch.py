@@ -194,20 +194,17 @@ def _number(given: Mapping[str, Any], name: str, default: int) -> int:
     return value if isinstance(value, int) else default
 
 
-def rest(plan: LaunchPlan, config: Mapping[str, Any]) -> Attached | None:
-    """Have what this node's ranks do not need fetched in the background; None where there is no prefetcher to ask.
+def rest(plan: LaunchPlan, config: Mapping[str, Any]) -> Attached:
+    """Have what this node's ranks do not need fetched in the background.
 
-    The lease keeps it: close it when nobody will want the rest any more.
+    The lease keeps it: close it when nobody will want the rest any more. Raises client.PrefetchError saying why there is none.
     """
     from coldstart.weights.prefetch import client
 
     asked = Asked.of(plan.env)
     if asked is None:
-        return None
+        raise client.PrefetchLost("These weights are not fetched by a prefetcher.")
     known = asked.read()
     needed = set(_node_names(known, config, arguments.parse(plan.vllm_args)))
     others = [tensor.name for tensor in tensors.ordered(known) if tensor.name not in needed]
-    try:
-        return client.attach(asked.source, known, names=others, background=True, start=False)
-    except client.PrefetchError:
-        return None
+    return client.attach(asked.source, known, names=others, background=True, start=False)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from coldstart.weights.prefetch.client import Attached
 
 DEFAULT_PORT = 8000
+# A step down that leaves the start as fast as it was.
+FETCH_REST = "fetch-rest"
 MODES = ("fresh", "template-runtime", "template-engine", "snapshot")
 
 
@@ -78,7 +80,10 @@ class Start:
             "mode": self.mode,
             "ready_s": round(self.running.ready_s, 4),
             "first_token_s": round(self.running.ready_s, 4),
-            "fast_path": {"mode": not self.steps, **report.get("fast_path", {})},
+            "fast_path": {
+                "mode": all(step["section"] == FETCH_REST for step in self.steps),
+                **report.get("fast_path", {}),
+            },
             "fallbacks": [*self.steps, *report.get("fallbacks", [])],
             "canary": report.get("canary"),
             "tokens": report.get("tokens"),
@@ -177,7 +182,7 @@ def start(request: Request, found: Lookup, made: LaunchPlan) -> Start:
             with ending(process):
                 running = launch.acknowledged(process, reader, began, request.ready_timeout)
         if running.report.get("canary") is not False:
-            rest = fetch.rest(made, found.model.config) if request.fetch_rest else None
+            rest = _rest(request, made, found, steps)
             return Start(mode, made, running, steps, rest, began)
         process.wait()
         reason = (
@@ -185,6 +190,18 @@ def start(request: Request, found: Lookup, made: LaunchPlan) -> Start:
         )
         return _ordinary(request, made, began, [*steps, {"section": "canary", "reason": reason}])
     raise AssertionError("the ladder ends with fresh, which is always there")
+
+
+def _rest(request: Request, made: LaunchPlan, found: Lookup, steps: list[dict[str, str]]) -> Attached | None:
+    if not request.fetch_rest:
+        return None
+    from coldstart.weights.prefetch.errors import PrefetchError
+
+    try:
+        return fetch.rest(made, found.model.config)
+    except (PrefetchError, OSError, ValueError) as error:
+        steps.append({"section": FETCH_REST, "reason": str(error)})
+        return None
 
 
 def _ordinary(request: Request, made: LaunchPlan, began: float, steps: list[dict[str, str]]) -> Start:

@@ -311,11 +311,16 @@ def test_the_rest_is_what_the_node_does_not_need(streaming: LaunchPlan, use: Use
     assert prefetcher.asked == [(SOURCE, planned(), NAMES[4:], {"background": True, "start": False})]
 
 
-def test_without_a_source_or_a_prefetcher_there_is_no_rest(streaming: LaunchPlan, use: Use) -> None:
+def test_without_a_source_or_a_prefetcher_there_is_no_rest_and_a_reason(
+    streaming: LaunchPlan, use: Use
+) -> None:
     prefetcher = use()
-    assert fetch.rest(LaunchPlan(OURS), LLAMA) is None and prefetcher.asked == []
+    with pytest.raises(client.PrefetchError, match="not fetched by a prefetcher"):
+        fetch.rest(LaunchPlan(OURS), LLAMA)
+    assert prefetcher.asked == []
     use(refuses=True)
-    assert fetch.rest(streaming, LLAMA) is None
+    with pytest.raises(client.PrefetchError):
+        fetch.rest(streaming, LLAMA)
 
 
 def _planned(model: Model, found: Lookup, monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:

@@ -93,6 +93,18 @@ def test_an_asked_mode_that_cannot_be_taken_is_fresh_with_the_reason(started: St
     assert one.document()["fast_path"]["mode"] is False and one.document()["fallbacks"][0] == step
 
 
+def test_a_rest_that_cannot_be_fetched_is_named_and_the_start_as_fast_as_ever(
+    found: Lookup, fake_engine: FakeEngine
+) -> None:
+    fake_engine("serves")
+    one = serve.start(serve.Request("tiny", mode="fresh", fetch_rest=True, ready_timeout=20), found, PLAN)
+    one.running.process.signal(signal.SIGKILL)
+    one.running.process.wait()
+    assert one.rest is None and one.document()["fast_path"]["mode"] is True
+    (step,) = one.document()["fallbacks"]
+    assert step == {"section": "fetch-rest", "reason": "These weights are not fetched by a prefetcher."}
+
+
 def test_a_template_that_died_is_stepped_over(started: Started, template: Template) -> None:
     warm = template("engine")
     assert warm.pid is not None
