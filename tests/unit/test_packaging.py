@@ -96,7 +96,7 @@ def test_the_lock_satisfies_the_declared_ranges() -> None:
     from packaging.requirements import Requirement
 
     extras = PROJECT["project"]["optional-dependencies"]
-    declared = [*PROJECT["project"]["dependencies"], *extras["cpu"], *extras["report"], *extras["dev"]]
+    declared = [*PROJECT["project"]["dependencies"], *extras["cpu"], *extras["dev"]]
     declared += PROJECT["build-system"]["requires"]
     locked = _lock()
     for requirement in map(Requirement, declared):
