@@ -8,8 +8,7 @@ from vllm.v1.request import Request
 
 from coldstart.vllm.scheduling.loads import Loads
 from coldstart.vllm.scheduling.room import RUNNING, Enst, Room
-
-from .workloads import Checked, random_load
+from tests.support.scheduling.workloads import Checked, random_load
 
 
 def problems(folder: Path, seeds: range) -> str:

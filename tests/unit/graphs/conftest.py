@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from graphs_processes import Launches
-from graphs_tools import proven
+from support.graphs_processes import Launches
+from support.graphs_tools import proven
 
 from coldstart.graphs import offline
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SOURCE = Path(__file__).with_name("fake_cuda.c")
 
 
@@ -33,7 +33,7 @@ def build(directory: Path) -> Path:
     return directory
 
 
-def run(library: Path, *arguments: object, module: str = "fake_cuda.child") -> dict[str, Any]:
+def run(library: Path, *arguments: object, module: str = "support.fake_cuda.child") -> dict[str, Any]:
     """One child process; its last line, parsed."""
     environment = {
         **os.environ,

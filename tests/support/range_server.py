@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-from tools.range_settings import Bucket, Sent, Settings
+from support.range_settings import Bucket, Sent, Settings
 
 HOST = "127.0.0.1"
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from prefetching import CHUNK, Weights, write
-from tools.range_server import RangeServer, serving
+from support.range_server import RangeServer, serving
 
 from coldstart.weights.prefetch import client
 

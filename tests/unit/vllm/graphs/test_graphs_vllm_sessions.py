@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from graphs_tools import SMALL
+from support.graphs_tools import SMALL
 
 from coldstart.contract.graphs import PROVE, RECORD
 from coldstart.graphs import gate, offline, rounds, store

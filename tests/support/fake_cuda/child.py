@@ -7,12 +7,13 @@ import json
 import sys
 from pathlib import Path
 
+from support.fake_cuda.model import FakeModel
+
 from coldstart.graphs import capture, contents, gate, materialize
 from coldstart.graphs.errors import GraphError, Refused
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.snapshot import load_snapshot
 from coldstart.graphs.store import save
-from fake_cuda.model import FakeModel
 
 
 def snapshot(seed: int, out: Path) -> dict[str, object]:

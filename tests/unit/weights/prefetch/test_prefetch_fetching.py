@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from prefetching import CHUNK, Weights, check_tensors, check_whole
-from tools.range_server import RangeServer
+from support.range_server import RangeServer
 
 from coldstart.weights.prefetch import client
 

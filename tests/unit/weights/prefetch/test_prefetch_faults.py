@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from prefetching import CHUNK, Weights, check_tensors, check_whole, write
-from tools.range_server import RangeServer, serving
-from tools.range_settings import FOREVER
+from support.range_server import RangeServer, serving
+from support.range_settings import FOREVER
 
 from coldstart.weights.prefetch import attached as attached_module
 from coldstart.weights.prefetch import client

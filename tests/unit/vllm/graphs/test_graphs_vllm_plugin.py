@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from graphs_tools import SMALL
+from support.graphs_tools import SMALL
 
 from coldstart.graphs import gate, store
 from coldstart.graphs.errors import MissingRegion, NotProven, Refused

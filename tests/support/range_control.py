@@ -1,6 +1,6 @@
 """A range server as a process of its own, switched and read over a control URL.
 
-    python tests/tools/range_control.py DIRECTORY [--rate BYTES_PER_S] [--port PORT]
+    python tests/support/range_control.py DIRECTORY [--rate BYTES_PER_S] [--port PORT]
 
 prints one JSON line {"url": ..., "control": ...} and serves until it is ended. The control URL survives `down`:
 GET gives {"sent": [...], "settings": {...}}; POST takes a JSON object of settings, or {"do": "down" | "up" | "reset"}.
@@ -22,8 +22,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.range_server import HOST, RangeServer
-from tools.range_settings import Sent
+from support.range_server import HOST, RangeServer
+from support.range_settings import Sent
 
 
 class Remote:

@@ -11,9 +11,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
 from coldstart.vllm.scheduling.scheduler import PARKED, PolicyScheduler
-
-from .engine_double import BLOCK, EngineDouble, Shape, build, expected, make_request
-from .scheduling_rules import Rules
+from tests.support.scheduling.engine_double import BLOCK, EngineDouble, Shape, build, expected, make_request
+from tests.support.scheduling.scheduling_rules import Rules
 
 MOST_STEPS = 6000
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # A layout of which no bundle of these tests was made.
 ELSEWHERE = 1000
 KEYS = ["decode:1", "decode:8", "decode:64", "decode:256"]
@@ -19,7 +19,7 @@ KEYS = ["decode:1", "decode:8", "decode:64", "decode:256"]
 def engine(environment: Mapping[str, str], seed: int = ELSEWHERE) -> dict[str, Any]:
     """One simulated engine process to its end; another seed is another address space."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    command = [sys.executable, "-m", "graphs_engine"]
+    command = [sys.executable, "-m", "support.graphs_engine"]
     # The same sums in the same order in every process, whatever the test process has set for its own threads.
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     made = os.environ | threads | {"PYTHONPATH": path, "SIM_SEED": str(seed)} | dict(environment)

@@ -18,7 +18,7 @@ from tools.bundles import CODE, TOKENIZER, key, provenance, write_tree
 from coldstart.machine import paths
 from coldstart.model.models import Model
 
-HERE = Path(__file__).parent
+FAKE = Path(__file__).with_name("fake_engine.py")
 Publish = Callable[..., Bundle]
 
 
@@ -53,7 +53,7 @@ def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
         script = tmp_path / "python"
         script.write_text(f'#!/bin/sh\nexec "{real}" "$FAKE" "$@"\n')
         script.chmod(0o755)
-        monkeypatch.setenv("FAKE", str(HERE / "fake_engine.py"))
+        monkeypatch.setenv("FAKE", str(FAKE))
         monkeypatch.setenv("FAKE_BEHAVIOUR", behaviour)
         monkeypatch.setattr(sys, "executable", str(script))
 

@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from prefetching import Weights, check_tensors, check_whole
-from tools.range_server import RangeServer, serving
+from support.range_server import RangeServer, serving
 
 from coldstart.weights.prefetch import client, http_source, sources
 from coldstart.weights.prefetch.sources import Unavailable, Unusable
