@@ -67,6 +67,7 @@ def test_the_package_list_is_the_tree() -> None:
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == found
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_tree_and_nothing_else(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:

@@ -38,6 +38,7 @@ def test_a_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert [path.name for path in tmp_path.rglob("*") if not path.name.endswith(".lock")] == ["tiny-v1"]
 
 
+@pytest.mark.slow
 def test_the_same_bytes_each_time(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     first, second = (tiny.build("tiny-llama", tmp_path / place) for place in ("a", "b"))

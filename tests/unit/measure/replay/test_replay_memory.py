@@ -52,6 +52,7 @@ async def at_once(target: object, prompt: object, record: RequestRecord, *_: obj
 
 
 @pytest.mark.parametrize(("run", "few", "many"), [(simulated, 5_000, 100_000), (live, 500, 5_000)])
+@pytest.mark.slow
 def test_the_peak_is_that_of_a_shorter_trace(
     run: Callable[[int], RecordStore], few: int, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

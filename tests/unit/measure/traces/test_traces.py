@@ -87,6 +87,7 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
         Columns.parse("time=t")
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_rows_need_constant_memory(tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
     with path.open("w") as out:

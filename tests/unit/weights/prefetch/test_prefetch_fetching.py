@@ -111,6 +111,7 @@ def test_early_fetching_goes_on_until_somebody_takes_over(
     assert server.total() == sum(map(len, weights.data.values()))
 
 
+@pytest.mark.slow
 def test_twenty_workers_share_one_copy(weights: Weights, server: RangeServer, runtime: Path) -> None:
     server.settings.rate = 20e6
     with futures.ThreadPoolExecutor(20) as pool:

@@ -43,6 +43,7 @@ def _children() -> list[str]:
     return (Path("/proc/self/task") / str(os.getpid()) / "children").read_text().split()
 
 
+@pytest.mark.slow
 def test_a_hundred_starts_and_stops(weights: Weights, server: RangeServer, runtime: Path) -> None:
     names = weights.names("b.")[:3]
 
