@@ -15,6 +15,7 @@ import typer
 from coldstart.artifacts.net.origin import without_secrets
 from coldstart.commands._output import Format, Output, Progress
 
+from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import NeedsAuth, Usage
 from coldstart.machine.paths import Cache
@@ -76,9 +77,9 @@ def _option(*flags: str, help: str, metavar: str | None = None, envvar: str | No
 
 
 _CACHE_DIR = _option(
-    "--cache-dir", help="Root of bundles and built models.", metavar="DIR", envvar="COLDSTART_CACHE_DIR"
+    "--cache-dir", help="Root of bundles and built models.", metavar="DIR", envvar=environment.CACHE_DIR
 )
-_CONFIG = _option("--config", help="Configuration file (TOML).", metavar="FILE", envvar="COLDSTART_CONFIG")
+_CONFIG = _option("--config", help="Configuration file (TOML).", metavar="FILE", envvar=environment.CONFIG)
 
 
 def _common(

@@ -5,7 +5,6 @@ line. JSON results carry ``schema_version``.
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from coldstart.contract import environment
 from coldstart.errors import Usage
 from coldstart.machine import secrets
 
@@ -92,7 +92,7 @@ class Output:
             if self.quiet:
                 return "none"
             # rich animates into pipes under FORCE_COLOR, so the terminal itself is asked.
-            return "bar" if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else "plain"
+            return "bar" if sys.stderr.isatty() and environment.TERM.read() != "dumb" else "plain"
         return self.progress
 
     def _write(self, text: str) -> None:

@@ -19,6 +19,7 @@ from coldstart.commands import settings
 from typer.core import TyperGroup
 
 import coldstart
+from coldstart.contract import environment
 from coldstart.errors import NEEDS_AUTH, NO, NO_BUNDLE, TROUBLE, ColdstartError
 
 # name: (module, one line of help, heading)
@@ -182,7 +183,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _report(error: Exception) -> int:
-    if os.environ.get("COLDSTART_DEBUG") == "1":
+    if environment.DEBUG.read():
         import traceback
 
         traceback.print_exception(error)

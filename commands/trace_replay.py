@@ -5,7 +5,6 @@ target still write the report of what was measured.
 """
 
 import json
-import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ import typer
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
+from coldstart.contract import environment
 from coldstart.errors import Failed, Usage
 from coldstart.measure.replay import RecordStore, Replay, ReplaySettings, Slo, summarize
 from coldstart.measure.replay.compare import compare
@@ -106,7 +106,7 @@ def command(
             done = run_simulated(plan, _profile(profile, common), settings, machine, report, records.add)
         else:
             client = ReplaySettings(seed, vocabulary, timeout, balance)
-            key = os.environ.get("OPENAI_API_KEY")
+            key = environment.OPENAI_API_KEY.read() or None
             done = run_live(plan, target or [], model, client, report, key, records.add)
     summary = summarize(records, limits, done.duration_s)
     document = {"kind": "simulated" if simulate else "live", "ended": done.ended, **summary}

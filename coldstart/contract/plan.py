@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 
-PLAN_ENV = "COLDSTART_PLAN"
-READY_FD_ENV = "COLDSTART_READY_FD"
+PLAN_ENV = environment.PLAN
+READY_FD_ENV = environment.READY_FD
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class LaunchPlan:
     @classmethod
     def current(cls) -> LaunchPlan:
         """The plan this process was started with; an empty one under an ordinary vLLM."""
-        text = os.environ.get(PLAN_ENV)
+        text = PLAN_ENV.read()
         return cls.from_json(text) if text else cls(Arguments())
 
     def save(self, path: Path) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from coldstart.contract import environment
+
 # FP32 lanes per multiprocessor by compute capability (CUDA C++ Programming Guide, arithmetic throughput
 # table); NVML counts lanes, the key wants multiprocessors.
 _LANES = {"6.0": 64, "7.0": 64, "7.2": 64, "7.5": 64, "8.0": 64}
@@ -60,7 +62,7 @@ def free_bytes() -> int | None:
 
 def visible(count: int) -> list[int]:
     """Indices below ``count`` that CUDA_VISIBLE_DEVICES leaves; all where it names devices by UUID."""
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    wanted = os.environ.get(environment.CUDA_VISIBLE_DEVICES)
     if wanted is None or "GPU-" in wanted or "MIG-" in wanted:
         return list(range(count))
     return [int(part) for part in wanted.split(",") if part.strip().isdigit() and int(part) < count]

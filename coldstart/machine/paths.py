@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart.artifacts import files
+from coldstart.contract import environment
+from coldstart.contract.environment import Variable
 from coldstart.errors import Usage
 from coldstart.machine import ownership
 
 
-def _xdg(variable: str, fallback: str) -> Path:
-    value = os.environ.get(variable, "")
+def _xdg(variable: Variable[str], fallback: str) -> Path:
+    value = variable.read()
     # The specification says that a relative value is invalid and is to be ignored.
     base = Path(value) if Path(value).is_absolute() else Path.home() / fallback
     return base / "coldstart"
@@ -43,8 +45,8 @@ class Cache:
     @classmethod
     def at(cls, override: Path | None = None) -> Cache:
         """The cache at ``override``, else COLDSTART_CACHE_DIR, else $XDG_CACHE_HOME/coldstart."""
-        chosen = override or os.environ.get("COLDSTART_CACHE_DIR")
-        return cls(expand(chosen).absolute() if chosen else _xdg("XDG_CACHE_HOME", ".cache"))
+        chosen = override or environment.CACHE_DIR.read()
+        return cls(expand(chosen).absolute() if chosen else _xdg(environment.XDG_CACHE_HOME, ".cache"))
 
     @property
     def bundles(self) -> Path:
@@ -89,12 +91,12 @@ class Cache:
 
 def state_dir() -> Path:
     """The host's signing key and the keys the user trusts."""
-    return _xdg("XDG_STATE_HOME", ".local/state")
+    return _xdg(environment.XDG_STATE_HOME, ".local/state")
 
 
 def config_file() -> Path:
     """The configuration file read when neither ``--config`` nor COLDSTART_CONFIG names one."""
-    return _xdg("XDG_CONFIG_HOME", ".config") / "config.toml"
+    return _xdg(environment.XDG_CONFIG_HOME, ".config") / "config.toml"
 
 
 def runtime_dir() -> Path:
@@ -102,7 +104,7 @@ def runtime_dir() -> Path:
 
     Raises Usage where none can be had.
     """
-    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    base = environment.XDG_RUNTIME_DIR.read()
     fallback = Path(tempfile.gettempdir()) / f"coldstart-{os.getuid()}"
     return _private(Path(base) / "coldstart" if Path(base).is_absolute() else fallback)
 

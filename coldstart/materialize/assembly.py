@@ -20,6 +20,7 @@ import coldstart
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.environment import TIMELINE_EVENTS
 from coldstart.contract.graphs import RESTORE
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
@@ -117,7 +118,7 @@ class Assembly:
 
     def _proof_start(self) -> dict[str, Any]:
         info = self._read("modelinfo")
-        environment = {"COLDSTART_TIMELINE_EVENTS": str(self.events("proof"))}
+        environment = {TIMELINE_EVENTS: str(self.events("proof"))}
         # A short path: a unix socket's may have 107 bytes.
         with (
             (self.work / "proof.log").open("wb") as log,
@@ -219,7 +220,7 @@ def _require_fast_path(report: Any, made: Sequence[str], *, canary: bool) -> Non
 
 
 def _run_child(command: list[str], log: Path, events: Path) -> None:
-    environment = os.environ | {"COLDSTART_TIMELINE_EVENTS": str(events)}
+    environment = os.environ | {TIMELINE_EVENTS: str(events)}
     with log.open("wb") as sink:
         process = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink, start_new_session=True)
         try:

@@ -88,7 +88,7 @@ def ensure_weights(model: Model, *, offline: bool = False) -> Model:
         raise Usage(
             f"{model.name} has a configuration but no weights ({', '.join(hub.WEIGHT_PATTERNS)}).",
             mend="bring them there, or do without them: coldstart materialize "
-            f"{model.argument} --load-format dummy",
+            f"{model.argument} -- --load-format dummy",
         )
     return model
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
+from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
@@ -21,7 +22,7 @@ from coldstart.scheduling.settings import FALLBACK_PROFILE, FCFS, Choice, Schedu
 DEFAULT_HOST_BYTES = 1 << 30
 # Flags by which the scheduler is told to vLLM: a choice and they exclude each other.
 _OURS = ("scheduler_cls", "additional_config", "kv_transfer_config")
-_CPU_CORES = ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU")
+_CPU_CORES = (environment.VLLM_CPU_OMP_THREADS_BIND, environment.VLLM_CPU_NUM_OF_RESERVED_CPU)
 
 
 STOCK = Choice()
@@ -97,4 +98,4 @@ def _cores(given: Arguments) -> dict[str, str]:
     """vLLM reserves one more core per rank as soon as KV is transferred; our copying needs none of its own."""
     if any(name in os.environ for name in _CPU_CORES):
         return {}
-    return {"VLLM_CPU_NUM_OF_RESERVED_CPU": str(given.value("tensor_parallel_size", 1))}
+    return {environment.VLLM_CPU_NUM_OF_RESERVED_CPU: str(given.value("tensor_parallel_size", 1))}

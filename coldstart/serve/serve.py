@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 8000
 # The fastest first.
 LADDER = ("template-engine", "snapshot", "template-runtime", "fresh")
+# A step down that leaves the start as fast as it was.
+FETCH_REST = "fetch-rest"
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,10 @@ class Start:
             "mode": self.mode,
             "ready_s": round(self.running.ready_s, 4),
             "first_token_s": round(self.running.ready_s, 4),
-            "fast_path": {"mode": not self.steps, **report.get("fast_path", {})},
+            "fast_path": {
+                "mode": all(step["section"] == FETCH_REST for step in self.steps),
+                **report.get("fast_path", {}),
+            },
             "fallbacks": [*self.steps, *report.get("fallbacks", [])],
             "absent": self.absent,
             "canary": report.get("canary"),
@@ -185,11 +190,13 @@ def _run(mode: str, request: Request, plan: LaunchPlan, began: float) -> launch.
 def _with_rest(started: Start, request: Request) -> Start:
     if not request.fetch_rest:
         return started
-    rest = fetch.rest(started.plan, request.found.model.config)
-    if isinstance(rest, str):
-        started.steps.append({"section": "weights", "reason": rest})
+    from coldstart.weights.prefetch.errors import PrefetchError
+
+    try:
+        return replace(started, rest=fetch.rest(started.plan, request.found.model.config))
+    except (PrefetchError, OSError, ValueError) as error:
+        started.steps.append(_step(FETCH_REST, error))
         return started
-    return replace(started, rest=rest)
 
 
 class _Unavailable(RuntimeError):

@@ -7,9 +7,8 @@ import pytest
 from vllm.v1.request import Request
 
 from coldstart.scheduling.placement import Loads, Room
-
-from .scheduling_rules import RUNNING, Enst
-from .workloads import Checked, random_load
+from tests.support.scheduling.scheduling_rules import RUNNING, Enst
+from tests.support.scheduling.workloads import Checked, random_load
 
 
 def problems(folder: Path, seeds: range) -> str:

@@ -20,6 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, get_args
 
+from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR, VLLM_CACHE_ROOT
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import timeline
 from coldstart.machine.lifeline import die_with_parent
@@ -150,7 +151,7 @@ def write_compiled(engine: OfflineEngine, directory: Path) -> list[str]:
     """The compiled forward functions and the kernels they load; returns the modules' names."""
     directory.mkdir()
     names = compiled.save(engine.worker.model_runner.model, directory)
-    source = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    source = Path(os.environ[TORCHINDUCTOR_CACHE_DIR])
     for file in source.rglob("*"):
         if file.is_file() and file.suffix in _KEPT_SUFFIXES:
             target = directory / compiled.INDUCTOR_DIR / file.relative_to(source)
@@ -161,7 +162,7 @@ def write_compiled(engine: OfflineEngine, directory: Path) -> list[str]:
 
 def modelinfos() -> dict[str, str]:
     """What vLLM found out about the model class by importing itself in another process, by file name."""
-    directory = Path(os.environ["VLLM_CACHE_ROOT"]) / "modelinfos"
+    directory = Path(os.environ[VLLM_CACHE_ROOT]) / "modelinfos"
     return {path.name: path.read_text() for path in sorted(directory.glob("*.json"))}
 
 
@@ -227,7 +228,7 @@ def startup_plan() -> dict[str, Any]:
 
     if current_platform.is_cpu():
         return {}
-    root = Path(os.environ["VLLM_CACHE_ROOT"])
+    root = Path(os.environ[VLLM_CACHE_ROOT])
     plans = kv_plan.collect(root, vllm.__version__, current_platform.get_device_name())
     return {"plan": asdict(plans[0])} if len(plans) == 1 else {}
 

@@ -12,9 +12,10 @@ from urllib.parse import quote, unquote, urlsplit
 
 from coldstart.artifacts.net import http, origin
 from coldstart.artifacts.net.http import Answer, Client, Forbidden, Secret, Unreachable
+from coldstart.contract.environment import PREFETCH_TOKEN
 from coldstart.weights.prefetch.sources import Count, TooSlow, Unavailable, Unusable, shown
 
-TOKEN_VARIABLE = "COLDSTART_PREFETCH_TOKEN"
+TOKEN_VARIABLE = PREFETCH_TOKEN
 _SLICE = 256 << 10
 _MAX_REDIRECTS = 5
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
