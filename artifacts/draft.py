@@ -16,7 +16,7 @@ from coldstart.artifacts.errors import DraftClosed, SectionUnsupported, TooLarge
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.manifest import MEMBERS, UNPACKED, Manifest, Provenance, SectionEntry, parse
-from coldstart.artifacts.section import SECTION_TYPES, Encoding, SectionType
+from coldstart.artifacts.section import SECTION_TYPES, Encoding, SectionType, blob_mode
 from coldstart.artifacts.staging import HashingFile, Staging
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Draft:
         Raises DraftClosed, SectionUnsupported, NoSpace and what pack.pack raises.
         """
         declared = self._declared(name, "tar.zst")
-        with self.staging.file() as file:
+        with self.staging.file(mode=blob_mode(declared.media_type)) as file:
             packed = pack.pack(
                 directory,
                 cast("BinaryIO", file),
@@ -85,7 +85,8 @@ class Draft:
         """
         entry = bundle.entry(name)
         self._declared(name, SECTION_TYPES[name].encoding)
-        with bundle.open_blob(name) as reader, self.staging.file() as file:
+        mode = blob_mode(entry.media_type)
+        with bundle.open_blob(name) as reader, self.staging.file(mode=mode) as file:
             while data := reader.read(1 << 20):
                 file.write(data)
         self.sections[name] = entry

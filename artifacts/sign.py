@@ -9,12 +9,10 @@ machine.
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from uuid import uuid4
 
 from coldstart.artifacts import canonical, fields, files
 from coldstart.artifacts.bundle import Bundle, TrustResult
@@ -159,15 +157,7 @@ def _create_private(path: Path) -> None:
         _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fresh = path.with_name(f".{path.name}.{uuid4().hex}.partial")
-    files.write_atomic(fresh, pem, mode=0o600)
-    try:
-        # A link, not a rename: of several first users one key wins and all read that one.
-        os.link(fresh, path)
-    except FileExistsError:
-        pass
-    finally:
-        fresh.unlink()
+    files.create_once(path, pem, 0o600)
 
 
 def _load_private(path: Path) -> Ed25519PrivateKey:

@@ -25,7 +25,7 @@ from coldstart.weights.prefetch.schedule import Entry, Lease, pick
 from coldstart.weights.prefetch.sources import Unavailable, Unusable
 from coldstart.weights.prefetch.streams import Job, Streams, WrongBytes
 
-# A model none of whose units is under way gets a stream after so long, however many there are; up to so many in all.
+# A source that nothing is fetched from gets a stream after so long, however many there are; up to so many in all.
 STARVED_S, MAX_JOBS = 0.4, 64
 _RECONSIDER_S = 0.1
 
@@ -171,7 +171,7 @@ class Service:
         entries = self.memory.want(client.model, wanted)
         client.lease.add(entries, background=background)
         if not client.model.flying:
-            client.model.rested = monotonic()
+            client.model.asked = monotonic()
 
     # What streams report.
 
@@ -190,7 +190,6 @@ class Service:
         self._streams.jobs.discard(job)
         model, entry, error = job.model, job.entry, job.error
         model.flying -= 1
-        model.rested = monotonic()
         if error is None:
             model.arrived()
             model.board.publish(entry)
@@ -241,7 +240,8 @@ class Service:
 
         def starved(lease: Lease) -> bool:
             model = owners[lease]
-            return available(lease) and not model.flying and now - model.rested >= STARVED_S
+            served = any(job.model.address.startswith(model.origin) for job in self._streams.jobs)
+            return available(lease) and not served and now - model.asked >= STARVED_S
 
         while len(self._streams.jobs) < MAX_JOBS:
             full = self._streams.lively(now) >= self.settings.streams
