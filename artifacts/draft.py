@@ -24,9 +24,17 @@ if TYPE_CHECKING:
 
 
 class Signer(Protocol):
-    """Whoever vouches for a bundle: makes the signature document over a manifest's digest."""
+    """Whoever vouches for a bundle: makes the signature document over a manifest's digest.
+
+    With a method `attest` of the same form also one in sigstore's, which others can verify.
+    """
 
     def sign(self, digest: str) -> bytes: ...
+
+
+def _signatures(signer: Signer, digest: str) -> list[bytes]:
+    attest = getattr(signer, "attest", None)
+    return [signer.sign(digest), *([attest(digest)] if attest else [])]
 
 
 @dataclass
@@ -105,7 +113,7 @@ class Draft:
         parse(manifest.config(), image)  # What no reader would accept must not be published.
         self.staging.put(manifest.config(), oci.CONFIG_TYPE)
         descriptor = self.staging.put(image.document(), oci.MANIFEST_TYPE)
-        signatures = [signer.sign(descriptor.digest)] if signer else []
+        signatures = _signatures(signer, descriptor.digest) if signer else []
         self.closed = True
         identity = {name: image.annotations[name] for name in (oci.NAME, oci.KEY)}
         return self.store.commit(self.staging, descriptor, identity, signatures)

@@ -22,6 +22,8 @@ EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 BUNDLE_TYPE = "application/vnd.coldstart.bundle.v1"
 CONFIG_TYPE = "application/vnd.coldstart.config.v1+json"
 SIGNATURE_TYPE = "application/vnd.coldstart.signature.v1"
+SIGSTORE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+SIGNATURE_TYPES = frozenset({SIGNATURE_TYPE, SIGSTORE_TYPE})
 
 REF_NAME = "org.opencontainers.image.ref.name"
 CREATED = "org.opencontainers.image.created"

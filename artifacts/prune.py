@@ -55,7 +55,7 @@ def _with_live_subject(layout: Layout, kept: list[oci.Descriptor]) -> list[oci.D
 
 
 def _subject(layout: Layout, entry: oci.Descriptor) -> str | None:
-    if entry.artifact_type != oci.SIGNATURE_TYPE:
+    if entry.artifact_type not in oci.SIGNATURE_TYPES:
         return None
     try:
         subject = _image(layout, entry).subject
