@@ -231,11 +231,12 @@ class Service:
         owners = {client.lease: client.model for client in self.clients if client.lease and client.model}
         now = monotonic()
         slow = {job.model.key for job in self._streams.jobs if job.slow}
+        contested = len({model.key for model in owners.values()}) > 1
 
         def available(lease: Lease) -> bool:
             model = owners[lease]
-            # A slow source gets one stream until it is a fast one.
-            most = 1 if model.key in slow else self.settings.streams
+            # Where others want streams, too, a slow source gets one until it is a fast one.
+            most = 1 if contested and model.key in slow else self.settings.streams
             return model.retry_at <= now and model.flying < most
 
         def starved(lease: Lease) -> bool:
