@@ -25,10 +25,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from tools.fuzzed import TARGETS, Fuzz, readers, writes_outside  # noqa: E402
 
 from benchmarks.common import finish  # noqa: E402
-from coldstart.key import keys  # noqa: E402
-from coldstart.machine import paths  # noqa: E402
+from coldstart.key import inspection  # noqa: E402
+from coldstart.machine.paths import Cache  # noqa: E402
 from coldstart.measure.bench import facts  # noqa: E402
-from coldstart.model import models  # noqa: E402
 
 
 def model_in(place: Path) -> str:
@@ -55,8 +54,8 @@ def run(mutations: int, first: int) -> dict[str, Any]:
             os.environ[variable] = str(home)
         tempfile.tempdir = str(home)
         model = model_in(home / "my-model")
-        key = dict(keys.compose_argv(models.resolve(model), []).fields)
-        fuzz = Fuzz(paths.store_dir(), key, readers(model, paths.cache_dir()))
+        key = dict(inspection.look_up(model).key.fields)
+        fuzz = Fuzz(Cache.at().bundles, key, readers(model))
         fuzz.root.mkdir(parents=True)
         began = time.monotonic()
         with writes_outside(home) as strayed:

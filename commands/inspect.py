@@ -8,7 +8,7 @@ import json
 from typing import Annotated
 
 import typer
-from coldstart.artifacts.bundle import Bundle, Trust, anyone
+from coldstart.artifacts.bundle import Bundle, anyone
 from coldstart.artifacts.key import Key, Mismatch
 from coldstart.commands import _graphs
 from coldstart.commands._options import Common
@@ -38,9 +38,9 @@ def command(
     asks_key = bool(common.vllm_args or revision) or (key and inspection.names_model(ref))
     bundle = None if asks_key else inspection.find_bundle(common.store(), ref)
     if bundle is None:
-        found = _look_up(common, ref, revision, None)
+        found = common.look_up(ref, revision)
         if found.bundle is None:  # to be looked at, not to be used
-            found = _look_up(common, ref, revision, anyone)
+            found = common.look_up(ref, revision, anyone)
         if key:
             return _show_key(common, found.key, found)
         if found.bundle is None:
@@ -63,18 +63,6 @@ def _show_bundle(common: Common, bundle: Bundle) -> None:
     data["not_made"] = inspection.not_made(bundle)
     shown = f"\n\n{_graphs.text(graphs)}" if graphs else ""
     common.out.result(data, lambda: _bundle_text(bundle) + shown, brief=bundle.digest)
-
-
-def _look_up(common: Common, ref: str, revision: str | None, accepts: Trust | None) -> Lookup:
-    return inspection.look_up(
-        common.store(),
-        ref,
-        common.vllm_args,
-        offline=common.offline,
-        revision=revision,
-        cache_dir=common.cache_dir,
-        accepts=accepts,
-    )
 
 
 def _graphs_of(bundle: Bundle) -> dict[str, object] | None:

@@ -45,7 +45,7 @@ def start(
             common.vllm_args,
             weights_from=weights_from,
             offline=common.offline,
-            cache_dir=common.cache_dir,
+            cache=common.cache,
             accepts=anyone if untrusted else None,
         )
     for note in wanted.notes:

@@ -57,10 +57,10 @@ def _unpacked(common: Common, store: Store, removed: list[str], dry_run: bool) -
     }
     if store.layout.strange():
         return reclaim.Reclaimed((), 0)  # whose sections these are is not known here
-    roots = [paths.unpacked_dir(common.cache_dir), paths.state_dir() / "unpacked"]
+    roots = [common.cache.unpacked, paths.state_dir() / "unpacked"]
     if any((paths.state_dir() / "unpacked").glob("*")):
         with suppress(Usage):  # a place that is not this user's holds nothing of ours
-            roots.append(paths.frozen_dir())
+            roots += [paths.frozen_dir(), paths.frozen_dir() / "unpacked"]
     return reclaim.reclaim(roots, live, dry_run=dry_run)
 
 

@@ -30,18 +30,12 @@ def start(
     """Start one for the model's bundle."""
     from coldstart.serve import pool, serve
 
-    request = serve.Request(
-        model,
-        common.vllm_args,
-        offline=common.offline,
-        cache_dir=common.cache_dir,
-        accepts=anyone if untrusted else None,
-    )
-    found, plan = serve.plan(request, common.out.phase)
-    for note in found.notes:
+    request = serve.Request(common.look_up(model, None, anyone if untrusted else None))
+    plan = serve.plan(request)
+    for note in request.found.notes:
         common.out.warn(note)
     with common.out.phase(f"start a template ({level})"):
-        warm = pool.start(level, plan, found.model.name, ready_timeout)
+        warm = pool.start(level, plan, request.found.model.name, ready_timeout)
     data = {"level": level, "model": warm.model, "key": warm.key, "pid": warm.pid}
     common.out.result(data, f"{level} template of {warm.model}, pid {warm.pid}")
     passed = ["--", *common.vllm_args] if common.vllm_args else []

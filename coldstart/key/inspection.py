@@ -3,11 +3,11 @@
 A word the user types is a bundle in the store, or else a model whose key is composed for this machine.
 """
 
+from __future__ import annotations
+
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle, Trust, TrustResult
@@ -15,9 +15,11 @@ from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.store import NotFound, Store
+from coldstart.contract.arguments import Arguments
 from coldstart.errors import NoBundle
 from coldstart.key import keys
 from coldstart.machine import paths
+from coldstart.machine.paths import Cache
 from coldstart.model import models
 from coldstart.model.aliases import NAMES
 from coldstart.model.models import Model
@@ -28,20 +30,69 @@ NOT_MADE = "not_made"
 
 @dataclass(frozen=True)
 class Lookup:
-    """A composed key and what the store has for it: the bundle, or the nearest one and where it differs.
+    """A model with vLLM's arguments, their key, and what the store has for it: the bundle, or the nearest and where it differs.
 
-    Both are trusted, unless the untrusted were asked for; `untrusted` is a bundle of this key that was passed over for it,
-    and `notes` say what is worth knowing of the choice.
+    Every command begins with one, and hands it down: nothing below asks again for the model, the arguments or the cache.
+    ``offline`` says that the network is not to be asked for what is still missing. Only what ``accepts`` accepts is found
+    (None: `trust`; `bundle.anyone` for whoever made it); ``untrusted`` is a bundle of this key that was passed over for it,
+    and ``notes`` say what is worth knowing of the choice.
     """
 
     model: Model
+    vllm_args: Arguments
+    cache: Cache
     key: Key
-    bundle: Bundle | None
-    nearest: Bundle | None
-    mismatches: tuple[Mismatch, ...]
-    vllm_args: tuple[str, ...] = ()
+    bundle: Bundle | None = None
+    nearest: Bundle | None = None
+    mismatches: tuple[Mismatch, ...] = ()
+    offline: bool = False
+    accepts: Trust | None = None
     untrusted: Bundle | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def store(self) -> Store:
+        """The store that was looked into."""
+        return Store(self.cache.bundles)
+
+    def again(self) -> Lookup:
+        """The same key looked up once more: another process may have made the bundle meanwhile."""
+        try:
+            found = self.store.find(self.key, name=self.model.name, trust=self.accepts or trust)
+        except NotFound as error:
+            nearest, mismatches = error.nearest or (None, [])
+            notes = tuple(_unvouched(nearest)) if nearest else ()
+            return replace(
+                self,
+                bundle=None,
+                nearest=nearest,
+                mismatches=tuple(mismatches),
+                untrusted=error.untrusted,
+                notes=notes,
+            )
+        notes = (*_unvouched(found), *_passed_over(self.store, found))
+        return replace(self, bundle=found, nearest=None, mismatches=(), untrusted=None, notes=notes)
+
+    def without_weights(self) -> Lookup:
+        """For a model directory that holds no weights: the bundle that differs in their layout alone."""
+        if self.bundle is not None or self.nearest is None or self._differing != {"model.weights"}:
+            return self
+        if any(one.wanted is not None for one in self.mismatches):
+            return self
+        return replace(self, bundle=self.nearest, key=self.nearest.key, nearest=None, mismatches=())
+
+    @property
+    def weights_donor(self) -> Bundle | None:
+        """Whose plan of the weights is this model's: its bundle, else one of the same model for other arguments."""
+        if self.bundle is not None:
+            return self.bundle
+        other = {name for name in self._differing if name.startswith("model.")}
+        absent = all(one.wanted is None for one in self.mismatches if one.field == "model.weights")
+        return self.nearest if other <= {"model.weights"} and absent else None
+
+    @property
+    def _differing(self) -> set[str]:
+        return {one.field for one in self.mismatches}
 
 
 def find_bundle(store: Store, ref: str) -> Bundle | None:
@@ -61,30 +112,21 @@ def names_model(word: str) -> bool:
 
 
 def look_up(
-    store: Store,
     word: str,
     vllm_args: Sequence[str] = (),
     *,
+    cache: Cache | None = None,
     offline: bool = False,
     revision: str | None = None,
-    cache_dir: Path | None = None,
     accepts: Trust | None = None,
 ) -> Lookup:
-    """Compose the key of the model ``word`` here and look it up.
+    """Compose the key of the model ``word`` here and look it up, among what ``accepts`` accepts.
 
-    Only what ``accepts`` accepts is found (`trust` if None, `bundle.anyone` for whoever made it). Raises what
-    models.resolve raises.
+    Raises what models.resolve raises.
     """
-    model = models.resolve(word, revision=revision, offline=offline, cache_dir=cache_dir)
-    key = keys.compose_argv(model, vllm_args)
-    given = tuple(vllm_args)
-    try:
-        found = store.find(key, name=model.name, trust=accepts or trust)
-    except NotFound as error:
-        nearest, mismatches = error.nearest or (None, [])
-        notes = tuple(_unvouched(nearest)) if nearest else ()
-        return Lookup(model, key, None, nearest, tuple(mismatches), given, error.untrusted, notes)
-    return Lookup(model, key, found, None, (), given, notes=(*_unvouched(found), *_passed_over(store, found)))
+    cache, given = cache or Cache.at(), Arguments(vllm_args)
+    model = models.resolve(word, revision=revision, offline=offline, cache=cache)
+    return Lookup(model, given, cache, keys.compose(model, given), offline=offline, accepts=accepts).again()
 
 
 def _unvouched(chosen: Bundle) -> Iterator[str]:
@@ -109,34 +151,6 @@ def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
             why = error.message
         if why:
             yield f"{other.name}:v{other.version} was passed over for v{chosen.version}: {why}"
-
-
-class Asked(Protocol):
-    """Any request that names a model and vLLM's arguments."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def vllm_args(self) -> Sequence[str]: ...
-    @property
-    def revision(self) -> str | None: ...
-    @property
-    def offline(self) -> bool: ...
-    @property
-    def cache_dir(self) -> Path | None: ...
-
-
-def look_up_for(asked: Asked) -> Lookup:
-    """`look_up` in the store under the request's own cache root."""
-    return look_up(
-        Store(paths.store_dir(asked.cache_dir)),
-        asked.model,
-        asked.vllm_args,
-        offline=asked.offline,
-        revision=asked.revision,
-        cache_dir=asked.cache_dir,
-        accepts=getattr(asked, "accepts", None),
-    )
 
 
 def miss(found: Lookup) -> NoBundle:

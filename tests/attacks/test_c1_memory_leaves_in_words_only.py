@@ -16,7 +16,7 @@ from coldstart.artifacts.store import Store
 from tools.bundles import flip, key, provenance, publish, write_tree
 from tools.shell import Run
 
-from coldstart.machine import paths
+from coldstart.machine.paths import Cache
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_c1_memory_stays_its_owners_wherever_it_goes(store: Store, tmp_path: Pat
 
 
 def test_c1_export_and_push_ask_for_a_word(run: Run, home: Path) -> None:
-    store = Store(paths.store_dir())
+    store = Store(Cache.at().bundles)
     _frozen(store, home)
     for words in (("export", "org/tiny", "--to", "b.tar"), ("push", "org/tiny", "there")):
         refused = run(*words, code=2)
@@ -68,5 +68,5 @@ def test_c1_export_and_push_ask_for_a_word(run: Run, home: Path) -> None:
 
 
 def test_c1_a_bundle_without_memory_needs_no_word(run: Run, home: Path) -> None:
-    publish(Store(paths.store_dir()), home / "s")
+    publish(Store(Cache.at().bundles), home / "s")
     run("export", "org/tiny", "--to", "b.tar")

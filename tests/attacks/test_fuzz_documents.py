@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tools.fuzzed import TARGETS, Fuzz, readers, writes_outside
 
-from coldstart.key import keys
-from coldstart.machine import paths, runtime
-from coldstart.model import models
+from coldstart.key import inspection
+from coldstart.machine import runtime
+from coldstart.machine.paths import Cache
 
 
 def test_a_sample_of_mutations(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,8 +22,8 @@ def test_a_sample_of_mutations(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
         json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
     )
     (model / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    key = dict(keys.compose_argv(models.resolve(str(model)), []).fields)
-    fuzz = Fuzz(paths.store_dir(), key, readers(str(model), paths.cache_dir()))
+    key = dict(inspection.look_up(str(model)).key.fields)
+    fuzz = Fuzz(Cache.at().bundles, key, readers(str(model)))
     fuzz.root.mkdir(parents=True)
     with writes_outside(home) as strayed:
         for seed in range(12 * len(TARGETS)):

@@ -13,9 +13,11 @@ from coldstart.artifacts.store import Store
 from tools.bundles import provenance, publish
 from tools.shell import Run
 
+from coldstart.contract.arguments import Arguments
 from coldstart.errors import NoBundle
 from coldstart.key import inspection, keys
 from coldstart.machine import paths
+from coldstart.machine.paths import Cache
 from coldstart.model import models
 from coldstart.weights.prefetch import ask
 
@@ -34,12 +36,12 @@ def model(home: Path) -> str:
 
 @pytest.fixture
 def wanted(model: str) -> Key:
-    return keys.compose_argv(models.resolve(model), [])
+    return keys.compose(models.resolve(model), Arguments())
 
 
 @pytest.fixture
 def store(home: Path) -> Store:
-    return Store(paths.store_dir())
+    return Store(Cache.at().bundles)
 
 
 def _signed(store: Store, home: Path, wanted: Key, created: str, **kv: object) -> Bundle:
@@ -58,7 +60,7 @@ def _elsewhere(home: Path, wanted: Key, created: str, signed: bool, name: str = 
 
 
 def _taken(model: str) -> Bundle | None:
-    return inspection.look_up(Store(paths.store_dir()), model).bundle
+    return inspection.look_up(model).bundle
 
 
 def test_h3_a_pulled_unsigned_bundle_is_not_taken(
@@ -69,7 +71,7 @@ def test_h3_a_pulled_unsigned_bundle_is_not_taken(
     assert "will not run" in done.stderr and len(store.list()) == 2
     assert _taken(model) == mine
     assert store.get("org/tiny", trust=inspection.trust) == mine
-    noted = inspection.look_up(store, model).notes
+    noted = inspection.look_up(model).notes
     assert noted == ("org/tiny:v2 was passed over for v1: the bundle is not signed",)
 
 
@@ -87,13 +89,13 @@ def test_h3_an_unsigned_bundle_alone_is_taken_in_words_only(
     run: Run, home: Path, model: str, wanted: Key
 ) -> None:
     run("pull", _elsewhere(home, wanted, LATER, signed=False))
-    found = inspection.look_up(Store(paths.store_dir()), model)
+    found = inspection.look_up(model)
     assert found.bundle is None and found.untrusted is not None
     error = inspection.miss(found)
     assert isinstance(error, NoBundle) and "not signed" in error.message and "--untrusted" in str(error.mend)
     refused = run("serve", model, "--dry-run", code=3)
     assert "is not trusted" in refused.stderr
-    assert not list(paths.cache_dir().glob("vllm/*/modelinfos/*"))
+    assert not list(Cache.at().root.glob("vllm/*/modelinfos/*"))
     allowed = run("serve", model, "--dry-run", "--untrusted")
     assert "its maker's word" in allowed.stderr
 
@@ -109,13 +111,13 @@ def test_h3_the_weights_of_a_stranger_are_not_called_verified(
         draft.publish(provenance())
     (Path(model) / "model.safetensors").unlink(missing_ok=not local)
     if local:
-        wanted = keys.compose_argv(models.resolve(model), [])
+        wanted = keys.compose(models.resolve(model), Arguments())
         with store.begin(wanted) as draft:
             draft.add_json("weights", plan)
             draft.publish(provenance())
     with pytest.raises(NoBundle):
-        ask.resolve(model, weights_from="http://127.0.0.1:1/w")
-    asked = ask.resolve(model, weights_from="http://127.0.0.1:1/w", accepts=anyone)
+        ask.resolve(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w")
+    asked = ask.resolve(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w", accepts=anyone)
     assert asked.plan == plan and any("maker's word" in note for note in asked.notes)
 
 
@@ -126,7 +128,7 @@ def test_h3_going_back_is_said_and_not_done(
     done = run("pull", _elsewhere(home, wanted, OLD, signed=True))
     assert "is older than v1" in done.stderr
     assert [bundle.version for bundle in store.list()] == [1, 2] and _taken(model) == mine
-    (note,) = inspection.look_up(store, model).notes
+    (note,) = inspection.look_up(model).notes
     assert "v2 was passed over for v1: it was made earlier" in note
     run("prune", mine.ref)  # in words
     assert _taken(model) == store.get("org/tiny:v2")

@@ -61,7 +61,7 @@ def test_h6_twenty_models_of_which_one_is_slow(behave: object, tmp_path: Path) -
             alone = fetch(runtime, hindered=False)
         with prefetcher(tmp_path / "r2", **_MEMORY) as runtime:
             beside = fetch(runtime, hindered=True)
-        assert beside - alone < 1.0, (alone, beside)
+        assert beside - alone < 5.0, (alone, beside)
 
 
 def test_h6_many_slow_sources(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_h6_many_slow_sources(tmp_path: Path) -> None:
         began = time.monotonic()
         with client.attach(server.url, plan, directory=runtime) as attached:
             attached.complete()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 5.0
 
 
 @pytest.mark.parametrize("patience_s", [1])

@@ -12,12 +12,12 @@ from coldstart.artifacts.store import Store
 from tools.bundles import NAME, config, key, plant, publish
 from tools.shell import Run
 
-from coldstart.machine import paths
+from coldstart.machine.paths import Cache
 
 
 @pytest.fixture
 def store(home: Path) -> Store:
-    return Store(paths.store_dir())
+    return Store(Cache.at().bundles)
 
 
 def _newer(store: Store) -> Bundle:

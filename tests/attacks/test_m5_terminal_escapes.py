@@ -13,7 +13,7 @@ from tools.bundles import config, key, plant, publish
 from tools.raw_server import answer, answering
 from tools.shell import Run
 
-from coldstart.machine import paths
+from coldstart.machine.paths import Cache
 
 # A title, colours, a cursor that climbs, C1 forms of the same, text that runs backwards, a bell, a lone surrogate.
 EVIL = "\x1b]0;owned\x07\x1b[31m\x1b[2A\x9b31m\u202eevil\u2066\x08\x7f\u200b"
@@ -36,7 +36,7 @@ def test_m5_a_registry_that_writes_escapes(run: Run) -> None:
 @pytest.mark.parametrize("command", [("list",), ("inspect", "org/tiny"), ("inspect", "org/tiny", "--key")])
 def test_m5_a_bundle_whose_key_holds_escapes(command: tuple[str, ...], run: Run, home: Path) -> None:
     wanted = Key(dict(key().fields) | {"engine.note": EVIL})
-    publish(Store(paths.store_dir()), home / "s", wanted)
+    publish(Store(Cache.at().bundles), home / "s", wanted)
     done = run(*command, code=None)
     _clean(done.stdout + done.stderr)
     if "--key" in command:
@@ -48,7 +48,7 @@ def test_m5_a_bundle_whose_key_holds_escapes(command: tuple[str, ...], run: Run,
 
 def test_m5_a_bundle_whose_provenance_holds_escapes(run: Run, home: Path) -> None:
     made = {**config()["provenance"], "arguments": [EVIL], "tool": {EVIL: EVIL}}  # type: ignore[dict-item]
-    plant(Store(paths.store_dir()), canonical.dumps(config(provenance=made)))
+    plant(Store(Cache.at().bundles), canonical.dumps(config(provenance=made)))
     done = run("inspect", "org/tiny")
     _clean(done.stdout + done.stderr)
     assert "owned" in done.stdout

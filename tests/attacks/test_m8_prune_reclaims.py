@@ -13,16 +13,17 @@ from tools.bundles import key, provenance, publish, write_tree
 from tools.shell import Run
 
 from coldstart.machine import paths, reclaim
+from coldstart.machine.paths import Cache
 from coldstart.serve import unpacked
 
 
 @pytest.fixture
 def store(home: Path) -> Store:
-    return Store(paths.store_dir())
+    return Store(Cache.at().bundles)
 
 
 def _unpack(bundle: Bundle) -> Path:
-    return unpacked.unpacked(bundle, "compile", paths.unpacked_dir(), anyone)
+    return unpacked.unpacked(bundle, "compile", Cache.at().unpacked, anyone)
 
 
 def _other(store: Store, home: Path) -> Bundle:
@@ -42,7 +43,7 @@ def test_m8_what_was_unpacked_goes_with_its_bundle(run: Run, store: Store, home:
     assert not old.exists() and kept.is_dir()
     assert not (paths.state_dir() / "unpacked" / old.name).exists()
     run("prune", "org/tiny")
-    assert not kept.exists() and not list(paths.unpacked_dir().glob("[0-9a-f]*"))
+    assert not kept.exists() and not list(Cache.at().unpacked.glob("[0-9a-f]*"))
 
 
 def test_m8_what_a_process_has_mapped_stays(store: Store, home: Path) -> None:

@@ -10,6 +10,7 @@ from tools.bundles import publish
 from tools.command_line import home, run
 
 from coldstart.machine import paths
+from coldstart.machine.paths import Cache
 
 __all__ = ["home", "run"]
 
@@ -17,6 +18,6 @@ __all__ = ["home", "run"]
 @pytest.fixture
 def bundle(home: Path) -> Bundle:
     """A signed bundle called org/tiny in the default store."""
-    made = publish(Store(paths.store_dir()), home / "scratch")
+    made = publish(Store(Cache.at().bundles), home / "scratch")
     sign.host_key(paths.state_dir())
     return made

@@ -247,7 +247,7 @@ class Fuzz:
                 self.findings.append(Finding(seed, target, name, f"took {seconds:.1f} s"))
 
 
-def readers(model: str, cache: Path) -> dict[str, Callable[[Store], object]]:
+def readers(model: str) -> dict[str, Callable[[Store], object]]:
     """list, inspect, validate --level checksum, and serve --dry-run (plain, scheduled, with fetched weights) as functions."""
     from coldstart.commands import inspect as inspect_command
     from coldstart.commands import list as list_command
@@ -274,11 +274,11 @@ def readers(model: str, cache: Path) -> dict[str, Callable[[Store], object]]:
         return [bundle.verify("checksum") for bundle in store.list()]
 
     def dry_run(**more: Any) -> Callable[[Store], object]:
-        def plan(store: Store) -> object:
-            request = serve.Request(model, cache_dir=cache, accepts=anyone, on_miss="warn", **more)
-            found, planned = serve.plan(request, _silent)
+        def plan(_: Store) -> object:
+            found = inspection.look_up(model, accepts=anyone)
+            planned = serve.plan(serve.Request(found, without_bundle=True, **more))
             json.dumps(planned.document())
-            return found
+            return planned
 
         return plan
 
@@ -290,11 +290,6 @@ def readers(model: str, cache: Path) -> dict[str, Callable[[Store], object]]:
         "serve --dry-run --scheduler": dry_run(scheduler=Choice("skip-join-mlfq")),
         "serve --dry-run --weights-from": dry_run(weights_from="http://127.0.0.1:1/w"),
     }
-
-
-@contextmanager
-def _silent(_: str) -> Iterator[None]:
-    yield
 
 
 @contextmanager

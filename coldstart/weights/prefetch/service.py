@@ -10,13 +10,13 @@ import json
 import os
 import selectors
 import socket
-import struct
 from collections import deque
 from time import monotonic
 from typing import Any
 
-from coldstart.machine import timeline
-from coldstart.weights.prefetch import configuration, sources, wire
+from coldstart.machine import ipc, timeline
+from coldstart.machine.peers import Listener, trusted
+from coldstart.weights.prefetch import configuration, sources
 from coldstart.weights.prefetch.clients import Client
 from coldstart.weights.prefetch.errors import PrefetchRefused
 from coldstart.weights.prefetch.memory import Memory
@@ -33,7 +33,7 @@ _RECONSIDER_S = 0.1
 class Service:
     """Serves until stopped, or until nobody was connected for `settings.idle_s`."""
 
-    def __init__(self, listener: socket.socket, settings: configuration.Settings) -> None:
+    def __init__(self, listener: Listener, settings: configuration.Settings) -> None:
         self.settings, self.stopping = settings, False
         self.memory = Memory(settings)
         self.clients: dict[Client, None] = {}
@@ -42,7 +42,6 @@ class Service:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._quiet_since = monotonic()
         self._listener = listener
-        listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
@@ -64,13 +63,7 @@ class Service:
 
     def adopt(self, connection: socket.socket) -> None:
         """Take a connection as if it had been accepted. Other users' are closed."""
-        try:
-            size = struct.calcsize("3i")
-            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        except OSError:
-            connection.close()
-            return
-        if struct.unpack("3i", peer)[1] != os.getuid():
+        if not trusted(connection):
             connection.close()
             return
         client = Client(connection)
@@ -78,11 +71,9 @@ class Service:
         self._selector.register(client.channel, selectors.EVENT_READ, lambda: self._heard(client))
 
     def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:  # it left already, or no descriptor is free: the others go on
-            return
-        self.adopt(connection)
+        connection = self._listener.accept()
+        if connection is not None:
+            self.adopt(connection)
 
     def _patience(self) -> float | None:
         now = monotonic()
@@ -104,7 +95,7 @@ class Service:
                 client.gone = True
             for message in messages or ():
                 self._answer(client, message)
-        except (wire.Malformed, PrefetchRefused) as error:
+        except (ipc.Malformed, PrefetchRefused) as error:
             client.say({"refused": str(error)})
             client.gone = True
 
@@ -124,7 +115,7 @@ class Service:
         elif operation == "adopt":
             self._take_over(client)
         else:
-            raise wire.Malformed(f"no such operation: {str(operation)[:40]!r}")
+            raise ipc.Malformed(f"no such operation: {str(operation)[:40]!r}")
 
     def _take_over(self, client: Client) -> None:
         """Another prefetcher lost the race for the lock, and hands on the client that it was started for."""
@@ -133,14 +124,14 @@ class Service:
             self.adopt(socket.socket(fileno=descriptor))
         except OSError as error:
             os.close(descriptor)
-            raise wire.Malformed("a descriptor that is no socket") from error
+            raise ipc.Malformed("a descriptor that is no socket") from error
         client.say({"adopted": True})
 
     def _attach(self, client: Client, message: dict[str, Any]) -> None:
-        names, plan = wire.body(client.channel.take())
+        names, plan = ipc.body(client.channel.take())
         source, environment = message.get("source"), message.get("environment", {})
         if client.model is not None or not isinstance(source, str) or not isinstance(environment, dict):
-            raise wire.Malformed("a malformed attach")
+            raise ipc.Malformed("a malformed attach")
         wanted_names = _names(names)
         model = self.memory.find(source, plan, {str(k): str(v) for k, v in environment.items()})
         client.model, client.lease = model, Lease(model.board)
@@ -155,9 +146,9 @@ class Service:
         client.say({"attached": model.key, "ready": known}, region)
 
     def _want(self, client: Client, message: dict[str, Any]) -> None:
-        names, _ = wire.body(client.channel.take())
+        names, _ = ipc.body(client.channel.take())
         if client.model is None:
-            raise wire.Malformed("a want before an attach")
+            raise ipc.Malformed("a want before an attach")
         try:
             self._enlist(client, _names(names), bool(message.get("background")))
         except PrefetchRefused as error:
@@ -322,9 +313,9 @@ def _names(text: bytes) -> list[str] | None:
     try:
         names = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise wire.Malformed(f"names that are no JSON: {error}") from error
+        raise ipc.Malformed(f"names that are no JSON: {error}") from error
     if names is not None and (
         not isinstance(names, list) or not all(isinstance(name, str) for name in names)
     ):
-        raise wire.Malformed("names are a list of strings, or null")
+        raise ipc.Malformed("names are a list of strings, or null")
     return names

@@ -15,7 +15,8 @@ from time import monotonic
 from typing import Protocol
 
 from coldstart.artifacts.net import pace
-from coldstart.weights.prefetch.layout import Layout, Tensor
+from coldstart.weights.checkpoint import Tensor
+from coldstart.weights.prefetch.layout import Layout
 from coldstart.weights.prefetch.ranges import Range
 from coldstart.weights.prefetch.region import Region
 from coldstart.weights.prefetch.schedule import Entry
@@ -232,12 +233,14 @@ def _blame(layout: Layout, number: int, check: Check, pieces: Mapping[Range, mem
     crossing: list[Tensor] = []
     for (start, end), data in pieces.items():
         for tensor in touching(layout, number, start, end):
-            if tensor.start < start or tensor.end > end:
+            if tensor.offset < start or tensor.end > end:
                 crossing.append(tensor)
-            elif hashlib.sha256(data[tensor.start - start : tensor.end - start]).hexdigest() != tensor.digest:
+            elif (
+                hashlib.sha256(data[tensor.offset - start : tensor.end - start]).hexdigest() != tensor.sha256
+            ):
                 inside.append(tensor)
     place = f"in bytes {check.start} to {check.end}"
     if suspects := inside or crossing:
-        named = " or ".join(f"tensor {tensor.name!r} at offset {tensor.start}" for tensor in suspects)
+        named = " or ".join(f"tensor {tensor.name!r} at offset {tensor.offset}" for tensor in suspects)
         return f"{file}: {named} has wrong bytes ({place})"
     return f"{file}: wrong bytes outside of any tensor, at offset {check.start} ({place})"
