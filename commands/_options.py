@@ -31,6 +31,9 @@ KvStrategy = Literal["proactive", "reactive", "recompute"]
 # Help of the word with which a bundle is taken although nobody who is trusted has signed it.
 UNTRUSTED = "Take a bundle that nobody trusted has signed; its code is left alone all the same."
 
+# Help of the word with which a process's memory leaves this machine.
+SNAPSHOT = "Send a bundle although it holds a process's memory, which whoever gets it can read."
+
 
 @dataclass(frozen=True)
 class Common:

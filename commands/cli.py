@@ -59,6 +59,8 @@ _BUNDLE_EXITS: Mapping[str, int] = {
             "CS-KEY",
             "CS-NOSPACE",
             "CS-READONLY",
+            "CS-LOCK",
+            "CS-MEMORY",
             "CS-EXISTS",
             "CS-DRAFT",
             "CS-REMOTE",

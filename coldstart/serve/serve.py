@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
+from coldstart.artifacts.net.origin import without_secrets
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed, Usage
 from coldstart.key import inspection
@@ -116,7 +117,7 @@ def _prepared(request: Request) -> LaunchPlan:
     else:
         made = prepare.prepare(found, found.bundle, given, trust=request.trust, streamed=streamed)
     if request.weights_from is not None and streamed is None:
-        reason = f"no bundle says what {request.weights_from} must hold: the model's own directory is read"
+        reason = f"no bundle says what {without_secrets(request.weights_from)} must hold: the model's own directory is read"
         made = replace(made, fallbacks=[*made.fallbacks, {"section": "weights", "reason": reason}])
     return made
 

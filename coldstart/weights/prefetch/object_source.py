@@ -25,7 +25,11 @@ class ObjectSource:
             raise Unusable(f"{address} needs a library: pip install obstore") from error
         bucket, _, self._prefix = address.partition("://")[2].partition("/")
         config: Any = {key: value for key, value in environment.items() if key.startswith(_PREFIX)}
-        plain = (AWS_ENDPOINT_URL.read(config) or AWS_ENDPOINT.read(config)).startswith("http://")
+        endpoint = AWS_ENDPOINT_URL.read(config) or AWS_ENDPOINT.read(config)
+        plain = endpoint.startswith("http://")
+        # A signed request shows no key, but a session's token it carries as it is.
+        if plain and "AWS_SESSION_TOKEN" in config and not origin.of(endpoint).may_hear_secrets:
+            raise Unusable(f"{origin.of(endpoint)} would be told AWS_SESSION_TOKEN without TLS")
         # Trying again is the daemon's: it must not keep a stream from other models meanwhile.
         self._store = S3Store(
             bucket, config=config, client_options={"allow_http": plain}, retry_config={"max_retries": 0}
