@@ -50,7 +50,7 @@ test: lint
 	@unset COLDSTART_CACHE_DIR XDG_STATE_HOME; criu=$$(tests/tools/fetch-criu.sh) && export COLDSTART_CRIU="$$criu"; \
 	$(BIN)/python -m pytest $(SUITES)
 
-# Lint and every test that needs no vLLM, but for the slow ones: under two minutes on two cores.
+# Lint and every test that needs no vLLM, but for the slow ones.
 check: lint
 	$(BIN)/python -m pytest -m "not vllm and not gpu and not slow" $(CHECKED)
 
