@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coldstart.artifacts import oci
+from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.layout import Layout
 from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.staging import Staging
@@ -82,7 +83,11 @@ def _close_memory(staging: Staging, descriptor: oci.Descriptor) -> None:
     if (staged := staging.blobs.get(descriptor.digest)) is None:
         return
     memory = {kind.name for kind in SECTION_TYPES.values() if kind.memory}
-    for layer in oci.parse_manifest(staged.read_bytes()).layers:
+    try:
+        layers = oci.parse_manifest(staged.read_bytes()).layers
+    except BundleError:
+        return  # whoever reads it will say what is wrong; it names no section
+    for layer in layers:
         # Read from the media type, of whatever version: application/vnd.coldstart.section.NAME.vN...
         if (
             layer.media_type.partition(".section.")[2].partition(".")[0] in memory

@@ -186,10 +186,10 @@ def _report(error: Exception) -> int:
         import traceback
 
         traceback.print_exception(error)
-    message, mend, code = _explain(error)
-    from coldstart.machine import secrets
+    from coldstart.commands._output import complain
 
-    sys.stderr.write(secrets.text(f"error: {message}\n" + (f"  mend: {mend}\n" if mend else "")))
+    message, mend, code = _explain(error)
+    complain(message, mend)
     return code
 
 

@@ -3,12 +3,15 @@
 Everything that can be made again (bundles, tiny models) lives under one cache directory, moved as a whole by
 ``--cache-dir`` or ``COLDSTART_CACHE_DIR``. Keys and trust live in the state directory, which does not move
 with it: a cache copied from elsewhere must not bring its own trust. No function creates a directory except
-``runtime_dir``, ``frozen_dir`` and ``writable_dir``, whose directories are private from birth: where somebody else has taken
+``runtime_dir`` and ``frozen_dir``, whose directories are private from birth: where somebody else has taken
 the name, another one is made and remembered in the state directory.
 """
 
+from __future__ import annotations
+
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart.artifacts import files
@@ -31,25 +34,57 @@ def expand(path: str | Path) -> Path:
         return Path(path)
 
 
-def cache_dir(override: Path | None = None) -> Path:
-    """The cache root: ``override``, else COLDSTART_CACHE_DIR, else $XDG_CACHE_HOME/coldstart."""
-    chosen = override or os.environ.get("COLDSTART_CACHE_DIR")
-    return expand(chosen).absolute() if chosen else _xdg("XDG_CACHE_HOME", ".cache")
+@dataclass(frozen=True)
+class Cache:
+    """The cache root and what lies where in it; chosen once, on the command line."""
 
+    root: Path
 
-def store_dir(override: Path | None = None) -> Path:
-    """The bundle store (an OCI image layout) inside the cache root."""
-    return cache_dir(override) / "bundles"
+    @classmethod
+    def at(cls, override: Path | None = None) -> Cache:
+        """The cache at ``override``, else COLDSTART_CACHE_DIR, else $XDG_CACHE_HOME/coldstart."""
+        chosen = override or os.environ.get("COLDSTART_CACHE_DIR")
+        return cls(expand(chosen).absolute() if chosen else _xdg("XDG_CACHE_HOME", ".cache"))
 
+    @property
+    def bundles(self) -> Path:
+        """The bundle store (an OCI image layout)."""
+        return self.root / "bundles"
 
-def models_dir(override: Path | None = None) -> Path:
-    """The models that coldstart builds itself, inside the cache root."""
-    return cache_dir(override) / "models"
+    @property
+    def models(self) -> Path:
+        """The models that coldstart builds itself."""
+        return self.root / "models"
 
+    @property
+    def unpacked(self) -> Path:
+        """Sections unpacked for use, one directory per content digest."""
+        return self.root / "unpacked"
 
-def unpacked_dir(override: Path | None = None) -> Path:
-    """Sections unpacked for use, one directory per content digest, inside the cache root."""
-    return cache_dir(override) / "unpacked"
+    @property
+    def writable(self) -> Path:
+        """The root where this user can write and nobody else can, else a private place: for what is made at a start.
+
+        A cache on a read-only volume or of another user serves its bundles; nothing is written to it, no code run from it.
+        """
+        nearest = next(place for place in (self.root, *self.root.parents) if place.exists())
+        if os.access(nearest, os.W_OK | os.X_OK) and ownership.fault(self.root) is None:
+            return self.root
+        return frozen_dir() / "cache"
+
+    @property
+    def weights(self) -> Path:
+        """Digests of weights, plans of them, and what their sources gave."""
+        return self.writable / "weights"
+
+    @property
+    def work(self) -> Path:
+        """Work directories of materializations, one per run."""
+        return self.root / "work"
+
+    def vllm(self, key: str) -> Path:
+        """vLLM's own caches for the key with this digest."""
+        return self.writable / "vllm" / key.removeprefix("sha256:")[:12]
 
 
 def state_dir() -> Path:
@@ -83,18 +118,6 @@ def frozen_dir() -> Path:
     A frozen process knows its files by absolute path, so this one follows neither HOME nor the cache root. Raises Usage.
     """
     return _private(Path("/var/tmp") / f"coldstart-{os.getuid()}")
-
-
-def writable_dir(override: Path | None = None) -> Path:
-    """The cache root where this user can write and nobody else can, else a private place: for what is made at a start.
-
-    A cache on a read-only volume or of another user serves its bundles; nothing is written to it and no code is run from it.
-    """
-    root = cache_dir(override)
-    nearest = next(place for place in (root, *root.parents) if place.exists())
-    if os.access(nearest, os.W_OK | os.X_OK) and ownership.fault(root) is None:
-        return root
-    return frozen_dir() / "cache"
 
 
 def _private(wanted: Path) -> Path:

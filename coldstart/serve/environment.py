@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import secrets
 
@@ -83,7 +84,7 @@ def spawned(environment: Mapping[str, str], plan: LaunchPlan) -> dict[str, str]:
 def told(plan: LaunchPlan) -> LaunchPlan:
     """What of `plan` a kept process is told: neither its secret arguments nor its secret variables."""
     kept_env = secrets.harmless(plan.env, plan.env)
-    return replace(plan, vllm_args=secrets.without(plan.vllm_args), env=kept_env)
+    return replace(plan, vllm_args=Arguments(secrets.without(plan.vllm_args)), env=kept_env)
 
 
 def _may_pass(name: str) -> bool:

@@ -6,7 +6,6 @@ ready and goes with it, so a directory without a listening socket is a template 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
@@ -21,10 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from coldstart.artifacts import files
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed, Usage
-from coldstart.machine import logs, paths, processes
-from coldstart.serve import environment, fingerprint
+from coldstart.machine import fingerprint, logs, paths, processes
+from coldstart.serve import environment
 
 LEVELS = ("runtime", "engine")
 
@@ -115,12 +115,13 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float) -> Warm:
 
 @contextmanager
 def _alone(directory: Path, otherwise: str) -> Iterator[None]:
-    with directory.with_name(f"{directory.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise Usage(otherwise, mend="wait for it, then: coldstart template status") from error
+    lock = files.try_lock(directory.with_name(f"{directory.name}.lock"))
+    if lock is None:
+        raise Usage(otherwise, mend="wait for it, then: coldstart template status")
+    try:
         yield
+    finally:
+        os.close(lock)
 
 
 def _spawn_logged(level: str, plan: LaunchPlan, directory: Path, timeout: float) -> subprocess.Popen[bytes]:

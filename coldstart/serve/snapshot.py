@@ -8,7 +8,6 @@ digests of all that it was made of (fingerprint.py) and the variables that it ha
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
@@ -19,11 +18,13 @@ import tempfile
 from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.files import locked
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
-from coldstart.machine import criu, ownership, paths
+from coldstart.machine import criu, fingerprint, ownership, paths
 from coldstart.machine.lifeline import die_with_parent
-from coldstart.serve import environment, fingerprint, pool
+from coldstart.machine.paths import Cache
+from coldstart.serve import environment, pool
 from coldstart.serve.unpacked import unpacked
 
 ABOUT = "snapshot.json"
@@ -45,9 +46,8 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float) -> None:
     if (reason := criu.missing()) is not None:
         raise Unusable(reason)
     meeting = meeting_dir()
-    with (meeting / "lock").open("w") as lock:
-        # One at a time: every frozen template listens at the same place.
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    # One at a time: every frozen template listens at the same place.
+    with locked(meeting / "lock"):
         process = pool.spawn("engine", plan, meeting / "socket", subprocess.DEVNULL, timeout)
         try:
             fingerprint.write(process.pid, meeting / fingerprint.MODULES, out)
@@ -92,14 +92,14 @@ class Thawed:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def thaw(bundle: Bundle, plan: LaunchPlan, cache_dir: Path | None, trust: Trust) -> Thawed:
+def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed:
     """Thaw the bundle's snapshot for the server that `plan` describes.
 
     Raises Unusable with the reason, BundleError when the section is missing, damaged or not trusted.
     """
     if (reason := criu.missing()) is not None:
         raise Unusable(reason)
-    images = unpacked(bundle, "snapshot", paths.unpacked_dir(cache_dir), trust)
+    images = unpacked(bundle, "snapshot", cache.unpacked, trust)
     if bundle.has("compile"):
         _unpack_kernels(bundle, images, trust)
     check(images, plan)

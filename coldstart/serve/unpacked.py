@@ -9,7 +9,6 @@ found is unpacked anew from the bundle, whose bytes and signature are verified; 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -19,9 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle, Trust
-from coldstart.machine import ownership, paths
-from coldstart.serve import fingerprint
+from coldstart.machine import fingerprint, ownership, paths
 
 FORMAT = 2
 """1 was a text: the names of the trusted keys."""
@@ -46,7 +45,9 @@ def unpacked(
     record = _record(place)
     if (reason := _obstacle(record, place)) is None:
         return place
-    with _closed(), _lock(record):
+    with _closed():
+        record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _closed(), files.locked(record.parent / ".lock"):
         if (reason := _obstacle(record, place)) is not None:  # another start may have been faster
             _renew(bundle, section, place, trust)
             record.write_text(json.dumps(_description(place)))
@@ -159,11 +160,3 @@ def _closed() -> Iterator[None]:
         yield
     finally:
         os.umask(previous)
-
-
-@contextmanager
-def _lock(record: Path) -> Iterator[None]:
-    record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (record.parent / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -7,9 +7,10 @@ import os
 from collections.abc import Callable
 
 import pytest
+from tools.command_line import run
 from unit.engine.conftest import fake_engine, home
 
-__all__ = ["fake_engine", "home"]
+__all__ = ["fake_engine", "home", "run"]
 STRANGER = 64321
 """A user id that nobody has: to the kernel as good a user as any."""
 

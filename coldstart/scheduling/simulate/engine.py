@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
-from coldstart.measure.traces.request import TraceRequest
 from coldstart.scheduling import IterationProfile, Job, Policy, SkipJoinMlfq, Turns, pick
 from coldstart.scheduling.simulate.memory import Memory
 from coldstart.scheduling.simulate.placement import Placer
 from coldstart.scheduling.simulate.settings import SimSettings
 from coldstart.scheduling.simulate.state import Kv, Outcome, SimJob
+from coldstart.traces.request import TraceRequest
 
 
 class Engine:

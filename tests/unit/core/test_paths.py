@@ -7,19 +7,20 @@ import pytest
 
 from coldstart.errors import Usage
 from coldstart.machine import paths
+from coldstart.machine.paths import Cache
 
 
 def test_override_wins_over_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLDSTART_CACHE_DIR", str(tmp_path / "env"))
-    assert paths.cache_dir() == tmp_path / "env"
-    assert paths.store_dir(tmp_path / "flag") == tmp_path / "flag" / "bundles"
+    assert Cache.at().root == tmp_path / "env"
+    assert Cache.at(tmp_path / "flag").bundles == tmp_path / "flag" / "bundles"
 
 
 def test_relative_xdg_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("COLDSTART_CACHE_DIR", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert paths.cache_dir() == tmp_path / ".cache" / "coldstart"
+    assert Cache.at().root == tmp_path / ".cache" / "coldstart"
 
 
 def test_state_does_not_move_with_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ from tools.bundles import key, provenance, write_tree
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.key import inspection
-from coldstart.machine import criu, digests, paths
-from coldstart.serve import environment, fingerprint, launch, snapshot
+from coldstart.machine import criu, digests, fingerprint, paths
+from coldstart.machine.paths import Cache
+from coldstart.serve import environment, launch, snapshot
 
 FakeEngine = Callable[[str], None]
 PLAN = LaunchPlan([])
@@ -83,7 +84,7 @@ def frozen(store: Store, scratch: Path, signer: sign.HostKey | None = None, **ch
 
 
 def thaw(bundle: Bundle) -> snapshot.Thawed:
-    return snapshot.thaw(bundle, PLAN, None, inspection.trust)
+    return snapshot.thaw(bundle, PLAN, Cache.at(), inspection.trust)
 
 
 @pytest.mark.usefixtures("home")
@@ -153,7 +154,7 @@ class TestThaw:
         calls = fake_criu(0)
         with pytest.raises(Untrusted):
             thaw(frozen(store, tmp_path, sign.host_key(tmp_path / "stranger")))
-        assert not calls.exists() and list(paths.unpacked_dir().glob("*")) == []
+        assert not calls.exists() and list(Cache.at().unpacked.glob("*")) == []
 
     def test_an_image_in_a_copied_cache_is_not_restored(
         self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
@@ -174,6 +175,19 @@ class TestThaw:
         calls = fake_criu(0)
         with pytest.raises(snapshot.Unusable, match=r"kernel 3\.1"):
             thaw(frozen(store, tmp_path, kernel="3.1"))
+        assert not calls.exists()
+
+    @pytest.mark.parametrize("odd", [None, b"{", b"{}", b"[]"])
+    def test_an_image_that_does_not_say_what_it_is_bound_to(
+        self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path], odd: bytes | None
+    ) -> None:
+        calls = fake_criu(0)
+        tree = {"pages-1.img": b"x"} | ({snapshot.ABOUT: odd} if odd is not None else {})
+        with store.begin(key()) as draft:
+            draft.add_tree("snapshot", write_tree(tmp_path / "images", tree))
+            bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+        with pytest.raises(snapshot.Unusable):
+            thaw(bundle)
         assert not calls.exists()
 
     @pytest.mark.skipif(os.getuid() != 0, reason="a pid namespace needs CAP_SYS_ADMIN")
