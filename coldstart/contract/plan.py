@@ -26,6 +26,7 @@ class LaunchPlan:
     `vllm_args` are vLLM's own serve arguments, the model included. `key` and `weights` (digests) say for what the
     state was made: a built worker is adopted only for the same two. `compile_dir` is an unpacked `compile` section.
     `canary` holds prompt token ids and the greedy tokens that must follow them. `env` is set before vLLM is imported.
+    With `must_adopt` a server that cannot take over the built worker ends, saying why, and builds none.
     """
 
     vllm_args: Arguments
@@ -35,6 +36,7 @@ class LaunchPlan:
     canary: dict[str, list[int]] | None = None
     env: dict[str, str] = field(default_factory=dict)
     fallbacks: list[dict[str, str]] = field(default_factory=list)
+    must_adopt: bool = False
 
     def __post_init__(self) -> None:
         # A plan that comes from JSON, or is written down as a list of words.

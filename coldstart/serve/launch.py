@@ -221,4 +221,8 @@ def _acknowledged(process: Process, reader: int, since: float, timeout: float | 
             code = process.wait()
             raise Died(f"The server ended with exit code {code} before it was ready; its log says why.")
         line += chunk
-    return Running(process, json.loads(line), timeline.now() - since)
+    report = json.loads(line)
+    if reason := report.get("unfit"):
+        process.wait()
+        raise Died(f"what was built before is for something else: {reason}")
+    return Running(process, report, timeline.now() - since)

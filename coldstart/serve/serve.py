@@ -247,7 +247,7 @@ def _thaw(request: Request, plan: LaunchPlan) -> tuple[launch.Process, int]:
         # Whatever is wrong with an image, or with the place it is unpacked to, another mode starts the server.
         raise _Unavailable(f"{error}") from error
     try:
-        return launch.forked(plan, thawed.socket, thawed)
+        return launch.forked(replace(plan, must_adopt=True), thawed.socket, thawed)
     except BaseException:
         thawed.end()
         raise

@@ -46,7 +46,7 @@ def unpacked(
     if (reason := _obstacle(record, place)) is None:
         return place
     with _closed():
-        record.parent.mkdir(parents=True, exist_ok=True)
+        record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _closed(), files.locked(record.parent / ".lock"):
         if (reason := _obstacle(record, place)) is not None:  # another start may have been faster
             _renew(bundle, section, place, trust)

@@ -21,7 +21,7 @@ from tools.bundles import CODE, key, provenance, write_tree
 from coldstart.contract.plan import LaunchPlan
 from coldstart.key import inspection
 from coldstart.machine import paths, scratch
-from coldstart.serve import handoff, pool
+from coldstart.serve import pool
 from coldstart.serve.unpacked import unpacked
 
 Act = Callable[[Callable[[], object]], object]
@@ -53,13 +53,13 @@ def victim(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp))
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     fake_engine("serves")
-    store = Store(paths.store_dir())
+    store = Store(paths.Cache.at().bundles)
     with store.begin(key()) as draft:
         draft.add_tree("snapshot", write_tree(tmp_path / "image", {"pages-1.img": SECRET}))
         draft.add_tree("compile", write_tree(tmp_path / "code", CODE))
         bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
-    code = unpacked(bundle, "compile", paths.unpacked_dir(), inspection.trust)
-    image = unpacked(bundle, "snapshot", paths.unpacked_dir(), inspection.trust)
+    code = unpacked(bundle, "compile", paths.Cache.at().unpacked, inspection.trust)
+    image = unpacked(bundle, "snapshot", paths.Cache.at().unpacked, inspection.trust)
     warm = pool.start("engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20)
     try:
         with scratch.scratch() as own:
@@ -90,7 +90,7 @@ def attacks(v: Victim) -> dict[str, Callable[[], object]]:
     def connect() -> object:
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(v.warm.socket))
-            handoff.send(client, {"plan": {}, "cwd": "/", "env": {}, "now": 0.0})
+            client.sendall(b"\0\0\0\2{}")
             return bool(client.recv(1))
 
     return {

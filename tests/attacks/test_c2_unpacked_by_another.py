@@ -92,13 +92,13 @@ def _open_parent(place: Path) -> None:
     ],
 )
 def test_what_has_changed_is_not_run(bundle: Bundle, attack: Attack) -> None:
-    place = used(bundle, paths.unpacked_dir())
+    place = used(bundle, paths.Cache.at().unpacked)
     attack(place)
     refused: list[str] = []
-    again = used(bundle, paths.unpacked_dir(), refused)
+    again = used(bundle, paths.Cache.at().unpacked, refused)
     assert (again / "kernel.so").read_bytes() == GOOD and ownership.fault(again) is None
     assert attack is _open_parent or refused
-    assert used(bundle, paths.unpacked_dir()) == again
+    assert used(bundle, paths.Cache.at().unpacked) == again
 
 
 def test_a_cache_that_others_write_is_read_and_not_written(bundle: Bundle, tmp_path: Path) -> None:
@@ -126,14 +126,14 @@ def test_a_cache_of_another_user(bundle: Bundle, tmp_path: Path) -> None:
 def test_under_an_open_umask_what_is_unpacked_is_closed(bundle: Bundle) -> None:
     previous = os.umask(0)
     try:
-        place = used(bundle, paths.unpacked_dir())
+        place = used(bundle, paths.Cache.at().unpacked)
     finally:
         os.umask(previous)
     assert [path for path in (place, *place.rglob("*")) if path.stat().st_mode & 0o077] == []
 
 
 def test_a_record_of_another_place_says_nothing_of_this_one(bundle: Bundle, tmp_path: Path) -> None:
-    place = used(bundle, paths.unpacked_dir())
+    place = used(bundle, paths.Cache.at().unpacked)
     copy = tmp_path / "copy" / place.name
     shutil.copytree(place, copy)
     _overwrite(copy)
@@ -142,7 +142,7 @@ def test_a_record_of_another_place_says_nothing_of_this_one(bundle: Bundle, tmp_
 
 
 def test_an_older_releases_record_is_refused_with_the_reason(bundle: Bundle) -> None:
-    place = used(bundle, paths.unpacked_dir())
+    place = used(bundle, paths.Cache.at().unpacked)
     for record in (paths.state_dir() / "unpacked").glob(f"{place.name}*"):
         record.unlink()
     # As the former release wrote it: the names of the trusted keys, whatever lay there.
@@ -150,7 +150,7 @@ def test_an_older_releases_record_is_refused_with_the_reason(bundle: Bundle) -> 
     (paths.state_dir() / "unpacked" / place.name).write_text(trusted)
     _overwrite(place)
     refused: list[str] = []
-    assert (used(bundle, paths.unpacked_dir(), refused) / "kernel.so").read_bytes() == GOOD
+    assert (used(bundle, paths.Cache.at().unpacked, refused) / "kernel.so").read_bytes() == GOOD
     assert "older coldstart" in refused[0]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from support import environment_reads
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import secrets
-from coldstart.serve import environment
+from coldstart.serve import environment, launch, pool
 
 # Read where nothing is computed: telemetry, tracing, metrics, the web server, other machines than this tool runs on.
 ELSEWHERE = frozenset(
@@ -117,3 +119,37 @@ def test_every_leaf_of_the_configuration_counts_but_those_with_a_reason() -> Non
     ):
         assert str(adoption.difference(built, adoption.facts(other))).startswith(named)
     assert all(adoption.APART.values())
+
+
+@pytest.mark.vllm
+def test_what_is_filled_in_privately_when_it_is_first_asked_is_no_difference() -> None:
+    from dataclasses import dataclass, field
+
+    from coldstart.vllm.engine import adoption
+
+    @dataclass
+    class Inner:
+        model: str = "/m"
+
+    @dataclass
+    class Config:
+        model_config: Inner = field(default_factory=Inner)
+
+    asked = Config()
+    asked.model_config._cache = {"a": False}  # type: ignore[attr-defined]
+    assert adoption.difference(adoption.facts(Config()), adoption.facts(asked)) is None
+    asked.model_config.public = 3  # type: ignore[attr-defined]
+    assert adoption.difference(adoption.facts(Config()), adoption.facts(asked)) is not None
+
+
+def test_a_server_that_what_was_built_does_not_fit_is_replaced_with_the_reason(
+    home: Path, fake_engine: Callable[[str], None]
+) -> None:
+    fake_engine("serves")
+    warm = pool.start("engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20)
+    try:
+        process, reader = launch.forked(LaunchPlan(["unfit"]), warm.socket)
+        with pytest.raises(launch.Died, match="is for something else: a leaf differs"):
+            launch.acknowledged(process, reader, time.monotonic(), 20)
+    finally:
+        pool.stop(warm, force=True)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.machine import digests
-from coldstart.serve import fingerprint, pool
+from coldstart.machine import digests, fingerprint
+from coldstart.serve import pool
 
 PLAN = LaunchPlan(["serves"], key="sha256:" + "a" * 64)
 

@@ -100,7 +100,7 @@ def test_a_flag_that_the_worker_reads_is_honoured(machine: Machine, frozen: str)
     with machine.serving(
         "tiny-llama", "--mode", "snapshot", vllm=[*VLLM, "--logprobs-mode", "raw_logits"]
     ) as served:
-        assert served.report["mode"] == "snapshot" and served.report["fast_path"]["worker"] is False
+        assert served.report["mode"] == "fresh"
         assert "model_config.logprobs_mode: the built worker has raw_logprobs" in json.dumps(
             served.report["fallbacks"]
         )

@@ -31,6 +31,9 @@ def serve(plan, imported=False):  # type: ignore[no-untyped-def]
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if behaviour == "says":
         print(Path.cwd(), os.environ.get("SAID"), sys.stdin.read(), flush=True)
+    if behaviour == "unfit":
+        os.write(int(os.environ["COLDSTART_READY_FD"]), b'{"unfit": "a leaf differs"}\n')
+        return 1
     wrong = behaviour == "forgets" and plan.canary is not None
     if behaviour != "never-ready":
         descriptor = int(os.environ["COLDSTART_READY_FD"])
