@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coldstart.artifacts import oci
+from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.layout import Layout
+from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.staging import Staging
 
 
@@ -27,6 +29,7 @@ def publish(
         entries = layout.entries()
         known = next((entry for entry in entries if entry.digest == descriptor.digest), None)
         entry = known or _entry(descriptor, identity, next_version(entries, identity[oci.KEY]))
+        _close_memory(staging, descriptor)
         _place(layout, staging, {descriptor.digest, *(item.digest for item in signed)})
         have = {item.digest for item in entries}
         layout.write_index(
@@ -73,6 +76,24 @@ def _stage_signature(staging: Staging, subject: oci.Descriptor, payload: bytes) 
     image = oci.ImageManifest(oci.SIGNATURE_TYPE, config, (layer,), subject.bare())
     made = staging.put(image.document(), oci.MANIFEST_TYPE)
     return replace(made, artifact_type=oci.SIGNATURE_TYPE)
+
+
+def _close_memory(staging: Staging, descriptor: oci.Descriptor) -> None:
+    """The blobs of sections that hold the memory of a process are readable by their owner alone, wherever they came from."""
+    if (staged := staging.blobs.get(descriptor.digest)) is None:
+        return
+    memory = {kind.name for kind in SECTION_TYPES.values() if kind.memory}
+    try:
+        layers = oci.parse_manifest(staged.read_bytes()).layers
+    except BundleError:
+        return  # whoever reads it will say what is wrong; it names no section
+    for layer in layers:
+        # Read from the media type, of whatever version: application/vnd.coldstart.section.NAME.vN...
+        if (
+            layer.media_type.partition(".section.")[2].partition(".")[0] in memory
+            and layer.digest in staging.blobs
+        ):
+            staging.blobs[layer.digest].chmod(0o600)
 
 
 def _place(layout: Layout, staging: Staging, manifests: set[str]) -> None:

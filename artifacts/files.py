@@ -27,22 +27,28 @@ def sync_directory(directory: Path) -> None:
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Replace `path` by `data`; a reader sees the old or the new bytes. Raises NoSpace or ReadOnlyStore."""
-    partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
-    with named_os_errors(f"writing {path.name}"):
-        try:
-            _write_synced(partial, data, mode)
-            partial.rename(path)
-        finally:
-            partial.unlink(missing_ok=True)
-        sync_directory(path.parent)
-
-
-def _write_synced(path: Path, data: bytes, mode: int) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(handle, "wb") as file:
+    with named_os_errors(f"writing {path.name}"), replacing(path, mode=mode) as file:
         file.write(data)
-        file.flush()
-        os.fsync(handle)
+
+
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o644, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when the block ends; nothing happens if it raises. Raises OSError.
+
+    What is not `durable` may be lost or empty after a power failure, and costs no wait for the disk.
+    """
+    partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    if durable:
+        sync_directory(path.parent)
 
 
 def read_capped(path: Path, cap: int) -> bytes:

@@ -6,20 +6,15 @@ The index shrinks first, so no listed bundle loses a blob.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from coldstart.artifacts import blobs, oci
-from coldstart.artifacts.commit import version_of
 from coldstart.artifacts.errors import BundleError, named_os_errors
 from coldstart.artifacts.layout import Layout
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.staging import abandoned
-
-if TYPE_CHECKING:
-    from coldstart.artifacts.bundle import Bundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,37 +30,23 @@ class Pruned:
     note: str | None = None
 
 
-def prune(layout: Layout, *, keep: int | None, drop: Collection[Bundle], dry_run: bool) -> Pruned:
-    """Keep the newest `keep` versions of each key (all for None), less `drop`.
-
-    Then collect the unreferenced.
-    """
+def prune(layout: Layout, doomed: Callable[[Sequence[oci.Descriptor]], set[str]], *, dry_run: bool) -> Pruned:
+    """Remove the entries whose digests `doomed` names, then collect the unreferenced."""
     if not layout.exists:
         return Pruned((), 0, 0)
     layout.create()
     with named_os_errors("pruning"), layout.exclusive():
         entries = layout.entries()
-        doomed = _doomed(entries, keep) | {bundle.digest for bundle in drop}
-        kept = _with_live_subject(layout, [entry for entry in entries if entry.digest not in doomed])
+        gone = doomed(entries)
+        kept = _with_live_subject(layout, [entry for entry in entries if entry.digest not in gone])
         garbage, note = _garbage(layout, kept)
         freed = sum(path.lstat().st_size for path in garbage if not path.is_dir())
         if not dry_run:
             if kept != entries:
                 layout.write_index(kept)
             _remove(garbage)
-        removed = tuple(e for e in entries if e.digest in doomed and e.artifact_type == oci.BUNDLE_TYPE)
+        removed = tuple(entry for entry in entries if entry.digest in gone)
         return Pruned(removed, len(garbage), freed, note)
-
-
-def _doomed(entries: list[oci.Descriptor], keep: int | None) -> set[str]:
-    if keep is None:
-        return set()
-    by_key: dict[str, list[oci.Descriptor]] = {}
-    for entry in entries:
-        if entry.artifact_type == oci.BUNDLE_TYPE and oci.KEY in entry.annotations:
-            by_key.setdefault(entry.annotations[oci.KEY], []).append(entry)
-    newest_first = (sorted(group, key=version_of, reverse=True) for group in by_key.values())
-    return {entry.digest for group in newest_first for entry in group[keep:]}
 
 
 def _with_live_subject(layout: Layout, kept: list[oci.Descriptor]) -> list[oci.Descriptor]:

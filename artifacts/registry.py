@@ -12,21 +12,23 @@ from dataclasses import dataclass
 from typing import BinaryIO, cast
 from urllib.parse import urljoin, urlsplit
 
-import requests
 from coldstart.artifacts import blobs, fields, oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import InvalidReference, MissingBlob, RemoteFailed
 from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.net import origin
+from coldstart.artifacts.net.http import Answer, Unreachable
+from coldstart.artifacts.net.pace import Bounds
 from coldstart.artifacts.ranges import read_full
 from coldstart.artifacts.registry_auth import Session
-from coldstart.artifacts.source import LayoutSource, payloads, signed_by
-from urllib3.exceptions import HTTPError
+from coldstart.artifacts.source import MAX_SIGNATURES, LayoutSource, payloads, signed_by
 
 _REFERENCE = re.compile(
     r"(?P<host>[A-Za-z0-9.-]+(:\d{1,5})?|\[[0-9a-f:]+\](:\d{1,5})?)/"
     r"(?P<name>[a-z0-9]+([._/-]+[a-z0-9]+)*)"
     r"(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127})|@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
+_SAID = 200  # bytes of an error's text that are worth showing
 _ACCEPT = {"Accept": f"{oci.MANIFEST_TYPE}, {oci.INDEX_TYPE}"}
 
 
@@ -47,20 +49,20 @@ class Repository:
         """Stream a manifest or blob from `offset`. Raises MissingBlob, RemoteDenied or RemoteFailed."""
         kind = "manifests" if blob.media_type in (oci.MANIFEST_TYPE, oci.INDEX_TYPE) else "blobs"
         headers = _ACCEPT if kind == "manifests" else {"Range": f"bytes={offset}-"}
-        answer = self.session.ask("GET", self.url(kind, blob.digest), headers=headers, stream=True)
-        if answer.status_code == 404:
+        answer = self.session.ask("GET", self.url(kind, blob.digest), headers=headers)
+        if answer.status == 404:
             raise MissingBlob(f"{blob.digest} is not in {self.host}/{self.name}")
         _expect(answer, 200, 206)
         body = cast("BinaryIO", _Body(answer))
-        if offset and answer.status_code == 200:
+        if offset and answer.status == 200:
             _skip(body, offset)  # The registry ignored the range.
         return body
 
     def resolve(self) -> oci.Descriptor:
         """The manifest that tag or digest names. Raises MissingBlob, RemoteDenied, RemoteFailed, TooLarge."""
         reference = self.reference or "latest"
-        answer = self.session.ask("GET", self.url("manifests", reference), headers=_ACCEPT, stream=True)
-        if answer.status_code == 404:
+        answer = self.session.ask("GET", self.url("manifests", reference), headers=_ACCEPT)
+        if answer.status == 404:
             raise MissingBlob(f"{self.host}/{self.name}:{reference} does not exist", mend="check the tag")
         _expect(answer, 200)
         data = _document(answer, LIMITS.manifest)
@@ -72,7 +74,7 @@ class Repository:
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
         """Payloads of the signatures that refer to `subject`."""
-        return payloads(self, self._referrers(subject.digest), subject)
+        return payloads(self, self._referrers(subject.digest), subject, MAX_SIGNATURES)
 
     def push(self, bundle: Bundle) -> oci.Descriptor:
         """Upload what is missing: blobs, then the manifest under its tag, then signatures."""
@@ -89,39 +91,53 @@ class Repository:
         return bundle.descriptor
 
     def _upload(self, source: LayoutSource, blob: oci.Descriptor) -> None:
-        if self.session.ask("HEAD", self.url("blobs", blob.digest)).status_code == 200:
-            return
-        begun = self.session.ask("POST", self.url("blobs", "uploads/"))
-        _expect(begun, 202)
-        place = urljoin(begun.url, begun.headers["Location"])
-        place += f"{'&' if '?' in place else '?'}digest={blob.digest}"
+        with self.session.ask("HEAD", self.url("blobs", blob.digest)) as known:
+            if known.status == 200:
+                return
+        place = self._place(blob)
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(blob.size)}
         with blobs.open_verified(source.store.root, blob.digest, blob.size) as file:
-            _expect(self.session.ask("PUT", place, headers=headers, data=_Upload(file, blob.size)), 201)
+            _expect(
+                self.session.ask("PUT", place, headers=headers, body=_Upload(file, blob.size)), 201
+            ).close()
 
-    def _put(self, reference: str, data: bytes, media_type: str = oci.MANIFEST_TYPE) -> requests.Response:
+    def _place(self, blob: oci.Descriptor) -> str:
+        """Where the registry wants the blob: on itself, or anywhere with TLS (it gets the bytes anyway, no login)."""
+        with self.session.ask("POST", self.url("blobs", "uploads/")) as begun:
+            _expect(begun, 202)
+            place = urljoin(begun.url, begun.headers.get("Location", ""))
+        try:
+            where = origin.of(place)
+        except ValueError as error:
+            raise RemoteFailed(f"{self.host} wants an upload at what is no address: {error}") from error
+        if where.scheme != "https" and where != origin.of(begun.url):
+            raise RemoteFailed(f"{self.host} wants an upload at {where}, without TLS")
+        return f"{place}{'&' if '?' in place else '?'}digest={blob.digest}"
+
+    def _put(self, reference: str, data: bytes, media_type: str = oci.MANIFEST_TYPE) -> str:
+        """The digest of the subject that the registry has understood, "" if none."""
         headers = {"Content-Type": media_type}
-        answer = self.session.ask("PUT", self.url("manifests", reference), headers=headers, data=data)
-        _expect(answer, 201)
-        return answer
+        with self.session.ask("PUT", self.url("manifests", reference), headers=headers, body=data) as answer:
+            return _expect(answer, 201).headers.get("OCI-Subject", "")
 
     def _attach(self, subject: oci.Descriptor, entry: oci.Descriptor, image: oci.ImageManifest) -> None:
-        answer = self._put(entry.digest, image.document())
-        if answer.headers.get("OCI-Subject") == subject.digest:
+        if self._put(entry.digest, image.document()) == subject.digest:
             return
         listed = {item.digest: item for item in [*self._tagged(subject.digest), entry]}
         self._put(_fallback(subject.digest), oci.index_document(list(listed.values())), oci.INDEX_TYPE)
 
     def _referrers(self, digest: str) -> list[oci.Descriptor]:
-        answer = self.session.ask("GET", self.url("referrers", digest), headers=_ACCEPT, stream=True)
-        if answer.status_code != 200 or oci.INDEX_TYPE not in answer.headers.get("Content-Type", ""):
+        answer = self.session.ask("GET", self.url("referrers", digest), headers=_ACCEPT)
+        if answer.status != 200 or oci.INDEX_TYPE not in answer.headers.get("Content-Type", ""):
+            answer.close()
             return self._tagged(digest)
         return oci.parse_index(_document(answer, LIMITS.index))
 
     def _tagged(self, digest: str) -> list[oci.Descriptor]:
         url = self.url("manifests", _fallback(digest))
-        answer = self.session.ask("GET", url, headers=_ACCEPT, stream=True)
-        if answer.status_code != 200:
+        answer = self.session.ask("GET", url, headers=_ACCEPT)
+        if answer.status != 200:
+            answer.close()
             return []
         return oci.parse_index(_document(answer, LIMITS.index))
 
@@ -130,13 +146,14 @@ class Repository:
 class _Body:
     """A response's bytes; a connection that breaks is RemoteFailed."""
 
-    answer: requests.Response
+    answer: Answer
 
     def read(self, size: int = -1) -> bytes:
+        """Up to `size` bytes, never more than a MiB at once. Raises RemoteFailed."""
         try:
-            return cast("bytes", self.answer.raw.read(None if size < 0 else size))
-        except (HTTPError, OSError) as error:
-            raise RemoteFailed(f"the connection broke: {type(error).__name__}") from error
+            return self.answer.read(size if size >= 0 else 1 << 20)
+        except Unreachable as error:
+            raise RemoteFailed(f"the connection broke: {error}") from error
 
     def __enter__(self) -> _Body:
         return self
@@ -163,17 +180,18 @@ class _Upload:
         return self.file.read(size) or b""
 
 
-def repository(reference: str) -> Repository:
+def repository(reference: str, bounds: Bounds | None = None) -> Repository:
     """HOST[:PORT]/NAME[:TAG|@DIGEST]. Raises InvalidReference."""
     matched = _REFERENCE.fullmatch(reference)
     if not matched:
         mend = "write HOST[:PORT]/NAME[:TAG], such as registry.example/models/llama2-7b:v1"
         raise InvalidReference(f"{reference!r} is not a registry reference", mend=mend)
     chosen = matched["tag"] or matched["digest"]
-    return Repository(matched["host"], matched["name"], chosen, Session(matched["host"], matched["name"]))
+    host, name = matched["host"], matched["name"]
+    return Repository(host, name, chosen, Session(host, name, bounds))
 
 
-def _document(answer: requests.Response, cap: int) -> bytes:
+def _document(answer: Answer, cap: int) -> bytes:
     with _Body(answer) as body:
         return read_full(cast("BinaryIO", body), cap + 1)
 
@@ -182,12 +200,15 @@ def _fallback(digest: str) -> str:
     return fields.digest(digest, "digest").replace(":", "-")
 
 
-def _expect(answer: requests.Response, *statuses: int) -> None:
-    if answer.status_code not in statuses:
-        where = urlsplit(answer.url).path
-        raise RemoteFailed(
-            f"{answer.request.method} {where} answered {answer.status_code}: {answer.text[:200]}"
-        )
+def _expect(answer: Answer, *statuses: int) -> Answer:
+    if answer.status in statuses:
+        return answer
+    where = urlsplit(answer.url).path
+    try:
+        said = answer.up_to(_SAID).decode(errors="replace")
+    except Unreachable as error:
+        said = str(error)
+    raise RemoteFailed(f"{where} answered {answer.status}: {said}")
 
 
 def _skip(body: BinaryIO, count: int) -> None:

@@ -1,40 +1,43 @@
-"""HTTP with a registry's authentication: Basic or a Bearer token, from the credentials that docker login
-stored.
+"""HTTP with a registry's authentication: Basic or a Bearer token, from the credentials that docker login stored.
 
-Plain HTTP is used for the local machine only; credentials go only to the registry and the token realm it
-names.
+A challenge counts only when the registry itself makes it: what lies behind a redirect may ask for nothing. The token's realm
+is the registry's host, its parent domain, or one that COLDSTART_TOKEN_REALMS allows (hosts, comma-separated).
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
-import requests
-from coldstart.artifacts import fields
+from coldstart.artifacts import canonical, credentials, fields
+from coldstart.artifacts.credentials import Login
 from coldstart.artifacts.errors import BundleError, RemoteDenied, RemoteFailed
+from coldstart.artifacts.net import origin
+from coldstart.artifacts.net.http import Answer, Client, Forbidden, Secret, Unreachable
+from coldstart.artifacts.net.pace import Bounds
 
-_LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
+REALMS_VARIABLE = "COLDSTART_TOKEN_REALMS"
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
-_TIMEOUT = (10, 120)
+_TOKEN = re.compile(r"[\x21-\x7e]{1,32768}")
+_TOKEN_CAP = 128 << 10
+_READS = frozenset({"GET", "HEAD"})
 
 
 class Session:
-    """Requests to one repository; asks for a token once and keeps it."""
+    """Requests to one repository; asks for a token when it is told to, for reading or for writing."""
 
-    def __init__(self, host: str, name: str) -> None:
+    def __init__(self, host: str, name: str, bounds: Bounds | None = None) -> None:
         self._host, self._name = host, name
-        self._http = requests.Session()
-        self._authorization: str | None = None
+        self._client = Client(bounds)
+        self._origin = origin.of(self.base(host))
+        self._secret: Secret | None = None
 
     def base(self, host: str) -> str:
-        """Scheme and host."""
-        return f"{'http' if _LOCAL.fullmatch(host) else 'https'}://{host}"
+        """Scheme and host: plain HTTP is for this machine only."""
+        local = origin.of(f"http://{host}").is_loopback
+        return f"{'http' if local else 'https'}://{'registry-1.docker.io' if host == 'docker.io' else host}"
 
     def ask(
         self,
@@ -42,74 +45,85 @@ class Session:
         url: str,
         *,
         headers: Mapping[str, str] | None = None,
-        data: object = None,
-        stream: bool = False,
-    ) -> requests.Response:
-        """One request, repeated once with credentials if the registry asks.
-
-        Raises RemoteDenied, RemoteFailed.
-        """
-        answer = self._send(method, url, headers, data, stream)
-        if answer.status_code == 401 and self._authorization is None:
-            self._authorization = self._authorize(answer)
-            answer = self._send(method, url, headers, data, stream)
-        if answer.status_code in (401, 403):
-            raise RemoteDenied(f"{self._host} denies {method} on {self._name}")
+        body: object = None,
+    ) -> Answer:
+        """One request, repeated once with credentials if the registry itself asks. Raises RemoteDenied, RemoteFailed."""
+        answer = self._send(method, url, headers, body, self._secret)
+        if answer.status == 401 and not answer.redirected and origin.of(answer.url) == self._origin:
+            answer.close()
+            self._secret = Secret(self._origin, {"Authorization": self._authorization(answer, method)})
+            answer = self._send(method, url, headers, body, self._secret)
+        if answer.status in (401, 403):
+            answer.close()
+            where = f", to which {self._host} redirects," if answer.redirected else ""
+            raise RemoteDenied(f"{origin.of(answer.url).host}{where} denies {method} on {self._name}")
         return answer
 
     def _send(
-        self, method: str, url: str, headers: Mapping[str, str] | None, data: object, stream: bool
-    ) -> requests.Response:
-        sent = {"Accept-Encoding": "identity", **(headers or {})}
-        if self._authorization and url.startswith(f"{self.base(self._host)}/"):
-            sent["Authorization"] = self._authorization
+        self, method: str, url: str, headers: Mapping[str, str] | None, body: object, secret: Secret | None
+    ) -> Answer:
         try:
-            return self._http.request(
-                method,
-                url,
-                headers=sent,
-                data=data,  # type: ignore[arg-type]
-                stream=stream,
-                timeout=_TIMEOUT,
-            )
-        except requests.RequestException as error:
-            if isinstance(error.__context__, BundleError):
-                raise error.__context__ from error
-            raise RemoteFailed(f"{self._host} cannot be reached: {type(error).__name__}") from error
+            return self._client.ask(method, url, headers=headers, secret=secret, body=body)
+        except Forbidden as error:
+            raise RemoteFailed(f"{self._host}: {error}") from error
+        except Unreachable as error:
+            raise RemoteFailed(f"{self._host} cannot be reached: {error}") from error
 
-    def _authorize(self, answer: requests.Response) -> str:
-        challenge = answer.headers.get("WWW-Authenticate", "")
-        scheme, _, rest = challenge.partition(" ")
-        known = _credentials(self._host)
-        if scheme.lower() == "basic" and known:
-            return f"Basic {known}"
+    def _authorization(self, answer: Answer, method: str) -> str:
+        scheme, _, rest = answer.headers.get("WWW-Authenticate", "").partition(" ")
+        login = credentials.stored(self._host)
+        if scheme.lower() == "basic" and login and login.basic:
+            return login.basic
         if scheme.lower() == "bearer":
-            return f"Bearer {self._token(dict(_PARAMETER.findall(rest)), known)}"
+            actions = "pull" if method in _READS else "pull,push"
+            return f"Bearer {self._token(dict(_PARAMETER.findall(rest)), login, actions)}"
         raise RemoteDenied(f"{self._host} wants credentials and none are stored")
 
-    def _token(self, challenge: Mapping[str, str], known: str | None) -> str:
-        realm = challenge.get("realm", "")
-        where = urlsplit(realm)
-        if where.scheme != "https" and not (where.scheme == "http" and _LOCAL.fullmatch(where.netloc)):
-            raise RemoteDenied(f"{self._host} names a token realm that is not https")
-        query = {"service": challenge.get("service", ""), "scope": f"repository:{self._name}:pull,push"}
-        headers = {"Authorization": f"Basic {known}"} if known else None
-        answer = self._send("GET", f"{realm}?{urlencode(query)}", headers, None, False)
-        if answer.status_code != 200:
-            raise RemoteDenied(f"{self._host} gives no token for {self._name}")
+    def _token(self, challenge: Mapping[str, str], login: Login | None, actions: str) -> str:
+        realm = self._realm(challenge.get("realm", ""))
+        scope = {"service": challenge.get("service", ""), "scope": f"repository:{self._name}:{actions}"}
         try:
-            body = fields.mapping(answer.json(), "token")
+            answer = self._ask_realm(challenge["realm"], realm, scope, login)
+            status, data = answer.status, answer.up_to(_TOKEN_CAP + 1)
+        except (Unreachable, Forbidden) as error:
+            raise RemoteDenied(f"{realm} gives no token for {self._name}: {error}") from error
+        if status != 200:
+            raise RemoteDenied(f"{realm} gives no token for {self._name}: it answers {status}")
+        return _token_in(data, str(realm))
+
+    def _realm(self, address: str) -> origin.Origin:
+        allowed = [name.strip() for name in os.environ.get(REALMS_VARIABLE, "").split(",")]
+        mend = f"if it is right: {REALMS_VARIABLE}={urlsplit(address).hostname or 'HOST'}; else docker login {self._host}"
+        try:
+            realm = origin.of(address)
         except ValueError as error:
-            raise RemoteDenied(f"{self._host} answers with a token that is not JSON") from error
-        return str(body.get("token") or body.get("access_token") or "")
+            raise RemoteDenied(f"{self._host} names a token realm that is no https address") from error
+        if not realm.may_hear_secrets:
+            raise RemoteDenied(f"{self._host} names a token realm that is not https")
+        if not origin.gives_tokens_for(realm, self._origin, allowed):
+            raise RemoteDenied(f"{self._host} names the token realm {realm}, which is another's", mend=mend)
+        return realm
+
+    def _ask_realm(
+        self, address: str, realm: origin.Origin, scope: Mapping[str, str], login: Login | None
+    ) -> Answer:
+        if login and login.identity:
+            form = {"grant_type": "refresh_token", "client_id": "coldstart", "refresh_token": login.identity}
+            headers = {"Content-Type": "application/x-www-form-urlencoded"}
+            return self._client.ask(
+                "POST", address, headers=headers, body=urlencode({**form, **scope}).encode()
+            )
+        secret = Secret(realm, {"Authorization": login.basic}) if login and login.basic else None
+        mark = "&" if "?" in address else "?"
+        return self._client.ask("GET", f"{address}{mark}{urlencode(scope)}", secret=secret, redirects=False)
 
 
-def _credentials(host: str) -> str | None:
-    directory = os.environ.get("DOCKER_CONFIG")
-    path = (Path(directory) if directory else Path.home() / ".docker") / "config.json"
+def _token_in(data: bytes, realm: str) -> str:
     try:
-        found = json.loads(path.read_text())["auths"][host]["auth"]
-        base64.b64decode(found, validate=True)
-    except (OSError, KeyError, TypeError, ValueError):
-        return None  # No stored login; the registry decides whether it serves anonymous readers.
-    return str(found)
+        found = fields.mapping(canonical.loads(data, cap=_TOKEN_CAP, what="token"), "token")
+    except BundleError as error:
+        raise RemoteDenied(f"{realm} answers with a token that is not JSON") from error
+    token = found.get("token") or found.get("access_token")
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+        raise RemoteDenied(f"{realm} answers without a token")
+    return token

@@ -25,6 +25,11 @@ class SectionType:
     encoding: Encoding
 
     @property
+    def memory(self) -> bool:
+        """Whether it holds the memory of a process: its blob is for its owner's eyes alone."""
+        return self.name == "snapshot"
+
+    @property
     def media_type(self) -> str:
         """The OCI media type of the layer, such as application/vnd.coldstart.section.kv.v1+json."""
         return f"application/vnd.coldstart.section.{self.name}.v{self.version}{_SUFFIX[self.encoding]}"

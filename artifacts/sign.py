@@ -91,6 +91,9 @@ def trust(directory: Path, pem: bytes, *, name: str) -> Path:
     return path
 
 
+_UNSIGNED = TrustResult(False, None, "the bundle is not signed")
+
+
 @dataclass(frozen=True, slots=True)
 class TrustStore:
     """A directory of *.pub files; call it with a bundle, or pass it to Bundle.extract."""
@@ -102,14 +105,13 @@ class TrustStore:
 
         Never raises for bad signatures: the reason says what is wrong.
         """
+        results = self.each(bundle)
+        return next((one for one in results if one.ok), results[0] if results else _UNSIGNED)
+
+    def each(self, bundle: Bundle) -> list[TrustResult]:
+        """The verdict on every signature about `bundle`."""
         keys = {fingerprint(key): key for key in self._keys()}
-        reasons = []
-        for payload in bundle.store.signatures(bundle):
-            result = _judge(payload, bundle.digest, keys)
-            if result.ok:
-                return result
-            reasons.append(result)
-        return reasons[0] if reasons else TrustResult(False, None, "the bundle is not signed")
+        return [_judge(payload, bundle.digest, keys) for payload in bundle.store.signatures(bundle)]
 
     def _keys(self) -> Iterator[Ed25519PublicKey]:
         for path in sorted(self.directory.glob("*.pub")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from coldstart.artifacts import blobs, canonical, oci
@@ -14,7 +15,10 @@ from coldstart.artifacts.ranges import read_full
 if TYPE_CHECKING:
     from coldstart.artifacts.store import Store
 
-MAX_SIGNATURES = 64
+# Of those found; a registry is asked for no more either, since each costs a request. A store's own index may list many that
+# are about other bundles.
+MAX_SIGNATURES, _MAX_LISTED = 64, 8192
+_SIGNATURE_MANIFEST = 64 << 10
 
 
 class Source(Protocol):
@@ -47,17 +51,20 @@ class LayoutSource:
 
 
 def signed_by(
-    source: Source, entries: Sequence[oci.Descriptor], subject: oci.Descriptor
+    source: Source, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
 ) -> list[tuple[oci.Descriptor, oci.ImageManifest]]:
-    """Of `entries`, each readable signature manifest whose subject is `subject`."""
+    """Of the first `tries` signatures among `entries`, each readable manifest whose subject is `subject`."""
     signed = [entry for entry in entries if entry.artifact_type in (oci.SIGNATURE_TYPE, None)]
-    found = [(entry, _signature(source, entry, subject)) for entry in signed]
-    return [(entry, image) for entry, image in found if image is not None][:MAX_SIGNATURES]
+    found = ((entry, _signature(source, entry, subject)) for entry in signed[:tries])
+    good = ((entry, image) for entry, image in found if image is not None)
+    return list(islice(good, MAX_SIGNATURES))
 
 
-def payloads(source: Source, entries: Sequence[oci.Descriptor], subject: oci.Descriptor) -> list[bytes]:
+def payloads(
+    source: Source, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
+) -> list[bytes]:
     """The documents of `signed_by` that can be read."""
-    made = (_payload(source, image.layers[0]) for _, image in signed_by(source, entries, subject))
+    made = (_payload(source, image.layers[0]) for _, image in signed_by(source, entries, subject, tries))
     return [payload for payload in made if payload is not None]
 
 
@@ -74,7 +81,7 @@ def small(source: Source, blob: oci.Descriptor, cap: int) -> bytes:
 
 def _signature(source: Source, entry: oci.Descriptor, subject: oci.Descriptor) -> oci.ImageManifest | None:
     try:
-        image = oci.parse_manifest(small(source, entry, LIMITS.manifest))
+        image = oci.parse_manifest(small(source, entry, _SIGNATURE_MANIFEST))
     except BundleError:
         return None  # A signature that cannot be read vouches for nothing.
     ours = image.artifact_type == oci.SIGNATURE_TYPE and len(image.layers) == 1

@@ -112,7 +112,7 @@ def staging(layout: Layout) -> Iterator[Staging]:
     # Under the index lock, so that prune cannot collect the directory before its own lock is held.
     with named_os_errors("preparing to write to the store"), layout.exclusive():
         directory = layout.staging / uuid4().hex
-        directory.mkdir()
+        directory.mkdir(mode=0o700)  # whatever is staged is nobody else's before it has its own mode
         handle = files.try_lock(directory / _LOCK)
     try:
         yield Staging(directory)

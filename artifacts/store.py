@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from coldstart.artifacts import commit, files, oci
-from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts import commit, files, oci, selection
+from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import Ambiguous, BundleError, InvalidReference
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.layout import Layout
@@ -34,16 +34,21 @@ _VERSIONED = re.compile(r"(?P<name>[^@]+?):v(?P<version>[1-9]\d{0,8})")
 
 
 class NotFound(BundleError):
-    """No bundle has the wanted key or reference.
+    """No bundle has the wanted key or reference, or none that is trusted.
 
-    `nearest` is the closest one of the same model, if there is one.
+    `nearest` is the closest one of the same model, `untrusted` the newest of the wanted key; None where there is none.
     """
 
     code: ClassVar[str] = "CS-NOTFOUND"
 
-    def __init__(self, message: str, nearest: tuple[Bundle, Mismatches] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        nearest: tuple[Bundle, Mismatches] | None = None,
+        untrusted: Bundle | None = None,
+    ) -> None:
         super().__init__(message)
-        self.nearest = nearest
+        self.nearest, self.untrusted = nearest, untrusted
 
 
 class Store:
@@ -83,28 +88,40 @@ class Store:
         """Every bundle in order of publication, without opening any manifest that the index describes."""
         return [self._bundle(entry) for entry in self.layout.entries() if self._is_bundle(entry)]
 
-    def find(self, key: Key, *, name: str | None = None) -> Bundle:
-        """The newest version for `key`. Raises NotFound, and what Bundle.manifest raises.
+    def find(self, key: Key, *, name: str | None = None, trust: Trust | None = None) -> Bundle:
+        """The newest version for `key` that `trust` accepts (None: whoever signed it) and this release can read.
 
-        `name` also counts a bundle as of the same model."""
-        found = [bundle for bundle in self.list() if bundle.key_digest == key.digest]
+        Raises NotFound, and what Bundle.manifest raises where no version can be read. `name` also counts
+        a bundle as of the same model.
+        """
+        found = [bundle for bundle in self.list() if _says(bundle)[1] == key.digest]
         if not found:
-            raise NotFound(f"no bundle for key {key.short}", self._nearest(key, name))
-        newest = max(found, key=lambda bundle: bundle.version)
-        _ = newest.manifest  # What the index says about the key is believed only if the config says it too.
-        return newest
+            raise NotFound(f"no bundle for key {key.short}", self._nearest(key, name, trust))
+        best = selection.best_first(found, trust)[0]
+        if best.problem is not None:
+            raise best.problem
+        if not best.trust.ok:
+            message = f"no trusted bundle for key {key.short}: {best.trust.reason}"
+            raise NotFound(message, self._nearest(key, name, trust), best.bundle)
+        return best.bundle
 
-    def get(self, ref: str) -> Bundle:
-        """The bundle for NAME (newest), NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest
-        prefix.
+    def get(self, ref: str, *, trust: Trust | None = None) -> Bundle:
+        """The bundle for NAME (newest), NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest prefix.
 
-        Raises NotFound, Ambiguous, or InvalidReference.
+        Of several versions the best: one that `trust` accepts before one that it does not. Raises NotFound, Ambiguous,
+        or InvalidReference.
         """
         bundles = self.list()
         found = self._matching(ref, bundles)
         if not found:
             raise NotFound(f"no bundle is called {ref!r}")
-        return found[-1] if len(found) == 1 or self._newest_wins(ref, found) else _several(ref, found)
+        if len(found) == 1:
+            return found[0]
+        return (
+            selection.best_first(found, trust)[0].bundle
+            if self._newest_wins(ref, found)
+            else _several(ref, found)
+        )
 
     def signatures(self, bundle: Bundle) -> Sequence[bytes]:
         """Signature documents about `bundle`, unverified; sign.trusted judges them."""
@@ -125,15 +142,26 @@ class Store:
         """
         return self._bundle(commit.publish(self.layout, place, descriptor, identity, signatures))
 
-    def prune(self, keep: int | None = 1, *, drop: Sequence[Bundle] = (), dry_run: bool = False) -> Pruned:
-        """Keep the newest `keep` versions of each key (None: all), less `drop`; collect what nothing refers
-        to.
+    def prune(
+        self,
+        keep: int | None = 1,
+        *,
+        drop: Sequence[Bundle] = (),
+        dry_run: bool = False,
+        trust: Trust | None = None,
+    ) -> Pruned:
+        """Keep the best `keep` versions of each key (None: all), less `drop`; collect what nothing refers to.
 
-        Raises ReadOnlyStore.
+        What `trust` accepts is better than any that it does not. Raises ReadOnlyStore.
         """
         from coldstart.artifacts import prune
 
-        return prune.prune(self.layout, keep=keep, drop=drop, dry_run=dry_run)
+        def doomed(entries: Sequence[oci.Descriptor]) -> set[str]:
+            known = [self._bundle(entry) for entry in entries if self._is_bundle(entry)]
+            old = set() if keep is None else selection.superseded(known, keep, trust)
+            return old | {bundle.digest for bundle in drop}
+
+        return prune.prune(self.layout, doomed, dry_run=dry_run)
 
     def repair(self, bundle: Bundle, sources: Sequence[Source]) -> Repairs:
         """Fetch each bad blob, or only its bad chunks, from the first source that has it.
@@ -165,23 +193,26 @@ class Store:
     def _matching(self, ref: str, bundles: Sequence[Bundle]) -> Bundles:
         if "@" in ref:
             name, _, digest = ref.partition("@")
-            return [b for b in bundles if b.name == name and b.digest.startswith(digest) and len(digest) > 12]
+            return [
+                b for b in bundles if _says(b)[0] == name and b.digest.startswith(digest) and len(digest) > 12
+            ]
         if found := _by_name(ref, bundles):
             return found
         if matched := _HEX.fullmatch(ref):
             prefix = f"sha256:{matched[1]}"
-            return [b for b in bundles if b.digest.startswith(prefix) or b.key_digest.startswith(prefix)]
+            return [b for b in bundles if b.digest.startswith(prefix) or _says(b)[1].startswith(prefix)]
         if not ref or not ref.isprintable():
             raise InvalidReference(f"{ref!r} is not a reference")
         return []
 
     def _newest_wins(self, ref: str, found: Sequence[Bundle]) -> bool:
-        by_name = all(bundle.name == ref for bundle in found)
-        by_key = _HEX.fullmatch(ref) is not None and len({bundle.key_digest for bundle in found}) == 1
+        by_name = all(_says(bundle)[0] == ref for bundle in found)
+        by_key = _HEX.fullmatch(ref) is not None and len({_says(bundle)[1] for bundle in found}) == 1
         return by_name or by_key
 
-    def _nearest(self, key: Key, name: str | None) -> tuple[Bundle, Mismatches] | None:
-        candidates = [(b, diff(key, b.key)) for b in self._readable() if _same_model(key, name, b)]
+    def _nearest(self, key: Key, name: str | None, trust: Trust | None) -> tuple[Bundle, Mismatches] | None:
+        same = (b for b in self._readable() if _same_model(key, name, b) and b.key_digest != key.digest)
+        candidates = [(b, diff(key, b.key)) for b in same if trust is None or trust(b).ok]
         return min(candidates, key=lambda pair: len(pair[1]), default=None)
 
     def _readable(self) -> Iterator[Bundle]:
@@ -193,11 +224,19 @@ class Store:
             yield bundle
 
 
+def _says(bundle: Bundle) -> tuple[str, str]:
+    """Name and key digest; empty where neither the index nor a manifest that can be read says them."""
+    try:
+        return bundle.name, bundle.key_digest
+    except BundleError:
+        return "", ""
+
+
 def _by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
-    if found := [b for b in bundles if ref in (b.name, b.descriptor.annotations.get(oci.REF_NAME))]:
+    if found := [b for b in bundles if ref in (_says(b)[0], b.descriptor.annotations.get(oci.REF_NAME))]:
         return found
     if matched := _VERSIONED.fullmatch(ref):
-        return [b for b in bundles if b.name == matched["name"] and b.version == int(matched["version"])]
+        return [b for b in bundles if _says(b)[0] == matched["name"] and b.version == int(matched["version"])]
     return []
 
 

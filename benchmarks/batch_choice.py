@@ -20,9 +20,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common import RESULTS, capacity, finish, per_token, poisson, skewed
-from coldstart.measure.traces import TraceRequest
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.simulate import Outcome, SimSettings, simulate
+from coldstart.traces import TraceRequest
 
 SLOTS, BLOCK_TOKENS, BLOCK_BYTES, LINK = 256, 32, 163840, 8e9
 POOLS = {"KV for everybody": 4096, "KV binds": 96}

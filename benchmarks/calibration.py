@@ -44,11 +44,10 @@ from scheduling_tables import calibration as table
 from coldstart.key import inspection
 from coldstart.measure.bench import facts
 from coldstart.measure.replay import RequestRecord, records_of
-from coldstart.measure.traces import TraceRequest, read_trace
-from coldstart.measure.traces.arrivals import rearrive
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.simulate import Outcome, SimSettings, simulate
-from coldstart.serve import serve
+from coldstart.traces import TraceRequest, read_trace
+from coldstart.traces.arrivals import rearrive
 
 RESULT = Path(__file__).parent / "results" / "scheduling-calibration.json"
 REGIME = REGIMES["batch-bound"]
@@ -88,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
 def iterations() -> IterationProfile:
     """The profile in the bundle that the servers start from. Raises SystemExit without one."""
     asked = REGIME.bundle(str(model.build()))
-    found = inspection.look_up_for(serve.Request(asked.model, asked.vllm_args)).bundle
+    found = inspection.look_up(asked.model, asked.vllm_args).bundle
     if found is None:
         raise SystemExit("the servers run, but their bundle is not in the store")
     return IterationProfile.from_json(found.json("iterations"))

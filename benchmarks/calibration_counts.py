@@ -36,10 +36,10 @@ from scheduler_twin import TRACES, requests  # noqa: E402
 from benchmarks.common import finish  # noqa: E402
 from coldstart.key import inspection  # noqa: E402
 from coldstart.measure.bench import facts  # noqa: E402
-from coldstart.measure.traces import TraceRequest  # noqa: E402
 from coldstart.scheduling import IterationProfile, SchedulerSettings  # noqa: E402
 from coldstart.scheduling.simulate import Outcome, SimSettings, simulate  # noqa: E402
 from coldstart.serve import serve  # noqa: E402
+from coldstart.traces import TraceRequest  # noqa: E402
 
 REGIME = REGIMES["kv-bound"]
 CAP = ("--batch", str(REGIME.batch))

@@ -16,10 +16,10 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, pstdev
 
-from coldstart.measure.traces import TraceRequest, read_trace
-from coldstart.measure.traces.arrivals import rearrive
 from coldstart.scheduling import IterationProfile
 from coldstart.scheduling.simulate import Outcome
+from coldstart.traces import TraceRequest, read_trace
+from coldstart.traces.arrivals import rearrive
 
 RESULTS = Path(__file__).parent / "results"
 BANDWIDTH, FLOPS = 1.555e12 * 0.6, 312e12 * 0.5

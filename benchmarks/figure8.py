@@ -13,9 +13,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common import OPT_2_7B, finish, lengths, poisson
-from coldstart.measure.traces.transform import cap_tokens, cut
 from coldstart.scheduling import SchedulerSettings
 from coldstart.scheduling.simulate import SimSettings, simulate
+from coldstart.traces.transform import cap_tokens, cut
 
 PAPER_RATIO, SECONDS = 7.0, 5.0
 BLOCK = 16

@@ -16,9 +16,9 @@ from live.measure import send
 from live.servers import Server
 
 from coldstart.measure.replay import RequestRecord
-from coldstart.measure.traces import TraceRequest
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.simulate import SimSettings, simulate
+from coldstart.traces import TraceRequest
 
 PROMPTS = (1, 16, 32, 64, 128, 256, 512)
 ALONE_S = 0.4

@@ -31,10 +31,10 @@ from live.cells import BLOCK_BYTES  # noqa: E402
 
 from benchmarks.common import RESULTS, finish  # noqa: E402
 from coldstart.measure.bench import facts  # noqa: E402
-from coldstart.measure.traces import TraceRequest  # noqa: E402
-from coldstart.measure.traces.arrivals import rearrive  # noqa: E402
 from coldstart.scheduling import IterationProfile, SchedulerSettings  # noqa: E402
 from coldstart.scheduling.simulate import Outcome, SimSettings, simulate  # noqa: E402
+from coldstart.traces import TraceRequest  # noqa: E402
+from coldstart.traces.arrivals import rearrive  # noqa: E402
 from tests.property.timed_double import Counts, TimedDouble  # noqa: E402
 
 TRACES = ("azure", "mooncake", "log-normal")

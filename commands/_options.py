@@ -12,41 +12,64 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
+from coldstart.artifacts.net.origin import without_secrets
 from coldstart.commands._output import Format, Output, Progress
 
+from coldstart.contract.arguments import Arguments
 from coldstart.errors import NeedsAuth, Usage
-from coldstart.machine import paths
+from coldstart.machine.paths import Cache
 
 if TYPE_CHECKING:
+    from coldstart.artifacts.bundle import Trust
     from coldstart.artifacts.store import Store
 
+    from coldstart.key.inspection import Lookup
     from coldstart.scheduling.settings import Choice
+
+
+# Help of the word with which a bundle is taken although nobody who is trusted has signed it.
+UNTRUSTED = "Take a bundle that nobody trusted has signed; its code is left alone all the same."
 
 KvStrategy = Literal["proactive", "reactive", "recompute"]
 
 
 @dataclass(frozen=True)
 class Common:
-    """What every command was given: the sink, the cache root, whether the network is off, and vLLM's
-    arguments.
-    """
+    """What every command was given: the sink, whether the network is off, the cache, and vLLM's arguments."""
 
     out: Output
     offline: bool
-    cache_dir: Path | None
-    vllm_args: tuple[str, ...]
+    cache: Cache
+    vllm_args: Arguments
 
     def store(self) -> "Store":
         """The bundle store under the chosen cache root."""
         from coldstart.artifacts.store import Store
 
-        return Store(paths.store_dir(self.cache_dir))
+        return Store(self.cache.bundles)
+
+    def look_up(self, model: str, revision: str | None = None, accepts: "Trust | None" = None) -> "Lookup":
+        """The model with these arguments, its key on this machine, and its bundle among what `accepts` accepts.
+
+        Raises what models.resolve raises.
+        """
+        from coldstart.key import inspection
+
+        return inspection.look_up(
+            model,
+            self.vllm_args,
+            cache=self.cache,
+            offline=self.offline,
+            revision=revision,
+            accepts=accepts,
+        )
 
     def require_network(self, address: str) -> None:
         """Raises NeedsAuth (exit 4) when ``address`` lies on the network and --offline is set."""
         if self.offline and "://" in address and not address.startswith("dir://"):
             raise NeedsAuth(
-                f"{address} lies on the network, and --offline is set.", mend="leave --offline away"
+                f"{without_secrets(address)} lies on the network, and --offline is set.",
+                mend="leave --offline away",
             )
 
 
@@ -71,9 +94,9 @@ def _common(
     offline: Annotated[bool, _option("--offline", help="Never ask the network.")] = False,
     cache_dir: Annotated[Path | None, _CACHE_DIR] = None,
     config: Annotated[Path | None, _CONFIG] = None,
-) -> tuple[Output, bool, Path | None]:
+) -> tuple[Output, bool, Cache]:
     # config was read before parsing began, because it gives the defaults; it is an option for help's sake.
-    return Output(format, output, quiet, verbose, progress), offline, cache_dir
+    return Output(format, output, quiet, verbose, progress), offline, Cache.at(cache_dir)
 
 
 def _scheduling(
@@ -145,7 +168,7 @@ def command(
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def run(ctx: typer.Context, **given: Any) -> None:
-            rest: tuple[str, ...] = tuple(ctx.obj or ())
+            rest = Arguments(ctx.obj or ())
             if rest and not takes_vllm_args:
                 raise Usage(f"{ctx.info_name} takes nothing after --, found {' '.join(rest)!r}.")
             common = _common(**{name: given.pop(name) for name in SHARED})

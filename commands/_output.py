@@ -44,9 +44,9 @@ class Output:
         if self.format == "json":
             self._write(json.dumps({"schema_version": SCHEMA_VERSION, **data}, indent=2, default=str))
         elif self.quiet and brief is not None:
-            self._write(brief)
+            self._write(printable(brief))
         else:
-            self._write(text if isinstance(text, str) else text())
+            self._write(printable(text if isinstance(text, str) else text()))
 
     def success(self, made: str, *, where: str | None = None, then: str | None = None) -> None:
         """The closing line: what was made, where, how long it took, and the next command."""
@@ -107,7 +107,7 @@ class Output:
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Rows under ``headers`` in aligned columns; numbers to the right."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[printable(str(cell)).replace("\n", "\\n").replace("\t", "\\t") for cell in row] for row in rows]
     widths = [max(len(line[i]) for line in [list(headers), *cells]) for i in range(len(headers))]
     right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(headers))]
     lines = [
@@ -138,12 +138,30 @@ def _heartbeat(mode: str, name: str, event: str, seconds: float) -> None:
 @contextmanager
 def _spinner(name: str) -> Iterator[None]:
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(stderr=True)
-    with console.status(name):
+    with console.status(Text(printable(name))):
         yield
 
 
 def _err(message: str) -> None:
-    sys.stderr.write(message + "\n")
+    sys.stderr.write(printable(message) + "\n")
     sys.stderr.flush()
+
+
+def complain(message: str, mend: str | None) -> None:
+    """The error that ends a command, and what mends it."""
+    _err(f"error: {message}" + (f"\n  mend: {mend}" if mend else ""))
+
+
+def printable(text: str) -> str:
+    """`text` as a terminal may have it: what would move its cursor, reverse its order or hide is written as an escape.
+
+    Such characters come from registries, weights servers and bundles. Line ends and tabs stay.
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")

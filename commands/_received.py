@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from coldstart.artifacts import selection
 from coldstart.artifacts.bundle import Bundle
 from coldstart.commands._options import Common
 
@@ -24,5 +25,10 @@ def report(common: Common, bundles: Sequence[Bundle], made: str) -> None:
             common.out.warn(
                 f"code in {bundle.name}:v{bundle.version} will not run: {result.reason}; to trust its maker: "
                 "coldstart trust add FILE"
+            )
+        elif newer := selection.newer_than(bundle, common.store().list(), inspection.trust):
+            common.out.warn(
+                f"{bundle.name}:v{bundle.version} is older than v{newer[0].version}, which stays the one that is taken; "
+                f"to go back: coldstart prune {newer[0].ref}"
             )
     common.out.success(made, where=str(common.store().root), then=f"coldstart serve {bundles[0].name}")

@@ -62,7 +62,7 @@ def command(
         max_regress_pct=max_regress,
         revision=revision,
         offline=common.offline,
-        cache_dir=common.cache_dir,
+        cache=common.cache,
     )
     document = run(replace(request, command_line=_command_line(request)), common.out.note)
     for path, wanted in files.items():

@@ -183,8 +183,10 @@ def _report(error: Exception) -> int:
         import traceback
 
         traceback.print_exception(error)
+    from coldstart.commands._output import complain
+
     message, mend, code = _explain(error)
-    sys.stderr.write(f"error: {message}\n" + (f"  mend: {mend}\n" if mend else ""))
+    complain(message, mend)
     return code
 
 

@@ -15,7 +15,7 @@ from coldstart.machine.probes import Probe
 def command(common: Common) -> None:
     """Examine, render, and answer yes (0) or no (1)."""
     with common.out.phase("examine this machine"):
-        found = doctor.examine(common.cache_dir)
+        found = doctor.examine(common.cache)
     modes, able = doctor.start_modes(found), doctor.able(found)
     data = {"able": able, "start_modes": modes, "probes": [asdict(probe) for probe in found]}
     common.out.result(data, lambda: _text(found, modes), brief="yes" if able else "no")

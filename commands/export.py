@@ -9,6 +9,8 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes
 
+from coldstart.key import inspection
+
 
 @declare()
 def command(
@@ -21,7 +23,7 @@ def command(
 ) -> None:
     """Export, and say how to take it over elsewhere."""
     store = common.store()
-    bundles = [store.get(ref) for ref in refs]
+    bundles = [store.get(ref, trust=inspection.trust) for ref in refs]
     first = bundles[0]
     path = to or Path(f"{first.name.replace('/', '--')}-v{first.version}.oci.tar")
     with common.out.phase(f"write {path.name}"):

@@ -8,7 +8,7 @@ import json
 from typing import Annotated
 
 import typer
-from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle import Bundle, anyone
 from coldstart.artifacts.key import Key, Mismatch
 from coldstart.commands import _graphs
 from coldstart.commands._options import Common
@@ -38,14 +38,9 @@ def command(
     asks_key = bool(common.vllm_args or revision) or (key and inspection.names_model(ref))
     bundle = None if asks_key else inspection.find_bundle(common.store(), ref)
     if bundle is None:
-        found = inspection.look_up(
-            common.store(),
-            ref,
-            common.vllm_args,
-            offline=common.offline,
-            revision=revision,
-            cache_dir=common.cache_dir,
-        )
+        found = common.look_up(ref, revision)
+        if found.bundle is None:  # to be looked at, not to be used
+            found = common.look_up(ref, revision, anyone)
         if key:
             return _show_key(common, found.key, found)
         if found.bundle is None:
@@ -58,7 +53,7 @@ def command(
     if tree:
         return _show_tree(common, bundle)
     if diff is not None:
-        return _show_diff(common, bundle, common.store().get(diff))
+        return _show_diff(common, bundle, common.store().get(diff, trust=inspection.trust))
     return _show_bundle(common, bundle)
 
 

@@ -35,30 +35,20 @@ def command(
     from coldstart.key import inspection
     from coldstart.materialize import materialize
 
-    request = materialize.Request(
-        model,
-        common.vllm_args,
-        revision=revision,
-        offline=common.offline,
-        cache_dir=common.cache_dir,
-        only=only or (),
-        force=force,
-        snapshot=snapshot,
-        kernels=kernels,
-    )
+    options = materialize.Options(only=only or (), force=force, snapshot=snapshot, kernels=kernels)
+    planned = common.look_up(model, revision)
     if dry_run:
-        planned = inspection.look_up_for(request)
         existing = planned.bundle.ref if planned.bundle else None
         data: dict[str, object] = {"model": planned.model.name, "key": dict(planned.key.fields)}
-        data |= {"key_digest": planned.key.digest, "sections": list(request.sections), "existing": existing}
+        data |= {"key_digest": planned.key.digest, "sections": list(options.sections), "existing": existing}
         rows = [(name, value) for name, value in planned.key.fields.items()]
         common.out.result(
-            data, lambda: table(("field", "value"), rows) + f"\nsections: {', '.join(request.sections)}"
+            data, lambda: table(("field", "value"), rows) + f"\nsections: {', '.join(options.sections)}"
         )
         common.out.success(f"Would make key {planned.key.short}", then=_again("materialize", model, common))
         return
     there = {earlier.digest for earlier in common.store().list()}
-    bundle = materialize.materialize(request, common.out.phase)
+    bundle = materialize.materialize(planned, options, common.out.phase)
     made = bundle.digest not in there
     manifest = bundle.manifest
     sections = [(s.type, s.version, s.size, s.digest[7:19]) for s in manifest.sections]

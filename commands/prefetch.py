@@ -3,7 +3,8 @@
 from typing import Annotated, Any
 
 import typer
-from coldstart.commands._options import Common, group
+from coldstart.artifacts.bundle import anyone
+from coldstart.commands._options import UNTRUSTED, Common, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
 
@@ -32,6 +33,7 @@ def start(
     memory_bytes: Annotated[int | None, _MEMORY] = None,
     streams: Annotated[int | None, _STREAMS] = None,
     idle: Annotated[float | None, _IDLE] = None,
+    untrusted: Annotated[bool, typer.Option("--untrusted", help=UNTRUSTED)] = False,
 ) -> None:
     """Have them fetched and wait until they are there."""
     from coldstart.weights.prefetch import ask, configuration
@@ -43,8 +45,11 @@ def start(
             common.vllm_args,
             weights_from=weights_from,
             offline=common.offline,
-            cache_dir=common.cache_dir,
+            cache=common.cache,
+            accepts=anyone if untrusted else None,
         )
+    for note in wanted.notes:
+        common.out.warn(note)
     settings = configuration.given(memory_bytes=memory_bytes, streams=streams, idle_s=idle)
     common.require_network(wanted.source)
     with common.out.phase("fetch"):

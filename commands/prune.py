@@ -7,6 +7,8 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes
 
+from coldstart.key import inspection
+
 
 @declare()
 def command(
@@ -19,7 +21,7 @@ def command(
     store = common.store()
     drop = [store.get(ref) for ref in refs or ()]
     # Naming bundles means those and no others: old versions of the rest go only when none is named.
-    pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run)
+    pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run, trust=inspection.trust)
     removed = [entry.digest for entry in pruned.removed]
     data = {"dry_run": dry_run, "removed": removed, "files": pruned.files, "freed_bytes": pruned.freed}
     verb = "Would remove" if dry_run else "Removed"

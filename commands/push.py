@@ -7,6 +7,8 @@ from coldstart.artifacts import remote
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
+from coldstart.key import inspection
+
 
 @declare()
 def command(
@@ -16,7 +18,7 @@ def command(
 ) -> None:
     """Push, and say from where it can be pulled."""
     common.require_network(address)
-    bundle = common.store().get(ref)
+    bundle = common.store().get(ref, trust=inspection.trust)
     with common.out.phase(f"send {bundle.name}:v{bundle.version}"):
         there = remote.push(bundle, address)
     common.out.result({"ref": bundle.ref, "address": there}, there)

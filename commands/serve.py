@@ -2,16 +2,17 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from coldstart.commands._options import Common
+from coldstart.artifacts.bundle import Trust, anyone
+from coldstart.commands._options import UNTRUSTED, Common
 from coldstart.commands._options import command as declare
 
 from coldstart.errors import Usage
+from coldstart.key.inspection import Lookup
 from coldstart.scheduling.settings import Choice
 
 Mode = Literal["auto", "fresh", "template-runtime", "template-engine", "snapshot"]
@@ -60,48 +61,68 @@ def command(
     require_signature: Annotated[
         bool, typer.Option("--require-signature", help="Refuse a bundle that nobody trusted has signed.")
     ] = False,
+    untrusted: Annotated[bool, typer.Option("--untrusted", help=UNTRUSTED)] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started.")] = False,
 ) -> None:
     """Look up, start, say when it is ready, and stay until it ends."""
+    from coldstart.machine.drawing import draw
     from coldstart.machine.recording import recording
     from coldstart.serve import prediction, serve
+    from coldstart.serve.scheduler import check
 
     for file in filter(None, (ready_file, timeline)):
         _require_place(file)
     listen = [*(["--host", host] if host else []), *(["--port", str(port)] if port is not None else [])]
+    # Before anything is looked up: what was typed wrongly is said at once.
+    check(choice, common.vllm_args)
     request = serve.Request(
-        model,
-        common.vllm_args,
+        _found(
+            common, model, revision, on_miss, anyone if untrusted else None, remote=weights_from is not None
+        ),
         listen,
         mode=mode,
-        on_miss=on_miss,
-        revision=revision,
-        offline=common.offline,
-        cache_dir=common.cache_dir,
+        without_bundle=on_miss == "warn",
         ready_timeout=ready_timeout,
         require_signature=require_signature,
         weights_from=weights_from,
         fetch_rest=fetch_rest,
         scheduler=choice,
     )
-    found, plan = serve.plan(request, common.out.phase)
+    plan = serve.plan(request)
+    for note in request.found.notes:
+        common.out.warn(note)
     if dry_run:
         planned = {
             "url": serve.url(plan),
-            "bundle": found.bundle.ref if found.bundle else None,
+            "bundle": request.found.bundle.ref if request.found.bundle else None,
             **plan.document(),
         }
         common.out.result(planned, lambda: json.dumps(planned, indent=2))
         return
     with recording(timeline, wanted=common.out.verbose) as recorded:
-        started = serve.start(request, found, plan)
+        started = serve.start(request, plan)
         report = started.document() | {"url": serve.url(plan)}
         recorded.started()
-        report["predicted"] = prediction.of(request, found, started, recorded.timeline.phases())
+        report["predicted"] = prediction.of(request, started, recorded.timeline.phases())
         _say(common, report, ready_file)
-        common.out.detail(recorded.timeline.draw())
+        common.out.detail(draw(recorded.timeline))
         code = serve.stay(started.running.process)
     raise typer.Exit(code)
+
+
+def _found(
+    common: Common, model: str, revision: str | None, on_miss: OnMiss, accepts: Trust | None, *, remote: bool
+) -> Lookup:
+    """The look-up, after materializing what is missing where that was asked for."""
+    found = common.look_up(model, revision, accepts)
+    if remote:
+        found = found.without_weights()
+    if found.bundle is not None or on_miss != "materialize":
+        return found
+    from coldstart.materialize import materialize
+
+    materialize.materialize(found, materialize.Options(), common.out.phase)
+    return found.again()
 
 
 def _say(common: Common, report: dict[str, Any], ready_file: Path | None) -> None:
@@ -128,6 +149,7 @@ def _require_place(file: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     # Whoever waits for the file must never see half of it.
-    with tempfile.NamedTemporaryFile("w", dir=path.absolute().parent, delete=False) as file:
-        file.write(text)
-    Path(file.name).replace(path)
+    from coldstart.artifacts.files import replacing
+
+    with replacing(path.absolute(), mode=0o600, durable=False) as file:
+        file.write(text.encode())

@@ -4,7 +4,8 @@ import shlex
 from typing import Annotated, Literal
 
 import typer
-from coldstart.commands._options import Common, group
+from coldstart.artifacts.bundle import anyone
+from coldstart.commands._options import UNTRUSTED, Common, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
@@ -24,14 +25,17 @@ def start(
     model: Annotated[str, _MODEL],
     level: Annotated[Level, _LEVEL] = "engine",
     ready_timeout: Annotated[float, _TIMEOUT] = 600.0,
+    untrusted: Annotated[bool, typer.Option("--untrusted", help=UNTRUSTED)] = False,
 ) -> None:
     """Start one for the model's bundle."""
     from coldstart.serve import pool, serve
 
-    request = serve.Request(model, common.vllm_args, offline=common.offline, cache_dir=common.cache_dir)
-    found, plan = serve.plan(request, common.out.phase)
+    request = serve.Request(common.look_up(model, None, anyone if untrusted else None))
+    plan = serve.plan(request)
+    for note in request.found.notes:
+        common.out.warn(note)
     with common.out.phase(f"start a template ({level})"):
-        warm = pool.start(level, plan, found.model.name, ready_timeout)
+        warm = pool.start(level, plan, request.found.model.name, ready_timeout)
     data = {"level": level, "model": warm.model, "key": warm.key, "pid": warm.pid}
     common.out.result(data, f"{level} template of {warm.model}, pid {warm.pid}")
     passed = ["--", *common.vllm_args] if common.vllm_args else []

@@ -20,10 +20,10 @@ from coldstart.measure.replay.compare import compare
 from coldstart.measure.replay.html import page
 from coldstart.measure.replay.plan import TracePlan, run_live, run_simulated
 from coldstart.measure.replay.render import text, write_csv
-from coldstart.measure.traces import TraceReport
 from coldstart.scheduling import Choice, IterationProfile, ProfileError, SchedulerSettings, make_policy
 from coldstart.scheduling.settings import FALLBACK_PROFILE
 from coldstart.scheduling.simulate import SimSettings
+from coldstart.traces import TraceReport
 
 INTERRUPTED = 130
 
@@ -66,6 +66,9 @@ def command(
     kv_blocks: Annotated[int | None, _flag("--kv-blocks", help="Simulated device KV blocks.")] = None,
     policy: Annotated[str | None, _flag("--policy", hidden=True, help="Now --scheduler.")] = None,
     strategy: Annotated[str | None, _flag("--strategy", hidden=True, help="Now --kv-strategy.")] = None,
+    host: Annotated[
+        Path | None, _flag("--host", metavar="FILE", help="Simulate a host of many models: its TOML file.")
+    ] = None,
     slo: Annotated[str, _flag("--slo", help="Such as ttft=2,tpot=0.1,normalized=0.3.")] = "",
     baseline: Annotated[Path | None, _flag("--baseline", help="A saved JSON result to compare.")] = None,
     csv: Annotated[Path | None, _flag("--csv", help="Write one row per request here.")] = None,
@@ -94,6 +97,9 @@ def command(
         max_output=max_output,
     )
     report, records = TraceReport(), RecordStore()
+    if host is not None:
+        _on_host(common, plan, host, simulate, profile, report)
+        return
     with common.out.phase("replay the trace"):
         if simulate:
             settings, machine = _engine(_renamed(choice, policy, strategy, common), kv_blocks)
@@ -110,6 +116,19 @@ def command(
     _show(common, document if ratios is None else {**document, "against_baseline": ratios}, ratios)
     _warn(common, report)
     _end(done, len(records), common)
+
+
+def _on_host(
+    common: Common, plan: TracePlan, host: Path, simulate: bool, profile: str | None, report: TraceReport
+) -> None:
+    # It loads numpy, which the help must not.
+    from coldstart.host import replay
+
+    if not simulate:
+        raise Usage("--host simulates so far", mend="coldstart trace-replay FILE --simulate --host HOST.toml")
+    found = {**replay.replay_on_host(plan, host, _profile(profile, common), report), "rows": asdict(report)}
+    common.out.result(found, lambda: replay.text(found))
+    _warn(common, report)
 
 
 def _slo(given: str) -> Slo:

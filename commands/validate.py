@@ -46,7 +46,7 @@ def command(
 ) -> None:
     """Check every bundle, show the findings, fail where there are any that count."""
     request = Request(
-        refs, level, against, repair, repair_from or (), common.vllm_args, common.offline, common.cache_dir
+        refs, level, against, repair, repair_from or (), common.vllm_args, common.offline, common.cache
     )
     check_request(request)
     with common.out.phase(f"validating {len(refs)} bundle{'s' if len(refs) > 1 else ''} at level {level}"):

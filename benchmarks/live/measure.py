@@ -14,7 +14,7 @@ from typing import Any
 
 from coldstart.measure.replay import ReplaySettings, RequestRecord, replay
 from coldstart.measure.replay.metrics import percentile
-from coldstart.measure.traces import TraceRequest
+from coldstart.traces import TraceRequest
 from live.model import VOCABULARY
 from live.servers import Server
 from live.workloads import lengths

@@ -23,7 +23,7 @@ VOCABULARY = 2000
 
 def build() -> Path:
     """The model's directory, built on first use beside the built-in ones."""
-    models = paths.cache_dir(None) / "models"
+    models = paths.Cache.at().models
     target = models / "bench-v1" / NAME
     if not target.is_dir():
         tokenizer = tiny.build("tiny-llama", models)

@@ -14,8 +14,8 @@ from math import log
 from pathlib import Path
 from random import Random
 
-from coldstart.measure.traces import TraceRequest, read_trace
-from coldstart.measure.traces.arrivals import rearrive
+from coldstart.traces import TraceRequest, read_trace
+from coldstart.traces.arrivals import rearrive
 
 SECONDS = {"0.7": 3.0, "0.9": 3.5, "1.1": 10.0, "burst": 3.0}
 """Of work at load 1, on the skewed workload; the Azure trace has AZURE_SECONDS at every load."""

@@ -51,7 +51,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 def home() -> Path:
     """Where everything of these benchmarks lies, below the cache: remove it to have the space back."""
-    return paths.cache_dir() / "weights-benchmark"
+    return paths.Cache.at().root / "weights-benchmark"
 
 
 def built(config: Mapping[str, Any] = CONFIG) -> Path:
@@ -143,7 +143,7 @@ def _resident(path: Path) -> tuple[int, int]:
 
 
 def _tokenizer(target: Path) -> None:
-    for file in tiny.build("tiny-llama", paths.models_dir()).glob("*token*"):
+    for file in tiny.build("tiny-llama", paths.Cache.at().models).glob("*token*"):
         shutil.copy(file, target)
 
 

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coldstart.contract.arguments import Arguments
+
 PLAN_ENV = "COLDSTART_PLAN"
 READY_FD_ENV = "COLDSTART_READY_FD"
 
@@ -25,7 +27,7 @@ class LaunchPlan:
     `canary` holds prompt token ids and the greedy tokens that must follow them. `env` is set before vLLM is imported.
     """
 
-    vllm_args: list[str]
+    vllm_args: Arguments
     key: str = ""
     weights: str = ""
     compile_dir: str | None = None
@@ -33,9 +35,13 @@ class LaunchPlan:
     env: dict[str, str] = field(default_factory=dict)
     fallbacks: list[dict[str, str]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        # A plan that comes from JSON, or is written down as a list of words.
+        object.__setattr__(self, "vllm_args", Arguments(self.vllm_args))
+
     def document(self) -> dict[str, Any]:
         """The JSON object."""
-        return asdict(self)
+        return asdict(self) | {"vllm_args": list(self.vllm_args)}
 
     @classmethod
     def from_json(cls, text: str) -> LaunchPlan:
@@ -51,7 +57,7 @@ class LaunchPlan:
     def current(cls) -> LaunchPlan:
         """The plan this process was started with; an empty one under an ordinary vLLM."""
         text = os.environ.get(PLAN_ENV)
-        return cls.from_json(text) if text else cls([])
+        return cls.from_json(text) if text else cls(Arguments())
 
     def save(self, path: Path) -> None:
         """Write the plan for a process that is started with its path."""

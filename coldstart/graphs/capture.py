@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -14,7 +16,7 @@ from coldstart.graphs.errors import DriverFailure, Refused
 from coldstart.graphs.intervals import NONE, Intervals
 from coldstart.graphs.sides import library_ranges
 from coldstart.graphs.snapshot import MAP, Snapshot
-from coldstart.graphs.table import Array, Kernel, Region, Tables
+from coldstart.graphs.table import TENSOR_MAP_BYTES, Array, Kernel, Region, Tables
 
 COLLECTIVES = ("ncclDevKernel", "ncclKernel", "nvshmem", "cross_device_reduce", "multimem_all_reduce")
 # What graphs keep between launches are magic numbers and tables; larger memory holds activations.
@@ -73,8 +75,8 @@ def read_graphs(driver: DriverApi, framework: FrameworkApi, captured: dict[str, 
             for handle in handles:
                 _read_node(driver, builder, handle)
             builder.finish(handles, driver.edges(capture.graph))
-        except Refused as refusal:
-            builder.abandon(refusal.reason)
+        except (Refused, DriverFailure) as failure:
+            builder.abandon(str(failure))
     return builder.tables()
 
 
@@ -172,18 +174,25 @@ def _contents(driver: DriverApi, regions: Iterable[Region]) -> dict[int, bytes]:
 
 def _decode_maps(driver: DriverApi, tables: Tables) -> Array:
     """Addresses inside tensor maps, learned by asking the driver where it writes each address bit."""
-    found: list[tuple[int, int]] = []
+    found: list[tuple[int, int, Array]] = []
     masks: list[int] = []
     for place in windows.maps(tables).tolist():
-        descriptor = tables.payload[place : place + 128].tobytes()
+        descriptor = tables.payload[place : place + TENSOR_MAP_BYTES].tobytes()
         try:
             masks = masks or bit_masks(driver, descriptor)
             address = decode_map(driver, descriptor, masks)
         except DriverFailure:  # 128 bytes that are no tensor map
             continue
         if address is not None:
-            found.append((place, address))
+            found.append((place, address, _coded(masks)))
     return np.array(found, MAP)
+
+
+def _coded(masks: Sequence[int]) -> Array:
+    """Which of a map's bytes some address bit is coded in."""
+    union = functools.reduce(operator.or_, masks, 0)
+    coded: Array = np.frombuffer(union.to_bytes(TENSOR_MAP_BYTES, "little"), np.uint8) != 0
+    return coded
 
 
 def bit_masks(driver: DriverApi, descriptor: bytes) -> list[int]:

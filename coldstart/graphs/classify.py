@@ -137,11 +137,15 @@ class _Differential:
             self.assumed.append(rows[both].astype(np.int64))
 
     def _maps(self) -> Found:
-        """Tensor maps with unexplained bytes whose decoded addresses agree in both."""
+        """Tensor maps whose decoded addresses agree in both, where nothing else of them is unexplained.
+
+        Any aligned 128 bytes can be decoded; a map's other bytes say shape and stride, which no layout changes.
+        """
         one, other = self.a.maps, self.b.maps
         place, first, second = np.intersect1d(one["place"], other["place"], return_indices=True)
         place = place.astype(np.int64)
-        needed = self.open[place[:, None] + np.arange(TENSOR_MAP_BYTES)].any(1)
+        open_ = self.open[place[:, None] + np.arange(TENSOR_MAP_BYTES)]
+        needed = open_.any(1) & ~(open_ & ~one["held"][first]).any(1)
         words = Words(place[needed], one["address"][first[needed]], other["address"][second[needed]])
         region, offset = self._agree(words)
         good = region != NONE

@@ -2,7 +2,8 @@
 
 A cubin is an ELF64 file.  Kernels are the .text.<name> sections; .nv.info.<name> is a list of attributes
 (format byte, attribute byte, 16-bit value or size, data); attribute 0x17 (KPARAM_INFO) describes one
-parameter: u32 index, u16 ordinal, u16 offset, u32 flags whose bits 18.. are the size in bytes.
+parameter: u32 index, u16 ordinal, u16 offset, u32 flags whose bits 18.. are the size in bytes.  A kernel with
+a parameter of 16 KiB or more has attribute 0x45 instead, whose last word is the size.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from mmap import mmap
 from coldstart.graphs.errors import AlteredTable
 
 Buffer = bytes | mmap
-KPARAM_INFO = 0x17
+KPARAM_INFO, KPARAM_INFO_V2 = 0x17, 0x45
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
-_WRITE, _SYMTAB, _OBJECT = 1, 2, 1
+_WRITE, _SYMTAB, _NOBITS, _OBJECT = 1, 2, 8, 1
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Cubin:
-    """`kernels` maps mangled name to ((offset, size), ...); the rest are writable data symbols."""
+    """`kernels` maps mangled name to ((offset, size), ...); the rest are variables that launches share."""
 
     kernels: dict[str, tuple[tuple[int, int], ...]]
     mutable_globals: tuple[str, ...]
@@ -83,24 +84,31 @@ def parameters(info: bytes) -> tuple[tuple[int, int], ...]:
         at += 4
         if form != 4:
             continue
-        if attribute == KPARAM_INFO:
-            _, ordinal, offset, flags = struct.unpack_from("<IHHI", info, at)
-            found[ordinal] = (offset, (flags >> 18) & 0x3FFF)
+        if attribute in (KPARAM_INFO, KPARAM_INFO_V2):
+            _, ordinal, offset, word = struct.unpack_from("<IHHI", info, at)
+            found[ordinal] = (offset, word >> 18 if attribute == KPARAM_INFO else word & 0xFFFF)
         at += value
     return tuple(found[i] for i in sorted(found))
 
 
 def _globals(found: list[Section]) -> tuple[str, ...]:
-    """Data symbols that live in writable sections other than constant banks."""
+    """Variables of more than a byte that the file gives no contents: state that launches share.
+
+    Writable sections also hold what no kernel writes: function objects of the C++ library, of one byte each, and,
+    with their contents in the file, texts and tables.  A variable with a first value looks like a table: the
+    proof judges that one.
+    """
     names: set[str] = set()
     for table in (s for s in found if s.type == _SYMTAB):
         strings = found[table.link].data
         for at in range(0, len(table.data), _SYMBOL.size):
             name, info, _, index, _, size = _SYMBOL.unpack_from(table.data, at)
-            if info & 0xF == _OBJECT and size and _writable(found, index):
+            if info & 0xF == _OBJECT and size > 1 and index < len(found) and _state(found[index]):
                 names.add(_string(strings, name))
     return tuple(sorted(names))
 
 
-def _writable(found: list[Section], index: int) -> bool:
-    return index < len(found) and bool(found[index].flags & _WRITE)
+def _state(section: Section) -> bool:
+    """Whether a section is uninitialised global memory; a block's shared memory is no state."""
+    shared = section.name.startswith(".nv.shared")
+    return section.type == _NOBITS and bool(section.flags & _WRITE) and not shared

@@ -31,16 +31,12 @@ Span = tuple[int, int]
 
 @dataclass
 class Inputs:
-    """`static`: key to symbol to digest; `tokens`: symbol to (bytes an id, ids are below); places by key.
-
-    `fed` is what a graph reads that another one wrote into the pool before it: inputs of a piece of a model.
-    """
+    """`static`: key to symbol to digest; `tokens`: symbol to (bytes an id, ids are below); places by key."""
 
     tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
     kv: list[str] = field(default_factory=list)
     static: dict[str, dict[str, str]] = field(default_factory=dict)
     outputs: dict[str, list[Place]] = field(default_factory=dict)
-    fed: dict[str, list[Place]] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """For the sealed report of the tables."""
@@ -52,9 +48,7 @@ class Inputs:
         try:
             held = report[ENTRY]
             tokens = {symbol: (int(a), int(b)) for symbol, (a, b) in held["tokens"].items()}
-            return cls(
-                tokens, list(held["kv"]), dict(held["static"]), _places(held["outputs"]), _places(held["fed"])
-            )
+            return cls(tokens, list(held["kv"]), dict(held["static"]), _places(held["outputs"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise AlteredTable("the bundle holds no inputs to replay its graphs on") from error
 
@@ -103,21 +97,17 @@ def stored(directory: Path) -> Callable[[str], bytes]:
 
 @dataclass
 class View:
-    """Where one form of the graphs (captured here, or restored) has its outputs and what it is fed.
+    """Where one form of the graphs (captured here, or restored) has its outputs.
 
     `find` resolves symbols; `known` has addresses instead for graphs that were captured here.
     """
 
     find: Where
-    known: Mapping[str, tuple[list[Span], list[Span]]] = field(default_factory=dict)
+    known: Mapping[str, list[Span]] = field(default_factory=dict)
 
     def outputs(self, key: str, inputs: Inputs) -> list[Span]:
         """(address, bytes) of each output. Raises MissingRegion."""
-        return self.known[key][0] if key in self.known else self._spans(inputs.outputs.get(key, []))
-
-    def fed(self, key: str, inputs: Inputs) -> list[Span]:
-        """(address, bytes) of memory that a graph before this one would have filled. Raises MissingRegion."""
-        return self.known[key][1] if key in self.known else self._spans(inputs.fed.get(key, []))
+        return self.known[key] if key in self.known else self._spans(inputs.outputs.get(key, []))
 
     def _spans(self, places: Iterable[Place]) -> list[Span]:
         return [(self.find(symbol).base + offset, size) for symbol, offset, size in places]
@@ -147,14 +137,6 @@ class StoredInputs:
         for symbol in self.inputs.kv:
             for address, size in windows(self.here(symbol)):
                 self.driver.write(address, _finite(values, size))
-        self._feed(key, values)
-
-    def _feed(self, key: str, values: np.random.Generator) -> None:
-        views = [view.fed(key, self.inputs) for view in (self.captured, self.restored) if view is not None]
-        for spans in zip(*views, strict=True):
-            data = _finite(values, spans[0][1])
-            for address, size in spans:
-                self.driver.write(address, data[:size])
 
     def observe(self, key: str, *, restored: bool = False) -> bytes:
         """Outputs, then KV windows. Raises MissingRegion."""

@@ -18,7 +18,8 @@ from coldstart.graphs.errors import AlteredTable
 from coldstart.graphs.store import load, load_binary, save
 from coldstart.graphs.table import Array, Region, Tables
 
-MAP = np.dtype([("place", "<u4"), ("address", "<u8")])
+# `held` marks the bytes of a map that code its address.
+MAP = np.dtype([("place", "<u4"), ("address", "<u8"), ("held", "?", 128)])
 
 
 @dataclass

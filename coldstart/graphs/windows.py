@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from coldstart.graphs.table import Array, Tables
+from coldstart.graphs.table import TENSOR_MAP_BYTES, Array, Tables
 
-STRIDE = 4
+STRIDE, MAP_STRIDE = 4, 64
 LOWEST, HIGHEST = 1 << 32, 1 << 48
 
 
@@ -42,10 +42,15 @@ def owners(tables: Tables, at: Array) -> Array:
 
 
 def maps(tables: Tables) -> Array:
-    """Positions of parameters that have a tensor map's size."""
+    """Positions where a tensor map can lie: aligned inside its parameter, alone or in a struct.
+
+    From the parameter's own start, which the compiler aligns in the constant bank and not in the packed buffer.
+    """
     found = [np.zeros(0, np.int64)]
     for number, kernel in enumerate(tables.kernels):
         mine = (tables.nodes["kind"] == 0) & (tables.nodes["kernel"] == number)
         starts = tables.nodes["payload"][mine].astype(np.int64)
-        found += [starts + offset for offset, size in kernel.layout if size == 128]
+        for offset, size in kernel.layout:
+            inside = np.arange(offset, offset + size - TENSOR_MAP_BYTES + 1, MAP_STRIDE)
+            found.append((starts[:, None] + inside).ravel())
     return np.sort(np.concatenate(found))

@@ -6,12 +6,11 @@ same before and after the weights are on the disk.
 
 import hashlib
 import json
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coldstart.errors import Usage
+from coldstart.model import safetensors
 from coldstart.model.models import Model, weight_files
 
 Scalar = str | int | float | bool | None
@@ -30,7 +29,6 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-_HEADER_CAP = 100 * 2**20
 
 
 def fields(model: Model) -> dict[str, Scalar]:
@@ -62,7 +60,7 @@ def layout_digest(directory: Path) -> str | None:
         return _digest({file.name: file.stat().st_size for file in files})
     layout: dict[str, Any] = {}
     for file in files:
-        layout.update(_safetensors_layout(file))
+        layout.update({entry.name: (entry.dtype, entry.shape) for entry in safetensors.entries(file)})
     return _digest(layout)
 
 
@@ -70,21 +68,6 @@ def files_digest(directory: Path) -> str:
     """Digest over the tokenizer and generation files that the directory holds."""
     held = (directory / name for name in _TOKENIZER_FILES)
     return _digest({f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in held if f.is_file()})
-
-
-def _safetensors_layout(file: Path) -> dict[str, tuple[str, list[int]]]:
-    # The header alone (8 bytes of little-endian length, then JSON); the library would map the whole file.
-    try:
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            if length > _HEADER_CAP:
-                raise ValueError(f"header of {length} bytes")
-            header = json.loads(stream.read(length))
-        if not isinstance(header, dict):
-            raise ValueError("header is no object")
-        return {name: (e["dtype"], e["shape"]) for name, e in header.items() if name != "__metadata__"}
-    except (ValueError, KeyError, TypeError, struct.error) as error:
-        raise Usage(f"{file} is not a safetensors file ({error}).", mend="fetch the weights again") from error
 
 
 def _digest(value: object) -> str:

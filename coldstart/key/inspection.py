@@ -3,20 +3,23 @@
 A word the user types is a bundle in the store, or else a model whose key is composed for this machine.
 """
 
-import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from __future__ import annotations
 
-from coldstart.artifacts.bundle import Bundle, TrustResult
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from coldstart.artifacts import oci
+from coldstart.artifacts.bundle import Bundle, Trust, TrustResult
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.store import NotFound, Store
+from coldstart.contract.arguments import Arguments
 from coldstart.errors import NoBundle
 from coldstart.key import keys
 from coldstart.machine import paths
+from coldstart.machine.paths import Cache
 from coldstart.model import models
 from coldstart.model.aliases import NAMES
 from coldstart.model.models import Model
@@ -27,20 +30,78 @@ NOT_MADE = "not_made"
 
 @dataclass(frozen=True)
 class Lookup:
-    """A composed key and what the store has for it: the bundle, or the nearest one and where it differs."""
+    """A model with vLLM's arguments, their key, and what the store has for it: the bundle, or the nearest and where it differs.
+
+    Every command begins with one, and hands it down: nothing below asks again for the model, the arguments or the cache.
+    ``offline`` says that the network is not to be asked for what is still missing. Only what ``accepts`` accepts is found
+    (None: `trust`; `bundle.anyone` for whoever made it); ``untrusted`` is a bundle of this key that was passed over for it,
+    and ``notes`` say what is worth knowing of the choice.
+    """
 
     model: Model
+    vllm_args: Arguments
+    cache: Cache
     key: Key
-    bundle: Bundle | None
-    nearest: Bundle | None
-    mismatches: tuple[Mismatch, ...]
-    vllm_args: tuple[str, ...] = ()
+    bundle: Bundle | None = None
+    nearest: Bundle | None = None
+    mismatches: tuple[Mismatch, ...] = ()
+    offline: bool = False
+    accepts: Trust | None = None
+    untrusted: Bundle | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def store(self) -> Store:
+        """The store that was looked into."""
+        return Store(self.cache.bundles)
+
+    def again(self) -> Lookup:
+        """The same key looked up once more: another process may have made the bundle meanwhile."""
+        try:
+            found = self.store.find(self.key, name=self.model.name, trust=self.accepts or trust)
+        except NotFound as error:
+            nearest, mismatches = error.nearest or (None, [])
+            notes = tuple(_unvouched(nearest)) if nearest else ()
+            return replace(
+                self,
+                bundle=None,
+                nearest=nearest,
+                mismatches=tuple(mismatches),
+                untrusted=error.untrusted,
+                notes=notes,
+            )
+        notes = (*_unvouched(found), *_passed_over(self.store, found))
+        return replace(self, bundle=found, nearest=None, mismatches=(), untrusted=None, notes=notes)
+
+    def without_weights(self) -> Lookup:
+        """For a model directory that holds no weights: the bundle that differs in their layout alone."""
+        if self.bundle is not None or self.nearest is None or self._differing != {"model.weights"}:
+            return self
+        if any(one.wanted is not None for one in self.mismatches):
+            return self
+        return replace(self, bundle=self.nearest, key=self.nearest.key, nearest=None, mismatches=())
+
+    @property
+    def weights_donor(self) -> Bundle | None:
+        """Whose plan of the weights is this model's: its bundle, else one of the same model for other arguments."""
+        if self.bundle is not None:
+            return self.bundle
+        other = {name for name in self._differing if name.startswith("model.")}
+        absent = all(one.wanted is None for one in self.mismatches if one.field == "model.weights")
+        return self.nearest if other <= {"model.weights"} and absent else None
+
+    @property
+    def _differing(self) -> set[str]:
+        return {one.field for one in self.mismatches}
 
 
 def find_bundle(store: Store, ref: str) -> Bundle | None:
-    """The bundle called ``ref``, None if there is none. Raises Ambiguous and InvalidReference."""
+    """The bundle called ``ref``, a trusted version before others, None if there is none.
+
+    Raises Ambiguous and InvalidReference.
+    """
     try:
-        return store.get(ref)
+        return store.get(ref, trust=trust)
     except NotFound:
         return None
 
@@ -51,54 +112,56 @@ def names_model(word: str) -> bool:
 
 
 def look_up(
-    store: Store,
     word: str,
     vllm_args: Sequence[str] = (),
     *,
+    cache: Cache | None = None,
     offline: bool = False,
     revision: str | None = None,
-    cache_dir: Path | None = None,
+    accepts: Trust | None = None,
 ) -> Lookup:
-    """Compose the key of the model ``word`` here and look it up. Raises what models.resolve raises."""
-    model = models.resolve(word, revision=revision, offline=offline, cache_dir=cache_dir)
-    key = keys.compose_argv(model, vllm_args)
-    given = tuple(vllm_args)
-    try:
-        return Lookup(model, key, store.find(key, name=model.name), None, (), given)
-    except NotFound as error:
-        nearest, mismatches = error.nearest or (None, [])
-        return Lookup(model, key, None, nearest, tuple(mismatches), given)
+    """Compose the key of the model ``word`` here and look it up, among what ``accepts`` accepts.
+
+    Raises what models.resolve raises.
+    """
+    cache, given = cache or Cache.at(), Arguments(vllm_args)
+    model = models.resolve(word, revision=revision, offline=offline, cache=cache)
+    return Lookup(model, given, cache, keys.compose(model, given), offline=offline, accepts=accepts).again()
 
 
-class Asked(Protocol):
-    """Any request that names a model and vLLM's arguments."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def vllm_args(self) -> Sequence[str]: ...
-    @property
-    def revision(self) -> str | None: ...
-    @property
-    def offline(self) -> bool: ...
-    @property
-    def cache_dir(self) -> Path | None: ...
+def _unvouched(chosen: Bundle) -> Iterator[str]:
+    judged = trust(chosen)
+    if not judged.ok:
+        yield (
+            f"{chosen.ref} is not trusted: {judged.reason}. Its code is left alone; its sizes and its list of the weights are "
+            "its maker's word"
+        )
 
 
-def look_up_for(asked: Asked) -> Lookup:
-    """`look_up` in the store under the request's own cache root."""
-    return look_up(
-        Store(paths.store_dir(asked.cache_dir)),
-        asked.model,
-        asked.vllm_args,
-        offline=asked.offline,
-        revision=asked.revision,
-        cache_dir=asked.cache_dir,
-    )
+def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
+    """Versions of the same key that arrived later than the chosen one, and why each was not taken."""
+    for other in store.list():
+        if other.version <= chosen.version or other.descriptor.annotations.get(oci.KEY) != chosen.key_digest:
+            continue
+        try:
+            judged = trust(other)
+            older = other.manifest.provenance.created < chosen.manifest.provenance.created
+            why = judged.reason if not judged.ok else "it was made earlier" if older else ""
+        except BundleError as error:
+            why = error.message
+        if why:
+            yield f"{other.name}:v{other.version} was passed over for v{chosen.version}: {why}"
 
 
 def miss(found: Lookup) -> NoBundle:
     """The error for a lookup without a bundle: field, wanted, found, and the command that makes one."""
+    if found.untrusted is not None:
+        return NoBundle(
+            f"The only bundle for {found.model.name} with key {found.key.short}, {found.untrusted.ref}, is not trusted: "
+            f"{trust(found.untrusted).reason}",
+            mend="coldstart trust add FILE, with its maker's public key; or take it as it is: --untrusted; or "
+            + shlex.join(["coldstart", "materialize", found.model.argument, *_after(found.vllm_args)]),
+        )
     if found.nearest is None:
         detail = "and none for this model under another key"
     else:
@@ -116,11 +179,9 @@ def _after(vllm_args: Sequence[str]) -> list[str]:
 
 def trust(bundle: Bundle) -> TrustResult:
     """Whether a key that this user trusts signed ``bundle``."""
-    from coldstart.artifacts import (
-        sign,  # cryptography: a start whose code is unpacked already does without it
-    )
+    from coldstart.machine import verdicts
 
-    return sign.trusted(bundle, sign.trust_dir(paths.state_dir()))
+    return verdicts.judge(bundle)
 
 
 def describe(bundle: Bundle) -> dict[str, object]:

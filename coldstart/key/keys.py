@@ -5,18 +5,19 @@ the same key, any difference that could make an artifact wrong composes another.
 environment variable is a field. Nothing here imports torch or vllm.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from coldstart.artifacts.key import Key
-from coldstart.key import arguments, identity, relevance
+from coldstart.contract.arguments import Arguments
+from coldstart.key import identity, relevance
 from coldstart.machine import hardware, runtime
 from coldstart.model.models import Model
 
 Scalar = str | int | float | bool | None
 
 
-def compose(model: Model, engine_args: Mapping[str, object]) -> Key:
-    """The key of ``model`` run on this machine, in this environment, with ``engine_args`` (names as vLLM's).
+def compose(model: Model, vllm_args: Arguments) -> Key:
+    """The key of ``model`` run on this machine, in this environment, with vLLM's arguments.
 
     Raises ColdstartError where vLLM is not installed, Usage for unreadable weights.
     """
@@ -24,14 +25,9 @@ def compose(model: Model, engine_args: Mapping[str, object]) -> Key:
         "hardware": hardware_fields(on_cpu=runtime.targets_cpu()),
         "model": identity.fields(model),
         "runtime": runtime.fields(),
-        "engine": relevance.engine_fields(engine_args),
+        "engine": relevance.engine_fields(vllm_args.normal),
     }
     return Key({f"{group}.{name}": value for group, part in groups.items() for name, value in part.items()})
-
-
-def compose_argv(model: Model, vllm_args: Sequence[str]) -> Key:
-    """``compose`` for arguments as they stand on a command line after ``--``."""
-    return compose(model, arguments.parse(vllm_args))
 
 
 def hardware_fields(*, on_cpu: bool) -> dict[str, Scalar]:

@@ -1,20 +1,20 @@
 """What this machine can do: every probe once, and whether cold starts can be served at all."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from coldstart.machine import probes
+from coldstart.machine.paths import Cache
 from coldstart.machine.probes import Probe
 
 
-def examine(cache_dir: Path | None = None) -> list[Probe]:
+def examine(cache: Cache) -> list[Probe]:
     """All probes, in the order in which they matter to a newcomer."""
     return [
         probes.vllm(),
         probes.cpu(),
         probes.memory(),
         probes.gpu(),
-        probes.store(cache_dir),
+        probes.store(cache),
         probes.compiler(),
         probes.template(),
         probes.criu(),

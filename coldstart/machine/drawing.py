@@ -6,10 +6,24 @@ do not pay for it.
 
 from __future__ import annotations
 
+import sys
+
 from coldstart.machine.timeline import Span, Timeline
 
+MIN_WIDTH = 40
 
-class Drawing:
+
+def draw(timeline: Timeline, width: int = 80, *, encoding: str | None = None) -> str:
+    """Bars by track, no line longer than `width` columns (at least MIN_WIDTH); plain text.
+
+    Blocks where `encoding` (default: stdout's) has them, else ASCII. Empty text for no spans.
+    """
+    if not timeline.spans:
+        return ""
+    return _Drawing(timeline, max(width, MIN_WIDTH), encoding or sys.stdout.encoding or "ascii").text()
+
+
+class _Drawing:
     """Layout: `label  bar  seconds`; the bar area shares one time axis over all tracks."""
 
     def __init__(self, timeline: Timeline, width: int, encoding: str) -> None:

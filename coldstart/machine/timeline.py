@@ -11,7 +11,6 @@ Chrome trace-event format: the "X" (complete) and "M" (metadata) events of the T
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 TYPE_CHECKING = False
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 EVENTS_VARIABLE = "COLDSTART_TIMELINE_EVENTS"
 # Seconds to add to this process's clock: a process thawed into a time namespace has one of its own.
 OFFSET_VARIABLE = "COLDSTART_TIMELINE_OFFSET_S"
-MIN_WIDTH = 40
 MAX_BYTES = 64 << 20
 """An events file of this size takes no more: a server may run for months."""
 
@@ -166,17 +164,6 @@ class Timeline:
 
         with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
             json.dump(self.to_chrome(), file)
-
-    def draw(self, width: int = 80, *, encoding: str | None = None) -> str:
-        """Bars by track, no line longer than `width` columns (at least 40); plain text.
-
-        Blocks where `encoding` (default: stdout's) has them, else ASCII. Empty text for no spans.
-        """
-        if not self.spans:
-            return ""
-        from coldstart.machine.drawing import Drawing
-
-        return Drawing(self, max(width, MIN_WIDTH), encoding or sys.stdout.encoding or "ascii").text()
 
 
 def _lanes(spans: list[Span]) -> list[tuple[tuple[int, str], list[Span]]]:

@@ -10,7 +10,10 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from coldstart.artifacts import sign
+from coldstart.artifacts import selection, sign
+from coldstart.artifacts.bundle import Bundle, TrustResult
+from coldstart.artifacts.errors import BundleError
+from coldstart.artifacts.store import Store
 from coldstart.errors import Usage
 from coldstart.machine import paths
 
@@ -42,6 +45,37 @@ def add(file: Path, name: str) -> TrustedKey:
             f"{file} cannot be read: {error.strerror}.", mend="on the other machine: coldstart trust show"
         ) from error
     return _read(sign.trust(sign.trust_dir(state), pem, name=name), sign.host_key(state).fingerprint)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """On a bundle: the sum, one verdict for each signature, the bundle of its key that is taken, and what to do."""
+
+    trust: TrustResult
+    signatures: list[TrustResult]
+    taken: Bundle | None
+    mend: str | None
+
+
+def why(store: Store, bundle: Bundle) -> Verdict:
+    """Why `bundle` is trusted or not, and which of its key is taken. Raises InvalidSignature for a malformed key file."""
+    judge = sign.TrustStore(sign.trust_dir(paths.state_dir()))
+    signatures, total = judge.each(bundle), judge(bundle)
+    same = [other for other in store.list() if _key_of(other) == bundle.key_digest]
+    best = next((one for one in selection.best_first(same, judge) if one.trust.ok), None)
+    mend = None
+    if not total.ok and signatures:
+        mend = "if you know its maker: coldstart trust add FILE, with the public key that `coldstart trust show` prints there"
+    elif not total.ok:
+        mend = "have its maker sign it, or make it here: coldstart materialize MODEL"
+    return Verdict(total, signatures, best.bundle if best else None, mend)
+
+
+def _key_of(bundle: Bundle) -> str | None:
+    try:
+        return bundle.key_digest
+    except BundleError:
+        return None
 
 
 def own_public_key() -> str:

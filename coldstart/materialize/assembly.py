@@ -19,6 +19,7 @@ from typing import Any
 import coldstart
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.graphs import RESTORE
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
@@ -46,15 +47,10 @@ class Assembly:
     """The stages of one run over its work directory; `out` collects the sections as they are made."""
 
     def __init__(
-        self, model: Model, vllm_args: Sequence[str], key: str, work: Path, phase: Phase, kernels: graphs.Kernels = "value"
+        self, model: Model, vllm_args: Arguments, key: str, work: Path, phase: Phase, kernels: graphs.Kernels = "value"
     ) -> None:  # fmt: skip
-        self.model, self.vllm_args, self.key, self.work, self.phase = (
-            model,
-            tuple(vllm_args),
-            key,
-            work,
-            phase,
-        )
+        self.model, self.vllm_args, self.key = model, vllm_args, key
+        self.work, self.phase = work, phase
         self.out = work / "out"
         self.out.mkdir()
         self.seconds: dict[str, float] = {}
@@ -90,7 +86,7 @@ class Assembly:
     def _graphs_round(self, name: str, environment: Mapping[str, str]) -> None:
         env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1", **environment}
         arguments = prepare.base_args(self.model, self.vllm_args)
-        arguments += graphs.kv_args(self._read("kv"), self.vllm_args)
+        arguments = arguments.before(*graphs.kv_args(self._read("kv"), self.vllm_args))
         with self._stage(name):
             self._engine("recorder", LaunchPlan(arguments, key=self.key, env=env))
 
@@ -149,11 +145,11 @@ class Assembly:
     def _proof_plan(self, socket: Path) -> LaunchPlan:
         info, compile_dir = self._read("modelinfo"), self.out / "compile"
         env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
-        args = [*prepare.base_args(self.model, self.vllm_args), "--uds", str(socket)]
+        args = prepare.base_args(self.model, self.vllm_args).before("--uds", str(socket))
         if (self.out / "graphs").is_dir():
-            args += graphs.kv_args(self._read("kv"), self.vllm_args)
+            args = args.before(*graphs.kv_args(self._read("kv"), self.vllm_args))
             env[RESTORE] = str(shutil.copytree(self.out / "graphs", self.work / "moved-graphs"))
-        args = [*fetch.load_args(args, self.model.path), *args]
+        args = fetch.loading(args, self.model)
         if not compile_dir.is_dir():
             return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env)
         # A copy elsewhere: the proof is of a bundle that has moved.

@@ -10,40 +10,31 @@ from typing import TYPE_CHECKING
 
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.store import Store
 from coldstart.errors import Failed
 from coldstart.key import inspection
+from coldstart.key.inspection import Lookup
 from coldstart.machine import paths, timeline
-from coldstart.model.models import Model
 from coldstart.serve import prepare, snapshot
 
 if TYPE_CHECKING:
     from coldstart.materialize.assembly import Phase
-    from coldstart.materialize.materialize import Request
 
 _TIMEOUT_S = 600.0
 # Gloo would bind the address of this machine's first interface, and a thawed process needs the same one.
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
-def add_snapshot(bundle: Bundle, model: Model, request: Request, store: Store, phase: Phase) -> Bundle:
+def add_snapshot(found: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
     """Freeze an engine template started from `bundle` and publish both as the key's next version.
 
     Raises Failed where snapshots cannot be taken, with the reason.
     """
-    plan = prepare.prepare(
-        bundle,
-        model,
-        request.vllm_args,
-        cache_dir=request.cache_dir,
-        trust=inspection.trust,
-        root=paths.frozen_dir(),
-    )
+    plan = prepare.prepare(found, bundle, found.vllm_args, trust=inspection.trust, root=paths.frozen_dir())
     began = timeline.now()
-    with phase("freeze a built engine"), store.begin(bundle.key) as draft:
+    with phase("freeze a built engine"), found.store.begin(bundle.key) as draft:
         for section in bundle.manifest.sections:
             draft.keep(bundle, section.type)
-        with tempfile.TemporaryDirectory(dir=paths.cache_dir(request.cache_dir) / "work") as name:
+        with tempfile.TemporaryDirectory(dir=found.cache.work) as name:
             try:
                 snapshot.freeze(replace(plan, env=plan.env | _LOOPBACK), Path(name), _TIMEOUT_S)
             except snapshot.Unusable as error:

@@ -6,31 +6,30 @@ kept in it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from coldstart.contract.arguments import Arguments
 from coldstart.errors import Failed
 from coldstart.graphs import offline
 from coldstart.graphs.errors import GraphError
-from coldstart.key import arguments
 from coldstart.machine import runtime
 
 Kernels = Literal["value", "reference"]
 
 
-def absent(vllm_args: Sequence[str]) -> str | None:
+def absent(vllm_args: Arguments) -> str | None:
     """Why an engine started so captures no CUDA graphs at all; None where it does."""
     if runtime.targets_cpu():
         return "the installed vLLM runs on the processor, which has no CUDA graphs: there are none to materialize"
-    given = arguments.parse(vllm_args)
-    if given.get("enforce_eager") not in (None, False):
+    if vllm_args.value("enforce_eager") not in (None, False):
         return "--enforce-eager captures no CUDA graphs: there are none to materialize"
     return None
 
 
 def make(
-    target: Path, work: Path, launch: offline.Launch, vllm_args: Sequence[str], kernels: Kernels = "value"
+    target: Path, work: Path, launch: offline.Launch, vllm_args: Arguments, kernels: Kernels = "value"
 ) -> str | None:
     """Write the section as the new directory `target`; None, or why there is no section."""
     if reason := absent(vllm_args):
@@ -43,9 +42,9 @@ def make(
     return None
 
 
-def kv_args(sizing: Mapping[str, object], vllm_args: Sequence[str]) -> list[str]:
+def kv_args(sizing: Mapping[str, object], vllm_args: Arguments) -> list[str]:
     """One KV size for all recording processes: regions of different sizes are different regions."""
-    if "kv_cache_memory_bytes" in arguments.parse(vllm_args):
+    if vllm_args.gives("kv_cache_memory_bytes"):
         return []
     plan = sizing.get("plan")
     # What a start from the bundle will have: vLLM's plan leaves another margin than its profiling.

@@ -17,11 +17,10 @@ from pathlib import Path
 from coldstart.artifacts import files, sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Draft
-from coldstart.artifacts.store import Store
 from coldstart.errors import Usage
-from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import paths
+from coldstart.materialize import freeze
 from coldstart.materialize.assembly import Assembly, Phase
 from coldstart.materialize.graphs import Kernels
 from coldstart.model import models
@@ -31,17 +30,12 @@ _LOCK = "lock"
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to materialize. `only` restricts the sections; without `force` an existing bundle for the key is returned.
+class Options:
+    """How to materialize. `only` restricts the sections; without `force` an existing bundle for the key is returned.
 
     `kernels`: CUDA kernels' binaries are copied (value), or named by library, build id and offset (reference).
     """
 
-    model: str
-    vllm_args: Sequence[str] = ()
-    revision: str | None = None
-    offline: bool = False
-    cache_dir: Path | None = None
     only: Sequence[str] = ()
     force: bool = False
     snapshot: bool = False
@@ -60,37 +54,33 @@ class Request:
         return tuple(name for name in SECTIONS if not self.only or name in self.only)
 
 
-def materialize(request: Request, phase: Phase) -> Bundle:
+def materialize(asked: Lookup, options: Options, phase: Phase) -> Bundle:
     """Make and publish the bundle; `phase(name)` is entered around each stage for whoever shows progress.
 
     Raises Failed when the engine or the proof fails, NoSpace and ReadOnlyStore from the store.
     """
-    store = Store(paths.store_dir(request.cache_dir))
-    with store.lock(inspection.look_up_for(request).key):
+    with asked.store.lock(asked.key):
         # Looked up again: another process may have made it while this one waited for the lock.
-        planned = inspection.look_up_for(request)
-        if planned.bundle is not None and not request.force:
-            bundle = planned.bundle
-        else:
-            bundle = _make(request, planned, store, phase)
-        if request.snapshot and not bundle.has("snapshot"):
-            from coldstart.materialize import freeze
-
-            bundle = freeze.add_snapshot(bundle, planned.model, request, store, phase)
+        found = asked.again()
+        bundle = found.bundle
+        if bundle is None or options.force:
+            bundle = _make(found, options, phase)
+        if options.snapshot and not bundle.has("snapshot"):
+            bundle = freeze.add_snapshot(found, bundle, phase)
     return bundle
 
 
-def _make(request: Request, planned: Lookup, store: Store, phase: Phase) -> Bundle:
+def _make(found: Lookup, options: Options, phase: Phase) -> Bundle:
     with phase("weights"):
-        model = models.ensure_weights(planned.model, offline=request.offline)
-    with _workspace(request.cache_dir) as work:
-        made = Assembly(model, request.vllm_args, planned.key.digest, work, phase, request.kernels)
-        made.run(with_graphs="graphs" in request.sections)
-        with phase("publish"), store.begin(planned.key) as draft:
-            for name in request.sections:
+        model = models.ensure_weights(found.model, offline=found.offline)
+    with _workspace(found.cache.work) as work:
+        made = Assembly(model, found.vllm_args, found.key.digest, work, phase, options.kernels)
+        made.run(with_graphs="graphs" in options.sections)
+        with phase("publish"), found.store.begin(found.key) as draft:
+            for name in options.sections:
                 made.add(draft, name)
-            if planned.bundle is not None:
-                _take_over(draft, planned.bundle, set(SECTIONS) - set(request.sections))
+            if found.bundle is not None:
+                _take_over(draft, found.bundle, set(SECTIONS) - set(options.sections))
             return draft.publish(made.provenance(), signer=sign.host_key(paths.state_dir()))
 
 
@@ -102,9 +92,8 @@ def _take_over(draft: Draft, earlier: Bundle, names: set[str]) -> None:
 
 
 @contextmanager
-def _workspace(cache_dir: Path | None) -> Iterator[Path]:
-    """A work directory of this run; those of runs that were killed, for whatever key, are removed."""
-    root = paths.cache_dir(cache_dir) / "work"
+def _workspace(root: Path) -> Iterator[Path]:
+    """A work directory of this run below `root`; those of runs that were killed, for whatever key, are removed."""
     root.mkdir(parents=True, exist_ok=True)
     # One at a time, so that none removes another's directory before that one's own lock is held.
     with files.locked(root.with_suffix(".lock")):

@@ -4,6 +4,8 @@
 move; ``ensure_weights`` fetches the rest. A commit hash, once known, pins both.
 """
 
+from __future__ import annotations
+
 import difflib
 import json
 import re
@@ -14,6 +16,7 @@ from typing import Any
 
 from coldstart.errors import Usage
 from coldstart.machine import paths
+from coldstart.machine.paths import Cache
 from coldstart.model import hub, tiny
 from coldstart.model.aliases import ALIASES, NAMES
 
@@ -38,6 +41,11 @@ class Model:
     config: Mapping[str, Any]
 
     @property
+    def weight_files(self) -> list[Path]:
+        """The weight files in its directory by name, none where there is no directory."""
+        return weight_files(self.path) if self.path is not None else []
+
+    @property
     def argument(self) -> str:
         """What to type to name this model again."""
         known = self.name in NAMES or self.repo_id is not None
@@ -49,8 +57,7 @@ def resolve(
     *,
     revision: str | None = None,
     offline: bool = False,
-    cache_dir: Path | None = None,
-    load_format: str = "auto",
+    cache: Cache | None = None,
 ) -> Model:
     """Find ``model`` and read its configuration; weights are not fetched.
 
@@ -59,7 +66,7 @@ def resolve(
     """
     if model in tiny.NAMES:
         _refuse_revision(model, revision)
-        return _local(model, tiny.build(model, paths.models_dir(cache_dir)))
+        return _local(model, tiny.build(model, (cache or Cache.at()).models))
     directory = paths.expand(model)
     if directory.is_dir():
         _refuse_revision(model, revision)
@@ -77,7 +84,7 @@ def ensure_weights(model: Model, *, offline: bool = False) -> Model:
     """
     if model.repo_id is not None:
         model = replace(model, path=hub.snapshot(model.repo_id, model.revision, offline))
-    if model.path is None or not weight_files(model.path):
+    if not model.weight_files:
         raise Usage(
             f"{model.name} has a configuration but no weights ({', '.join(hub.WEIGHT_PATTERNS)}).",
             mend="bring them there, or do without them: coldstart materialize "

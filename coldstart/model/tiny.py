@@ -5,7 +5,6 @@ enough (logit deviation of a few units) that the two best tokens lie far apart: 
 change of summation order, which is what "identical tokens" must be able to rely on.
 """
 
-import fcntl
 import math
 import os
 import random
@@ -18,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from coldstart.artifacts import files
 from coldstart.errors import ColdstartError, Usage
 
 GENERATION = 1
@@ -48,8 +48,7 @@ def build(name: str, models: Path) -> Path:
     if final.is_dir():
         return final
     final.parent.mkdir(parents=True, exist_ok=True)
-    with (final.parent / f".{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with files.locked(final.parent / f".{name}.lock"):
         if not final.is_dir():
             _build_locked(name, final)
     return final

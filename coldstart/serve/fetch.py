@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coldstart.artifacts import files
 from coldstart.artifacts.errors import BundleError
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.asked import Asked
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
-from coldstart.key import arguments
-from coldstart.key.inspection import Lookup
-from coldstart.machine import paths, runtime
-from coldstart.model.models import weight_files
+from coldstart.machine import runtime
+from coldstart.machine.paths import Cache
+from coldstart.model.models import Model, weight_files
 from coldstart.vllm.weights.entry import LOAD_FORMAT
 from coldstart.weights import plan as weights
 from coldstart.weights.load import stage, tensors
@@ -30,7 +30,6 @@ from coldstart.weights.load.sources import PageIn
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Bundle
-    from coldstart.model.models import Model
     from coldstart.weights.prefetch.client import Attached
 
 # Modes whose server process has no weights yet; the other two were built or frozen with them.
@@ -40,18 +39,17 @@ FETCHING_MODES = frozenset({"fresh", "template-runtime"})
 PAGE_IN_MIN_BYTES = 64 << 20
 
 
-def load_args(vllm_args: Sequence[str], model: Path | None) -> list[str]:
-    """Our load format for the local files of `model`, unless the user has chosen one.
+def loading(given: Arguments, model: Model) -> Arguments:
+    """`given` with our load format for the model's local files, unless the user has chosen one.
 
     Only on the CPU, where it is measured against vLLM's own, and only for the file format that it is made for.
     """
-    fit = model is not None and all(path.suffix == ".safetensors" for path in weight_files(model))
-    return chosen(vllm_args) if fit and runtime.targets_cpu() else []
+    fit = model.path is not None and all(path.suffix == ".safetensors" for path in model.weight_files)
+    return given.after(*_format(given)) if fit and runtime.targets_cpu() else given
 
 
-def chosen(vllm_args: Sequence[str]) -> list[str]:
-    """Our load format, unless the user has chosen one."""
-    return [] if "load_format" in arguments.parse(vllm_args) else ["--load-format", LOAD_FORMAT]
+def _format(given: Arguments) -> list[str]:
+    return [] if given.gives("load_format") else ["--load-format", LOAD_FORMAT]
 
 
 @dataclass(frozen=True)
@@ -75,16 +73,14 @@ class Streamed:
             mend="where the weights are: coldstart materialize MODEL --only weights --force",
         )
 
-    def into(
-        self, given: list[str], model: Model, cache_dir: Path | None
-    ) -> tuple[list[str], dict[str, str], str]:
+    def into(self, given: Arguments, model: Model, cache: Cache) -> tuple[Arguments, dict[str, str], str]:
         """vLLM's arguments with ours before them, the environment that names the source, the weights' identity."""
-        env = remote(self.source, self.plan, cache_dir).environment()
-        ours = [*chosen(given), *untied(model.config, self.plan, given)]
-        return [*ours, *given], env, weights.digest(self.plan)
+        env = remote(self.source, self.plan, cache).environment()
+        ours = [*_format(given), *untied(model.config, self.plan, given)]
+        return given.after(*ours), env, weights.digest(self.plan)
 
 
-def remote(source: str, plan: Mapping[str, Any], cache_dir: Path | None) -> Asked:
+def remote(source: str, plan: Mapping[str, Any], cache: Cache) -> Asked:
     """The request for `plan` from `source`; the plan is put where the server's processes find it, under its digest.
 
     Raises Failed for weights that are not safetensors.
@@ -95,7 +91,7 @@ def remote(source: str, plan: Mapping[str, Any], cache_dir: Path | None) -> Aske
         raise Failed(
             f"These weights cannot be fetched: {error}.", mend="leave --weights-from away"
         ) from error
-    place = paths.cache_dir(cache_dir) / "weights" / "plans"
+    place = cache.weights / "plans"
     path = place / f"{weights.digest(plan).removeprefix('sha256:')}.json"
     if not path.exists():
         place.mkdir(parents=True, exist_ok=True)
@@ -103,40 +99,20 @@ def remote(source: str, plan: Mapping[str, Any], cache_dir: Path | None) -> Aske
     return Asked(source, path)
 
 
-def untied(config: Mapping[str, Any], plan: Mapping[str, Any], vllm_args: Sequence[str]) -> list[str]:
+def untied(config: Mapping[str, Any], plan: Mapping[str, Any], given: Arguments) -> list[str]:
     """What vLLM would find out from weights in the model's directory: a checkpoint's own head is not tied to anything."""
     named = {tensor.name for tensor in tensors.ordered(plan)}
     own = any(name.startswith("lm_head.") for name in named) and config.get("tie_word_embeddings", True)
-    if not own or "hf_overrides" in arguments.parse(vllm_args):
+    if not own or given.gives("hf_overrides"):
         return []
     return ["--hf-overrides", json.dumps({"tie_word_embeddings": False})]
-
-
-def without_weights(found: Lookup) -> Lookup:
-    """The bundle for a model directory that holds no weights: the one that differs in their layout alone."""
-    if found.bundle is not None or found.nearest is None or _differing(found) != {"model.weights"}:
-        return found
-    if any(one.wanted is not None for one in found.mismatches):
-        return found
-    return replace(found, bundle=found.nearest, key=found.nearest.key, nearest=None, mismatches=())
-
-
-def donor(found: Lookup) -> Bundle | None:
-    """Without a bundle for these arguments: one of the same model, whose plan of the weights is as good."""
-    other = {name for name in _differing(found) if name.startswith("model.")}
-    absent = all(one.wanted is None for one in found.mismatches if one.field == "model.weights")
-    return found.nearest if other <= {"model.weights"} and absent else None
-
-
-def _differing(found: Lookup) -> set[str]:
-    return {one.field for one in found.mismatches}
 
 
 @contextmanager
 def begun(mode: str, plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[None]:
     """Within the block the weights are on their way, if a server started by `mode` will load them itself."""
-    given = arguments.parse(plan.vllm_args)
-    if mode not in FETCHING_MODES or given.get("load_format") != LOAD_FORMAT:
+    given = plan.vllm_args
+    if mode not in FETCHING_MODES or given.value("load_format") != LOAD_FORMAT:
         yield
         return
     if asked := Asked.of(plan.env):
@@ -152,7 +128,7 @@ def begun(mode: str, plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[No
         finally:
             early.close()
         return
-    reading = _page_in(Path(str(given.get("model", ""))), config, given)
+    reading = _page_in(Path(str(given.value("model", ""))), config, given)
     try:
         yield
     finally:
@@ -160,7 +136,7 @@ def begun(mode: str, plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[No
             reading.end()
 
 
-def _page_in(model: Path, config: Mapping[str, Any], given: Mapping[str, Any]) -> PageIn | None:
+def _page_in(model: Path, config: Mapping[str, Any], given: Arguments) -> PageIn | None:
     found = {path.name: path for path in weight_files(model) if path.suffix == ".safetensors"}
     if sum(path.stat().st_size for path in found.values()) < PAGE_IN_MIN_BYTES:
         return None
@@ -168,11 +144,11 @@ def _page_in(model: Path, config: Mapping[str, Any], given: Mapping[str, Any]) -
     return PageIn(found, tensors.only(tensors.ordered(plan), _node_names(plan, config, given)))
 
 
-def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Arguments) -> list[str]:
     """The tensors that the pipeline ranks of this node need, in load order."""
     names = [tensor.name for tensor in tensors.ordered(plan)]
     size, tensor, nodes, node = (
-        _number(given, name, default)
+        given.number(name, default)
         for name, default in (
             ("pipeline_parallel_size", 1),
             ("tensor_parallel_size", 1),
@@ -180,7 +156,7 @@ def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Mappi
             ("node_rank", 0),
         )
     )
-    if "speculative_config" in given:
+    if given.gives("speculative_config"):
         return names
     try:
         ranks = stage.local_ranks(size, tensor, nodes, node)
@@ -189,13 +165,8 @@ def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Mappi
         return names  # vLLM will refuse such ranks or such a partition, in its own words
 
 
-def _number(given: Mapping[str, Any], name: str, default: int) -> int:
-    value = given.get(name, default)
-    return value if isinstance(value, int) else default
-
-
-def rest(plan: LaunchPlan, config: Mapping[str, Any]) -> Attached | None:
-    """Have what this node's ranks do not need fetched in the background; None where there is no prefetcher to ask.
+def rest(plan: LaunchPlan, config: Mapping[str, Any]) -> Attached | str:
+    """Have what this node's ranks do not need fetched in the background; the reason where that cannot be.
 
     The lease keeps it: close it when nobody will want the rest any more.
     """
@@ -203,11 +174,11 @@ def rest(plan: LaunchPlan, config: Mapping[str, Any]) -> Attached | None:
 
     asked = Asked.of(plan.env)
     if asked is None:
-        return None
+        return "the weights are not fetched from anywhere: --weights-from names a source"
     known = asked.read()
-    needed = set(_node_names(known, config, arguments.parse(plan.vllm_args)))
+    needed = set(_node_names(known, config, plan.vllm_args))
     others = [tensor.name for tensor in tensors.ordered(known) if tensor.name not in needed]
     try:
         return client.attach(asked.source, known, names=others, background=True, start=False)
-    except client.PrefetchError:
-        return None
+    except client.PrefetchError as error:
+        return f"the rest of the weights is not fetched: {error}"

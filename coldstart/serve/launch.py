@@ -10,7 +10,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,9 +21,8 @@ from typing import IO, Any, Protocol
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import Failed
-from coldstart.machine import processes, timeline
+from coldstart.machine import ipc, peers, processes, timeline
 from coldstart.machine.lifeline import SUPERVISOR_ENV
-from coldstart.serve import handoff
 
 
 class Process(Protocol):
@@ -43,6 +41,10 @@ class Process(Protocol):
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when it ends."""
+
+
+class Died(Failed):
+    """The server ended before it was ready."""
 
 
 @dataclass
@@ -94,19 +96,18 @@ class Child:
 class Leased:
     """A server forked by a template; the connection is its lease."""
 
-    def __init__(self, connection: socket.socket, guardian: Guardian | None) -> None:
+    def __init__(self, connection: ipc.Channel, guardian: Guardian | None) -> None:
         self.connection, self.guardian = connection, guardian
-        self._replies = handoff.replies(connection)
+        self._replies = connection.replies()
         self._code: int | None = None
         answer = next(self._replies, {})
         if "pid" not in answer:
-            raise handoff.HandoffError(answer.get("error", "the template closed the connection"))
-        pid = int(answer["pid"])
-        self.pid = pid if guardian is None else processes.outer_pid(guardian.pid, pid)
+            raise peers.PeerError(answer.get("error", "the template closed the connection"))
+        self.pid = _pid_here(int(answer["pid"]), guardian)
 
     def fileno(self) -> int:
         """The connection."""
-        return int(self.connection.fileno())
+        return self.connection.fileno()
 
     def poll(self) -> int | None:
         """As Process."""
@@ -124,7 +125,16 @@ class Leased:
     def signal(self, number: int) -> None:
         """As Process; a server that has ended already takes no more signals."""
         with suppress(OSError):
-            self.connection.sendall(b"K" if number == signal.SIGKILL else b"T")
+            self.connection.send({"signal": int(number)})
+
+
+def _pid_here(pid: int, guardian: Guardian | None) -> int:
+    if guardian is None:
+        return pid
+    try:
+        return processes.outer_pid(guardian.pid, pid)
+    except OSError as error:
+        raise peers.PeerError(f"the template forked a server that is gone already: {error}") from error
 
 
 def _exit_code(code: int | None) -> int | None:
@@ -159,9 +169,9 @@ def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[Process, i
 def forked(plan: LaunchPlan, socket_path: Path, guardian: Guardian | None = None) -> tuple[Process, int]:
     """Have a template fork the server; `guardian` holds the namespaces of a thawed one, and ends with the server.
 
-    Raises handoff.HandoffError when none answers.
+    Raises peers.PeerError when none answers.
     """
-    connection = handoff.connect(socket_path)
+    connection = ipc.Channel(peers.connect(socket_path))
     reader, writer = os.pipe()
     request = {
         "plan": plan.document(),
@@ -170,11 +180,13 @@ def forked(plan: LaunchPlan, socket_path: Path, guardian: Guardian | None = None
         "now": timeline.now(),
     }
     try:
-        handoff.send(connection, request, (0, 2, 2, writer))
+        connection.send(request, (0, 2, 2, writer))
         return Leased(connection, guardian), reader
-    except BaseException:
+    except BaseException as error:
         connection.close()
         os.close(reader)
+        if isinstance(error, OSError):
+            raise peers.PeerError(f"the template does not take the request: {error.strerror}") from error
         raise
     finally:
         os.close(writer)
@@ -183,8 +195,15 @@ def forked(plan: LaunchPlan, socket_path: Path, guardian: Guardian | None = None
 def acknowledged(process: Process, reader: int, since: float, timeout: float | None) -> Running:
     """Wait until the server has acknowledged itself; `since` is CLOCK_MONOTONIC at its start.
 
-    Raises Failed, after ending the server, when it dies first or `timeout` seconds pass.
+    Raises Died when it ends first, Failed, after ending it, when `timeout` seconds pass.
     """
+    try:
+        return _acknowledged(process, reader, since, timeout)
+    finally:
+        os.close(reader)
+
+
+def _acknowledged(process: Process, reader: int, since: float, timeout: float | None) -> Running:
     deadline = None if timeout is None else since + timeout
     line = b""
     while not line.endswith(b"\n"):
@@ -199,7 +218,6 @@ def acknowledged(process: Process, reader: int, since: float, timeout: float | N
         chunk = os.read(reader, 65536)
         if not chunk:
             code = process.wait()
-            raise Failed(f"The server ended with exit code {code} before it was ready; its log says why.")
+            raise Died(f"The server ended with exit code {code} before it was ready; its log says why.")
         line += chunk
-    os.close(reader)
     return Running(process, json.loads(line), timeline.now() - since)

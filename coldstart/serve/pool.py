@@ -6,7 +6,6 @@ ready and goes with it, so a directory without a listening socket is a template 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
@@ -15,15 +14,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from coldstart.artifacts import files
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed, Usage
-from coldstart.machine import logs, paths, processes
+from coldstart.machine import fingerprint, logs, paths, processes
+from coldstart.serve import environment
 
 LEVELS = ("runtime", "engine")
 
@@ -42,6 +43,7 @@ class Warm:
     pid: int | None
     servers: tuple[int, ...] = ()
     python: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def socket(self) -> Path:
@@ -68,8 +70,17 @@ def listed() -> Iterator[Warm]:
         except (OSError, ValueError):
             continue  # being written, or being removed
         pid = about["pid"] if _is_template(about["pid"]) else None
-        python = about.get("python", "")
-        yield Warm(about["level"], about["key"], directory, about["model"], pid, _servers(pid), python)
+        python, read = about.get("python", ""), about.get("environment", {})
+        yield Warm(about["level"], about["key"], directory, about["model"], pid, _servers(pid), python, read)
+
+
+def obstacle(warm: Warm, plan: LaunchPlan) -> str | None:
+    """Why a server for `plan` cannot be forked from this template, or None.
+
+    What was installed since it was started, and what it has read from another environment, is not what was asked for.
+    """
+    reason = fingerprint.obstacle(warm.directory, "template")
+    return reason or environment.difference(warm.environment, os.environ | plan.env, "template")
 
 
 def start(level: str, plan: LaunchPlan, model: str, timeout: float) -> Warm:
@@ -88,25 +99,29 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float) -> Warm:
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
         process = _spawn_logged(level, plan, directory, timeout)
+        fingerprint.write(process.pid, directory / fingerprint.MODULES, directory)
+        read = environment.counted(environment.spawned(os.environ, plan))
         about = {
             "level": level,
             "key": plan.key,
             "model": model,
             "pid": process.pid,
             "python": sys.executable,
+            "environment": read,
         }
         (directory / "about.json").write_text(json.dumps(about))
-    return Warm(level, plan.key, directory, model, process.pid, python=sys.executable)
+    return Warm(level, plan.key, directory, model, process.pid, python=sys.executable, environment=read)
 
 
 @contextmanager
 def _alone(directory: Path, otherwise: str) -> Iterator[None]:
-    with directory.with_name(f"{directory.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise Usage(otherwise, mend="wait for it, then: coldstart template status") from error
+    lock = files.try_lock(directory.with_name(f"{directory.name}.lock"))
+    if lock is None:
+        raise Usage(otherwise, mend="wait for it, then: coldstart template status")
+    try:
         yield
+    finally:
+        os.close(lock)
 
 
 def _spawn_logged(level: str, plan: LaunchPlan, directory: Path, timeout: float) -> subprocess.Popen[bytes]:
@@ -124,7 +139,11 @@ def _spawn_logged(level: str, plan: LaunchPlan, directory: Path, timeout: float)
 def spawn(
     level: str, plan: LaunchPlan, socket: Path, log: IO[bytes] | int, timeout: float
 ) -> subprocess.Popen[bytes]:
-    """A template process that listens at `socket`. Raises Failed when it dies or is not ready in `timeout` seconds."""
+    """A template process that listens at `socket`. Raises Failed when it dies or is not ready in `timeout` seconds.
+
+    It has no variable and no argument that could hold a secret: it is forked for others, and may be frozen.
+    """
+    plan = environment.told(plan)
     reader, writer = os.pipe()
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         file.write(json.dumps(plan.document()))
@@ -145,6 +164,7 @@ def spawn(
             pass_fds=(writer,),
             start_new_session=True,
             cwd="/",
+            env=environment.kept(os.environ),
         )
         os.close(writer)
         try:

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
-from coldstart.machine import paths
+from coldstart.machine.paths import Cache
 from coldstart.serve.predict import Costs, Worker, ttft
 
 if TYPE_CHECKING:
-    from coldstart.key.inspection import Lookup
     from coldstart.serve.serve import Request, Start
 
 _LIBRARIES = ("import torch", "import vllm", "import engine")
@@ -44,7 +43,7 @@ class Prediction:
         return {"ttft_s": self.ttft_s, "terms": terms}
 
 
-def predict(bundle: Bundle, mode: str, source: str | None, cache_dir: Path | None) -> Prediction | None:
+def predict(bundle: Bundle, mode: str, source: str | None, cache: Cache) -> Prediction | None:
     """The prediction for a start by `mode`; None for a bundle whose proof start said too little, or a mode without loading."""
     try:
         stages: Any = bundle.json("stages")
@@ -57,7 +56,7 @@ def predict(bundle: Bundle, mode: str, source: str | None, cache_dir: Path | Non
         return None
     if mode == "template-runtime":
         costs = Costs(creation=costs.creation, context=costs.context, prefill=costs.prefill)
-    rate = known_rate(source, cache_dir) if source else None
+    rate = known_rate(source, cache) if source else None
     seconds = ttft(costs, size, [Worker(size / load_s, rate)], loads_while_importing=False)
     return Prediction(costs, load_s, size / rate if rate else None, seconds)
 
@@ -74,13 +73,14 @@ def terms(spans: Mapping[str, float], ready_s: float) -> tuple[Costs, float]:
     return Costs(creation=creation, context=context, libraries=libraries, prefill=prefill), load
 
 
-def of(request: Request, found: Lookup, started: Start, spans: Mapping[str, float]) -> dict[str, Any] | None:
+def of(request: Request, started: Start, spans: Mapping[str, float]) -> dict[str, Any] | None:
     """The ready file's `predicted`: what was predicted for this start, with `actual` beside it. Learns the source's rate."""
     report = started.document()
     source, loads = request.weights_from, report["loads"]
-    made = predict(found.bundle, started.mode, source, request.cache_dir) if found.bundle else None
+    bundle, cache = request.found.bundle, request.found.cache
+    made = predict(bundle, started.mode, source, cache) if bundle else None
     if source is not None:
-        learn_rate(source, loads, request.cache_dir)
+        learn_rate(source, loads, cache)
     if made is None:
         return None
     return made.document() | {"actual": actual(spans, report["ready_s"], loads, started.began)}
@@ -103,20 +103,20 @@ def actual(
     return known
 
 
-def learn_rate(source: str, loads: Sequence[Mapping[str, Any]], cache_dir: Path | None) -> None:
+def learn_rate(source: str, loads: Sequence[Mapping[str, Any]], cache: Cache) -> None:
     """Remember how fast `source` was, if anything was fetched from it and the cache can be written."""
     moved = _fetch(loads, 0.0)
     if moved is None:
         return
-    rates = _rates(cache_dir) | {_origin(source): moved[0] / moved[1]}
+    rates = _rates(cache) | {_origin(source): moved[0] / moved[1]}
     with suppress(OSError):  # the server is up: a full disk must not end it
-        _file(cache_dir).parent.mkdir(parents=True, exist_ok=True)
-        files.write_atomic(_file(cache_dir), json.dumps(rates, sort_keys=True).encode())
+        _file(cache).parent.mkdir(parents=True, exist_ok=True)
+        files.write_atomic(_file(cache), json.dumps(rates, sort_keys=True).encode())
 
 
-def known_rate(source: str, cache_dir: Path | None) -> float | None:
+def known_rate(source: str, cache: Cache) -> float | None:
     """Bytes per second last seen from `source`, None when nothing was ever fetched from it."""
-    rate = _rates(cache_dir).get(_origin(source))
+    rate = _rates(cache).get(_origin(source))
     return float(rate) if isinstance(rate, int | float) and rate > 0 else None
 
 
@@ -134,13 +134,13 @@ def _origin(source: str) -> str:
     return f"{scheme}://{rest.partition('/')[0].rpartition('@')[2]}" if mark else source
 
 
-def _file(cache_dir: Path | None) -> Path:
-    return paths.cache_dir(cache_dir) / "weights" / "rates.json"
+def _file(cache: Cache) -> Path:
+    return cache.weights / "rates.json"
 
 
-def _rates(cache_dir: Path | None) -> dict[str, Any]:
+def _rates(cache: Cache) -> dict[str, Any]:
     try:
-        found = json.loads(_file(cache_dir).read_text(encoding="utf-8"))
+        found = json.loads(_file(cache).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -17,11 +17,12 @@ from typing import Any, TypeGuard
 from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.graphs import KV_PLAN, RESTORE
 from coldstart.contract.plan import LaunchPlan
 from coldstart.graphs.errors import GraphError
-from coldstart.key import arguments
-from coldstart.machine import nvml, paths
+from coldstart.key.inspection import Lookup
+from coldstart.machine import nvml
 from coldstart.machine.processes import available_memory
 from coldstart.model.models import Model
 from coldstart.serve import fetch
@@ -50,33 +51,31 @@ def inductor_env(compile_dir: Path) -> dict[str, str]:
     }
 
 
-def base_args(model: Model, vllm_args: Sequence[str]) -> list[str]:
+def base_args(model: Model, vllm_args: Arguments) -> Arguments:
     """vLLM's arguments for `model`: its directory, served under the name the user typed."""
-    given = arguments.parse(vllm_args)
-    named = [] if "served_model_name" in given else ["--served-model-name", model.name]
-    return ["--model", str(model.path), *named, *vllm_args]
+    named = [] if vllm_args.gives("served_model_name") else ["--served-model-name", model.name]
+    return vllm_args.after("--model", str(model.path), *named)
 
 
-def base_env(cache_dir: Path | None, key: str) -> dict[str, str]:
-    """Where vLLM keeps its own caches for this key: under the cache root, so that a moved HOME changes nothing."""
-    root = paths.cache_dir(cache_dir) / "vllm" / key.removeprefix("sha256:")[:12]
-    return {"VLLM_CACHE_ROOT": str(root), "VLLM_NO_USAGE_STATS": "1"}
+def base_env(caches: Path) -> dict[str, str]:
+    """Where vLLM keeps its own caches: under the cache root, so that a moved HOME changes nothing."""
+    return {"VLLM_CACHE_ROOT": str(caches), "VLLM_NO_USAGE_STATS": "1"}
 
 
 def ordinary(
-    model: Model,
-    vllm_args: Sequence[str],
-    cache_dir: Path | None,
-    key: str,
-    reason: str,
-    streamed: fetch.Streamed | None = None,
+    found: Lookup, given: Arguments, reason: str, streamed: fetch.Streamed | None = None
 ) -> LaunchPlan:
-    """A plan without a bundle: vLLM's ordinary start, with the reason; `streamed` weights come as they arrive even so."""
-    fallbacks = [{"section": "bundle", "reason": reason}]
-    given, env, identity = base_args(model, vllm_args), base_env(cache_dir, key), ""
+    """A plan without a bundle: vLLM's ordinary start, with the reason; `streamed` weights come as they arrive even so.
+
+    `given` are vLLM's arguments with the address to listen at.
+    """
+    key = found.key.digest
+    env, identity = base_env(found.cache.vllm(key)), ""
+    given = base_args(found.model, given)
     if streamed is not None:
-        given, more, identity = streamed.into(given, model, cache_dir)
+        given, more, identity = streamed.into(given, found.model, found.cache)
         env |= more
+    fallbacks = [{"section": "bundle", "reason": reason}]
     return LaunchPlan(given, key=key, weights=identity, env=env, fallbacks=fallbacks)
 
 
@@ -90,7 +89,6 @@ def distrusting(plan: LaunchPlan) -> LaunchPlan:
 @dataclass
 class _Preparation:
     bundle: Bundle
-    cache_dir: Path | None
     trust: Trust
     root: Path
     fallbacks: list[dict[str, str]] = field(default_factory=list)
@@ -112,15 +110,25 @@ class _Preparation:
 
     def compile_dir(self) -> Path | None:
         """The `compile` section, unpacked once per content and reused by every later start."""
-        try:
-            return unpacked(self.bundle, "compile", self.root, self.trust)
-        except BundleError as error:
-            self.give_up("compile", f"{error.message} [{error.code}]")
-            return None
+        return self.code("compile")
 
-    def kv_args(self, vllm_args: Sequence[str]) -> list[str]:
+    def code(self, section: str) -> Path | None:
+        """Where a section that is code is unpacked, None (and why) where it cannot be used."""
+        refused: list[str] = []
+        try:
+            return unpacked(self.bundle, section, self.root, self.trust, refused)
+        except BundleError as error:
+            self.give_up(section, f"{error.message} [{error.code}]")
+        except OSError as error:
+            self.give_up(section, f"it cannot be unpacked: {error}")
+        finally:
+            for reason in refused:
+                self.give_up(section, reason)
+        return None
+
+    def kv_args(self, given: Arguments) -> list[str]:
         """The offline KV size as vLLM's own flag, unless the user gave one or the memory is not there now."""
-        if KV_FLAG in arguments.parse(vllm_args) or KV_VARIABLE in os.environ:
+        if given.gives(KV_FLAG) or KV_VARIABLE in os.environ:
             return []
         sizing = self.json("kv")
         if not sizing:
@@ -149,12 +157,8 @@ class _Preparation:
 
     def graphs(self) -> None:
         """The `graphs` section, where there is one: unpacked like code, since it is."""
-        if not self.bundle.has("graphs"):
-            return
-        try:
-            self.env[RESTORE] = str(unpacked(self.bundle, "graphs", self.root, self.trust))
-        except BundleError as error:
-            self.give_up("graphs", f"{error.message} [{error.code}]")
+        if self.bundle.has("graphs") and (place := self.code("graphs")) is not None:
+            self.env[RESTORE] = str(place)
 
     def modelinfo(self, env: Mapping[str, str]) -> dict[str, Any]:
         """The resolved model class put where vLLM looks for it; without it vLLM imports itself once more to ask."""
@@ -169,40 +173,39 @@ class _Preparation:
 
 
 def prepare(
+    found: Lookup,
     bundle: Bundle,
-    model: Model,
-    vllm_args: Sequence[str],
+    given: Arguments,
     *,
-    cache_dir: Path | None,
     trust: Trust,
     root: Path | None = None,
     streamed: fetch.Streamed | None = None,
 ) -> LaunchPlan:
-    """The plan that starts `model` from `bundle`; code is unpacked under the cache root, or under `root`.
+    """The plan that starts the model from `bundle`; code is unpacked under the cache root, or under `root`.
 
-    With `streamed` weights the model's directory needs none. Raises OSError when neither can be written.
+    `given` are vLLM's arguments with the address to listen at. With `streamed` weights the model's directory needs none.
+    Raises OSError when neither can be written.
     """
-    made = _Preparation(bundle, cache_dir, trust, root or paths.unpacked_dir(cache_dir))
-    key = bundle.key_digest
-    env = base_env(cache_dir, key)
+    model, cache, key = found.model, found.cache, bundle.key_digest
+    made = _Preparation(bundle, trust, root or cache.unpacked)
+    env = base_env(cache.vllm(key))
     info = made.modelinfo(env)
     compile_dir = made.compile_dir()
     if compile_dir is not None:
         env |= inductor_env(compile_dir)
-    canary = _canary(info.get("canary"))
     made.graphs()
-    given = base_args(model, vllm_args)
+    kv_args = made.kv_args(given)
+    given = base_args(model, given)
     if streamed is None:
-        identity = _weights(made, model)
-        given = [*fetch.load_args(given, model.path), *given]
+        identity = weights.identity(model.path, cache.weights) if model.path else ""
+        given = fetch.loading(given, model)
     else:
-        given, more, identity = streamed.into(given, model, cache_dir)
+        given, more, identity = streamed.into(given, model, cache)
         env |= more
-    if canary and identity != info.get("weights"):
-        canary = None  # other weights of the same layout: other tokens
-    given += made.kv_args(vllm_args)
+    # Other weights of the same layout give other tokens.
+    canary = _canary(info.get("canary")) if identity == info.get("weights") else None
     return LaunchPlan(
-        given,
+        given.before(*kv_args),
         key=key,
         weights=identity,
         compile_dir=str(compile_dir) if compile_dir else None,
@@ -210,10 +213,6 @@ def prepare(
         env=env | made.env,
         fallbacks=made.fallbacks,
     )
-
-
-def _weights(made: _Preparation, model: Model) -> str:
-    return weights.identity(model.path, paths.cache_dir(made.cache_dir) / "weights") if model.path else ""
 
 
 def _texts(value: object) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""From the choice of a scheduler to vLLM's own flags, and back to vLLM's scheduler where ours cannot run.
+"""From the choice of a scheduler to vLLM's own flags.
 
 Invariant: a choice never enters the bundle's key. The order of requests, the batch cap and KV copies on the host change neither
 compiled code nor weights nor the size of the KV cache, so one bundle and one template serve every scheduler.
@@ -7,23 +7,17 @@ compiled code nor weights nor the size of the KV cache, so one bundle and one te
 from __future__ import annotations
 
 import os
-import tempfile
-from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
-from coldstart.key import arguments
 from coldstart.scheduling.registry import make_policy
 from coldstart.scheduling.settings import FALLBACK_PROFILE, FCFS, Choice, SchedulerSettings
 
-SCHEDULER_FLAG = "--scheduler-cls"
-METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"
 DEFAULT_HOST_BYTES = 1 << 30
 # Flags by which the scheduler is told to vLLM: a choice and they exclude each other.
 _OURS = ("scheduler_cls", "additional_config", "kv_transfer_config")
@@ -34,76 +28,34 @@ STOCK = Choice()
 """vLLM's own scheduler, as it is."""
 
 
-def check(choice: Choice, vllm_args: Sequence[str]) -> None:
+def check(choice: Choice, vllm_args: Arguments) -> None:
     """Raises Usage where `vllm_args` choose another scheduler or a setting is wrong."""
     _settings(choice, None)
     if choice.policy == FCFS:
         return
-    given = arguments.parse(vllm_args)
-    if taken := [name for name in _OURS if name in given]:
+    if taken := [name for name in _OURS if vllm_args.gives(name)]:
         flag = "--" + taken[0].replace("_", "-")
         raise Usage(
             f"--scheduler {choice.policy} sets {flag} itself.", mend=f"leave {flag} or --scheduler away"
         )
 
 
-def apply(
-    made: LaunchPlan, choice: Choice, bundle: Bundle | None, vllm_args: Sequence[str], *, on_cpu: bool
-) -> LaunchPlan:
-    """The plan with the chosen scheduler. Raises as `check`."""
-    check(choice, vllm_args)
+def apply(made: LaunchPlan, choice: Choice, bundle: Bundle | None, *, on_cpu: bool) -> LaunchPlan:
+    """The plan with the chosen scheduler, which `check` has passed."""
     if choice.policy == FCFS:
-        return replace(made, vllm_args=[*made.vllm_args, *_batch_cap(choice.batch)])
+        return replace(made, vllm_args=made.vllm_args.before(*_batch_cap(choice.batch)))
     from coldstart.vllm.scheduling.arguments import serve_arguments
 
     profile, fallbacks = _profile(bundle)
     settings = _settings(choice, profile)
     flags = serve_arguments(settings, choice.host_bytes or _host_bytes(bundle), on_cpu=on_cpu)
-    env = _cores(arguments.parse(vllm_args)) if on_cpu and "--kv-transfer-config" in flags else {}
+    env = _cores(made.vllm_args) if on_cpu and "--kv-transfer-config" in flags else {}
     return replace(
         made,
-        vllm_args=[*made.vllm_args, *flags],
+        vllm_args=made.vllm_args.before(*flags),
         env=made.env | env,
         fallbacks=[*made.fallbacks, *fallbacks],
     )
-
-
-def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
-    """Take our scheduler out of `args` where this vLLM cannot run it, with the reason in the plan's fallbacks.
-
-    Returns whether it did: `config` is then to be made again.
-    """
-    if not args.scheduler_cls:
-        return False
-    from coldstart.vllm.scheduling import SCHEDULER_CLS
-
-    reason = _obstacle(config) if args.scheduler_cls == SCHEDULER_CLS else None
-    if reason is None:
-        return False
-    plan.fallbacks.append({"section": "scheduler", "reason": f"{reason} vLLM's own scheduler runs instead."})
-    args.scheduler_cls, args.additional_config, args.kv_transfer_config = None, {}, None
-    return True
-
-
-@contextmanager
-def counted(plan: LaunchPlan) -> Iterator[None]:
-    """Have the engine process's counters appear in the server's /metrics while our scheduler runs.
-
-    prometheus_client carries values across processes by files in one directory, which is removed at the end.
-    """
-    if SCHEDULER_FLAG not in plan.vllm_args or METRICS_ENV in os.environ:
-        yield
-        return
-    with tempfile.TemporaryDirectory(prefix="coldstart-metrics-", ignore_cleanup_errors=True) as directory:
-        os.environ[METRICS_ENV] = directory
-        # A template has imported the library before the directory was known.
-        from prometheus_client import values
-
-        values.ValueClass = values.MultiProcessValue()  # type: ignore[no-untyped-call]
-        try:
-            yield
-        finally:
-            del os.environ[METRICS_ENV]
 
 
 def _settings(choice: Choice, profile: Mapping[str, object] | None) -> SchedulerSettings:
@@ -141,22 +93,8 @@ def _host_bytes(bundle: Bundle | None) -> int:
     return size if isinstance(size, int) and size > 0 else DEFAULT_HOST_BYTES
 
 
-def _cores(given: Mapping[str, object]) -> dict[str, str]:
+def _cores(given: Arguments) -> dict[str, str]:
     """vLLM reserves one more core per rank as soon as KV is transferred; our copying needs none of its own."""
     if any(name in os.environ for name in _CPU_CORES):
         return {}
-    return {"VLLM_CPU_NUM_OF_RESERVED_CPU": str(given.get("tensor_parallel_size", 1))}
-
-
-def _obstacle(config: Any) -> str | None:
-    try:
-        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-        from vllm.v1.request import Request
-
-        from coldstart.vllm.scheduling import compat
-
-        compat.check(AsyncScheduler.__mro__[1], Request, config)
-        import coldstart.vllm.scheduling.scheduler  # noqa: F401
-    except Exception as problem:  # noqa: BLE001 - whatever a strange vLLM raises here, the server must start
-        return f"{problem}".replace("Serve with --scheduler fcfs.", "").strip()
-    return None
+    return {"VLLM_CPU_NUM_OF_RESERVED_CPU": str(given.value("tensor_parallel_size", 1))}

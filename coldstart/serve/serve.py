@@ -7,67 +7,68 @@ next one, down to vLLM's ordinary start, and every step down is named in the ser
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Failed
-from coldstart.key import arguments, inspection
+from coldstart.errors import Failed, Usage
+from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
-from coldstart.machine import runtime, timeline
+from coldstart.machine import peers, runtime, timeline
 from coldstart.model import models
 from coldstart.scheduling.settings import Choice
-from coldstart.serve import fetch, handoff, launch, pool, prepare, scheduler
+from coldstart.serve import fetch, launch, pool, prepare, scheduler
 from coldstart.serve.scheduler import STOCK
 
 if TYPE_CHECKING:
-    from coldstart.materialize.assembly import Phase
     from coldstart.weights.prefetch.client import Attached
 
 DEFAULT_PORT = 8000
-MODES = ("fresh", "template-runtime", "template-engine", "snapshot")
+# The fastest first.
+LADDER = ("template-engine", "snapshot", "template-runtime", "fresh")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for.
+    """What the user asked for, and what there is for it.
 
-    `listen` are vLLM's host and port arguments, `mode` is one of MODES or "auto", `on_miss` fail, warn or materialize,
-    `trust` judges whose code may run here; with `require_signature` a bundle it does not accept is refused as a whole,
-    otherwise only its code is left alone. `weights_from` is where the weights are fetched from (None: the model's own
-    directory); with `fetch_rest` those that this node's pipeline ranks do not need follow in the background.
+    `listen` are vLLM's host and port arguments, `mode` is one of LADDER or "auto", `without_bundle` starts vLLM's ordinary way
+    where there is none, `trust` judges whose code may run here; with `require_signature` a bundle it does not accept is
+    refused as a whole, otherwise only its code is left alone. `weights_from` is where the weights are fetched from (None: the
+    model's own directory); with `fetch_rest` those that this node's pipeline ranks do not need follow in the background.
     """
 
-    model: str
-    vllm_args: Sequence[str] = ()
+    found: Lookup
     listen: Sequence[str] = ()
     mode: str = "auto"
-    on_miss: str = "fail"
-    revision: str | None = None
-    offline: bool = False
-    cache_dir: Path | None = None
+    without_bundle: bool = False
     ready_timeout: float | None = None
     require_signature: bool = False
     scheduler: Choice = STOCK
     trust: Trust = inspection.trust
     weights_from: str | None = None
     fetch_rest: bool = False
+    accepts: Trust | None = None
 
 
 @dataclass
 class Start:
-    """A started server: how it was asked for, how it came up."""
+    """A started server: how it was asked for, how it came up.
+
+    `steps` name each faster mode that was there and could not be taken, `absent` those that there are not.
+    """
 
     mode: str
     plan: LaunchPlan
     running: launch.Running
     steps: list[dict[str, str]] = field(default_factory=list)
+    absent: list[dict[str, str]] = field(default_factory=list)
     rest: Attached | None = None
     began: float = 0.0
 
@@ -81,59 +82,34 @@ class Start:
             "first_token_s": round(self.running.ready_s, 4),
             "fast_path": {"mode": not self.steps, **report.get("fast_path", {})},
             "fallbacks": [*self.steps, *report.get("fallbacks", [])],
+            "absent": self.absent,
             "canary": report.get("canary"),
             "tokens": report.get("tokens"),
             "loads": report.get("loads", []),
         }
 
 
-def plan(request: Request, phase: Phase) -> tuple[Lookup, LaunchPlan]:
-    """What the store has for the request, and the plan made of it, after dealing with a miss as it asks.
-
-    Raises Usage for a scheduler that cannot be, NoBundle on a miss with `on_miss` fail, and what `materialize` raises.
-    """
-    scheduler.check(request.scheduler, request.vllm_args)
-    found = inspection.look_up_for(request)
-    if request.weights_from is not None:
-        found = fetch.without_weights(found)
-    if found.bundle is None and request.on_miss == "materialize":
-        from coldstart.materialize import materialize
-
-        offline = materialize.Request(
-            request.model,
-            request.vllm_args,
-            revision=request.revision,
-            offline=request.offline,
-            cache_dir=request.cache_dir,
-        )
-        found = replace(found, bundle=materialize.materialize(offline, phase), mismatches=())
-    if found.bundle is None and request.on_miss == "fail":
+def plan(request: Request) -> LaunchPlan:
+    """The plan of the start that was asked for, its scheduler checked. Raises NoBundle where one is needed."""
+    found = request.found
+    if found.bundle is None and not request.without_bundle:
         raise inspection.miss(found)
     if found.bundle is not None and request.require_signature:
         _require_signature(found.bundle, request.trust)
-    made = _made(request, found)
-    on_cpu = runtime.targets_cpu()
-    return found, scheduler.apply(made, request.scheduler, found.bundle, request.vllm_args, on_cpu=on_cpu)
+    made = _prepared(request)
+    return scheduler.apply(made, request.scheduler, found.bundle, on_cpu=runtime.targets_cpu())
 
 
-def _made(request: Request, found: Lookup) -> LaunchPlan:
-    passed = [*request.vllm_args, *request.listen]
-    known = found.bundle or fetch.donor(found)
-    streamed = fetch.Streamed.of(known, request.weights_from) if known and request.weights_from else None
+def _prepared(request: Request) -> LaunchPlan:
+    found, donor = request.found, request.found.weights_donor
+    streamed = fetch.Streamed.of(donor, request.weights_from) if donor and request.weights_from else None
     ensure = models.ensure_weights if streamed is None else models.ensure_tokenizer
-    model = ensure(found.model, offline=request.offline)
+    found = replace(found, model=ensure(found.model, offline=found.offline))
+    given = found.vllm_args.before(*request.listen)
     if found.bundle is None:
-        reason = inspection.miss(found).message
-        made = prepare.ordinary(model, passed, request.cache_dir, found.key.digest, reason, streamed)
+        made = prepare.ordinary(found, given, inspection.miss(found).message, streamed)
     else:
-        made = prepare.prepare(
-            found.bundle,
-            model,
-            passed,
-            cache_dir=request.cache_dir,
-            trust=request.trust,
-            streamed=streamed,
-        )
+        made = prepare.prepare(found, found.bundle, given, trust=request.trust, streamed=streamed)
     if request.weights_from is not None and streamed is None:
         reason = f"no bundle says what {request.weights_from} must hold: the model's own directory is read"
         made = replace(made, fallbacks=[*made.fallbacks, {"section": "weights", "reason": reason}])
@@ -149,86 +125,121 @@ def _require_signature(bundle: Bundle, trust: Trust) -> None:
         )
 
 
-def url(made: LaunchPlan) -> str:
+def url(plan: LaunchPlan) -> str:
     """Where the planned server will answer."""
-    given = arguments.parse(made.vllm_args)
-    if uds := given.get("uds"):
+    given = plan.vllm_args
+    if uds := given.value("uds"):
         return f"unix:{uds}"
-    host = str(given.get("host") or "127.0.0.1")
-    scheme = "https" if given.get("ssl_certfile") else "http"
+    host = str(given.value("host") or "127.0.0.1")
+    scheme = "https" if given.value("ssl_certfile") else "http"
     shown = f"[{host}]" if ":" in host else {"0.0.0.0": "127.0.0.1"}.get(host, host)
-    return f"{scheme}://{shown}:{given.get('port', DEFAULT_PORT)}"
+    return f"{scheme}://{shown}:{given.value('port', DEFAULT_PORT)}"
 
 
-def start(request: Request, found: Lookup, made: LaunchPlan) -> Start:
+def start(request: Request, plan: LaunchPlan) -> Start:
     """Start the server by the asked mode, stepping down where it cannot be taken, and wait until it is ready.
 
     Raises Failed when the server dies or is not ready in time.
     """
-    began = timeline.now()
+    began, config = timeline.now(), request.found.model.config
     steps: list[dict[str, str]] = []
+    absent: list[dict[str, str]] = []
     for mode in _ladder(request.mode):
-        with fetch.begun(mode, made, found.model.config):
+        with fetch.begun(mode, plan, config):
             try:
-                process, reader = _launch(mode, request, found, made)
-            except (handoff.HandoffError, BundleError, _Unavailable) as error:
-                if request.mode != "auto":
-                    steps.append({"section": mode, "reason": str(error)})
+                running = _run(mode, request, plan, began)
+            except _Absent as reason:
+                (absent if request.mode == "auto" else steps).append(_step(mode, reason))
                 continue
-            with ending(process):
-                running = launch.acknowledged(process, reader, began, request.ready_timeout)
+            except (peers.PeerError, BundleError, _Unavailable) as reason:
+                steps.append(_step(mode, reason))
+                continue
+            except launch.Died as reason:
+                if mode == "fresh":
+                    raise
+                steps.append(_step(mode, reason))
+                continue
         if running.report.get("canary") is not False:
-            rest = fetch.rest(made, found.model.config) if request.fetch_rest else None
-            return Start(mode, made, running, steps, rest, began)
-        process.wait()
-        reason = (
+            return _with_rest(Start(mode, plan, running, steps, absent, began=began), request)
+        running.process.wait()
+        wrong = (
             f"a {mode} start did not answer the bundle's canary with its token: started without the bundle"
         )
-        return _ordinary(request, made, began, [*steps, {"section": "canary", "reason": reason}])
+        steps.append({"section": "canary", "reason": wrong})
+        plain = prepare.distrusting(plan)
+        running = _run("fresh", request, plain, began)
+        return _with_rest(Start("fresh", plain, running, steps, absent, began=began), request)
     raise AssertionError("the ladder ends with fresh, which is always there")
 
 
-def _ordinary(request: Request, made: LaunchPlan, began: float, steps: list[dict[str, str]]) -> Start:
-    plain = prepare.distrusting(made)
-    process, reader = launch.fresh(plain)
+def _step(mode: str, reason: Exception) -> dict[str, str]:
+    return {"section": mode, "reason": str(reason)}
+
+
+def _run(mode: str, request: Request, plan: LaunchPlan, began: float) -> launch.Running:
+    process, reader = _launch(mode, request, plan)
     with ending(process):
-        running = launch.acknowledged(process, reader, began, request.ready_timeout)
-    return Start("fresh", plain, running, steps)
+        return launch.acknowledged(process, reader, began, request.ready_timeout)
+
+
+def _with_rest(started: Start, request: Request) -> Start:
+    if not request.fetch_rest:
+        return started
+    rest = fetch.rest(started.plan, request.found.model.config)
+    if isinstance(rest, str):
+        started.steps.append({"section": "weights", "reason": rest})
+        return started
+    return replace(started, rest=rest)
 
 
 class _Unavailable(RuntimeError):
     """This mode cannot be taken now; the message says why."""
 
 
+class _Absent(_Unavailable):
+    """There is no such mode for this model here: nobody has made it."""
+
+
 def _ladder(mode: str) -> Sequence[str]:
-    order = ("template-engine", "template-runtime", "fresh")
-    return order if mode == "auto" else tuple(dict.fromkeys((mode, "fresh")))
+    return LADDER if mode == "auto" else tuple(dict.fromkeys((mode, "fresh")))
 
 
-def _launch(mode: str, request: Request, found: Lookup, made: LaunchPlan) -> tuple[launch.Process, int]:
+def _launch(mode: str, request: Request, plan: LaunchPlan) -> tuple[launch.Process, int]:
     if mode == "fresh":
-        return launch.fresh(made)
+        return launch.fresh(plan)
     if mode == "snapshot":
-        return _thaw(request, found, made)
-    warm = pool.find(mode.removeprefix("template-"), found.key.digest)
+        return _thaw(request, plan)
+    level, found = mode.removeprefix("template-"), request.found
+    warm = pool.find(level, found.key.digest)
     if warm is None:
-        raise _Unavailable(
-            f"no {mode} runs for {found.model.name}: coldstart template start {found.model.name}"
-        )
-    return launch.forked(made, warm.socket)
+        raise _no_template(level, found)
+    if (reason := pool.obstacle(warm, plan)) is not None:
+        raise _Unavailable(f"{reason}: coldstart template stop, and start it again")
+    return launch.forked(plan, warm.socket)
 
 
-def _thaw(request: Request, found: Lookup, made: LaunchPlan) -> tuple[launch.Process, int]:
+def _no_template(level: str, found: Lookup) -> _Unavailable:
+    name, key = found.model.name, found.key.digest
+    for warm in pool.listed():
+        if warm.level == level and warm.python == sys.executable and (level == "runtime" or warm.key == key):
+            state = "is not ready yet" if warm.pid else "has died: coldstart template stop"
+            return _Unavailable(f"the template-{level} of {warm.model} {state}")
+    return _Absent(f"no template-{level} runs for {name}: coldstart template start {name} --level {level}")
+
+
+def _thaw(request: Request, plan: LaunchPlan) -> tuple[launch.Process, int]:
     from coldstart.serve import snapshot
 
-    if found.bundle is None or not found.bundle.has("snapshot"):
-        raise _Unavailable("the bundle has no snapshot: coldstart materialize MODEL --snapshot")
+    bundle = request.found.bundle
+    if bundle is None or not bundle.has("snapshot"):
+        raise _Absent("the bundle has no snapshot: coldstart materialize MODEL --snapshot")
     try:
-        thawed = snapshot.thaw(found.bundle, request.cache_dir, request.trust)
-    except snapshot.Unusable as error:
-        raise _Unavailable(str(error)) from error
+        thawed = snapshot.thaw(bundle, plan, request.found.cache, request.trust)
+    except (snapshot.Unusable, Usage, OSError, LookupError, ValueError, TypeError) as error:
+        # Whatever is wrong with an image, or with the place it is unpacked to, another mode starts the server.
+        raise _Unavailable(f"{error}") from error
     try:
-        return launch.forked(made, thawed.socket, thawed)
+        return launch.forked(plan, thawed.socket, thawed)
     except BaseException:
         thawed.end()
         raise

@@ -2,31 +2,29 @@
 
 What is frozen is the template and not a server: it holds no port, no event loop and no client, so one snapshot starts any
 number of servers, at any address, in namespaces of their own. The image is bound to files by path, so the compiled
-kernels it maps are unpacked to one place per user that does not depend on the cache root, and `files` lists the rest with
-their sizes.
+kernels it maps are unpacked to one place per user that does not depend on the cache root, and it carries the content
+digests of all that it was made of (fingerprint.py) and the variables that it has read (environment.py).
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import platform
 import select
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.files import locked
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
-from coldstart.machine import criu, paths
+from coldstart.machine import criu, fingerprint, ownership, paths
 from coldstart.machine.lifeline import die_with_parent
-from coldstart.serve import pool
+from coldstart.machine.paths import Cache
+from coldstart.serve import environment, pool
 from coldstart.serve.unpacked import unpacked
 
 ABOUT = "snapshot.json"
@@ -48,21 +46,22 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float) -> None:
     if (reason := criu.missing()) is not None:
         raise Unusable(reason)
     meeting = meeting_dir()
-    with (meeting / "lock").open("w") as lock:
-        # One at a time: every frozen template listens at the same place.
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    # One at a time: every frozen template listens at the same place.
+    with locked(meeting / "lock"):
         process = pool.spawn("engine", plan, meeting / "socket", subprocess.DEVNULL, timeout)
         try:
-            files = mapped_files(process.pid)
+            fingerprint.write(process.pid, meeting / fingerprint.MODULES, out)
             done = criu.run("dump", "-t", str(process.pid), "-D", str(out), "-o", "dump.log", *_OPTIONS)
         finally:
             process.kill()
             process.wait()
+            (meeting / fingerprint.MODULES).unlink(missing_ok=True)
     if done.returncode != 0:
         raise Failed(
             f"CRIU could not freeze the engine: {last_error(out / 'dump.log')}", mend="coldstart doctor"
         )
-    about = {"kernel": kernel(), "criu": criu.version(), "files": files, "meeting": str(meeting)}
+    read = environment.counted(environment.spawned(os.environ, plan))
+    about = {"criu": criu.version(), "environment": read, "meeting": str(meeting)}
     (out / ABOUT).write_text(json.dumps(about, sort_keys=True))
 
 
@@ -84,31 +83,47 @@ class Thawed:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def thaw(bundle: Bundle, cache_dir: Path | None, trust: Trust) -> Thawed:
-    """Thaw the bundle's snapshot.
+def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed:
+    """Thaw the bundle's snapshot for the server that `plan` describes.
 
     Raises Unusable with the reason, BundleError when the section is missing, damaged or not trusted.
     """
     if (reason := criu.missing()) is not None:
         raise Unusable(reason)
-    images = unpacked(bundle, "snapshot", paths.unpacked_dir(cache_dir), trust)
+    images = unpacked(bundle, "snapshot", cache.unpacked, trust)
     if bundle.has("compile"):
-        unpacked(bundle, "compile", paths.frozen_dir(), trust)  # the image maps its kernels there
-    about = json.loads((images / ABOUT).read_text())
-    check(about)
-    return _restore(images, Path(about["meeting"]))
+        _unpack_kernels(bundle, images, trust)
+    check(images, plan)
+    return _restore(images, _meeting(images))
 
 
-def check(about: Mapping[str, Any]) -> None:
-    """Raise Unusable unless this machine has what the image is bound to: kernel series, files and their sizes."""
-    if kernel() != about["kernel"]:
-        raise Unusable(f"the snapshot was taken on kernel {about['kernel']}, this is {kernel()}")
-    for path, size in about["files"].items():
-        found = Path(path).stat().st_size if Path(path).exists() else None
-        if found != size:
-            raise Unusable(
-                f"the snapshot maps {path} ({size} bytes), found {'nothing' if found is None else found}"
-            )
+def _meeting(images: Path) -> Path:
+    """Where the frozen template listened; its kernels lie beside. Raises Unusable where that is no private place here."""
+    try:
+        meeting = Path(json.loads((images / ABOUT).read_text())["meeting"])
+    except (OSError, ValueError, KeyError) as error:
+        raise Unusable("the snapshot does not say where it was frozen") from error
+    if (reason := ownership.private(meeting.parent)) is not None:
+        raise Unusable(f"the snapshot was frozen at {meeting.parent}, and {reason}")
+    return meeting
+
+
+def _unpack_kernels(bundle: Bundle, images: Path, trust: Trust) -> None:
+    # The image maps them there, and nowhere else.
+    try:
+        unpacked(bundle, "compile", _meeting(images).parent, trust, exact=True)
+    except OSError as error:
+        raise Unusable(f"the kernels that the snapshot maps cannot be unpacked: {error}") from error
+
+
+def check(images: Path, plan: LaunchPlan) -> None:
+    """Raise Unusable unless this machine has what the image was made of, and this start asks for what it has read."""
+    reason = fingerprint.obstacle(images, "snapshot")
+    if reason is None:
+        read = json.loads((images / ABOUT).read_text())["environment"]
+        reason = environment.difference(read, os.environ | plan.env, "snapshot")
+    if reason is not None:
+        raise Unusable(reason)
 
 
 def _restore(images: Path, meeting: Path) -> Thawed:
@@ -166,22 +181,6 @@ def meeting_dir() -> Path:
     directory = paths.frozen_dir() / "meeting"
     directory.mkdir(mode=0o700, exist_ok=True)
     return directory
-
-
-def mapped_files(pid: int) -> dict[str, int]:
-    """The regular files that a process has mapped, with their sizes in bytes."""
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    found = {line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6}
-    return {
-        path: Path(path).stat().st_size
-        for path in sorted(found)
-        if path.startswith("/") and Path(path).is_file()
-    }
-
-
-def kernel() -> str:
-    """The kernel's series, as in "6.18": what CRIU's images depend on."""
-    return ".".join(platform.release().split(".")[:2])
 
 
 def last_error(log: Path) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.artifacts import remote
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from coldstart.errors import Usage
+from coldstart.machine.paths import Cache
 from coldstart.model import models
 from coldstart.validate import against, checks
 
@@ -29,7 +30,7 @@ class Request:
     repair_from: Sequence[str] = ()
     vllm_args: Sequence[str] = ()
     offline: bool = False
-    cache_dir: Path | None = None
+    cache: Cache = field(default_factory=Cache.at)
 
 
 def run(store: Store, request: Request) -> list[checks.Report]:
@@ -66,7 +67,7 @@ def _starter(request: Request) -> checks.StartCheck | None:
 
     def subject(bundle: Bundle) -> Subject:
         made = bundle.manifest.provenance
-        model = models.resolve(made.model_name, offline=request.offline, cache_dir=request.cache_dir)
+        model = models.resolve(made.model_name, offline=request.offline, cache=request.cache)
         arguments = tuple(request.vllm_args or made.arguments)
         target = str(model.path or model.repo_id)
         return Subject(model.argument, target, arguments, _common_arguments(request))
@@ -75,7 +76,7 @@ def _starter(request: Request) -> checks.StartCheck | None:
 
 
 def _common_arguments(request: Request) -> tuple[str, ...]:
-    cache = ("--cache-dir", str(request.cache_dir)) if request.cache_dir else ()
+    cache = ("--cache-dir", str(request.cache.root))
     return (*cache, "--offline") if request.offline else cache
 
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import struct
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from coldstart.artifacts.files import replacing
 from coldstart.errors import Usage
+from coldstart.model import safetensors
 from coldstart.model.models import weight_files
+from coldstart.weights.checkpoint import Checkpoint, File, Tensor
 
 CHUNK = 16 << 20
 _READ = 1 << 20
@@ -28,7 +31,7 @@ def plan(directory: Path) -> dict[str, Any]:
     A tensor is {name, dtype, shape, offset, size, digest}, offset and size in bytes of the file. A format other than
     safetensors has no tensors, only chunks. Raises OSError, and Usage for a file that is damaged or cut short.
     """
-    return {"chunk": CHUNK, "files": [_file(path) for path in weight_files(directory)]}
+    return Checkpoint(CHUNK, tuple(map(_file, weight_files(directory)))).document()
 
 
 def digest(weights_plan: Mapping[str, Any]) -> str:
@@ -49,9 +52,8 @@ def identity(directory: Path, cache: Path) -> str:
         pass  # never computed, or written by another release: compute
     found = digest(plan(directory))
     cache.mkdir(parents=True, exist_ok=True)
-    temporary = record.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps({"stamp": stamp, "digest": found}))
-    temporary.replace(record)
+    with replacing(record, durable=False) as file:
+        file.write(json.dumps({"stamp": stamp, "digest": found}).encode())
     return found
 
 
@@ -60,7 +62,7 @@ def _stamp(path: Path) -> list[str | int]:
     return [path.name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
-def _file(path: Path) -> dict[str, Any]:
+def _file(path: Path) -> File:
     tensors = _checked(path) if path.suffix == ".safetensors" else []
     hashes = [hashlib.sha256() for _ in tensors]
     chunks: list[str] = []
@@ -75,52 +77,28 @@ def _file(path: Path) -> dict[str, Any]:
                 chunk = hashlib.sha256()
     if position % CHUNK:
         chunks.append(chunk.hexdigest())
-    for tensor, made in zip(tensors, hashes, strict=True):
-        tensor["digest"] = "sha256:" + made.hexdigest()
-    return {"name": path.name, "size": position, "chunks": chunks, "tensors": tensors}
+    digests = ("sha256:" + state.hexdigest() for state in hashes)
+    named = tuple(replace(tensor, digest=digest) for tensor, digest in zip(tensors, digests, strict=True))
+    return File(path.name, position, tuple(chunks), named)
 
 
-def _feed(tensors: list[dict[str, Any]], hashes: list[Any], position: int, data: bytes) -> None:
+def _feed(tensors: list[Tensor], hashes: list[Any], position: int, data: bytes) -> None:
     view, end = memoryview(data), position + len(data)
-    for tensor, made in zip(tensors, hashes, strict=True):
-        first, last = max(tensor["offset"], position), min(tensor["offset"] + tensor["size"], end)
+    for tensor, state in zip(tensors, hashes, strict=True):
+        first, last = max(tensor.offset, position), min(tensor.end, end)
         if first < last:
-            made.update(view[first - position : last - position])
+            state.update(view[first - position : last - position])
 
 
 def headers(paths: Iterable[Path]) -> dict[str, Any]:
     """A plan without digests, from the headers of safetensors files alone. Raises as `plan`."""
-    files = [{"name": path.name, "size": path.stat().st_size, "tensors": _checked(path)} for path in paths]
-    return {"chunk": CHUNK, "files": files}
+    files = (File(path.name, path.stat().st_size, None, tuple(_checked(path))) for path in paths)
+    return Checkpoint(CHUNK, tuple(files)).document()
 
 
-def _checked(path: Path) -> list[dict[str, Any]]:
-    try:
-        tensors = _tensors(path)
-    except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
-        raise Usage(f"{path.name} is no safetensors file: {error}.", mend="fetch the model again") from error
-    end = max((tensor["offset"] + tensor["size"] for tensor in tensors), default=0)
+def _checked(path: Path) -> list[Tensor]:
+    entries = safetensors.entries(path)
+    end = max((entry.offset + entry.size for entry in entries), default=0)
     if end > (found := path.stat().st_size):
         raise Usage(f"{path.name} is cut short: it has {found} of {end} bytes.", mend="fetch the model again")
-    return tensors
-
-
-def _tensors(path: Path) -> list[dict[str, Any]]:
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        if length > path.stat().st_size:
-            raise ValueError(f"a header of {length} bytes")
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    base = 8 + length
-    entries = [
-        {
-            "name": name,
-            "dtype": entry["dtype"],
-            "shape": entry["shape"],
-            "offset": base + entry["data_offsets"][0],
-            "size": entry["data_offsets"][1] - entry["data_offsets"][0],
-        }
-        for name, entry in header.items()
-    ]
-    return sorted(entries, key=lambda entry: (entry["offset"], entry["name"]))
+    return [Tensor(e.name, path.name, e.offset, e.size, e.dtype, e.shape) for e in entries]

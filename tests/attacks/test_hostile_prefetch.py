@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.shortage import busy_s, without_descriptors
 from tools.range_server import RangeServer, serving
 
+from coldstart.machine import ipc
 from coldstart.weights import plan as engine_weights
-from coldstart.weights.prefetch import client, wire
+from coldstart.weights.prefetch import client, spawning
 
 FILE = "model.safetensors"
 
@@ -81,7 +83,7 @@ def bystander(server: RangeServer, plan: dict[str, Any], directory: Path, runtim
 
 def _raw(runtime: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(str(wire.place(runtime)))
+    connection.connect(str(spawning.place(runtime)))
     connection.settimeout(10)
     return connection
 
@@ -137,6 +139,13 @@ def test_who_says_nothing_keeps_nobody_waiting(runtime: Path) -> None:
         pass
 
 
+def test_without_descriptors_it_turns_clients_away_and_does_not_spin(bystander: int, runtime: Path) -> None:
+    with without_descriptors(bystander):
+        turned_away = [_raw(runtime) for _ in range(5)]
+        assert busy_s(bystander, 0.5) < 0.25
+        assert [connection.recv(1) for connection in turned_away] == [b""] * 5
+
+
 @pytest.mark.usefixtures("bystander")
 def test_who_asks_and_never_reads_is_let_go(runtime: Path) -> None:
     connection = _raw(runtime)
@@ -153,12 +162,12 @@ def _descriptors() -> list[Callable[[], int]]:
         lambda: os.open("/etc/passwd", os.O_RDONLY),
         lambda: os.memfd_create("open", os.MFD_ALLOW_SEALING),
         socket.socketpair()[0].detach,
-        lambda: wire.sealed(b"\xff\xfe", b"{}"),
-        lambda: wire.sealed(b"null", b"{"),
-        lambda: wire.sealed(b"null", b"[" * 100_000),
-        lambda: wire.sealed(b'{"a": 1}', b"{}"),
-        lambda: wire.sealed(b"[1]", b"{}"),
-        lambda: wire.sealed(b"null"),
+        lambda: ipc.sealed(b"\xff\xfe", b"{}"),
+        lambda: ipc.sealed(b"null", b"{"),
+        lambda: ipc.sealed(b"null", b"[" * 100_000),
+        lambda: ipc.sealed(b'{"a": 1}', b"{}"),
+        lambda: ipc.sealed(b"[1]", b"{}"),
+        lambda: ipc.sealed(b"null"),
     ]
 
 
@@ -166,7 +175,7 @@ def _descriptors() -> list[Callable[[], int]]:
 @pytest.mark.usefixtures("bystander")
 def test_descriptors_of_other_kinds_are_refused(runtime: Path, make: Callable[[], int]) -> None:
     connection, descriptor = _raw(runtime), make()
-    socket.send_fds(connection, [wire.encode({"op": "attach", "source": "/tmp"})], [descriptor])
+    socket.send_fds(connection, [ipc.encode({"op": "attach", "source": "/tmp"})], [descriptor])
     os.close(descriptor)
     assert "refused" in _answer(connection)
 
@@ -222,8 +231,8 @@ HOSTILE: list[Callable[[dict[str, Any]], Any]] = [
 def _refusal(server: RangeServer, runtime: Path, names: list[str] | None, plan: dict[str, Any]) -> str:
     """Why the prefetcher itself refuses a request that no client of ours has looked at."""
     connection = _raw(runtime)
-    body = wire.sealed(json.dumps(names).encode(), json.dumps(plan).encode())
-    socket.send_fds(connection, [wire.encode({"op": "attach", "source": server.url})], [body])
+    body = ipc.sealed(json.dumps(names).encode(), json.dumps(plan).encode())
+    socket.send_fds(connection, [ipc.encode({"op": "attach", "source": server.url})], [body])
     os.close(body)
     return str(_answer(connection)["refused"])
 
@@ -262,11 +271,11 @@ def test_ranges_outside_of_what_is_wanted_are_refused(
 def test_a_client_cannot_change_what_the_others_read(
     server: RangeServer, plan: dict[str, Any], runtime: Path
 ) -> None:
-    connection = wire.Channel(_raw(runtime))
-    body = wire.sealed(b'["a"]', json.dumps(plan, sort_keys=True, separators=(",", ":")).encode())
-    socket.send_fds(connection.socket, [wire.encode({"op": "attach", "source": server.url})], [body])
+    connection = ipc.Channel(_raw(runtime))
+    body = ipc.sealed(b'["a"]', json.dumps(plan, sort_keys=True, separators=(",", ":")).encode())
+    socket.send_fds(connection.socket, [ipc.encode({"op": "attach", "source": server.url})], [body])
     os.close(body)
-    assert "attached" in next(wire.replies(connection))
+    assert "attached" in next(connection.replies())
     descriptor = connection.take()
     for harm in (lambda: os.pwrite(descriptor, b"x", 0), lambda: os.ftruncate(descriptor, 0)):
         with pytest.raises(OSError, match=r"Bad file descriptor|Invalid argument|not permitted"):

@@ -15,7 +15,7 @@ REFRESH = bool(os.environ.get("COLDSTART_REFRESH_GOLDEN"))
 PAGES = [
     (),
     *((name,) for name in COMMANDS),
-    *(("trust", name) for name in ("list", "add", "show")),
+    *(("trust", name) for name in ("list", "add", "show", "why")),
     *((group, name) for group in ("prefetch", "template") for name in ("start", "status", "stop")),
 ]
 

@@ -9,7 +9,8 @@ from coldstart.artifacts.store import Store
 from tools.bundles import CODE, key, publish
 from tools.shell import Run
 
-from coldstart.machine import paths, runtime
+from coldstart.machine import runtime
+from coldstart.machine.paths import Cache
 
 
 def test_an_empty_store_says_what_to_do(run: Run) -> None:
@@ -45,7 +46,7 @@ def test_inspect_forms(run: Run, bundle: Bundle) -> None:
 
 
 def test_inspect_diff(run: Run, bundle: Bundle, home: Path) -> None:
-    other = publish(Store(paths.store_dir()), home / "scratch", key(dtype="float16"), blocks=9)
+    other = publish(Store(Cache.at().bundles), home / "scratch", key(dtype="float16"), blocks=9)
     data = json.loads(run("inspect", bundle.ref, "--diff", other.ref, "--format", "json").stdout)
     assert data["fields"] == [{"field": "engine.dtype", "left": None, "right": "float16"}]
     assert [section["section"] for section in data["sections"]] == ["kv"]
@@ -70,11 +71,12 @@ def test_key_of_a_model_without_a_bundle(run: Run, model: Path) -> None:
 
 
 def test_a_miss_names_field_wanted_and_found(run: Run, model: Path, home: Path) -> None:
+    from coldstart.contract.arguments import Arguments
     from coldstart.key import keys
     from coldstart.model import models
 
-    made = keys.compose_argv(models.resolve(str(model)), ["--max-model-len", "512"])
-    publish(Store(paths.store_dir()), home / "scratch", made)
+    made = keys.compose(models.resolve(str(model)), Arguments(["--max-model-len", "512"]))
+    publish(Store(Cache.at().bundles), home / "scratch", made)
     hit = run("inspect", str(model), "--", "--max-model-len=512")
     assert made.digest in hit.stdout
     missed = run("inspect", str(model), "--", "--max-model-len", "1024", code=3).stderr
@@ -96,7 +98,7 @@ def test_push_and_pull_through_a_directory(run: Run, bundle: Bundle) -> None:
 
 
 def test_prune_keeps_the_newest_and_drops_the_named(run: Run, bundle: Bundle, home: Path) -> None:
-    newer = publish(Store(paths.store_dir()), home / "scratch", blocks=9)
+    newer = publish(Store(Cache.at().bundles), home / "scratch", blocks=9)
     assert newer.version == 2
     listed = json.loads(run("prune", "--dry-run", "--format=json").stdout)
     assert listed["removed"] == [bundle.digest]

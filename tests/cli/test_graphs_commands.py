@@ -18,6 +18,7 @@ from tools.shell import Run
 
 from coldstart.key.inspection import NOT_MADE
 from coldstart.machine import paths
+from coldstart.machine.paths import Cache
 from tests.support.graphs.model import Shape
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "graphs"
@@ -34,7 +35,7 @@ def sections(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, P
 
 
 def publish(section: Path | None, **stages: object) -> Bundle:
-    with Store(paths.store_dir()).begin(key()) as draft:
+    with Store(Cache.at().bundles).begin(key()) as draft:
         draft.add_json("stages", {"ready_s": 1.5} | stages)
         if section:
             draft.add_tree("graphs", section)

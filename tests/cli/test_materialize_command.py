@@ -10,7 +10,7 @@ from coldstart.artifacts.store import Store
 from coldstart.commands import cli
 from tools.bundles import publish
 
-from coldstart.machine import paths
+from coldstart.machine.paths import Cache
 from coldstart.materialize import materialize
 
 
@@ -18,10 +18,10 @@ from coldstart.materialize import materialize
 def test_a_bundle_that_was_there_is_not_said_to_be_made(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: bool
 ) -> None:
-    store = Store(paths.store_dir())
+    store = Store(Cache.at().bundles)
     early = publish(store, home / "scratch") if there else None
     monkeypatch.setattr(
-        materialize, "materialize", lambda request, phase: early or publish(store, home / "scratch")
+        materialize, "materialize", lambda asked, options, phase: early or publish(store, home / "scratch")
     )
     with pytest.raises(SystemExit) as ended:
         cli.main(["materialize", "tiny-llama", "--format", "json"])

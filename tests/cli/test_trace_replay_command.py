@@ -133,3 +133,35 @@ def _interrupt_once_asked(server: FakeServer, child: "subprocess.Popen[bytes]") 
 )
 def test_what_cannot_be_done_is_said(arguments: list[str], words: str, run: Run, trace: Path) -> None:
     assert words in run("trace-replay", str(trace), *arguments, code=2).stderr
+
+
+HOST = """
+memory = "20GiB"
+policy = "gdsf"
+[models.small]
+memory = "4GiB"
+start_s = 0.01
+[models.large]
+memory = "18GiB"
+start_s = 0.02
+"""
+
+
+def test_a_host_of_two_models_that_do_not_fit_together_is_simulated(
+    run: Run, trace: Path, home: Path
+) -> None:
+    (home / "host.toml").write_text(HOST)
+    given = ["trace-replay", str(trace), "--simulate", "--profile", "profile.json", "--host", "host.toml"]
+    found = json.loads(run(*given, "--format", "json").stdout)
+    assert (found["kind"], found["requests"], found["refused"]) == ("simulated host", 10, {})
+    assert {name: row["requests"] for name, row in found["models"].items()} == {"small": 5, "large": 5}
+    assert found["starts"] >= 2 and found["peak_memory_bytes"] == 18 << 30
+    assert "simulated host, policy gdsf: 10 requests" in run(*given).stdout
+
+
+def test_a_host_file_needs_the_simulation_and_its_own_models(run: Run, trace: Path, home: Path) -> None:
+    (home / "host.toml").write_text(HOST)
+    live = run("trace-replay", str(trace), "--target", "http://127.0.0.1:1", "--host", "host.toml", code=2)
+    assert "--simulate --host" in live.stderr
+    other = ["--simulate", "--profile", "profile.json", "--host", "host.toml", "--models", "nobody"]
+    assert "knows no model nobody" in run("trace-replay", str(trace), *other, code=2).stderr

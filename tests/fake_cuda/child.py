@@ -77,6 +77,29 @@ def faults(seed: int, where: Path) -> dict[str, object]:
     return counts
 
 
+def readings(seed: int) -> dict[str, object]:
+    """What the backend makes of launch attributes, and with which flags it instantiates."""
+    model = FakeModel(seed)
+    fake, d = ctypes.CDLL("libcuda.so.1"), model.driver.d
+    captured = {key: model.capture(key) for key in model.sizes()}
+    out: dict[str, object] = {"flags": fake.fake_last_flags()}
+    for name, error in (("invalid", 1), ("unsupported", 801), ("unknown", 999)):
+        fake.fake_attribute_error(13, error)
+        fake.fake_attribute_error(8, error)
+        out[name] = capture.take(model.driver, model, captured).tables.refused
+    fake.fake_attribute_error(-1, 0)
+    for name, window, missed in (("window", 4096, 0), ("properties", 0, 2)):
+        held = model.capture("decode:4")
+        (kernel, *_) = [n for n in model.driver.nodes(held.graph) if model.driver.kind(n) == 0]
+        value = d.CUkernelNodeAttrValue()
+        policy = value.accessPolicyWindow
+        policy.num_bytes, policy.missProp = window, d.CUaccessProperty(missed)
+        value.accessPolicyWindow = policy
+        d.cuGraphKernelNodeSetAttribute(d.CUgraphNode(kernel), d.CUlaunchAttributeID(1), value)
+        out[name] = capture.take(model.driver, model, {**captured, "decode:4": held}).tables.refused
+    return out
+
+
 def _restore(model: FakeModel, where: Path) -> dict[str, object]:
     restorer = Restorer(where, model.driver, model)
     restorer.link()
@@ -91,7 +114,9 @@ def _run(model: FakeModel, executable: int, key: str) -> bytes:
 
 def main() -> None:
     name, seed, *paths = sys.argv[1:]
-    job = {"snapshot": snapshot, "bundle": bundle, "prove": prove, "faults": faults}[name]
+    job = {"snapshot": snapshot, "bundle": bundle, "prove": prove, "faults": faults, "readings": readings}[
+        name
+    ]
     try:
         print(json.dumps(job(int(seed), *map(Path, paths))))
     except GraphError as error:

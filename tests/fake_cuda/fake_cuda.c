@@ -1,5 +1,27 @@
 /* A small libcuda.so.1 over host memory: enough of the driver to read, build and launch graphs.
- * Every counted call can be made to fail: fake_fail_at(n, more) lets the n-th call from now (and more) fail. */
+ * Every counted call can be made to fail: fake_fail_at(n, more) lets the n-th call from now (and more) fail.
+ *
+ * What is assumed of the driver, and the place in the CUDA Driver API manual (13.0; sections by their titles) or in
+ * cuda.h that says so.  Nothing here is taken from the code under test.
+ *   Tensor Map Object Management   cuTensorMapEncodeTiled: the map's own address is a multiple of 64, globalAddress one
+ *                                  of 16, else CUDA_ERROR_INVALID_VALUE; cuTensorMapReplaceAddress changes the address
+ *                                  alone. How an address is coded is not documented: here rotated and keyed.
+ *   Graph Management               cuGraphAddDependencies: edgeData may be NULL, which means default edges. That
+ *                                  drivers 580 to 610 give every edge of one call the first record is no text of the
+ *                                  manual but Foundry's published finding; it is how this fake always behaves.
+ *                                  cuGraphInstantiate: flags are bits 1 (auto free), 2 (upload), 4 (device launch),
+ *                                  8 (node priority), others INVALID_VALUE; without 8, node priorities are ignored.
+ *                                  cuGraphKernelNodeGetParams: func, or where it is NULL kern.
+ *                                  cuGraphKernelNodeGetAttribute: INVALID_VALUE for what a node does not keep. Some
+ *                                  drivers answer NOT_SUPPORTED (fake_attribute_error chooses).
+ *   Data types, CUaccessPolicyWindow_v1   base_ptr 0, num_bytes 8, hitRatio 16, hitProp 20, missProp 24.
+ *   Execution Control              cuFuncGetParamInfo: INVALID_VALUE past the last parameter.
+ *   Library Management             one image makes one library; a name that it lacks is NOT_FOUND.
+ *   Unified Addressing             cuPointerGetAttributes: zeros, and success, for an address that it does not know.
+ *   cuMemAlloc                     contents are undefined: 0xFF here. Addresses are host addresses.
+ * Not modelled: streams (all work is done at the call), contexts, asynchronous errors, alignment of allocations beyond
+ * 512 bytes, real binaries (an image is searched for the names of four kernels).
+ */
 #define _GNU_SOURCE
 #include "fake_cuda.h"
 
@@ -18,6 +40,12 @@ static int failing(void) { return ++calls == fail_at || (fail_on && fail_at >= 0
 
 API void fake_fail_at(long n, int and_all_after) { fail_at = n < 0 ? -1 : calls + n; fail_on = and_all_after; }
 API long fake_calls(void) { return calls; }
+
+static int attribute_error = INVALID_VALUE, unreadable = -1;
+static unsigned long long last_flags;
+/* Reading this launch attribute of any node answers with this error. */
+API void fake_attribute_error(int which, int error) { unreadable = which; attribute_error = error; }
+API unsigned long long fake_last_flags(void) { return last_flags; }
 
 /* --- device memory: a list of live allocations ------------------------------------------------------ */
 typedef struct Block { uint64_t base; size_t size; struct Block *next; } Block;
@@ -92,7 +120,7 @@ API Result cuPointerGetAttributes(unsigned n, const int *which, void **data, uin
     return OK;
 }
 
-/* --- kernels: three bodies, reached through modules whose images hold their names ------------------- */
+/* --- kernels: four bodies, reached through modules whose images hold their names ------------------- */
 typedef struct { const char *name; int count; size_t spans[6][2]; int (*run)(void **); } Body;
 
 static int run_scale(void **p) {
@@ -122,10 +150,30 @@ static int run_mapped(void **p) {
     return OK;
 }
 
+/* struct { out; u32 n; map x at 128; map w at 384 } of 640 bytes: what ptxas makes of tests/cubins/hopper.cu */
+static uint64_t address_of(const char *map) {
+    uint64_t coded;
+    memcpy(&coded, map, 8);
+    coded ^= 0x5A5A5A5A5A5A5A5Aull;
+    return coded >> 13 | coded << 51;
+}
+
+static int run_tiles(void **p) {
+    const char *s = p[0];
+    uint64_t out, x = address_of(s + 128), w = address_of(s + 384);
+    uint32_t n;
+    memcpy(&out, s, 8);
+    memcpy(&n, s + 8, 4);
+    if (!mapped(x, 4u * n) || !mapped(w, 4u * n) || !mapped(out, 4u * n)) return UNKNOWN;
+    for (uint32_t i = 0; i < n; i++) ((float *)out)[i] += ((float *)x)[i] + ((float *)w)[i];
+    return OK;
+}
+
 static Body bodies[] = {
     {"k_scale", 3, {{0, 8}, {8, 8}, {16, 4}}, run_scale},
     {"k_add", 1, {{0, 32}}, run_add},
     {"k_mapped", 3, {{0, 128}, {128, 8}, {136, 4}}, run_mapped},
+    {"k_tiles", 1, {{112, 640}}, run_tiles},
 };
 enum { BODIES = sizeof bodies / sizeof *bodies };
 typedef struct Module Module;
@@ -193,6 +241,7 @@ API Result cuFuncSetAttribute(Function *f, int which, int value) {
 
 API Result cuTensorMapReplaceAddress(TensorMap *map, void *address) {
     COUNT();
+    if ((uint64_t)map % 64 || (uint64_t)address % 16) return INVALID_VALUE;
     uint64_t a = (uint64_t)address, coded = (a << 13 | a >> 51) ^ 0x5A5A5A5A5A5A5A5Aull;
     memcpy(map->bytes, &coded, 8);
     return OK;
@@ -268,7 +317,7 @@ API Result cuGraphAddDependencies_v2(Graph *g, Node **from, Node **to, const Edg
     for (size_t i = 0; i < n; i++) {
         if (g->edge_count == g->edge_room)
             g->edges = realloc(g->edges, (g->edge_room = 2 * g->edge_room + 64) * sizeof *g->edges);
-        g->edges[g->edge_count++] = (Edge){from[i], to[i], data ? data[i] : (EdgeData){0}};
+        g->edges[g->edge_count++] = (Edge){from[i], to[i], data ? data[0] : (EdgeData){0}};
     }
     return OK;
 }
@@ -308,6 +357,7 @@ API Result cuGraphMemcpyNodeGetParams(Node *node, MemcpyParams *p) { COUNT(); *p
 
 API Result cuGraphKernelNodeGetAttribute(Node *node, int which, AttributeValue *out) {
     COUNT();
+    if (which == unreadable) return attribute_error;
     return which < 0 || which >= 32 ? INVALID_VALUE : (*out = node->attributes[which], OK);
 }
 
@@ -329,7 +379,14 @@ static int run_node(Node *n) {
     return OK;
 }
 
-API Result cuGraphInstantiateWithFlags(void **out, Graph *g, unsigned long long flags) { COUNT(); *out = g; return OK; }
+API Result cuGraphInstantiateWithFlags(void **out, Graph *g, unsigned long long flags) {
+    COUNT();
+    if (flags & ~15ull) return INVALID_VALUE;
+    last_flags = flags;
+    *out = g;
+    return OK;
+}
+
 API Result cuGraphExecDestroy(void *exec) { COUNT(); return OK; }
 
 API Result cuGraphLaunch(Graph *g, void *stream) {

@@ -20,6 +20,7 @@ LAYOUTS = {
     "k_scale": ((0, 8), (8, 8), (16, 4)),
     "k_add": ((0, 32),),
     "k_mapped": ((0, 128), (128, 8), (136, 4)),
+    "k_tiles": ((112, 640),),
 }
 IMAGE = cubin({name: (name, layout) for name, layout in LAYOUTS.items()})
 NAMED = {"static:x": 4 * ROWS, "static:out": 4 * ROWS, "param:w": 4 * ROWS, "kv:0": 8 * ROWS}
@@ -68,6 +69,7 @@ class FakeModel:
             self.driver.add_empty(graph),
             self._copy(graph, pool + 2048, self.at("static:out"), 4 * n),
             self._launch(graph, "k_scale", _pack(pool, self.at("kv:0") + 4 * ROWS, n)),
+            self._launch(graph, "k_tiles", self._tiles(self.at("kv:0") + 4 * ROWS, n)),
         ]
         self.driver.set_attributes(nodes[2], ((6, "01"), (8, "02")))
         edges = [
@@ -77,9 +79,16 @@ class FakeModel:
             (2, 4, 0, 0, 0),
             (4, 5, 0, 0, 0),
             (3, 6, 0, 0, 0),
+            (6, 7, 2, 0, 1),
         ]
         self.driver.add_edges(graph, nodes, np.array([(*e, 0) for e in edges], EDGE))
         return Captured(graph, self.driver.instantiate(graph))
+
+    def _tiles(self, out: int, n: int) -> bytes:
+        """112 bytes that no parameter has, then a struct with two maps and noise between them."""
+        noise = self.random.randbytes(128)
+        maps = [pack_map(self.at(symbol), n, 1) for symbol in ("static:x", "param:w")]
+        return bytes(112) + (_pack(out, n).ljust(128, b"\0") + maps[0] + noise + maps[1]).ljust(640, b"\0")
 
     def _launch(self, graph: int, name: str, payload: bytes) -> object:
         held = ctypes.create_string_buffer(payload, len(payload))
@@ -146,7 +155,8 @@ class FakeModel:
         factor = np.float32(1 + ((0x7F0000000400 >> 9) % 64) / 64)
         first = x * factor
         self.driver.write(self.at("static:out"), (2 * first).astype(np.float32).tobytes())
-        self.driver.write(self.at("kv:0") + 4 * ROWS, (2 * (first + w)).astype(np.float32).tobytes())
+        last = 2 * (first + w) + (x + w)
+        self.driver.write(self.at("kv:0") + 4 * ROWS, last.astype(np.float32).tobytes())
 
 
 def _pack(*values: int) -> bytes:

@@ -1,13 +1,12 @@
-"""The compatibility check and the settings."""
+"""What the scheduler cannot run on, and its settings."""
 
 from types import SimpleNamespace
 
 import pytest
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request
 
 from coldstart.scheduling.settings import KEY, SchedulerSettings
-from coldstart.vllm.scheduling import SCHEDULER_CLS, compat
+from coldstart.vllm import seams
+from coldstart.vllm.scheduling import SCHEDULER_CLS, settle
 from coldstart.vllm.scheduling.counters import Counters, Exporter
 
 
@@ -21,17 +20,14 @@ def config(**changes: object) -> SimpleNamespace:
     )
 
 
-def test_the_installed_vllm_has_every_seam() -> None:
-    assert compat.missing_seams(Scheduler, Request) == []
-    compat.check(Scheduler, Request, config())
+def test_the_installed_vllm_runs_it() -> None:
+    settle.require(config())
 
 
-def test_another_version_is_told_what_it_lacks() -> None:
-    class Other:
-        def schedule(self) -> None: ...
-
-    with pytest.raises(compat.IncompatibleVllm, match=r"scheduler\._free_request.*state\.running"):
-        compat.check(Other, Request, config())
+def test_another_version_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seams, "check", lambda feature: f"no {feature} here.")
+    with pytest.raises(settle.IncompatibleVllm, match=r"no scheduler here\. Serve with --scheduler fcfs"):
+        settle.require(config())
 
 
 @pytest.mark.parametrize(
@@ -43,8 +39,8 @@ def test_another_version_is_told_what_it_lacks() -> None:
     ],
 )
 def test_what_it_cannot_drive_is_refused(change: dict[str, object], words: str) -> None:
-    with pytest.raises(compat.IncompatibleVllm, match=words):
-        compat.check(Scheduler, Request, config(**change))
+    with pytest.raises(settle.IncompatibleVllm, match=words):
+        settle.require(config(**change))
 
 
 def test_settings_survive_the_command_line() -> None:

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from coldstart.measure.traces import TraceRequest
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.simulate import SimSettings, simulate
+from coldstart.traces import TraceRequest
 
 from .timed_double import TimedDouble
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import zstandard
 from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.draft import Signer
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.manifest import Manifest, Provenance, SectionEntry
 from coldstart.artifacts.section import SECTION_TYPES
@@ -43,7 +45,15 @@ def write_tree(directory: Path, files: Mapping[str, bytes]) -> Path:
     return directory
 
 
-def publish(store: Store, scratch: Path, wanted: Key | None = None, **kv: object) -> Bundle:
+def publish(
+    store: Store,
+    scratch: Path,
+    wanted: Key | None = None,
+    *,
+    signer: Signer | None = None,
+    created: str | None = None,
+    **kv: object,
+) -> Bundle:
     """A bundle with a JSON section, a plain tree and an executable tree."""
     with store.begin(wanted or key()) as draft:
         draft.add_json("kv", KV | kv)
@@ -52,7 +62,8 @@ def publish(store: Store, scratch: Path, wanted: Key | None = None, **kv: object
             write_tree(scratch / "compile", CODE)
         draft.add_tree("tokenizer", scratch / "tokenizer")
         draft.add_tree("compile", scratch / "compile")
-        return draft.publish(provenance())
+        made = provenance() if created is None else replace(provenance(), created=created)
+        return draft.publish(made, signer=signer)
 
 
 def forge(

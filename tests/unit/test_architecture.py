@@ -1,84 +1,211 @@
-"""Dependencies run one way: commands -> coldstart -> artifacts. Read from the source; nothing is imported."""
+"""Dependencies run one way, room by room. Read from the source; nothing is imported.
+
+A room is a top-level package or module of ours. Lazy and type-only imports count between rooms; inside a room only what is
+imported at run time counts, and nothing there may run in a circle.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = {"coldstart.artifacts": "artifacts", "coldstart.commands": "commands", "coldstart": "coldstart"}
-FORBIDDEN = {
-    "artifacts": ("torch", "vllm", "typer", "coldstart!artifacts"),
-    "coldstart": ("coldstart.commands",),
-    "commands": ("vllm", "torch"),
+PACKAGES = {"coldstart.artifacts": "artifacts", "coldstart.commands": "commands", "coldstart": "coldstart"}
+
+# From the ground up: a room imports rooms of the layers below its own, and none beside or above it.
+LAYERS: tuple[frozenset[str], ...] = tuple(
+    frozenset(layer.split())
+    for layer in (
+        "errors artifacts",
+        "contract traces",
+        "machine",
+        "model",
+        "key",
+        "weights graphs scheduling",
+        "vllm",
+        "serve",
+        "materialize",
+        "measure",
+        "validate",
+        "commands",
+    )
+)
+# What a room must not import of the outside world; everything else is nobody's business but mypy's.
+FOREIGN = {
+    "artifacts": ("torch", "vllm", "typer"),
+    "commands": ("torch", "vllm"),
+    "contract": ("torch", "vllm", "typer", "numpy"),
+    "scheduling": ("torch", "vllm"),
+    "traces": ("torch", "vllm"),
+    "key": ("torch", "vllm"),
 }
-MAY_NAME_COMMANDS = {"commands/cli.py"}
+MOST_ROOMS = 26
 
 
-def _modules(room: str) -> list[Path]:
-    return sorted((ROOT / room).rglob("*.py"))
+@dataclass(frozen=True)
+class Import:
+    """One import: by which module, of which (a module of ours where it is one), and whether at run time."""
+
+    by: str
+    of: str
+    at_run_time: bool
 
 
-def _imports(path: Path, package: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_bytes())):
+def _modules() -> dict[str, Path]:
+    found = {}
+    for package, directory in PACKAGES.items():
+        for path in sorted((ROOT / directory).rglob("*.py")):
+            parts = path.relative_to(ROOT / directory).with_suffix("").parts
+            found[".".join([package, *(part for part in parts if part != "__init__")])] = path
+    return found
+
+
+def _type_only(tree: ast.Module) -> set[ast.AST]:
+    guards = (node for node in ast.walk(tree) if isinstance(node, ast.If) and _asks_for_types(node.test))
+    return {inner for guard in guards for statement in guard.body for inner in ast.walk(statement)}
+
+
+def _asks_for_types(test: ast.expr) -> bool:
+    name = test.id if isinstance(test, ast.Name) else test.attr if isinstance(test, ast.Attribute) else ""
+    return name == "TYPE_CHECKING"
+
+
+def _imports(module: str, text: bytes, known: Iterable[str]) -> Iterator[Import]:
+    tree, ours = ast.parse(text), set(known)
+    typed = _type_only(tree)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = (
-                ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
-            )
-            origin = ".".join(part for part in (base, node.module) if part)
-            yield from (f"{origin}.{alias.name}" for alias in node.names)
+            base = node.module if not node.level else _absolute(module, node)
+            names = [f"{base}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            # `from a.b import c`: the module a.b.c where there is one, else a name in a.b.
+            of = name if name in ours or not isinstance(node, ast.ImportFrom) else name.rpartition(".")[0]
+            yield Import(module, of, node not in typed)
 
 
-def _package(path: Path, room: str) -> str:
-    name = next(package for package, directory in ROOMS.items() if directory == room)
-    return ".".join([name, *path.relative_to(ROOT / room).parent.parts])
+def _absolute(module: str, node: ast.ImportFrom) -> str:
+    base = module.split(".")[: -node.level]
+    return ".".join([*base, node.module] if node.module else base)
 
 
-def _breaks(imported: str, rule: str) -> bool:
-    if rule == "coldstart!artifacts":
-        return _below(imported, "coldstart") and not _below(imported, "coldstart.artifacts")
-    return _below(imported, rule)
+def _room(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
 
 
-def _below(imported: str, package: str) -> bool:
-    return imported == package or imported.startswith(f"{package}.")
+def _ours(name: str) -> bool:
+    return name == "coldstart" or name.startswith("coldstart.")
 
 
-def _violations(room: str) -> list[str]:
+MODULES = _modules()
+IMPORTS = [one for name, path in MODULES.items() for one in _imports(name, path.read_bytes(), MODULES)]
+ROOMS = sorted({_room(name) for name in MODULES} - {""})
+
+
+def test_every_room_has_its_layer_and_every_layer_its_rooms() -> None:
+    named = [room for layer in LAYERS for room in layer]
+    assert sorted(named) == ROOMS
+    assert len(ROOMS) <= MOST_ROOMS
+
+
+def _upward(imports: Iterable[Import]) -> list[str]:
+    floor = {room: number for number, layer in enumerate(LAYERS) for room in layer}
+    crossing = [
+        (one, _room(one.by), _room(one.of))
+        for one in imports
+        if _ours(one.of) and _room(one.of) and _room(one.by) != _room(one.of)
+    ]
     return [
-        f"{path.relative_to(ROOT)} imports {imported}"
-        for path in _modules(room)
-        if str(path.relative_to(ROOT)) not in MAY_NAME_COMMANDS
-        for imported in _imports(path, _package(path, room))
-        if any(_breaks(imported, rule) for rule in FORBIDDEN[room])
+        f"{one.by} imports {one.of}"
+        for one, by, of in crossing
+        if by and floor.get(by, 0) <= floor.get(of, 99)
     ]
 
 
-@pytest.mark.parametrize("room", FORBIDDEN)
-def test_a_room_imports_only_what_lies_below_it(room: str) -> None:
-    assert _modules(room)
-    assert _violations(room) == []
+def test_a_room_imports_only_what_lies_below_it() -> None:
+    assert len(IMPORTS) > 1000
+    assert _upward(IMPORTS) == []
 
 
-@pytest.mark.parametrize("room", FORBIDDEN)
-def test_rooms_are_imported_by_their_installed_names(room: str) -> None:
-    wrong = [
-        f"{path.relative_to(ROOT)} imports {imported}"
-        for path in _modules(room)
-        for imported in _imports(path, _package(path, room))
-        if imported.split(".")[0] in ("artifacts", "commands")
-    ]
-    assert wrong == []
+@pytest.mark.parametrize("room", FOREIGN)
+def test_a_room_leaves_alone_what_it_must_not_know(room: str) -> None:
+    imported = {(one.by, one.of) for one in IMPORTS if _room(one.by) == room and not _ours(one.of)}
+    assert [pair for pair in imported if pair[1].split(".")[0] in FOREIGN[room]] == []
 
 
-def test_the_rule_would_be_noticed_if_broken(tmp_path: Path) -> None:
-    (tmp_path / "bad.py").write_text("import torch.nn\nfrom coldstart.key import keys\nfrom .. import cli\n")
-    found = list(_imports(tmp_path / "bad.py", "coldstart.artifacts"))
-    assert found == ["torch.nn", "coldstart.key.keys", "coldstart.cli"]
-    assert all(any(_breaks(name, rule) for rule in FORBIDDEN["artifacts"]) for name in found)
-    assert not _breaks("coldstart.artifacts.tar", "coldstart!artifacts")
+def _circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
+    """Tarjan's strongly connected components of more than one node, each sorted."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in edges.get(node, ()):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            position = stack.index(node)
+            component = stack[position:]
+            del stack[position:]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for node in edges:
+        if node not in index:
+            visit(node)
+    return found
+
+
+def _run_time_edges(imports: Iterable[Import]) -> dict[str, set[str]]:
+    edges: dict[str, set[str]] = {name: set() for name in MODULES}
+    for one in imports:
+        # A package's own __init__ stands for no file that could import back.
+        if one.at_run_time and one.of in MODULES and one.of != one.by:
+            edges.setdefault(one.by, set()).add(one.of)
+    return edges
+
+
+def test_nothing_runs_in_a_circle() -> None:
+    assert _circles(_run_time_edges(IMPORTS)) == []
+
+
+def test_rooms_are_imported_by_their_installed_names() -> None:
+    assert [one for one in IMPORTS if one.of.split(".")[0] in ("artifacts", "commands", "tests")] == []
+
+
+class TestTheRulesWouldBeNoticedIfBroken:
+    """The same readings over sources that break them."""
+
+    def test_imports_of_every_kind_are_seen(self) -> None:
+        text = b"import torch.nn\nfrom coldstart.key import keys\ndef f():\n from .. import cli\n"
+        text += b"if TYPE_CHECKING:\n from coldstart.serve import serve\n"
+        found = set(_imports("coldstart.artifacts.bad", text, MODULES))
+        assert found == {
+            Import("coldstart.artifacts.bad", "torch.nn", True),
+            Import("coldstart.artifacts.bad", "coldstart.key.keys", True),
+            Import("coldstart.artifacts.bad", "coldstart", True),
+            Import("coldstart.artifacts.bad", "coldstart.serve.serve", False),
+        }
+        assert len(_upward(found)) == 2
+
+    def test_a_room_beside_is_no_room_below(self) -> None:
+        assert _upward([Import("coldstart.graphs.table", "coldstart.weights.plan", True)])
+        assert not _upward([Import("coldstart.graphs.table", "coldstart.contract.plan", True)])
+
+    def test_a_circle_is_found(self) -> None:
+        assert _circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+        assert _circles({"a": {"b"}, "b": set()}) == []

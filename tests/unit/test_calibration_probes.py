@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from coldstart.measure.replay import RequestRecord, records_of
-from coldstart.measure.traces import TraceRequest
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.simulate import SimSettings, simulate
+from coldstart.traces import TraceRequest
 
 BATCH = 4
 TRUTH = SimSettings(request_s=0.003, context_s=1e-6, crowd_s=2e-4)

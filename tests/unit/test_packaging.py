@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PLACES = {"coldstart": "coldstart", "coldstart.artifacts": "artifacts", "coldstart.commands": "commands"}
-ABSENT = {"torchaudio", "torchcodec", "torchvision"}
+ABSENT = {"torchaudio", "torchcodec", "torchvision", "boto3", "pybind11"}
 _PIN = re.compile(r"([\w.-]+)==([^\s;]+)(?: ; platform_machine == \"x86_64\")?")
 
 

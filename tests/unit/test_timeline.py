@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldstart.machine import timeline
+from coldstart.machine import drawing, timeline
 from coldstart.machine.timeline import Span, Timeline
 
 
@@ -131,23 +131,23 @@ def test_spans_of_one_thread_nest_or_are_apart(members: list[Span]) -> None:
 @given(st.lists(spans, min_size=1, max_size=12), st.integers(0, 200), st.sampled_from(["utf-8", "ascii"]))
 def test_the_drawing_keeps_its_width(members: list[Span], width: int, encoding: str) -> None:
     members = [Span(s.name.replace("\n", " "), s.start_s, s.end_s, s.track) for s in members]
-    text = Timeline(members).draw(width, encoding=encoding)
+    text = drawing.draw(Timeline(members), width, encoding=encoding)
     text.encode(encoding)
-    assert max(map(len, text.split("\n"))) <= max(width, timeline.MIN_WIDTH)
+    assert max(map(len, text.split("\n"))) <= max(width, drawing.MIN_WIDTH)
     assert text.count("\n") == len(members) + len({span.track for span in members})
 
 
 def test_the_drawing_shows_when_and_how_long() -> None:
-    lines = sample().draw(60, encoding="utf-8").splitlines()
+    lines = drawing.draw(sample(), 60, encoding="utf-8").splitlines()
     imports, weights = (next(line for line in lines if name in line) for name in ("imports", "weights"))
     assert imports.index("█") < weights.index("█")
     assert imports.count("█") > weights.count("█") > 0
     assert imports.endswith("2.000 s")
-    assert "█" not in sample().draw(60, encoding="ascii")
+    assert "█" not in drawing.draw(sample(), 60, encoding="ascii")
 
 
 def test_no_spans_draw_nothing() -> None:
-    assert Timeline().draw() == ""
+    assert drawing.draw(Timeline()) == ""
     assert Timeline().to_chrome()["traceEvents"] == []
 
 

@@ -19,6 +19,9 @@ from coldstart.graphs.cuda.reader import EDGE_BYTES, MEMORY_DEVICE, CudaReader
 from coldstart.graphs.errors import DriverFailure
 from coldstart.graphs.table import Array, Attributes
 
+INSTANTIATE = 1 | 8  # auto free on launch, node priorities: what PyTorch instantiates with
+MAP_ALIGNMENT = 64
+
 
 class CudaDriver(CudaReader):
     """The real driver: what the reader reads, this half builds and launches."""
@@ -70,26 +73,28 @@ class CudaDriver(CudaReader):
             call(self.d.cuGraphKernelNodeSetAttribute, node, self.d.CUlaunchAttributeID(number), value)
 
     def add_edges(self, graph: int, nodes: Sequence[Any], edges: Array) -> None:
-        special = (edges["type"] != 0) | (edges["from_port"] != 0) | (edges["to_port"] != 0)
-        self._add_edges(graph, nodes, edges[~special], None)
-        if special.any():
-            rows = edges[special]
-            self._add_edges(graph, nodes, rows, [self._edge_data(row) for row in rows])
+        """One call for each distinct record: drivers 580 to 610 give all edges of a call the first one's."""
+        records = edges[["from_port", "to_port", "type"]]
+        for record in np.unique(records):
+            self._add_edges(graph, nodes, edges[records == record], self._edge_data(record))
 
     def _edge_data(self, row: Any) -> Any:
+        """None for the default record."""
+        if not any(row):
+            return None
         data = self.d.CUgraphEdgeData()
         raw = bytes([row["from_port"], row["to_port"], row["type"]]).ljust(EDGE_BYTES, b"\0")
         ctypes.memmove(data.getPtr(), raw, EDGE_BYTES)
         return data
 
-    def _add_edges(self, graph: int, nodes: Sequence[Any], rows: Array, data: list[Any] | None) -> None:
-        if len(rows):
-            sources = [nodes[i] for i in rows["source"].tolist()]
-            targets = [nodes[i] for i in rows["target"].tolist()]
-            call(self.d.cuGraphAddDependencies, self.d.CUgraph(graph), sources, targets, data, len(rows))
+    def _add_edges(self, graph: int, nodes: Sequence[Any], rows: Array, record: Any) -> None:
+        sources = [nodes[i] for i in rows["source"].tolist()]
+        targets = [nodes[i] for i in rows["target"].tolist()]
+        data = None if record is None else [record] * len(rows)
+        call(self.d.cuGraphAddDependencies, self.d.CUgraph(graph), sources, targets, data, len(rows))
 
     def instantiate(self, graph: int) -> int:
-        return int(call(self.d.cuGraphInstantiate, self.d.CUgraph(graph), 0))
+        return int(call(self.d.cuGraphInstantiate, self.d.CUgraph(graph), INSTANTIATE))
 
     def launch(self, executable: int, stream: int) -> None:
         call(self.d.cuGraphLaunch, self.d.CUgraphExec(executable), self.d.CUstream(stream))
@@ -123,7 +128,9 @@ class CudaDriver(CudaReader):
         call(self.d.cuCtxSynchronize)
 
     def move_tensor_map(self, descriptor: bytes, address: int) -> bytes:
-        tensor_map = self.d.CUtensorMap()
-        ctypes.memmove(tensor_map.getPtr(), descriptor, len(descriptor))
-        call(self.d.cuTensorMapReplaceAddress, tensor_map, address)
-        return bytes_at(tensor_map.getPtr(), len(descriptor))
+        # In memory of our own: the bindings' object is not aligned to 64 bytes, as the driver wants it.
+        held = ctypes.create_string_buffer(len(descriptor) + MAP_ALIGNMENT)
+        at = -(-ctypes.addressof(held) // MAP_ALIGNMENT) * MAP_ALIGNMENT
+        ctypes.memmove(at, descriptor, len(descriptor))
+        call(self.d.cuTensorMapReplaceAddress, self.d.CUtensorMap(_ptr=at), address)
+        return bytes_at(at, len(descriptor))

@@ -19,6 +19,7 @@ from coldstart.graphs.table import MEMCPY, MEMSET, Attributes, Kernel
 NODE_ATTRIBUTES = (2, 4, 5, 6, 8, 9, 10, 11, 14)
 DEFAULTS = {9: b"\0\1", 14: b"\xff\xff\xff\xff"}
 FUNCTION_ATTRIBUTES = (8, 9, 14)  # dynamic shared bytes, carve-out, non-portable cluster
+ABSENT = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_NOT_SUPPORTED")
 MEMORY_HOST, MEMORY_DEVICE = 1, 2
 EDGE_BYTES = 8
 
@@ -87,7 +88,7 @@ class CudaReader:
 
     def _attributes(self, node: int) -> Attributes:
         handle, found = self.d.CUgraphNode(node), []
-        if self._attribute(handle, 1)[24:32].strip(b"\0"):
+        if self._attribute(handle, 1)[8:16].strip(b"\0"):  # num_bytes of CUaccessPolicyWindow
             raise Refused("a node has an access-policy window")
         for number in NODE_ATTRIBUTES:
             data = self._attribute(handle, number).rstrip(b"\0")
@@ -99,7 +100,7 @@ class CudaReader:
         try:
             value = call(self.d.cuGraphKernelNodeGetAttribute, node, self.d.CUlaunchAttributeID(number))
         except DriverFailure as failure:
-            if "INVALID_VALUE" in str(failure):  # an attribute that this driver does not keep on nodes
+            if failure.result in ABSENT:  # an attribute that this driver does not keep on nodes
                 return b"\0" * 64
             raise
         return bytes_at(value.getPtr(), 64)

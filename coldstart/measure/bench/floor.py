@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from coldstart.measure.bench import plan
 from coldstart.measure.bench.launch import Unavailable
 from coldstart.measure.bench.stats import Summary, summarize
+from coldstart.vllm import stock
 
 IMPORTS = """
 import gc, os
 gc.disable()
 import torch
-import vllm.entrypoints.openai.api_server, vllm.v1.engine.core, vllm.v1.worker.{worker}
+{imports}
 os.write(1, b"x")
 os._exit(0)
 """
@@ -77,7 +78,7 @@ class Floor:
 
 def imports_s(*, cuda: bool = False, timeout_s: float = 300.0) -> float:
     """Seconds from launch until everything a server needs is imported. Raises Unavailable."""
-    code = IMPORTS.format(worker="gpu_worker" if cuda else "cpu_worker")
+    code = IMPORTS.format(imports=stock.imports(cuda=cuda))
     began_s = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL

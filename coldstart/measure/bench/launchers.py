@@ -21,8 +21,8 @@ from coldstart.machine import logs
 from coldstart.machine.timeline import EVENTS_VARIABLE
 from coldstart.measure.bench import plan
 from coldstart.measure.bench.launch import HOST, Command, Launcher, RunFiles
+from coldstart.vllm.stock import ENTRY_POINT
 
-ENTRY_POINT = "vllm.entrypoints.openai.api_server"
 CPU_KV_GIB = "1"
 
 

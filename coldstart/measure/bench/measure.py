@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from coldstart.errors import Failed
+from coldstart.machine import processes
 from coldstart.machine.timeline import Span, Timeline
 from coldstart.measure.bench import usage, vllm_log
 from coldstart.measure.bench.client import Client, NoAnswer
@@ -84,8 +85,8 @@ def _measure(launcher: Launcher, server: Server, settings: Settings, index: int)
     deadline_s = server.launched_s + settings.ready_timeout_s
     first = client.first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check)
     after = usage.snapshot()
-    memory = {process.pid: usage.rss_bytes(process.pid) for process in server.processes()}
-    pss = usage.pss_bytes(memory)
+    memory = {process.pid: processes.rss_bytes(process.pid) for process in server.processes()}
+    pss = processes.pss_bytes(memory)
     readiness = _readiness(launcher, server)
     timeline = _timeline(server, first.listening_s, first.token_s)
     return Run(

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.errors import Usage
+from coldstart.machine.paths import Cache
 from coldstart.measure.bench import compare, plan, result
 from coldstart.measure.bench.launchers import Subject, launchers
 from coldstart.measure.bench.measure import Settings
@@ -33,7 +34,7 @@ class Request:
     max_regress_pct: float = 10.0
     revision: str | None = None
     offline: bool = False
-    cache_dir: Path | None = None
+    cache: Cache = field(default_factory=Cache.at)
     command_line: Sequence[str] = ()
 
 
@@ -57,10 +58,10 @@ def run(request: Request, progress: Progress) -> result.Document:
 def subject(request: Request) -> Subject:
     """The model as coldstart and as vLLM are told of it, its files fetched."""
     model = models.resolve(
-        request.model, revision=request.revision, offline=request.offline, cache_dir=request.cache_dir
+        request.model, revision=request.revision, offline=request.offline, cache=request.cache
     )
     model = models.ensure_weights(model, offline=request.offline)
-    cache = ("--cache-dir", str(request.cache_dir)) if request.cache_dir else ()
+    cache = ("--cache-dir", str(request.cache.root))
     common = (*cache, "--offline") if request.offline else cache
     target = str(model.path or model.repo_id)
     return Subject(request.model, target, tuple(request.vllm_args), common, request.revision)

@@ -1,4 +1,4 @@
-"""CPU seconds and memory of process trees, read from /proc.
+"""CPU seconds of process trees, read from /proc.
 
 CPU time is conserved: what a process used moves to its parent's `cutime + cstime` when it is waited for, so
 the sum of (own + reaped) over a tree never loses anything while no process leaves the tree. The bench makes
@@ -6,7 +6,8 @@ itself a child subreaper meanwhile, so daemons that a start leaves behind stay i
 template or restored from a snapshot is a new process: all it used counts; of the template, what it used
 meanwhile.
 
-Own time comes from the process CPU clock (nanoseconds), reaped time from /proc/PID/stat (clock ticks).
+Own time comes from the process CPU clock (nanoseconds; psutil has only the kernel's ticks of 10 ms), reaped time
+from /proc/PID/stat (clock ticks).
 What escapes: kernel threads (read-ahead, swapping), and children of a process that ignores SIGCHLD.
 """
 
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -98,20 +98,6 @@ def cpu_between(before: Snapshot, after: Snapshot, served: int | None = None) ->
     return spent + after[me].reaped_s - before[me].reaped_s
 
 
-def pss_bytes(pids: Iterable[int]) -> int:
-    """Proportional set size in bytes, summed; a process that is gone or not ours to read counts nothing."""
-    return sum(_pss(pid) for pid in pids)
-
-
-def rss_bytes(pid: int) -> int:
-    """Resident bytes of one process; 0 when it is gone."""
-    try:
-        pages = (PROC / str(pid) / "statm").read_text().split()[1]
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return int(pages) * resource.getpagesize()
-
-
 def _spent(before: Snapshot, now: Process) -> float:
     then = _earlier(before, now)
     return now.own_s + now.reaped_s - (then.own_s + then.reaped_s if then else 0.0)
@@ -138,11 +124,3 @@ def _own_s(pid: int, ticks: int) -> float:
         return time.clock_gettime((~pid << 3) | 2)  # CPUCLOCK_SCHED of that process
     except OSError:
         return ticks / TICKS_PER_S
-
-
-def _pss(pid: int) -> int:
-    try:
-        lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))

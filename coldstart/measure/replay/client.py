@@ -16,7 +16,7 @@ from typing import Protocol
 
 from coldstart.measure.replay.http import Endpoint, HttpError, post_lines
 from coldstart.measure.replay.record import RequestRecord
-from coldstart.measure.traces.request import TraceRequest
+from coldstart.traces.request import TraceRequest
 
 HASH_TOKENS = 512
 """Tokens that one hash id of a Mooncake trace stands for."""

@@ -16,7 +16,7 @@ from random import Random
 
 from coldstart.measure.replay.client import Target, prompt_tokens, send
 from coldstart.measure.replay.record import RequestRecord
-from coldstart.measure.traces.request import TraceRequest
+from coldstart.traces.request import TraceRequest
 
 BALANCERS = ("round-robin", "least-outstanding", "random")
 Keep = Callable[[RequestRecord], None]

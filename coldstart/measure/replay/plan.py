@@ -16,13 +16,13 @@ from coldstart.measure.replay.client import Target
 from coldstart.measure.replay.http import Endpoint
 from coldstart.measure.replay.open_loop import Keep, Replay, ReplaySettings, replay
 from coldstart.measure.replay.simulated import record_of
-from coldstart.measure.traces import TraceReport, TraceRequest, read_trace
-from coldstart.measure.traces.arrivals import rearrive
-from coldstart.measure.traces.formats import Columns
-from coldstart.measure.traces.readers import DEFAULT_TOKENS
-from coldstart.measure.traces.transform import cap_tokens, cut, in_order, map_models, speed_up
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.simulate import Engine, SimSettings
+from coldstart.traces import TraceReport, TraceRequest, read_trace
+from coldstart.traces.arrivals import rearrive
+from coldstart.traces.formats import Columns
+from coldstart.traces.readers import DEFAULT_TOKENS
+from coldstart.traces.transform import cap_tokens, cut, in_order, map_models, speed_up
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@ the threads itself: same number as vLLM's binding would give (so the same reduct
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import torch
 from vllm.config import VllmConfig
 from vllm.utils.ompmultiprocessing import OMPProcessManager
@@ -16,10 +19,19 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import timeline
 from coldstart.machine.lifeline import die_with_parent
+from coldstart.vllm.engine import adoption
 
 # vLLM's CPU worker replaces torch.set_num_threads by a refusal; a worker adopted after a fork still needs it.
 _set_num_threads = torch.set_num_threads
-_built: dict[tuple[str, str, str, int], WorkerWrapperBase] = {}
+
+
+@dataclass(frozen=True)
+class _Built:
+    worker: WorkerWrapperBase
+    facts: Mapping[str, object]
+
+
+_kept: list[_Built] = []
 
 
 class ColdExecutor(UniProcExecutor):
@@ -28,29 +40,36 @@ class ColdExecutor(UniProcExecutor):
     def _init_executor(self) -> None:
         die_with_parent()
         use_serving_threads(self.vllm_config)
-        worker = _built.pop(worker_key(self.vllm_config), None)
-        if worker is not None:
-            self.driver_worker = worker
-            # How KV is kept on the host belongs to this server, not to what was built before.
-            worker.worker.vllm_config.kv_transfer_config = self.vllm_config.kv_transfer_config
+        built = _kept.pop() if _kept else None
+        reason = adoption.difference(built.facts, facts(self.vllm_config)) if built else None
+        if built is not None and reason is None:
+            self._adopt(built.worker)
             return
         with timeline.measure("build worker", track="engine"):
             super()._init_executor()
+        if reason is not None:
+            self.driver_worker.worker.stand_in(reason)
+
+    def _adopt(self, worker: WorkerWrapperBase) -> None:
+        self.driver_worker = worker
+        # How KV is kept on the host belongs to this server and not to what was built before.
+        worker.worker.vllm_config.kv_transfer_config = self.vllm_config.kv_transfer_config
 
 
 def prebuild(config: VllmConfig) -> None:
     """Build a worker with one OpenMP thread (no team, so the process can be forked) and keep it for adoption."""
+    given = facts(config)  # before building it fills some in
     _set_num_threads(1)
     executor = _Prebuilder(config)
     executor.collective_rpc("warm_up")
-    _built[worker_key(config)] = executor.driver_worker
+    _kept.append(_Built(executor.driver_worker, given))
     torch.set_num_threads = _set_num_threads
 
 
-def worker_key(config: VllmConfig) -> tuple[str, str, str, int]:
-    """What a built worker was made for: the bundle's key (model, engine arguments, machine) and the weights' bytes."""
+def facts(config: VllmConfig) -> dict[str, object]:
+    """What a worker for `config` is made for: all that vLLM tells it, the bundle's key and the weights' bytes."""
     plan = LaunchPlan.current()
-    return plan.key, plan.weights, str(config.load_config.load_format), config.model_config.seed
+    return adoption.facts(config, **{"the bundle's key": plan.key, "the weights": plan.weights})
 
 
 class _Prebuilder(UniProcExecutor):

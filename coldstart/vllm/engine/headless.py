@@ -5,16 +5,22 @@ from __future__ import annotations
 import gc
 import json
 import os
+import sys
 from argparse import Namespace
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
+from coldstart.vllm import seams
 
 
 def run(args: Namespace, plan: LaunchPlan) -> int:
     """Run this node's workers in vLLM's own way until they end.
 
     Acknowledged at once and without a token: only the first node can generate one, and it waits for this one.
+    There is nothing to step down to, so a vLLM without this way of running gets exit code 1 and the reason.
     """
+    if reason := seams.check("headless"):
+        sys.stderr.write(f"coldstart: a node without an API cannot run: {reason}\n")
+        return 1
     from vllm.entrypoints.cli.serve import run_headless
 
     descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))

@@ -14,16 +14,17 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import timeline
 from coldstart.machine.lifeline import die_with_parent
-from coldstart.vllm.engine import compiled, server
+from coldstart.vllm import seams
+from coldstart.vllm.engine import compiled, server, settle
 from coldstart.vllm.graphs import kv_plan
 
 CANARY_PROMPT_TOKENS = 8
@@ -38,12 +39,14 @@ _KEPT_SUFFIXES = {".so", ".cpp", ".py"}
 class OfflineEngine:
     """vLLM's engine in this process; `step_seconds` is the wall time of one iteration."""
 
-    def __init__(self, vllm_args: list[str]) -> None:
+    def __init__(self, vllm_args: Sequence[str]) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        args = AsyncEngineArgs.from_cli_args(server.parse_args(vllm_args))
+        parsed, fallbacks = server.parse_args(vllm_args)
+        settle.say(fallbacks)
+        args = AsyncEngineArgs.from_cli_args(parsed)
         self.config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         self.engine = LLMEngine.from_vllm_config(self.config, disable_log_stats=True)
         self.core = self.engine.engine_core.engine_core
@@ -163,7 +166,8 @@ def modelinfos() -> dict[str, str]:
 
 
 def run(plan: LaunchPlan, out: Path) -> None:
-    """Do the whole offline phase into the existing directory `out`."""
+    """Do the whole offline phase into the existing directory `out`. Raises SystemExit where this vLLM has no way for it."""
+    require()
     plan.install()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     server.import_runtime()
@@ -181,9 +185,25 @@ def run(plan: LaunchPlan, out: Path) -> None:
     _write(out / "modelinfo.json", info)
     _write(out / "kv.json", kv_sizing(engine))
     # Only our own worker restores compiled code; another one (a GPU's, several ranks') compiles as always.
-    if engine.config.parallel_config.worker_cls == server.WORKER and engine.compiles:
+    if engine.config.parallel_config.worker_cls == settle.WORKER and engine.compiles and _saves():
         with timeline.measure("save compiled forward", track="offline"):
             write_compiled(engine, out / "compile")
+
+
+def require() -> None:
+    """Raises SystemExit with the reason where this vLLM cannot run inside this process."""
+    if reason := seams.check("start") or seams.check("offline"):
+        raise SystemExit(f"coldstart: nothing can be materialized: {reason}")
+    # Looked through now, so that the starts to come find the answers.
+    for feature in get_args(seams.Feature):
+        seams.check(feature)
+
+
+def _saves() -> bool:
+    reason = seams.check("compile")
+    if reason:
+        settle.say([{"section": "compile", "reason": reason}])
+    return reason is None
 
 
 def kv_sizing(engine: OfflineEngine) -> dict[str, Any]:

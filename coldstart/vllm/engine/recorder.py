@@ -9,11 +9,12 @@ from pathlib import Path
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.vllm.engine import server
-from coldstart.vllm.engine.offline import OfflineEngine
+from coldstart.vllm.engine.offline import OfflineEngine, require
 
 
 def run(plan: LaunchPlan) -> None:
     """Start the engine inside this process."""
+    require()
     plan.install()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     server.import_runtime()

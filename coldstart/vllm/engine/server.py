@@ -11,7 +11,7 @@ import gc
 import os
 import sys
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,14 +22,10 @@ from typing import Any
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import timeline
 from coldstart.machine.lifeline import die_with_supervisor
-from coldstart.serve import scheduler
+from coldstart.vllm import seams, stock
+from coldstart.vllm.engine import settle
 from coldstart.vllm.engine.readiness import Readiness
-from coldstart.vllm.weights.entry import LOAD_FORMAT
-
-EXECUTOR = "coldstart.vllm.engine.executor.ColdExecutor"
-WORKER = "coldstart.vllm.engine.worker.ColdWorker"
-# Given to vLLM's own workers, so that they too can say how they loaded.
-EXTENSION = "coldstart.vllm.weights.extension.Reporting"
+from coldstart.vllm.scheduling import settle as scheduler
 
 
 def import_runtime() -> None:
@@ -54,37 +50,16 @@ def import_engine() -> None:
         import coldstart.vllm.engine.worker  # noqa: F401
 
 
-def parse_args(vllm_args: list[str]) -> Namespace:
-    """vLLM's own parser over vLLM's own flags, with our executor and worker where the user named none."""
+def parse_args(vllm_args: Sequence[str]) -> tuple[Namespace, settle.Fallbacks]:
+    """vLLM's own parser over vLLM's own flags, with our executor and worker where the user named none; and the steps down."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = make_arg_parser(FlexibleArgumentParser())
-    args: Namespace = parser.parse_args(vllm_args)
-    if ours(args):
-        args.distributed_executor_backend, args.worker_cls = EXECUTOR, WORKER
-    elif args.load_format == LOAD_FORMAT and not args.worker_extension_cls:
-        args.worker_extension_cls = EXTENSION
+    args: Namespace = parser.parse_args(list(vllm_args))
+    fallbacks = settle.settle(args)
     validate_parsed_serve_args(args)
-    return args
-
-
-def ours(args: Namespace) -> bool:
-    """Whether this server can run on our executor: one CPU rank, and no executor or worker of the user's own."""
-    from vllm.platforms import current_platform
-
-    single = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size == 1
-    return (
-        current_platform.is_cpu()
-        and single
-        and not args.distributed_executor_backend
-        and args.worker_cls == "auto"
-    )
-
-
-def reports(args: Namespace) -> bool:
-    """Whether the workers of this server can be asked for their `coldstart_report`."""
-    return bool(args.worker_cls == WORKER or args.worker_extension_cls == EXTENSION)
+    return args, fallbacks
 
 
 def configure(args: Namespace) -> Any:
@@ -107,7 +82,7 @@ async def engine_client(args: Namespace, plan: LaunchPlan, warm: bool) -> AsyncI
         config = configure(args)
         if scheduler.settle(args, config, plan):
             config = configure(args)
-    if args.worker_cls == WORKER:
+    if args.worker_cls == settle.WORKER:
         # Creating the configuration forces "spawn" on the CPU, for the sake of a worker process that we do not have.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     # The forked engine inherits our loggers; configuring them again costs more than adopting a built worker.
@@ -115,6 +90,8 @@ async def engine_client(args: Namespace, plan: LaunchPlan, warm: bool) -> AsyncI
         config.logging_config = replace(config.logging_config, configure_logging=False)
     if not warm:
         _once_after_fork(partial(warm_app, args, config))
+    if args.worker_cls != settle.WORKER:  # ours does it when it is warm
+        os.register_at_fork(after_in_child=gc.enable)
     # What is imported stays: without this each gc.collect() of vLLM's loader walks it, at half a second a time.
     gc.freeze()
     with timeline.measure("start engine", track="server"):
@@ -167,7 +144,7 @@ async def serve(args: Namespace, plan: LaunchPlan, warm: bool) -> int:
     decorate_logs("APIServer", skip_if_decorated=True)
     address, sock = setup_server(args, reuse_port=False)
     async with engine_client(args, plan, warm) as engine:
-        readiness = Readiness(plan, engine, worker_reports=reports(args))
+        readiness = Readiness(plan, engine, worker_reports=settle.reports(args))
         if not await readiness.proven():
             sock.close()
             return 1
@@ -183,10 +160,13 @@ async def serve(args: Namespace, plan: LaunchPlan, warm: bool) -> int:
 def run(plan: LaunchPlan, imported: bool = False) -> int:
     """Run a server for `plan` in this process; returns its exit code when it has ended."""
     plan.install()
+    if reason := seams.check("start"):
+        return stock.run(plan, reason)
     gc.disable()
     if not imported:
         import_runtime()
-    args = parse_args(plan.vllm_args)
+    args, fallbacks = parse_args(plan.vllm_args)
+    plan.fallbacks.extend(fallbacks)
     if args.headless:
         from coldstart.vllm.engine import headless
 

@@ -8,25 +8,30 @@ refused. A child adopts the built worker if vLLM's configuration hash is the sam
 from __future__ import annotations
 
 import gc
+import json
 import os
 import random
 import selectors
 import signal
-import socket
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.machine import timeline
+from coldstart.machine import fingerprint, timeline
+from coldstart.machine.ipc import Channel
 from coldstart.machine.lifeline import die_with_parent
-from coldstart.serve import handoff
-from coldstart.vllm.engine import server
+from coldstart.machine.peers import Listener, PeerError
+from coldstart.vllm import seams
+from coldstart.vllm.engine import server, settle
 
 
-def build(plan: LaunchPlan, level: str) -> None:
+def build(plan: LaunchPlan, level: str) -> settle.Fallbacks:
     """Import the runtime and, at level `engine`, build the worker: weights loaded, compiled forward restored.
+
+    Returns what this vLLM has no way for, beyond what each server finds out by itself.
 
     Raises RuntimeError when another Python thread is alive, or at level `engine` for more than one rank: such a process must
     not be forked.
@@ -37,16 +42,20 @@ def build(plan: LaunchPlan, level: str) -> None:
     plan.install()
     server.import_runtime()
     server.import_engine()
-    args = server.parse_args(plan.vllm_args)
+    args, _ = server.parse_args(plan.vllm_args)
+    fallbacks: settle.Fallbacks = []
     config = server.configure(args)
     server.warm_app(args, config)
-    if level == "engine":
+    if level == "engine" and (reason := seams.check("template") or seams.check("worker")):
+        fallbacks.append({"section": "template", "reason": f"{reason} Each server builds its own worker."})
+    elif level == "engine":
         server.warm_tokenizer(config)
         prebuild_worker(config)
     if threading.active_count() > 1:
         raise RuntimeError(f"threads alive before the fork: {[t.name for t in threading.enumerate()]}")
     gc.collect()
     gc.freeze()
+    return fallbacks
 
 
 def prebuild_worker(config: Any) -> None:
@@ -67,10 +76,10 @@ class Template:
     Everything runs on one thread; a self-pipe turns SIGCHLD into an event.
     """
 
-    def __init__(self, listener: socket.socket) -> None:
-        self.listener = listener
+    def __init__(self, listener: Listener, fallbacks: settle.Fallbacks | None = None) -> None:
+        self.listener, self.fallbacks = listener, fallbacks or []
         self.selector = selectors.DefaultSelector()
-        self.servers: dict[int, socket.socket | None] = {}
+        self.servers: dict[int, Channel | None] = {}
         self.stopping = False
 
     def run(self) -> None:
@@ -95,17 +104,14 @@ class Template:
         self.stopping = self.stopping or number != signal.SIGCHLD
 
     def _accept(self) -> None:
-        try:
-            connection, _ = self.listener.accept()
-        except OSError:
-            return  # out of descriptors or memory, or the client has gone: the next one may fare better
-        if handoff.peer_uid(connection) not in (0, os.getuid()):
-            connection.close()
+        accepted = self.listener.accept()
+        if accepted is None:
             return
+        connection = Channel(accepted)
         try:
-            request, descriptors = handoff.receive(connection)
-        except (handoff.HandoffError, ValueError, OSError) as error:
-            self._refuse(connection, [], str(error))
+            request = connection.request()
+        except PeerError as error:
+            self._refuse(connection, str(error))
             return
         received = timeline.now()
         # A signal for the child must wait until it has shed our handlers, or it would be taken for one of ours.
@@ -114,29 +120,25 @@ class Template:
             pid = os.fork()
         except OSError as error:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-            self._refuse(connection, descriptors, str(error))
+            self._refuse(connection, str(error))
             return
         if pid == 0:
-            self._become_server(request, received, descriptors, connection)
+            self._become_server(request, received, connection)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-        for descriptor in descriptors:
-            os.close(descriptor)
+        connection.close_descriptors()
         self.servers[pid] = connection
         self.selector.register(connection, selectors.EVENT_READ, pid)
-        handoff.reply(connection, pid=pid)
+        _tell(connection, {"pid": pid})
 
-    def _refuse(self, connection: socket.socket, descriptors: list[int], reason: str) -> None:
-        handoff.reply(connection, error=reason)
+    def _refuse(self, connection: Channel, reason: str) -> None:
+        _tell(connection, {"error": reason})
         connection.close()
-        for descriptor in descriptors:
-            os.close(descriptor)
 
-    def _become_server(
-        self, request: dict[str, Any], received: float, descriptors: list[int], connection: socket.socket
-    ) -> None:
+    def _become_server(self, request: dict[str, Any], received: float, connection: Channel) -> None:
         """In the child: shed the template, take the client's place, serve, and never return."""
         code = 1
         try:
+            descriptors = [connection.take() for _ in range(4)]
             self._shed(connection)
             die_with_parent()
             for target, descriptor in enumerate(descriptors[:3]):
@@ -148,7 +150,9 @@ class Template:
             # A thawed process may live in a time namespace whose CLOCK_MONOTONIC is not its client's.
             os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
             renew_random_state()
-            code = server.run(LaunchPlan(**request["plan"]), imported=True)
+            plan = LaunchPlan(**request["plan"])
+            plan.fallbacks.extend(self.fallbacks)
+            code = server.run(plan, imported=True)
         except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and leave
             sys.stderr.write(f"coldstart: the forked server ended: {type(error).__name__}: {error}\n")
         finally:
@@ -156,14 +160,15 @@ class Template:
             sys.stderr.flush()
             os._exit(code)
 
-    def _shed(self, connection: socket.socket) -> None:
+    def _shed(self, connection: Channel) -> None:
         os.setsid()
         signal.set_wakeup_fd(-1)
         for number in _HANDLED:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         self.selector.close()
-        for held in (self.listener, connection, *filter(None, self.servers.values())):
+        self.listener.close()
+        for held in (connection, *filter(None, self.servers.values())):
             held.close()
 
     def _reap(self) -> None:
@@ -174,28 +179,38 @@ class Template:
             connection = self.servers.pop(pid, None)
             if connection is not None:
                 self.selector.unregister(connection)
-                handoff.reply(connection, exit=os.waitstatus_to_exitcode(status))
+                _tell(connection, {"exit": os.waitstatus_to_exitcode(status)})
                 connection.close()
 
     def _end_lease(self, pid: int) -> None:
-        """The client has gone, or asks by a byte: b"T" and b"K" are SIGTERM and SIGKILL, the end is SIGTERM."""
+        """The client has gone, which is SIGTERM, or asks for SIGTERM or SIGKILL."""
         connection = self.servers.get(pid)
         if connection is None:
             return  # reaped in this very round
         try:
-            word = connection.recv(1)
-        except ConnectionResetError:
-            word = b""  # it went without reading our answer
-        number = signal.SIGKILL if word == b"K" else signal.SIGTERM
-        try:
-            os.killpg(pid, number)
-        except ProcessLookupError:
-            os.kill(pid, number)  # not yet the leader of its group; until it is reaped its pid is ours
-        if not word:
+            messages = connection.receive()
+        except PeerError:
+            messages = None
+        for message in [{}] if messages is None else messages:
+            _signal(pid, signal.SIGKILL if message.get("signal") == signal.SIGKILL else signal.SIGTERM)
+        if messages is None:
             # Nobody is left to be told of the server's end.
             self.servers[pid] = None
             self.selector.unregister(connection)
             connection.close()
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        os.kill(pid, number)  # not yet the leader of its group; until it is reaped its pid is ours
+
+
+def _tell(connection: Channel, message: dict[str, Any]) -> None:
+    """A client that has gone is no error; the connection's end is what tells that its lease has ended."""
+    with suppress(OSError):
+        connection.send(message)
 
 
 def renew_random_state() -> None:
@@ -209,13 +224,16 @@ def renew_random_state() -> None:
 def main(argv: list[str]) -> None:
     """`template SOCKET LEVEL PLAN_FILE READY_FD`: build, listen, acknowledge with one byte, fork until told to stop."""
     path, level, plan_file, ready = Path(argv[0]), argv[1], Path(argv[2]), int(argv[3])
+    if reason := seams.check("start"):
+        raise SystemExit(f"coldstart: no template can be built: {reason}")
     plan = LaunchPlan.from_json(plan_file.read_text())
     gc.disable()
-    build(plan, level)
-    listener = handoff.listen(path)
+    fallbacks = build(plan, level)
+    path.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.imported()))
+    listener = Listener(path)
     os.write(ready, b"1")
     os.close(ready)
-    Template(listener).run()
+    Template(listener, fallbacks).run()
     path.unlink(missing_ok=True)
 
 

@@ -6,6 +6,8 @@ is done vLLM's ordinary way, and the reason is kept in `fallbacks`.
 
 from __future__ import annotations
 
+import gc
+import logging
 import mmap
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -13,18 +15,18 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import timeline
+from coldstart.vllm import seams
 from coldstart.vllm.engine import compiled
 from coldstart.vllm.weights import entry
 from coldstart.weights.load import report
 
-logger = init_logger("vllm.coldstart")
+logger = logging.getLogger("vllm.coldstart")
 
 WARMUP_TOKENS = 8
 LAZY_ARENA_BYTES = 1 << 20
@@ -73,13 +75,18 @@ class ColdWorker(CPUWorker):
         self.plan = LaunchPlan.current()
         self.fast_path, self.fallbacks, self.restored, self.warm = {}, [], False, False
         if type(self.model_runner) is CPUModelRunner:
-            self.model_runner.__class__ = LazyKvRunner
+            if reason := seams.check("lazy-kv"):
+                self._fall_back("kv", reason)
+            else:
+                self.model_runner.__class__ = LazyKvRunner
 
     def load_model(self, **kwargs: Any) -> None:
         entry.register()  # where vLLM was told to load other plugins only (VLLM_PLUGINS), or finds ours no more
         with timeline.measure("load weights", track="engine"):
             super().load_model(**kwargs)
-        if self.plan.compile_dir:
+        if self.plan.compile_dir and (reason := seams.check("compile")):
+            self._fall_back("compile", reason)
+        elif self.plan.compile_dir:
             with timeline.measure("restore compiled forward", track="engine"):
                 self._restore(Path(self.plan.compile_dir))
 
@@ -96,9 +103,13 @@ class ColdWorker(CPUWorker):
             )
 
     def _fall_back(self, section: str, reason: str) -> None:
-        logger.warning("coldstart: section %s not used as it is: %s", section, reason)
+        logger.warning("coldstart: %s not used as it is: %s", section, reason)
         self.fast_path[section] = False
         self.fallbacks.append({"section": section, "reason": reason})
+
+    def stand_in(self, reason: str) -> None:
+        """This worker was built by the server itself: the one that was built before is for something else."""
+        self._fall_back("worker", reason)
 
     def warm_up(self) -> None:
         """Run the restored forward once, a few tokens long: what it initialises lazily is then initialised."""
@@ -111,6 +122,12 @@ class ColdWorker(CPUWorker):
         self.warm_up()
         available: int = super().determine_available_memory()
         return available
+
+    def compile_or_warm_up_model(self) -> Any:
+        """As vLLM's, which is the last step of a start: what the server's process put off until now is done again."""
+        times = super().compile_or_warm_up_model()
+        gc.enable()
+        return times
 
     def _should_warm_up_model(self) -> bool:
         return not self.restored and super()._should_warm_up_model()

@@ -9,11 +9,11 @@ says with what it was measured, and is checked against the memory that is free b
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coldstart.artifacts.files import replacing
 from coldstart.graphs.errors import AlteredTable, Refused
 
 SCHEMA = 1
@@ -112,7 +112,6 @@ def lay(plan: KvPlan, cache_root: Path, *, free: int | None = None) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     names = ("fingerprint", "kv_cache_memory_bytes", "free_memory_baseline")
     data = {"schema": SCHEMA} | {name: getattr(plan, name) for name in names}
-    temporary = target.with_suffix(f".tmp.{os.getpid()}")
-    temporary.write_text(json.dumps(data))
-    temporary.replace(target)
+    with replacing(target, durable=False) as file:
+        file.write(json.dumps(data).encode())
     return target

@@ -34,10 +34,13 @@ class Curtain:
         self._manager._candidates = rows
 
 
-def restoring(original: Callable[..., None], source: Source, log: Log) -> Callable[..., None]:
+def restoring(original: Callable[..., None], runner: Any, source: Source, log: Log) -> Callable[..., None]:
+    """Only for this runner's own manager: those of a draft model inherit `capture` and have the same keys."""
+
     @functools.wraps(original)
     def capture(self: Any, create_forward_fn: Any, *arguments: Any, **keywords: Any) -> None:
-        if self._max_full_descs_to_capture is not None:  # memory profiling captures to throw away
+        profiling = self._max_full_descs_to_capture is not None  # captures to throw away
+        if profiling or self is not runner.cudagraph_manager:
             original(self, create_forward_fn, *arguments, **keywords)
             return
         restored, waiting = _restored_graphs(self, source, log)
@@ -87,12 +90,14 @@ def _without(descriptors: dict[Any, list[Any]], taken: set[Any]) -> Iterator[Non
         descriptors.update(saved)
 
 
-def watched_capture(original: Callable[..., None], seen: Callable[[str], None]) -> Callable[..., None]:
+def watched_capture(
+    original: Callable[..., None], runner: Any, seen: Callable[[str], None]
+) -> Callable[..., None]:
     @functools.wraps(original)
     def capture(self: Any, create_forward_fn: Any, *arguments: Any, **keywords: Any) -> None:
         def watched(descriptor: Any, *rest: Any, **more: Any) -> Any:
             forward = create_forward_fn(descriptor, *rest, **more)
-            if descriptor.cg_mode.name == "FULL":
+            if self is runner.cudagraph_manager and descriptor.cg_mode.name == "FULL":
                 seen(key_of(descriptor, "FULL"))
             return forward
 

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 from coldstart.contract.graphs import CANARY, GRAPHS_REPORT, KERNELS, KV_PLAN, PROVE, RECORD, RESTORE
 from coldstart.graphs import rounds
 from coldstart.graphs.errors import GraphError, Refused
-from coldstart.vllm.graphs import hook, kv_plan, late
+from coldstart.vllm import late, seams
+from coldstart.vllm.graphs import hook, kv_plan
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 WORKER = "vllm.v1.worker.gpu_worker"
@@ -81,7 +82,7 @@ class Later:
 def register() -> None:
     """What vLLM calls in each of its processes."""
     if KV_PLAN in os.environ:
-        late.when_imported(WORKER, functools.partial(_size_kv, os.environ[KV_PLAN]))
+        _size_kv_later(os.environ[KV_PLAN])
     if any(os.environ.get(name) for name in (RECORD, PROVE, RESTORE)):
         session = Later(_session, os.environ.get(RECORD) or os.environ.get(PROVE))
         if os.environ.get(RECORD):
@@ -90,7 +91,7 @@ def register() -> None:
 
 
 def _session() -> Session:
-    hook.known_version()
+    hook.require()
     if directory := os.environ.get(RECORD):
         from coldstart.vllm.graphs.record import Recording
 
@@ -133,6 +134,13 @@ def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
         return own() if keywords.get("profile_only") else run(self, own)
 
     return capture_model
+
+
+def _size_kv_later(text: str) -> None:
+    if reason := seams.check("kv-plan"):
+        log.warning("the KV cache is profiled as always: %s", reason)
+    else:
+        late.when_imported(WORKER, functools.partial(_size_kv, text))
 
 
 def _size_kv(text: str, module: Any) -> None:

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
-
-import numpy as np
 
 from coldstart.graphs import rounds
-from coldstart.graphs.capture import distinct
 from coldstart.graphs.cuda.backend import CudaDriver
 from coldstart.graphs.cuda.cupti import Watch
 from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.errors import GraphError, Refused
-from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, Place, Span, StoredInputs, View, finder
-from coldstart.graphs.intervals import NONE, Intervals
+from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, Place, StoredInputs, View, finder
 from coldstart.graphs.table import Region
 from coldstart.graphs.torch_framework import TorchFramework, consumes_random
-from coldstart.vllm.graphs import hook, outputs, wrapper
+from coldstart.vllm.graphs import hook, outputs
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.outputs import Like
 from coldstart.vllm.graphs.plugin import log, refuse_parallel
 from coldstart.vllm.graphs.source import key_of
 
+FULL = "FULL"
 SMALL = 1 << 20
 PADDING = (1 << 21, 1 << 26)
 
@@ -61,10 +58,9 @@ class Recording:
         torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=2_000_000)
         driver = CudaDriver(self.modules)
         self.inputs = InputLog(driver)
-        self.fed: dict[str, list[Span]] = {}
-        undo = hook.watch(lambda key: self._remember(runner, key), self.fed.__setitem__)
+        undo = hook.watch(runner, lambda key: self._remember(runner, key))
         try:
-            with patch.object(torch.cuda, "CUDAGraph", kept_class(torch.cuda.CUDAGraph)):
+            with kept_graphs():
                 result = own()
         finally:
             undo()
@@ -93,7 +89,6 @@ class Recording:
         held = Inputs(
             token_regions(runner), [r.symbol for r in framework.regions() if r.symbol.startswith("kv:")],
             inputs.static, {key: places(like, attributes) for key, like in made.items()},
-            {k: in_pool(unnamed(s, framework.regions()), pool) for k, s in self.fed.items() if k in graphs},
         )  # fmt: skip
         here = finder(framework.regions, framework.pool)
         workload = StoredInputs(driver, held, inputs.held.__getitem__, here, View(here), None)
@@ -104,22 +99,13 @@ class Recording:
 
 
 def captured_graphs(runner: Any) -> dict[str, tuple[Any, Any, Any]]:
-    """Key to (descriptor, graph, output) of every graph of either runner, those of pieces included."""
+    """Key to (descriptor, graph, output) of every full graph of either runner; pieces are left to vLLM."""
     manager = getattr(runner, "cudagraph_manager", None)
     if manager is not None:
-        return {key_of(d, d.cg_mode.name): (d, g, None) for d, g in manager.graphs.items()} | _pieces()
+        return {key_of(d, FULL): (d, g, None) for d, g in manager.graphs.items() if d.cg_mode.name == FULL}
     entries = getattr(runner.model, "concrete_cudagraph_entries", {})
     kept = {d: e for d, e in entries.items() if e.cudagraph is not None}
-    return {key_of(d, "FULL"): (d, e.cudagraph, e.output) for d, e in kept.items()} | _pieces()
-
-
-def _pieces() -> dict[str, tuple[Any, Any, Any]]:
-    return {
-        wrapper.piece_key(one, d): (d, e.cudagraph, e.output)
-        for one in wrapper.pieces()
-        for d, e in one.concrete_cudagraph_entries.items()
-        if e.cudagraph is not None
-    }
+    return {key_of(d, FULL): (d, e.cudagraph, e.output) for d, e in kept.items()}
 
 
 def vllm_framework(
@@ -143,13 +129,26 @@ def _pool(runner: Any) -> tuple[int, int]:
 
 
 def kept_class(plain: Any) -> Any:
-    """CUDAGraph with its raw graph kept after instantiation."""
+    """CUDAGraph with its raw graph kept after instantiation. Its base is pybind's, which only `__init__` reaches."""
 
     class Kept(plain):
-        def __new__(cls, keep_graph: bool = True) -> Any:
-            return super().__new__(cls, True)
+        def __init__(self, keep_graph: bool = True) -> None:
+            super().__init__(True)
 
     return Kept
+
+
+@contextmanager
+def kept_graphs() -> Iterator[None]:
+    """While vLLM captures, the class that it makes graphs of keeps them."""
+    import torch
+
+    plain = torch.cuda.CUDAGraph
+    torch.cuda.CUDAGraph = kept_class(plain)
+    try:
+        yield
+    finally:
+        torch.cuda.CUDAGraph = plain
 
 
 def input_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -187,19 +186,3 @@ def places(like: Any, attributes: dict[str, Like]) -> list[Place]:
     if like is None:
         return [(f"static:cudagraph_manager.{name}", 0, outputs.size(a)) for name, a in attributes.items()]
     return [(one["symbol"], one["offset"], outputs.size(one)) for one in outputs.leaves(like)]
-
-
-def unnamed(spans: list[Span], named: list[Region]) -> list[Span]:
-    """Those that are neither weights nor static buffers, which have names of their own."""
-    inside = Intervals(distinct(named)).inside(np.array([address for address, _ in spans], np.uint64)).region
-    return [span for span, region in zip(spans, inside.tolist(), strict=True) if region == NONE]
-
-
-def in_pool(spans: list[Span], pool: list[Region]) -> list[Place]:
-    """Those that lie in the pool, as places."""
-    return [
-        (r.symbol, address - r.base, size)
-        for address, size in spans
-        for r in pool
-        if r.base <= address < r.base + r.size
-    ]

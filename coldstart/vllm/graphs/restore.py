@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from coldstart.graphs import gate, rounds
 from coldstart.graphs.cuda.backend import CudaDriver
@@ -20,7 +19,7 @@ from coldstart.machine import timeline
 from coldstart.vllm.graphs import hook, outputs
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.plugin import log, refuse_parallel
-from coldstart.vllm.graphs.record import captured_graphs, kept_class, unnamed, vllm_framework
+from coldstart.vllm.graphs.record import captured_graphs, kept_graphs, vllm_framework
 
 
 def workload(
@@ -64,7 +63,7 @@ class Proving:
 
     def __init__(self, work: Path) -> None:
         self._work, self.extras = work, extras(work / rounds.BUNDLE)
-        self._known: dict[str, tuple[list[Span], list[Span]]] = {}
+        self._known: dict[str, list[Span]] = {}
 
     def fallbacks(self) -> dict[str, str]:
         """This process serves nobody."""
@@ -81,20 +80,16 @@ class Proving:
             return own()
 
     def _prove(self, runner: Any, own: Callable[[], Any]) -> Any:
-        import torch
 
         driver, graphs, result = CudaDriver(), dict[str, Any](), list[Any]()
         make_attributes(runner, self.extras["attributes"])
-        fed: dict[str, list[Span]] = {}
-        undo = hook.watch(lambda key: None, fed.__setitem__)
 
         def capture(key: str) -> Any:
             if not result:
-                with patch.object(torch.cuda, "CUDAGraph", kept_class(torch.cuda.CUDAGraph)):
+                with kept_graphs():
                     result.append(own())
-                undo()
                 graphs.update(captured_graphs(runner))
-                self._look(framework, graphs, fed)
+                self._look(graphs)
             if key not in graphs:
                 raise Refused(f"{key} was not captured by vLLM in this process")
             return graphs[key][1]
@@ -104,18 +99,10 @@ class Proving:
         rounds.prove(self._work, driver, framework, lambda r: workload(driver, framework, r, view))
         return result[0] if result else own()
 
-    def _look(
-        self,
-        framework: TorchFramework,
-        graphs: Mapping[str, tuple[Any, Any, Any]],
-        fed: Mapping[str, list[Span]],
-    ) -> None:
-        """Where the graphs that were captured here have their outputs and what they are fed."""
-        inputs, named = Inputs.of(read_manifest(self._work / rounds.BUNDLE)["report"]), framework.regions()
-        for key, (_, _, output) in graphs.items():
-            found, mine = outputs.spans(output), unnamed(fed.get(key, []), named)
-            if found is not None and [n for _, n in mine] == [n for *_, n in inputs.fed.get(key, [])]:
-                self._known[key] = (found, mine)
+    def _look(self, graphs: Mapping[str, tuple[Any, Any, Any]]) -> None:
+        """Where the graphs that were captured here have their outputs."""
+        found = {key: outputs.spans(output) for key, (_, _, output) in graphs.items()}
+        self._known.update({key: spans for key, spans in found.items() if spans is not None})
 
 
 class Restoring:
@@ -135,7 +122,7 @@ class Restoring:
         try:
             refuse_parallel(runner)
             online = self._begin(runner)
-            undo = hook.install(self, log.warning)
+            undo = hook.install(runner, self, log.warning)
         except GraphError as error:
             log.warning("CUDA graphs are captured as always: %s", error)
             self._declined["*"] = str(error)

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from coldstart.graphs.errors import GraphError
 
 Log = Callable[[str], None]
-Span = tuple[int, int]
 
 
 class Source(Protocol):

@@ -7,11 +7,12 @@ be gone (the host evicted it) makes the request ready to compute again instead o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import Request
 
-from coldstart.vllm.scheduling.pinning import PinnedLru
+if TYPE_CHECKING:
+    from coldstart.vllm.scheduling.pinning import PinnedLru
 
 
 class HostKv:
@@ -75,6 +76,11 @@ class HostKv:
 
 def _pins(connector: Any) -> PinnedLru | None:
     """The host cache's policy, where it is ours."""
+    if connector is None:
+        return None
+    # Without a connector this vLLM need not have what the policy stands on.
+    from coldstart.vllm.scheduling.pinning import PinnedLru
+
     manager = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
     policy = getattr(manager, "_policy", None)
     return policy if isinstance(policy, PinnedLru) else None

@@ -18,7 +18,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from coldstart.scheduling import Job, SchedulerSettings, SkipJoinMlfq, make_policy
 from coldstart.scheduling.placement import Enst, Placement
-from coldstart.vllm.scheduling import compat
+from coldstart.vllm.scheduling import settle
 from coldstart.vllm.scheduling.counters import Counters, Exporter
 from coldstart.vllm.scheduling.events import Events
 from coldstart.vllm.scheduling.host import HostKv
@@ -40,7 +40,7 @@ class PolicyScheduler(AsyncScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        compat.check(AsyncScheduler.__mro__[1], Request, self.vllm_config)
+        settle.require(self.vllm_config)
         self.settings = SchedulerSettings.read(self.vllm_config.additional_config)
         self.profile = self.settings.iteration_profile()
         self.ranking = make_policy(self.settings.policy, self.profile, self.settings)

@@ -6,6 +6,7 @@ pipeline rank needs are asked for; a tensor-parallel slice of a view touches onl
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -15,7 +16,6 @@ from typing import Any
 import torch
 from vllm.config import LoadConfig, ModelConfig
 from vllm.config.utils import replace
-from vllm.logger import init_logger
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
@@ -29,7 +29,7 @@ from coldstart.weights.load.ladder import Exhausted, Rung, climb_down
 from coldstart.weights.load.sources import Files, Lost, Region, Source
 from coldstart.weights.load.tensors import Tensor, Unreadable
 
-logger = init_logger("vllm.coldstart.loader")
+logger = logging.getLogger("vllm.coldstart.loader")
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,

@@ -8,24 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from coldstart.weights import checkpoint
+from coldstart.weights.checkpoint import Tensor
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One tensor of a checkpoint: `size` bytes at `offset` of `file`; `dtype` as safetensors spells it.
-
-    `digest` (sha256:...) is empty where the plan was read from the file itself.
-    """
-
-    name: str
-    file: str
-    offset: int
-    size: int
-    dtype: str
-    shape: tuple[int, ...]
-    digest: str = ""
+__all__ = ["Tensor", "Unreadable", "natural", "only", "ordered"]
 
 
 class Unreadable(ValueError):
@@ -38,15 +26,12 @@ def ordered(plan: Mapping[str, Any]) -> list[Tensor]:
     Raises Unreadable for files without tensors (not safetensors) and for a name that two files hold.
     """
     try:
-        files = sorted(plan["files"], key=lambda file: natural(file["name"]))
-        found = [_tensor(file["name"], entry) for file in files for entry in file["tensors"]]
-    except (KeyError, TypeError) as error:
-        raise Unreadable(f"the plan lacks {error}") from error
-    if bare := [file["name"] for file in files if not file["tensors"]]:
+        files = sorted(checkpoint.parse(plan).files, key=lambda file: natural(file.name))
+    except checkpoint.Malformed as error:
+        raise Unreadable(str(error)) from error
+    if bare := [file.name for file in files if not file.tensors]:
         raise Unreadable(f"{bare[0]} holds no safetensors")
-    if len({tensor.name for tensor in found}) < len(found):
-        raise Unreadable("two files hold a tensor of the same name")
-    return found
+    return [tensor for file in files for tensor in file.tensors]
 
 
 def natural(name: str) -> list[str | int]:
@@ -58,8 +43,3 @@ def only(tensors: list[Tensor], names: Collection[str]) -> list[Tensor]:
     """Those tensors whose name is among `names`, in their order."""
     wanted = set(names)
     return [tensor for tensor in tensors if tensor.name in wanted]
-
-
-def _tensor(file: str, entry: Mapping[str, Any]) -> Tensor:
-    place = entry["name"], file, entry["offset"], entry["size"]
-    return Tensor(*place, entry["dtype"], tuple(entry["shape"]), entry.get("digest", ""))

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coldstart.artifacts.store import Store
+from coldstart.artifacts.bundle import Trust
 from coldstart.errors import Failed, Usage
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
-from coldstart.machine import paths
+from coldstart.machine.paths import Cache
 from coldstart.model.models import weight_files
-from coldstart.serve import fetch
 from coldstart.weights import plan as weights
 from coldstart.weights.prefetch import client, configuration, sources
 
@@ -30,29 +29,30 @@ class Wanted:
     model: str
     source: str
     plan: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
 
 
 def resolve(
     model: str,
     vllm_args: Sequence[str] = (),
     *,
+    cache: Cache,
     weights_from: str | None = None,
     offline: bool = False,
-    cache_dir: Path | None = None,
+    accepts: Trust | None = None,
 ) -> Wanted:
     """Look the model up as `serve` does. Its weights come from `weights_from`, else its directory, else the hub.
 
     Raises what inspection.look_up raises, NoBundle when neither a bundle nor local files say what the weights are.
     """
-    store = Store(paths.store_dir(cache_dir))
-    found = inspection.look_up(store, model, vllm_args, offline=offline, cache_dir=cache_dir)
+    found = inspection.look_up(model, vllm_args, cache=cache, offline=offline, accepts=accepts)
     source = weights_from or _own_source(found)
-    return Wanted(found.model.name, source, _plan(fetch.without_weights(found), source))
+    return Wanted(found.model.name, source, _plan(found.without_weights(), source), found.notes)
 
 
 def _own_source(found: Lookup) -> str:
     model = found.model
-    if model.path is not None and weight_files(model.path):
+    if model.weight_files:
         return str(model.path)
     if model.repo_id is not None:
         return f"hf://{model.repo_id}" + (f"@{model.revision}" if model.revision else "")

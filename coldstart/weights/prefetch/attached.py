@@ -15,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from coldstart.weights.prefetch import layout, wire
+from coldstart.machine.ipc import Channel, sealed
+from coldstart.weights.prefetch import layout
 from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost, PrefetchRefused
 from coldstart.weights.prefetch.mapping import Files
 from coldstart.weights.prefetch.ranges import Ranges
@@ -28,7 +29,7 @@ ANSWER_S = 30.0
 class Attached:
     """A lease on the weights of one plan. A context manager; safe to use from several threads."""
 
-    def __init__(self, channel: wire.Channel, made: layout.Layout, wanted: list[Ranges], source: str) -> None:
+    def __init__(self, channel: Channel, made: layout.Layout, wanted: list[Ranges], source: str) -> None:
         self._channel, self._layout, self._wanted = channel, made, wanted
         self._ready = [Ranges() for _ in made.files]
         self._wanting = wanted
@@ -105,7 +106,7 @@ class Attached:
         """
         with self._asking:
             try:
-                self._channel.socket.sendall(wire.encode({"op": "stats"}))
+                self._channel.send({"op": "stats"})
             except OSError as error:
                 raise PrefetchLost("The prefetcher has ended.") from error
             return dict(self._take("stats")["stats"])
@@ -189,11 +190,11 @@ def names_part(names: Collection[str] | None) -> bytes:
     return json.dumps(None if names is None else list(names)).encode()
 
 
-def send(channel: wire.Channel, message: dict[str, Any], *parts: bytes) -> None:
+def send(channel: Channel, message: dict[str, Any], *parts: bytes) -> None:
     """Send a message with its body. Raises PrefetchLost."""
-    descriptor = wire.sealed(*parts)
+    descriptor = sealed(*parts)
     try:
-        socket.send_fds(channel.socket, [wire.encode(message)], [descriptor])
+        channel.send(message, (descriptor,))
     except OSError as error:
         raise PrefetchLost("The prefetcher has ended.") from error
     finally:

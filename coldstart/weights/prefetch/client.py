@@ -13,8 +13,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from coldstart.machine.ipc import Channel
 from coldstart.machine.timeline import EVENTS_VARIABLE
-from coldstart.weights.prefetch import layout, spawning, wire
+from coldstart.weights.prefetch import layout, spawning
 from coldstart.weights.prefetch.attached import ANSWER_S, Attached, names_part, send
 from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost, PrefetchRefused
 from coldstart.weights.prefetch.sources import normal
@@ -90,10 +91,10 @@ def request(operation: str, *, directory: Path | None = None) -> dict[str, Any]:
 
     Raises PrefetchLost when none runs.
     """
-    channel = wire.Channel(spawning.connection(directory, start=False))
+    channel = Channel(spawning.connection(directory, start=False))
     try:
-        channel.socket.sendall(wire.encode({"op": operation}))
-        answers = list(wire.replies(channel)) if operation == "stop" else [next(wire.replies(channel), {})]
+        channel.send({"op": operation})
+        answers = list(channel.replies()) if operation == "stop" else [next(channel.replies(), {})]
     except OSError as error:
         raise PrefetchLost("The prefetcher has ended.") from error
     finally:
@@ -111,12 +112,12 @@ def _ask(
     *,
     start: bool,
     **more: Any,
-) -> wire.Channel:
+) -> Channel:
     environment = {key: value for key, value in os.environ.items() if key.startswith(_HANDED_ON)}
     message = {"op": "attach", "source": normal(source), "environment": environment, **more}
     message["events"] = os.environ.get(EVENTS_VARIABLE)
     text = json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
-    channel = wire.Channel(spawning.connection(directory, start=start))
+    channel = Channel(spawning.connection(directory, start=start))
     try:
         send(channel, message, names_part(names), text)
     except BaseException:
@@ -128,7 +129,7 @@ def _ask(
 class Early:
     """The lease of whoever asked first."""
 
-    def __init__(self, channel: wire.Channel) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
     def close(self) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 from typing import Any
 
+from coldstart.machine.ipc import Channel, encode, send_some
 from coldstart.weights.prefetch.model import Model
 from coldstart.weights.prefetch.schedule import Entry, Lease, State
-from coldstart.weights.prefetch.wire import Channel, encode
 
 # A client that does not read what it asked for is let go before it takes the daemon's memory.
 _MAX_UNSENT = 16 << 20
@@ -46,11 +45,8 @@ class Client:
         """Send what the socket takes now."""
         try:
             while self._unsent:
-                ancillary = []
-                if self._descriptor is not None:
-                    rights = array.array("i", [self._descriptor])
-                    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
-                sent = self.channel.socket.sendmsg([self._unsent], ancillary)
+                beside = () if self._descriptor is None else (self._descriptor,)
+                sent = send_some(self.channel.socket, self._unsent, beside)
                 del self._unsent[:sent]
                 self._close_descriptor()
         except BlockingIOError:

@@ -6,7 +6,6 @@ lock being held is a dead one's, and is replaced. Whoever comes second hands its
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
@@ -14,8 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from coldstart.serve import handoff
-from coldstart.weights.prefetch import configuration, wire
+from coldstart.artifacts import files
+from coldstart.machine import ipc, peers
+from coldstart.weights.prefetch import configuration, spawning
 from coldstart.weights.prefetch.service import Service
 
 _HANDING_OVER_S = 10.0
@@ -24,36 +24,27 @@ _HANDING_OVER_S = 10.0
 def main(directory: Path, descriptor: int) -> None:
     """Serve until stopped or idle; `descriptor` is the connection of the client that started this process."""
     client = socket.socket(fileno=descriptor)
-    path = wire.place(directory)
-    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    path = spawning.place(directory)
     deadline = time.monotonic() + _HANDING_OVER_S
-    while not _locked(lock):
+    while files.try_lock(path.with_suffix(".lock")) is None:  # held until this process ends
         if _handed_over(path, client) or time.monotonic() > deadline:
             return
         time.sleep(0.01)
     _serve(path, client)
 
 
-def _locked(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _handed_over(path: Path, client: socket.socket) -> bool:
     try:
-        with handoff.connect(path) as connection:
-            connection.settimeout(handoff.PATIENCE_S)
-            socket.send_fds(connection, [wire.encode({"op": "adopt"})], [client.fileno()])
-            return any(message.get("adopted") for message in wire.replies(wire.Channel(connection)))
-    except (handoff.HandoffError, OSError):
+        with ipc.Channel(peers.connect(path)) as connection:
+            connection.socket.settimeout(ipc.PATIENCE_S)
+            connection.send({"op": "adopt"}, (client.fileno(),))
+            return any(message.get("adopted") for message in connection.replies())
+    except (peers.PeerError, OSError):
         return False
 
 
 def _serve(path: Path, client: socket.socket) -> None:
-    listener = handoff.listen(path)
+    listener = peers.Listener(path)
     try:
         service = Service(listener, configuration.from_environment())
         signal.signal(signal.SIGTERM, lambda *_: service.stop())

@@ -1,33 +1,40 @@
-"""Byte ranges over HTTP(S), one kept-alive connection per host, read straight into the caller's memory.
+"""Byte ranges over HTTP(S), read straight into the caller's memory.
 
 RFC 9110, section 14: a server that serves ranges answers 206 with the Content-Range that was asked for. Anything else is
-not taken for weights. Credentials go to the origin that they were given for, never along a redirect to another.
+not taken for weights. Credentials go to the origin that they were given for, never along a redirect and never in the open.
 """
 
 from __future__ import annotations
 
 import base64
-import http.client
 from collections.abc import Callable, Mapping
-from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
-from coldstart.weights.prefetch.sources import Count, Unavailable, Unusable, shown
+from coldstart.artifacts.net import http, origin
+from coldstart.artifacts.net.http import Answer, Client, Forbidden, Secret, Unreachable
+from coldstart.weights.prefetch.sources import Count, TooSlow, Unavailable, Unusable, shown
 
 TOKEN_VARIABLE = "COLDSTART_PREFETCH_TOKEN"
-TIMEOUT_S = 30.0
-_SLICE = 1 << 20
+_SLICE = 256 << 10
 _MAX_REDIRECTS = 5
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 
 
 def headers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The Authorization header: from user:password@ in the address, else the bearer token of the environment."""
+    """The Authorization header: from user:password@ in the address, else the bearer token of the environment.
+
+    The token is meant for whatever source it fits, so it is left away where it would go over plain HTTP; a password in the
+    address is meant for just that one. Raises Unusable then.
+    """
     parts = urlsplit(address)
+    safe = origin.of(address).may_hear_secrets
     if parts.username:
+        if not safe:
+            raise Unusable(f"{shown(address)} would be told a password without TLS: write https://")
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         return {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
     token = environment.get(TOKEN_VARIABLE)
-    return {"Authorization": f"Bearer {token}"} if token else {}
+    return {"Authorization": f"Bearer {token}"} if token and safe else {}
 
 
 class HttpSource:
@@ -36,100 +43,93 @@ class HttpSource:
     def __init__(
         self, base: str, given: Mapping[str, str], locate: Callable[[str], str] | None = None
     ) -> None:
-        # A query (a signed address) belongs behind the file's name.
+        # A query (a signed address) belongs behind the file's name; a login does not belong into any request's address.
         path, mark, query = base.partition("?")
         self._locate = locate or (lambda name: f"{path.rstrip('/')}/{quote(name)}{mark}{query}")
         self._headers = dict(given)
         self._moved: dict[str, str] = {}
-        self._connections: dict[tuple[str, str], http.client.HTTPConnection] = {}
+        self._versions: dict[str, str] = {}
+        self._client = Client()
 
     def read(self, name: str, size: int, start: int, into: memoryview, count: Count) -> int:
         """As Source."""
         try:
-            response = self._range(name, size, start, start + len(into))
-            return _fill(response, into, count)
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise Unavailable(f"{shown(self._locate(name))}: {error or type(error).__name__}") from error
+            with self._range(name, size, start, start + len(into)) as answer:
+                self._versions[name] = answer.headers.get("ETag", "")
+                return _fill(answer, into, count)
+        except http.Slow as error:
+            raise TooSlow(f"{shown(self._locate(name))}: {error}") from error
+        except Unreachable as error:
+            raise Unavailable(f"{shown(self._locate(name))}: {error}") from error
+        except Forbidden as error:
+            raise Unusable(str(error)) from error
+
+    def version(self, name: str) -> str:
+        """As Source: the ETag."""
+        return self._versions.get(name, "")
 
     def close(self) -> None:
         """As Source."""
-        while self._connections:
-            self._connections.popitem()[1].close()
+        self._client.close()
 
-    def _range(self, name: str, size: int, start: int, end: int) -> http.client.HTTPResponse:
-        origin = self._locate(name)
-        url = self._moved.get(name, origin)
+    def _range(self, name: str, size: int, start: int, end: int) -> Answer:
+        first = self._locate(name)
+        url = self._moved.get(name, first)
+        wanted = {"Range": f"bytes={start}-{end - 1}"}
+        secret = Secret(origin.of(first), self._headers) if self._headers else None
         for _ in range(_MAX_REDIRECTS):
-            response = self._get(url, origin, start, end)
-            if response.status == 206:
-                _check(response, shown(url), size, start, end)
-                return response
-            self.close()  # its body is not wanted
-            url = self._elsewhere(response, name, url, origin)
+            answer = self._client.ask("GET", url, headers=wanted, secret=secret, redirects=False)
+            if answer.status == 206:
+                _check(answer, shown(url), size, start, end)
+                return answer
+            answer.close()  # its body is not wanted
+            url = self._elsewhere(answer, name, url, first)
             self._moved[name] = url
-        raise Unusable(f"{shown(origin)} redirects without an end")
+        raise Unusable(f"{shown(first)} redirects without an end")
 
-    def _elsewhere(self, response: http.client.HTTPResponse, name: str, url: str, origin: str) -> str:
-        status, location = response.status, response.getheader("Location")
-        if status in (301, 302, 303, 307, 308) and location:
-            target = urljoin(url, location)
-            if urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https":
-                raise Unusable(f"{shown(url)} redirects to an address without TLS")
-            return target
+    def _elsewhere(self, answer: Answer, name: str, url: str, first: str) -> str:
+        status, location = answer.status, answer.headers.get("Location")
+        if status in http.REDIRECTS and location:
+            return http.redirected(url, location)
         # A redirect to a signed address holds for a time only: ask its origin again.
         if self._moved.pop(name, None) is not None or status in _PASSING:
-            raise Unavailable(f"{shown(origin)} answers {status}")
+            raise Unavailable(f"{shown(first)} answers {status}")
         if status == 200:
-            raise Unusable(f"{shown(origin)} does not serve byte ranges (it answers 200 to a range request)")
-        raise Unusable(f"{shown(origin)} answers {status} {response.reason}")
-
-    def _get(self, url: str, origin: str, start: int, end: int) -> http.client.HTTPResponse:
-        parts = urlsplit(url)
-        own = {"Range": f"bytes={start}-{end - 1}"}
-        if (parts.scheme, parts.netloc) == urlsplit(origin)[:2]:
-            own |= self._headers
-        connection = self._connection(parts.scheme, parts.netloc.rpartition("@")[2])
-        connection.request(
-            "GET", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""), headers=own
-        )
-        return connection.getresponse()
-
-    def _connection(self, scheme: str, host: str) -> http.client.HTTPConnection:
-        known = self._connections.get((scheme, host))
-        if known is None:
-            if scheme not in ("http", "https"):
-                raise Unusable(f"a redirect to {scheme}://{host}")
-            kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
-            known = self._connections[scheme, host] = kind(host, timeout=TIMEOUT_S)
-        return known
+            raise Unusable(f"{shown(first)} does not serve byte ranges (it answers 200 to a range request)")
+        unsent = not self._headers and not origin.of(first).may_hear_secrets
+        hint = f"; over plain HTTP no {TOKEN_VARIABLE} is sent" if unsent and status in (401, 403) else ""
+        raise Unusable(f"{shown(first)} answers {status} {answer.reason}{hint}")
 
 
-def _fill(response: http.client.HTTPResponse, into: memoryview, count: Count) -> int:
+def _fill(answer: Answer, into: memoryview, count: Count) -> int:
     filled = 0
     try:
         while filled < len(into):
-            got = response.readinto(into[filled : filled + _SLICE])
+            got = answer.readinto(into[filled : filled + _SLICE])
             if not got:
                 break
             filled += got
             count(got)
-    except (OSError, http.client.HTTPException):
+    except http.Slow:
+        raise
+    except Unreachable:
         if not filled:
             raise
     if not filled:
-        raise http.client.IncompleteRead(b"", len(into))
-    if filled < len(into):
-        response.close()
+        raise Unreachable("the answer ends before its first byte")
     return filled
 
 
-def _check(response: http.client.HTTPResponse, url: str, size: int, start: int, end: int) -> None:
-    unit, _, rest = (response.getheader("Content-Range") or "").partition(" ")
+def _check(answer: Answer, url: str, size: int, start: int, end: int) -> None:
+    unit, _, rest = answer.headers.get("Content-Range", "").partition(" ")
     span, _, total = rest.partition("/")
+    wrong = ""
     if unit != "bytes" or span != f"{start}-{end - 1}":
-        raise Unusable(f"{url} answers with {unit} {rest!r} where bytes {start}-{end - 1} were asked for")
-    if total not in ("*", str(size)):
-        raise Unusable(f"{url} has {total} bytes, the weights plan says {size}")
-    if response.getheader("Content-Encoding", "identity") != "identity":
-        raise Unusable(f"{url} is sent encoded")
+        wrong = f"answers with {unit[:40]} {rest[:80]!r} where bytes {start}-{end - 1} were asked for"
+    elif total not in ("*", str(size)):
+        wrong = f"has {total[:40]} bytes, the weights plan says {size}"
+    elif answer.headers.get("Content-Encoding", "identity") != "identity":
+        wrong = "is sent encoded"
+    if wrong:
+        answer.close()
+        raise Unusable(f"{url} {wrong}")

@@ -32,6 +32,7 @@ class Model:
         self.leases = 0
         self.generation = 0  # of credentials
         self.flying = 0  # units that streams are working on
+        self.rested = monotonic()  # since when none is
         self.taken = self.evicted = self._given_up = False
         self.reported: set[str] = set()  # timelines that have its span already
         self.used = monotonic()

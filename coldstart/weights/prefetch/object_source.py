@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from coldstart.artifacts.net import origin
 from coldstart.weights.prefetch.http_source import HttpSource
 from coldstart.weights.prefetch.sources import Count, Source, Unavailable, Unusable
 
 # The standard variables' values are given on: this process has another environment than its clients.
 _PREFIX = "AWS_"
+_HUB = "https://huggingface.co"
 
 
 class ObjectSource:
@@ -46,6 +48,10 @@ class ObjectSource:
         into[:] = data
         return len(data)
 
+    def version(self, name: str) -> str:
+        """As Source: obstore does not say it for ranges."""
+        return ""
+
     def close(self) -> None:
         """As Source; the store closes its connections itself."""
 
@@ -62,6 +68,6 @@ def hub_source(address: str, environment: Mapping[str, str]) -> Source:
     endpoint = environment.get("HF_ENDPOINT")
     return HttpSource(
         address,
-        given,
+        given if origin.of(endpoint or _HUB).may_hear_secrets else {},
         lambda name: hf_hub_url(repository, name, revision=revision or None, endpoint=endpoint),
     )

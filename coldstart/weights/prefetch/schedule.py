@@ -189,12 +189,23 @@ class Lease:
         return bool(queue)
 
 
-def pick(leases: Iterable[Lease], available: Callable[[Lease], bool]) -> tuple[Lease, Entry] | None:
-    """The next unit to fetch, None when there is nothing to do now. `available` leaves out who must wait."""
+def _each(_: Lease) -> bool:
+    return True
+
+
+def pick(
+    leases: Iterable[Lease],
+    available: Callable[[Lease], bool],
+    counts: Callable[[Lease], bool] = _each,
+) -> tuple[Lease, Entry] | None:
+    """The next unit to fetch, None when there is nothing to do now.
+
+    `available` leaves out who must wait, `counts` whose foreground keeps nobody's background waiting.
+    """
     leases = list(leases)
     queues = [(lease, lease.foreground) for lease in leases]
-    if not any(lease.unfinished() for lease in leases):
-        queues = [(lease, lease.background) for lease in leases if lease.unfinished(background=True)]
+    if not any(lease.unfinished() for lease in leases if counts(lease)):
+        queues += [(lease, lease.background) for lease in leases if lease.unfinished(background=True)]
     for lease, queue in queues:
         if not available(lease):
             continue

@@ -10,13 +10,13 @@ import json
 import os
 import selectors
 import socket
-import struct
 from collections import deque
 from time import monotonic
 from typing import Any
 
-from coldstart.machine import timeline
-from coldstart.weights.prefetch import configuration, sources, wire
+from coldstart.machine import ipc, timeline
+from coldstart.machine.peers import Listener, trusted
+from coldstart.weights.prefetch import configuration, sources
 from coldstart.weights.prefetch.clients import Client
 from coldstart.weights.prefetch.errors import PrefetchRefused
 from coldstart.weights.prefetch.memory import Memory
@@ -25,11 +25,15 @@ from coldstart.weights.prefetch.schedule import Entry, Lease, pick
 from coldstart.weights.prefetch.sources import Unavailable, Unusable
 from coldstart.weights.prefetch.streams import Job, Streams, WrongBytes
 
+# A model none of whose units is under way gets a stream after so long, however many there are; up to so many in all.
+STARVED_S, MAX_JOBS = 0.4, 64
+_RECONSIDER_S = 0.1
+
 
 class Service:
     """Serves until stopped, or until nobody was connected for `settings.idle_s`."""
 
-    def __init__(self, listener: socket.socket, settings: configuration.Settings) -> None:
+    def __init__(self, listener: Listener, settings: configuration.Settings) -> None:
         self.settings, self.stopping = settings, False
         self.memory = Memory(settings)
         self.clients: dict[Client, None] = {}
@@ -38,7 +42,6 @@ class Service:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._quiet_since = monotonic()
         self._listener = listener
-        listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
@@ -60,13 +63,7 @@ class Service:
 
     def adopt(self, connection: socket.socket) -> None:
         """Take a connection as if it had been accepted. Other users' are closed."""
-        try:
-            size = struct.calcsize("3i")
-            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        except OSError:
-            connection.close()
-            return
-        if struct.unpack("3i", peer)[1] != os.getuid():
+        if not trusted(connection):
             connection.close()
             return
         client = Client(connection)
@@ -74,15 +71,15 @@ class Service:
         self._selector.register(client.channel, selectors.EVENT_READ, lambda: self._heard(client))
 
     def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:  # it left already, or no descriptor is free: the others go on
-            return
-        self.adopt(connection)
+        connection = self._listener.accept()
+        if connection is not None:
+            self.adopt(connection)
 
     def _patience(self) -> float | None:
         now = monotonic()
         moments = [m.retry_at - now for m in self.memory.models.values() if m.retry_at > now]
+        if self._streams.jobs and any(lease_waits(client) for client in self.clients):
+            moments.append(_RECONSIDER_S)
         if not self.clients:
             moments.append(self._quiet_since + self.settings.idle_s - now)
         return max(0.0, min(moments)) if moments else None
@@ -98,7 +95,7 @@ class Service:
                 client.gone = True
             for message in messages or ():
                 self._answer(client, message)
-        except (wire.Malformed, PrefetchRefused) as error:
+        except (ipc.Malformed, PrefetchRefused) as error:
             client.say({"refused": str(error)})
             client.gone = True
 
@@ -118,7 +115,7 @@ class Service:
         elif operation == "adopt":
             self._take_over(client)
         else:
-            raise wire.Malformed(f"no such operation: {str(operation)[:40]!r}")
+            raise ipc.Malformed(f"no such operation: {str(operation)[:40]!r}")
 
     def _take_over(self, client: Client) -> None:
         """Another prefetcher lost the race for the lock, and hands on the client that it was started for."""
@@ -127,14 +124,14 @@ class Service:
             self.adopt(socket.socket(fileno=descriptor))
         except OSError as error:
             os.close(descriptor)
-            raise wire.Malformed("a descriptor that is no socket") from error
+            raise ipc.Malformed("a descriptor that is no socket") from error
         client.say({"adopted": True})
 
     def _attach(self, client: Client, message: dict[str, Any]) -> None:
-        names, plan = wire.body(client.channel.take())
+        names, plan = ipc.body(client.channel.take())
         source, environment = message.get("source"), message.get("environment", {})
         if client.model is not None or not isinstance(source, str) or not isinstance(environment, dict):
-            raise wire.Malformed("a malformed attach")
+            raise ipc.Malformed("a malformed attach")
         wanted_names = _names(names)
         model = self.memory.find(source, plan, {str(k): str(v) for k, v in environment.items()})
         client.model, client.lease = model, Lease(model.board)
@@ -149,9 +146,9 @@ class Service:
         client.say({"attached": model.key, "ready": known}, region)
 
     def _want(self, client: Client, message: dict[str, Any]) -> None:
-        names, _ = wire.body(client.channel.take())
+        names, _ = ipc.body(client.channel.take())
         if client.model is None:
-            raise wire.Malformed("a want before an attach")
+            raise ipc.Malformed("a want before an attach")
         try:
             self._enlist(client, _names(names), bool(message.get("background")))
         except PrefetchRefused as error:
@@ -164,6 +161,8 @@ class Service:
         wanted = client.model.layout.wanted(names)
         entries = self.memory.want(client.model, wanted)
         client.lease.add(entries, background=background)
+        if not client.model.flying:
+            client.model.rested = monotonic()
 
     # What streams report.
 
@@ -179,9 +178,10 @@ class Service:
 
     def _settle(self, job: Job) -> None:
         assert isinstance(job.model, Model)
-        self._streams.busy -= 1
+        self._streams.jobs.discard(job)
         model, entry, error = job.model, job.entry, job.error
         model.flying -= 1
+        model.rested = monotonic()
         if error is None:
             model.arrived()
             model.board.publish(entry)
@@ -220,22 +220,28 @@ class Service:
     # What follows from it.
 
     def _dispatch(self) -> None:
-        owners = {client.lease: client for client in self.clients if client.lease is not None}
+        owners = {client.lease: client.model for client in self.clients if client.lease and client.model}
         now = monotonic()
+        slow = {job.model.key for job in self._streams.jobs if job.slow}
 
         def available(lease: Lease) -> bool:
-            model = owners[lease].model
-            return model is not None and model.retry_at <= now
+            model = owners[lease]
+            # A slow source gets one stream until it is a fast one.
+            most = 1 if model.key in slow else self.settings.streams
+            return model.retry_at <= now and model.flying < most
 
-        while self._streams.busy < self.settings.streams:
-            chosen = pick(owners, available)
+        def starved(lease: Lease) -> bool:
+            model = owners[lease]
+            return available(lease) and not model.flying and now - model.rested >= STARVED_S
+
+        while len(self._streams.jobs) < MAX_JOBS:
+            full = self._streams.lively(now) >= self.settings.streams
+            chosen = pick(owners, starved if full else available, lambda lease: owners[lease].key not in slow)
             if chosen is None:
                 return
             lease, entry = chosen
-            model = owners[lease].model
-            assert model is not None
-            model.start(entry)
-            self._streams.submit(Job(model, entry, model.generation))
+            owners[lease].start(entry)
+            self._streams.submit(Job(owners[lease], entry, owners[lease].generation))
 
     def _look_after(self) -> None:
         for client in list(self.clients):
@@ -295,13 +301,20 @@ class Service:
         }
 
 
+def lease_waits(client: Client) -> bool:
+    """Whether it wants anything that is not there."""
+    return client.lease is not None and (
+        client.lease.unfinished() or client.lease.unfinished(background=True)
+    )
+
+
 def _names(text: bytes) -> list[str] | None:
     try:
         names = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise wire.Malformed(f"names that are no JSON: {error}") from error
+        raise ipc.Malformed(f"names that are no JSON: {error}") from error
     if names is not None and (
         not isinstance(names, list) or not all(isinstance(name, str) for name in names)
     ):
-        raise wire.Malformed("names are a list of strings, or null")
+        raise ipc.Malformed("names are a list of strings, or null")
     return names

@@ -11,12 +11,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from coldstart.artifacts.net.origin import without_secrets
+
 Count = Callable[[int], None]
 SCHEMES = ("http", "https", "s3", "hf")
 
 
 class Unavailable(Exception):
     """It does not answer, or broke off; it may come back."""
+
+
+class TooSlow(Unavailable):
+    """It answers slower than the floor: not asked again at once."""
+
+
+class Changed(Unavailable):
+    """Another file than a moment ago: what came before belongs to the old one."""
 
 
 class Unusable(Exception):
@@ -31,6 +41,10 @@ class Source(Protocol):
 
         Calls `count` with every number of bytes received. Raises Unavailable when none came, and Unusable.
         """
+
+    def version(self, name: str) -> str:
+        """What the source called the file's content when it was last read from, "" where it says nothing."""
+        ...
 
     def close(self) -> None:
         """Close its connections."""
@@ -47,12 +61,8 @@ def normal(address: str) -> str:
 
 
 def shown(address: str) -> str:
-    """The address without a password."""
-    scheme, _, rest = address.partition("://")
-    authority, slash, path = rest.partition("/")
-    return (
-        f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}" if scheme in ("http", "https") else address
-    )
+    """The address without a login and without its query, which may be a signature."""
+    return address if is_local(address) else without_secrets(address)
 
 
 def open_source(address: str, environment: Mapping[str, str]) -> Source:
@@ -93,6 +103,10 @@ class LocalSource:
             raise Unusable(f"{self.directory / name} has become shorter")
         count(got)
         return got
+
+    def version(self, name: str) -> str:
+        """As Source: a file that is open stays what it is."""
+        return ""
 
     def _descriptor(self, name: str, size: int) -> int:
         if name not in self._open:

@@ -14,12 +14,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from coldstart.errors import ColdstartError
-from coldstart.serve import handoff
+from coldstart.machine import paths, peers
 from coldstart.weights.prefetch.errors import PrefetchError, PrefetchLost
-from coldstart.weights.prefetch.wire import place
 
 # The shell ends at once: the prefetcher is nobody's child here, and leaves no zombie in a client that lives long.
 _DETACH = '"$@" &'
+
+
+def place(directory: Path | None) -> Path:
+    """Where the socket lies."""
+    return (directory or paths.runtime_dir()) / "prefetch.socket"
 
 
 def connection(directory: Path | None, *, start: bool) -> socket.socket:
@@ -29,8 +33,8 @@ def connection(directory: Path | None, *, start: bool) -> socket.socket:
     except (ColdstartError, OSError) as error:
         raise PrefetchError(f"There is no place for the prefetcher's socket: {error}") from error
     try:
-        return handoff.connect(path)
-    except handoff.HandoffError as error:
+        return peers.connect(path)
+    except peers.PeerError as error:
         if not start:
             raise PrefetchLost("No prefetcher runs.") from error
     return spawn(path.parent)

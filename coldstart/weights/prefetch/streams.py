@@ -9,19 +9,25 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
+from time import monotonic
 from typing import Protocol
 
-from coldstart.weights.prefetch.layout import Layout, Tensor
+from coldstart.artifacts.net import pace
+from coldstart.weights.checkpoint import Tensor
+from coldstart.weights.prefetch.layout import Layout
 from coldstart.weights.prefetch.ranges import Range
 from coldstart.weights.prefetch.region import Region
 from coldstart.weights.prefetch.schedule import Entry
-from coldstart.weights.prefetch.sources import Source, Unavailable, open_source
+from coldstart.weights.prefetch.sources import Changed, Source, TooSlow, Unavailable, open_source
 from coldstart.weights.prefetch.units import Check, Unit, touching
 
 _KEPT_SOURCES = 8
 _STEP = 1 << 20
+_BOUNDS = pace.from_environment()
+# A job that gets less than so many bytes per second between two looks makes room for others.
+SLOW, LOOK_S = 128 << 10, 0.4
 
 
 class WrongBytes(Exception):
@@ -43,41 +49,67 @@ class Origin(Protocol):
 
 @dataclass(eq=False)
 class Job:
-    """One unit on its way: `error` is None when it arrived."""
+    """One unit on its way: `error` is None when it arrived, `bytes` is what has come of it so far."""
 
     model: Origin
     entry: Entry
     generation: int
     error: Exception | None = None
+    bytes: int = 0
+    slow: bool = False
+    _looked: float = field(default_factory=monotonic)
+    _had: int = 0
+
+    def look(self, now: float) -> None:
+        """Once in LOOK_S seconds: whether it got less than the pace of SLOW bytes per second since the last time."""
+        if now - self._looked >= LOOK_S:
+            self.slow = self.bytes - self._had < SLOW * (now - self._looked)
+            self._looked, self._had = now, self.bytes
 
 
 class Streams:
-    """`number` threads; `done` is called in one of them with each job that ended."""
+    """A thread for each job; `done` is called in it when the job has ended. Whoever submits decides how many there are.
+
+    `number` threads are kept for later jobs, with their buffers and connections.
+    """
 
     def __init__(self, number: int, done: Callable[[Job], None]) -> None:
-        self.number, self.busy = number, 0
+        self.number = number
+        self.jobs: set[Job] = set()
         self._done = done
         self._jobs: SimpleQueue[Job] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads = 0
+        self._lock = threading.Lock()
+
+    def lively(self, now: float) -> int:
+        """How many jobs are getting on."""
+        for job in self.jobs:
+            job.look(now)
+        return sum(not job.slow for job in self.jobs)
 
     def submit(self, job: Job) -> None:
-        """Fetch; at most `number` at a time."""
-        self.busy += 1
-        if len(self._threads) < min(self.busy, self.number):
-            thread = threading.Thread(target=self._run, name="stream", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        self._jobs.put(job)
+        """Fetch."""
+        self.jobs.add(job)
+        with self._lock:
+            self._jobs.put(job)
+            if self._threads < len(self.jobs):
+                self._threads += 1
+                threading.Thread(target=self._run, name="stream", daemon=True).start()
 
     def _run(self) -> None:
         stream = _Stream()
         while True:
             job = self._jobs.get()
             try:
-                stream.fetch(job.model, job.entry.unit)
+                stream.fetch(job, job.entry.unit)
             except Exception as error:  # noqa: BLE001 - whatever it is, it must not take the stream with it
                 job.error = error
             self._done(job)
+            with self._lock:
+                if self._threads > self.number and self._jobs.empty():
+                    self._threads -= 1
+                    break
+        stream.close()
 
 
 class _Stream:
@@ -85,12 +117,18 @@ class _Stream:
         self._buffer = bytearray()
         self._sources: dict[str, tuple[Mapping[str, str], Source]] = {}
 
-    def fetch(self, model: Origin, unit: Unit) -> None:
+    def close(self) -> None:
+        while self._sources:
+            self._sources.popitem()[1][1].close()
+
+    def fetch(self, job: Job, unit: Unit) -> None:
+        model = job.model
         source, buffer, at = self._source(model), self._space(unit.size), 0
         pieces: dict[Range, memoryview] = {}
+        version: str | None = None
         for start, end in unit.pieces:
             pieces[start, end] = buffer[at : at + end - start]
-            self._fill(model, source, unit.file, start, pieces[start, end])
+            version = self._fill(job, source, start, pieces[start, end], version)
             at += end - start
         for check in unit.checks:
             _verify(model, source, unit.file, check, pieces)
@@ -98,18 +136,27 @@ class _Stream:
             for (start, _), data in pieces.items():
                 model.region.write(model.layout.files[unit.file].base + start, data)
 
-    def _fill(self, model: Origin, source: Source, number: int, start: int, into: memoryview) -> None:
-        file, filled, idle = model.layout.files[number], 0, 0
+    def _fill(self, job: Job, source: Source, start: int, into: memoryview, version: str | None) -> str:
+        """Fill `into`; what the source calls the content, which must not change within a unit."""
+        number = job.entry.unit.file
+        file, filled, idle, began = job.model.layout.files[number], 0, 0, monotonic()
         while filled < len(into):
             at = start + filled
             try:
-                filled += source.read(file.name, file.size, at, into[filled:], _Counter(model, number, at))
+                filled += source.read(file.name, file.size, at, into[filled:], _Counter(job, number, at))
                 idle = 0
+            except (TooSlow, Changed):
+                raise
             except Unavailable:
                 # Once more at once: a server may have closed a connection that was kept.
                 idle += 1
                 if idle > 1:
                     raise
+            else:
+                version = _same(version, source.version(file.name), file.name)
+            if monotonic() - began > _BOUNDS.window_s + filled / _BOUNDS.floor:
+                raise TooSlow(f"{file.name}: {filled} bytes in {monotonic() - began:.0f} s")
+        return version or ""
 
     def _space(self, size: int) -> memoryview:
         if len(self._buffer) < size:
@@ -131,12 +178,21 @@ class _Stream:
 class _Counter:
     """Counts bytes of a file that come one after the other from byte `at` on."""
 
-    def __init__(self, model: Origin, file: int, at: int) -> None:
-        self.model, self.file, self.at = model, file, at
+    def __init__(self, job: Job, file: int, at: int) -> None:
+        self.job, self.file, self.at = job, file, at
 
     def __call__(self, size: int) -> None:
-        self.model.count(self.file, self.at, size)
+        self.job.bytes += size
+        self.job.model.count(self.file, self.at, size)
         self.at += size
+
+
+def _same(before: str | None, now: str, name: str) -> str:
+    if before is not None and before != now:
+        raise Changed(
+            f"{name} has changed at its source while it was fetched (ETag {before[:80]}, now {now[:80]})"
+        )
+    return now
 
 
 def _verify(
@@ -177,12 +233,14 @@ def _blame(layout: Layout, number: int, check: Check, pieces: Mapping[Range, mem
     crossing: list[Tensor] = []
     for (start, end), data in pieces.items():
         for tensor in touching(layout, number, start, end):
-            if tensor.start < start or tensor.end > end:
+            if tensor.offset < start or tensor.end > end:
                 crossing.append(tensor)
-            elif hashlib.sha256(data[tensor.start - start : tensor.end - start]).hexdigest() != tensor.digest:
+            elif (
+                hashlib.sha256(data[tensor.offset - start : tensor.end - start]).hexdigest() != tensor.sha256
+            ):
                 inside.append(tensor)
     place = f"in bytes {check.start} to {check.end}"
     if suspects := inside or crossing:
-        named = " or ".join(f"tensor {tensor.name!r} at offset {tensor.start}" for tensor in suspects)
+        named = " or ".join(f"tensor {tensor.name!r} at offset {tensor.offset}" for tensor in suspects)
         return f"{file}: {named} has wrong bytes ({place})"
     return f"{file}: wrong bytes outside of any tensor, at offset {check.start} ({place})"

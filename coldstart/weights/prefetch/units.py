@@ -10,7 +10,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from coldstart.weights.prefetch.layout import Layout, Tensor
+from coldstart.weights.checkpoint import Tensor
+from coldstart.weights.prefetch.layout import Layout
 from coldstart.weights.prefetch.ranges import Range, Ranges
 
 
@@ -65,7 +66,7 @@ def _by_chunk(chunk: int, wanted: Ranges) -> dict[int, list[Range]]:
 
 
 def _gapped(layout: Layout, file: int, piece: Range) -> bool:
-    known = Ranges((tensor.start, tensor.end) for tensor in touching(layout, file, *piece))
+    known = Ranges((tensor.offset, tensor.end) for tensor in touching(layout, file, *piece))
     return bool(known.missing(*piece))
 
 
@@ -83,8 +84,8 @@ def _joined(layout: Layout, file: int, pieces: list[Range]) -> list[list[Range]]
 
 
 def _of_tensors(layout: Layout, file: int, pieces: list[Range]) -> Unit:
-    tensors = {tensor.start: tensor for piece in pieces for tensor in touching(layout, file, *piece)}
-    checks = tuple(Check(t.start, t.end, t.digest, t.name) for t in tensors.values())
+    tensors = {tensor.offset: tensor for piece in pieces for tensor in touching(layout, file, *piece)}
+    checks = tuple(Check(t.offset, t.end, t.sha256, t.name) for t in tensors.values())
     own = Ranges(pieces)
     needs = tuple(gap for check in checks for gap in own.missing(check.start, check.end))
     return Unit(file, tuple(pieces), checks, needs)
@@ -94,9 +95,9 @@ def touching(layout: Layout, file: int, start: int, end: int) -> list[Tensor]:
     """The tensors of a file that have bytes in [start, end), in order."""
     tensors = layout.files[file].tensors
     found = []
-    for tensor in tensors[max(0, bisect_right(tensors, start, key=lambda t: t.start) - 1) :]:
-        if tensor.start >= end:
+    for tensor in tensors[max(0, bisect_right(tensors, start, key=lambda t: t.offset) - 1) :]:
+        if tensor.offset >= end:
             break
-        if max(tensor.start, start) < min(tensor.end, end):
+        if max(tensor.offset, start) < min(tensor.end, end):
             found.append(tensor)
     return found

@@ -28,7 +28,7 @@ def cubin(
     for name, (body, layout) in kernels.items():
         parts.append((f".text.{name}", 1, 6, 0, body.encode()))
         parts.append((f".nv.info.{name}", 0x70000000, 0, 0, info(layout)))
-    parts.append((".nv.global.init", 1, 3, 0, b"\0" * 8 * len(globals_)))
+    parts.append((".nv.global", 8, 3, 0, b""))
     data_index = len(parts) - 1
     names = b"\0" + b"".join(g.encode() + b"\0" for g in globals_)
     parts.append((".strtab", 3, 0, 0, names))

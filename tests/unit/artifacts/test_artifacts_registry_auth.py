@@ -63,8 +63,8 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 def test_basic(host: str) -> None:
     _Guard.challenge, _Guard.wanted = "Basic realm=x", f"Basic {_LOGIN}"
     session = Session(host, "a/b")
-    assert session.ask("GET", f"http://{host}/v2/").text == "yes"
-    assert session.ask("GET", f"http://{host}/v2/").text == "yes"
+    assert session.ask("GET", f"http://{host}/v2/").up_to(9) == b"yes"
+    assert session.ask("GET", f"http://{host}/v2/").up_to(9) == b"yes"
     assert [given is None for _, given in _Guard.seen] == [True, False, False]
 
 
@@ -72,10 +72,10 @@ def test_bearer_token_is_asked_for_once_with_the_repository_as_scope(host: str) 
     _Guard.challenge = f'Bearer realm="http://{host}/token",service="here"'
     _Guard.wanted = "Bearer abc"
     session = Session(host, "a/b")
-    assert session.ask("GET", f"http://{host}/v2/").text == "yes"
-    assert session.ask("GET", f"http://{host}/v2/").text == "yes"
+    assert session.ask("GET", f"http://{host}/v2/").up_to(9) == b"yes"
+    assert session.ask("GET", f"http://{host}/v2/").up_to(9) == b"yes"
     tokens = [path for path, _ in _Guard.seen if path.startswith("/token")]
-    assert len(tokens) == 1 and "repository%3Aa%2Fb%3Apull%2Cpush" in tokens[0]
+    assert len(tokens) == 1 and tokens[0].endswith("repository%3Aa%2Fb%3Apull")
 
 
 def test_credentials_go_to_no_other_host(host: str) -> None:
@@ -99,7 +99,7 @@ def test_credentials_go_to_no_other_host(host: str) -> None:
 )
 def test_a_challenge_that_cannot_be_met_names_the_mend(host: str, challenge: str) -> None:
     _Guard.challenge, _Guard.wanted = challenge, "never"
-    with pytest.raises(RemoteDenied, match="docker login"):
+    with pytest.raises(RemoteDenied, match=r"docker login|COLDSTART_TOKEN_REALMS"):
         Session(host, "a/b").ask("GET", f"http://{host}/v2/")
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from coldstart.machine import processes
 from coldstart.measure.bench import usage
 from coldstart.measure.bench.launch import reap_orphans, send
 
@@ -74,8 +75,8 @@ def test_a_daemon_stays_in_the_tree(tmp_path: Path) -> None:
         after = usage.snapshot()
         daemons = usage.new_processes(before, after, [os.getpid()])
         assert usage.cpu_between(before, after) >= 0.18
-        assert usage.pss_bytes([process.pid for process in daemons]) > 100_000
-        assert usage.rss_bytes(daemons[0].pid) >= usage.pss_bytes([daemons[0].pid])
+        assert processes.pss_bytes([process.pid for process in daemons]) > 100_000
+        assert processes.rss_bytes(daemons[0].pid) >= processes.pss_bytes([daemons[0].pid])
         for process in daemons:
             send(process.pid, signal.SIGKILL)
         while usage.new_processes(before, usage.snapshot(), [os.getpid()]):
@@ -86,7 +87,7 @@ def test_a_daemon_stays_in_the_tree(tmp_path: Path) -> None:
 def test_a_process_that_is_gone_weighs_nothing() -> None:
     process = start("pass")
     process.communicate()
-    assert usage.pss_bytes([process.pid]) == usage.rss_bytes(process.pid) == 0
+    assert processes.pss_bytes([process.pid]) == processes.rss_bytes(process.pid) == 0
 
 
 def test_a_served_process_outside_our_tree_counts_with_its_parents_share() -> None:

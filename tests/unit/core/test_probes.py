@@ -6,6 +6,7 @@ import pytest
 
 from coldstart.machine import criu, doctor, hardware, nvml, probes, runtime
 from coldstart.machine.nvml import Gpu
+from coldstart.machine.paths import Cache
 from coldstart.machine.probes import Probe
 
 
@@ -15,7 +16,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_missing_thing_has_a_mend(tmp_path: Path) -> None:
-    found = doctor.examine(tmp_path)
+    found = doctor.examine(Cache(tmp_path))
     assert len({probe.name for probe in found}) == len(found) >= 12
     assert all(probe.found for probe in found)
     assert all(probe.mend for probe in found if probe.status == "missing")
@@ -101,7 +102,7 @@ def test_no_criu_and_no_right_to_it(program: Path, monkeypatch: pytest.MonkeyPat
 def test_a_store_that_cannot_be_made(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    assert probes.store(file / "below").status == "missing"
+    assert probes.store(Cache(file / "below")).status == "missing"
 
 
 def test_modes_follow_the_probes() -> None:

@@ -51,10 +51,10 @@ def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 
     def choose(behaviour: str) -> None:
         script = tmp_path / "python"
-        script.write_text(f'#!/bin/sh\nexec "{real}" "$FAKE" "$@"\n')
+        # In the script and not in the environment, of which a template is given little.
+        fake = f'FAKE_BEHAVIOUR={behaviour} exec "{real}" "{HERE / "fake_engine.py"}"'
+        script.write_text(f'#!/bin/sh\n{fake} "$@"\n')
         script.chmod(0o755)
-        monkeypatch.setenv("FAKE", str(HERE / "fake_engine.py"))
-        monkeypatch.setenv("FAKE_BEHAVIOUR", behaviour)
         monkeypatch.setattr(sys, "executable", str(script))
 
     return choose

@@ -23,6 +23,8 @@ def serve(plan, imported=False):  # type: ignore[no-untyped-def]
     if behaviour == "dies":
         sys.stderr.write("no memory for the engine\n")
         return 7
+    if behaviour == "dies-forked" and imported:
+        return 7
     if behaviour == "raises":
         raise ValueError("the engine's own error")
     if behaviour == "stubborn":

@@ -15,12 +15,13 @@ from coldstart.artifacts.key import Mismatch
 from safetensors.numpy import save_file
 from tools.bundles import key
 
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.asked import Asked
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
-from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import runtime
+from coldstart.machine.paths import Cache
 from coldstart.model.models import Model
 from coldstart.serve import fetch, serve
 from coldstart.weights import plan as weights
@@ -28,8 +29,10 @@ from coldstart.weights.load import stage
 from coldstart.weights.prefetch import client
 
 Publish = Callable[..., Bundle]
+ZEROS = "sha256:" + "0" * 64
 SOURCE = "http://weights.example/tiny"
-OURS = ["--load-format", "coldstart"]
+OURS = Arguments(["--load-format", "coldstart"])
+NONE = Arguments()
 LLAMA = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 5}
 NAMES = [
     "model.embed_tokens.weight",
@@ -42,10 +45,11 @@ NAMES = [
 def planned(names: Sequence[str] = NAMES) -> dict[str, Any]:
     """A weights plan of one file with a tensor of four bytes per name."""
     tensors = [
-        {"name": name, "dtype": "F32", "shape": [1], "offset": 8 + 4 * at, "size": 4, "digest": ""}
+        {"name": name, "dtype": "F32", "shape": [1], "offset": 8 + 4 * at, "size": 4, "digest": ZEROS}
         for at, name in enumerate(names)
     ]
-    file = {"name": "model.safetensors", "size": 8 + 4 * len(names), "chunks": [], "tensors": tensors}
+    chunks = [ZEROS.removeprefix("sha256:")]
+    file = {"name": "model.safetensors", "size": 8 + 4 * len(names), "chunks": chunks, "tensors": tensors}
     return {"chunk": weights.CHUNK, "files": [file]}
 
 
@@ -85,7 +89,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prefetcher]:
 @pytest.fixture
 def streaming(home: Path) -> LaunchPlan:
     """A plan whose weights come from SOURCE."""
-    return LaunchPlan(OURS, env=fetch.remote(SOURCE, planned(), home).environment())
+    return LaunchPlan(OURS, env=fetch.remote(SOURCE, planned(), Cache(home)).environment())
 
 
 @pytest.fixture
@@ -102,17 +106,23 @@ def test_our_format_is_for_local_safetensors_on_the_cpu(
     local: Path, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    assert fetch.load_args(["--seed", "1"], local) == OURS
-    assert fetch.load_args([], model.path) == []  # the fixture's file is no safetensors
-    assert fetch.load_args([], None) == []
-    assert fetch.load_args(["--load-format=dummy"], local) == []
+    sound = replace(model, path=local)
+    seeded, dummy = Arguments(["--seed", "1"]), Arguments(["--load-format=dummy"])
+    assert fetch.loading(seeded, sound) == OURS.before(*seeded)
+    assert fetch.loading(NONE, model) == NONE  # the fixture's file is no safetensors
+    assert fetch.loading(NONE, replace(model, path=None)) == NONE
+    assert fetch.loading(dummy, sound) == dummy
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
-    assert fetch.load_args([], local) == []
+    assert fetch.loading(NONE, sound) == NONE
 
 
-def test_the_users_load_format_is_kept() -> None:
-    assert fetch.chosen([]) == OURS
-    assert fetch.chosen(["--load_format", "auto"]) == []
+def test_the_users_load_format_is_kept(local: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
+    sound, chosen = replace(model, path=local), Arguments(["--load_format", "auto"])
+    streamed = fetch.Streamed(SOURCE, planned())
+    assert fetch.loading(NONE, sound) == OURS and fetch.loading(chosen, sound) == chosen
+    assert streamed.into(NONE, sound, Cache(local))[0][:2] == OURS
+    assert not {*OURS} & {*streamed.into(chosen, sound, Cache(local))[0]}
 
 
 def test_a_bundle_that_knows_its_weights_can_be_streamed(publish: Publish) -> None:
@@ -130,8 +140,9 @@ def test_a_bundle_that_does_not_is_refused_with_the_mend(publish: Publish, secti
 def test_streaming_puts_our_arguments_first_and_the_source_in_the_environment(
     model: Model, tmp_path: Path
 ) -> None:
-    given, env, identity = fetch.Streamed(SOURCE, planned()).into(["--seed", "1"], model, tmp_path)
-    assert given[:2] == OURS and given[-2:] == ["--seed", "1"]
+    streamed, seeded = fetch.Streamed(SOURCE, planned()), Arguments(["--seed", "1"])
+    given, env, identity = streamed.into(seeded, model, Cache(tmp_path))
+    assert given[:2] == OURS and given[-2:] == seeded
     assert json.loads(given[given.index("--hf-overrides") + 1]) == {"tie_word_embeddings": False}
     assert identity == weights.digest(planned())
     asked = Asked.of(env)
@@ -139,18 +150,19 @@ def test_streaming_puts_our_arguments_first_and_the_source_in_the_environment(
 
 
 def test_the_plan_lies_under_its_digest_and_is_written_once(tmp_path: Path) -> None:
-    first = fetch.remote(SOURCE, planned(), tmp_path)
+    cache = Cache(tmp_path)
+    first = fetch.remote(SOURCE, planned(), cache)
     assert first.plan.stem == weights.digest(planned()).removeprefix("sha256:")
     assert tmp_path in first.plan.parents
     written = first.plan.stat().st_ino
-    assert fetch.remote("s3://other", planned(), tmp_path) == Asked("s3://other", first.plan)
+    assert fetch.remote("s3://other", planned(), cache) == Asked("s3://other", first.plan)
     assert first.plan.stat().st_ino == written
-    assert fetch.remote(SOURCE, planned(NAMES[:2]), tmp_path).plan != first.plan
+    assert fetch.remote(SOURCE, planned(NAMES[:2]), cache).plan != first.plan
 
 
 def test_weights_that_are_no_safetensors_cannot_be_fetched(tmp_path: Path) -> None:
     with pytest.raises(Failed, match=r"model\.safetensors holds no safetensors") as caught:
-        fetch.remote(SOURCE, planned([]), tmp_path)
+        fetch.remote(SOURCE, planned([]), Cache(tmp_path))
     assert caught.value.mend == "leave --weights-from away" and list(tmp_path.iterdir()) == []
 
 
@@ -168,11 +180,11 @@ def test_a_head_of_its_own_is_not_tied(
     config: dict[str, Any], names: list[str], given: list[str], overridden: bool
 ) -> None:
     expected = ["--hf-overrides", '{"tie_word_embeddings": false}'] if overridden else []
-    assert fetch.untied(config, planned(names), given) == expected
+    assert fetch.untied(config, planned(names), Arguments(given)) == expected
 
 
 def _missed(model: Model, nearest: Bundle | None, *mismatches: Mismatch) -> Lookup:
-    return Lookup(model, key(seed=1), None, nearest, mismatches)
+    return Lookup(model, NONE, Cache.at(), key(seed=1), None, nearest, mismatches)
 
 
 ABSENT = Mismatch("model.weights", None, "U8")
@@ -186,7 +198,7 @@ def test_a_directory_without_weights_has_the_bundle_that_differs_in_them_alone(
     publish: Publish, model: Model
 ) -> None:
     bundle = publish()
-    found = fetch.without_weights(_missed(model, bundle, ABSENT))
+    found = _missed(model, bundle, ABSENT).without_weights()
     assert found.bundle == bundle and found.key == bundle.key
     assert found.nearest is None and found.mismatches == ()
 
@@ -196,22 +208,22 @@ def test_any_other_difference_is_a_miss(
     publish: Publish, model: Model, mismatches: tuple[Mismatch, ...]
 ) -> None:
     missed = _missed(model, publish(), *mismatches)
-    assert fetch.without_weights(missed) is missed
+    assert missed.without_weights() is missed
 
 
 def test_a_hit_and_an_empty_store_stay_what_they_are(publish: Publish, model: Model) -> None:
     bundle = publish()
-    for found in (Lookup(model, bundle.key, bundle, None, ()), _missed(model, None)):
-        assert fetch.without_weights(found) is found
+    for found in (Lookup(model, NONE, Cache.at(), bundle.key, bundle), _missed(model, None)):
+        assert found.without_weights() is found
 
 
 def test_a_plan_is_borrowed_from_the_same_model_alone(publish: Publish, model: Model) -> None:
     bundle = publish()
-    assert fetch.donor(_missed(model, bundle, FLAG)) == bundle
-    assert fetch.donor(_missed(model, bundle, FLAG, ABSENT)) == bundle
-    assert fetch.donor(_missed(model, bundle, OTHER)) is None
-    assert fetch.donor(_missed(model, bundle, FLAG, CONFIG)) is None
-    assert fetch.donor(_missed(model, None)) is None
+    assert _missed(model, bundle, FLAG).weights_donor == bundle
+    assert _missed(model, bundle, FLAG, ABSENT).weights_donor == bundle
+    assert _missed(model, bundle, OTHER).weights_donor is None
+    assert _missed(model, bundle, FLAG, CONFIG).weights_donor is None
+    assert _missed(model, None).weights_donor is None
 
 
 @pytest.mark.parametrize("mode", sorted(fetch.FETCHING_MODES))
@@ -229,10 +241,10 @@ def test_fetching_begins_before_the_block_and_is_let_go_after_it(
 
 def test_only_what_will_load_weights_itself_has_them_fetched(streaming: LaunchPlan, use: Use) -> None:
     prefetcher, entered = use(), []
-    for mode in set(serve.MODES) - fetch.FETCHING_MODES:
+    for mode in set(serve.LADDER) - fetch.FETCHING_MODES:
         with fetch.begun(mode, streaming, LLAMA):
             entered.append(mode)
-    with fetch.begun("fresh", replace(streaming, vllm_args=["--load-format", "auto"]), LLAMA):
+    with fetch.begun("fresh", replace(streaming, vllm_args=Arguments(["--load-format", "auto"])), LLAMA):
         entered.append("vllm's own")
     assert prefetcher.asked == [] and sorted(entered) == ["snapshot", "template-engine", "vllm's own"]
 
@@ -261,7 +273,7 @@ def test_a_node_wants_its_own_ranks_tensors(
     streaming: LaunchPlan, use: Use, given: list[str], names: list[str]
 ) -> None:
     prefetcher = use()
-    with fetch.begun("fresh", replace(streaming, vllm_args=[*OURS, *given]), LLAMA):
+    with fetch.begun("fresh", replace(streaming, vllm_args=OURS.before(*given)), LLAMA):
         assert [asked[2] for asked in prefetcher.asked] == [names]
 
 
@@ -271,7 +283,7 @@ def test_a_partition_of_the_users_decides_or_is_vllms_to_refuse(
 ) -> None:
     monkeypatch.setenv(stage.PARTITION_ENV, partition)
     prefetcher = use()
-    with fetch.begun("fresh", replace(streaming, vllm_args=[*OURS, "-pp", "2", "-n", "2"]), LLAMA):
+    with fetch.begun("fresh", replace(streaming, vllm_args=OURS.before("-pp", "2", "-n", "2")), LLAMA):
         assert prefetcher.asked[0][2] == names
 
 
@@ -289,7 +301,7 @@ class Reader:
 def test_local_files_are_read_ahead_from_a_size_on(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readers: list[Reader] = []
     monkeypatch.setattr(fetch, "PageIn", lambda *args: Reader(readers, *args))
-    made = LaunchPlan(["--model", str(local), *OURS, "-pp", "2", "-n", "2"])
+    made = LaunchPlan(Arguments(["--model", str(local), *OURS, "-pp", "2", "-n", "2"]))
     with fetch.begun("fresh", made, LLAMA):
         assert readers == []  # these few bytes are not worth it
     monkeypatch.setattr(fetch, "PAGE_IN_MIN_BYTES", 1)
@@ -303,7 +315,7 @@ def test_local_files_are_read_ahead_from_a_size_on(local: Path, monkeypatch: pyt
 
 def test_the_rest_is_what_the_node_does_not_need(streaming: LaunchPlan, use: Use) -> None:
     prefetcher = use()
-    first = replace(streaming, vllm_args=[*OURS, "-pp", "2", "--nnodes", "2"])
+    first = replace(streaming, vllm_args=OURS.before("-pp", "2", "--nnodes", "2"))
     lease: object = fetch.rest(first, LLAMA)
     assert lease is prefetcher and prefetcher.closed == 0
     assert prefetcher.asked == [(SOURCE, planned(), NAMES[4:], {"background": True, "start": False})]
@@ -311,42 +323,35 @@ def test_the_rest_is_what_the_node_does_not_need(streaming: LaunchPlan, use: Use
 
 def test_without_a_source_or_a_prefetcher_there_is_no_rest(streaming: LaunchPlan, use: Use) -> None:
     prefetcher = use()
-    assert fetch.rest(LaunchPlan(OURS), LLAMA) is None and prefetcher.asked == []
+    nowhere = fetch.rest(LaunchPlan(OURS), LLAMA)
+    assert "--weights-from names a source" in str(nowhere) and prefetcher.asked == []
     use(refuses=True)
-    assert fetch.rest(streaming, LLAMA) is None
+    assert fetch.rest(streaming, LLAMA) == "the rest of the weights is not fetched: no room"
 
 
-def _planned(model: Model, found: Lookup, monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:
-    monkeypatch.setattr(inspection, "look_up_for", lambda _: found)
-    request = serve.Request("tiny", on_miss="warn", weights_from=SOURCE)
-    return serve.plan(request, lambda _: pytest.fail("nothing is made"))[1]
+def _planned(found: Lookup) -> LaunchPlan:
+    return serve.plan(serve.Request(found, without_bundle=True, weights_from=SOURCE))
 
 
 @pytest.mark.usefixtures("home")
-def test_a_source_without_any_plan_of_the_weights_is_named_and_the_directory_read(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = _planned(model, _missed(model, None), monkeypatch)
-    assert Asked.of(made.env) is None and made.vllm_args[:2] == ["--model", str(model.path)]
+def test_a_source_without_any_plan_of_the_weights_is_named_and_the_directory_read(model: Model) -> None:
+    made = _planned(_missed(model, None))
+    assert Asked.of(made.env) is None and made.vllm_args[:2] == ("--model", str(model.path))
     assert [step["section"] for step in made.fallbacks] == ["bundle", "weights"]
     reason = made.fallbacks[1]["reason"]
     assert SOURCE in reason and "the model's own directory is read" in reason
 
 
-def test_a_start_without_a_bundle_streams_by_another_bundles_plan(
-    publish: Publish, model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_without_a_bundle_streams_by_another_bundles_plan(publish: Publish, model: Model) -> None:
     bundle = publish(weights=planned())
-    made = _planned(model, _missed(model, bundle, FLAG, ABSENT), monkeypatch)
+    made = _planned(_missed(model, bundle, FLAG, ABSENT))
     asked = Asked.of(made.env)
     assert asked is not None and asked.source == SOURCE and made.weights == weights.digest(planned())
     assert made.vllm_args[:2] == OURS and [step["section"] for step in made.fallbacks] == ["bundle"]
 
 
-def test_a_directory_without_weights_starts_from_the_bundle(
-    publish: Publish, model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_without_weights_starts_from_the_bundle(publish: Publish, model: Model) -> None:
     bundle = publish(weights=planned())
-    made = _planned(model, _missed(model, bundle, ABSENT), monkeypatch)
+    made = _planned(_missed(model, bundle, ABSENT).without_weights())
     assert made.key == bundle.key_digest and made.compile_dir is not None
     assert "bundle" not in {step["section"] for step in made.fallbacks}

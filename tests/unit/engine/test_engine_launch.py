@@ -16,7 +16,7 @@ import pytest
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.machine import processes
-from coldstart.serve import handoff, launch
+from coldstart.serve import launch
 
 FakeEngine = Callable[[str], None]
 
@@ -117,5 +117,5 @@ def test_memory_is_that_of_the_whole_tree(tmp_path: Path) -> None:
 
 
 def test_a_pid_is_found_below_its_guardian(fake_engine: FakeEngine, tmp_path: Path) -> None:
-    with pytest.raises(handoff.HandoffError, match="which is gone already"):
+    with pytest.raises(ProcessLookupError, match="is gone already"):
         processes.outer_pid(os.getpid(), 1)

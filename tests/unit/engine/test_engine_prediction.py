@@ -9,14 +9,18 @@ from typing import Any, cast
 
 import pytest
 from coldstart.artifacts.bundle import Bundle
+from tools.bundles import key
 
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.key.inspection import Lookup
+from coldstart.machine.paths import Cache
 from coldstart.model.models import Model
 from coldstart.serve import prediction, serve
 
 Publish = Callable[..., Bundle]
 SOURCE = "http://weights.example/tiny"
+CACHE = Cache(Path("/nonexistent"))
 SPANS = {
     "import torch": 1.0,
     "import vllm": 2.0,
@@ -56,7 +60,7 @@ def test_no_term_is_negative() -> None:
 
 
 def test_the_start_that_was_measured_is_predicted_as_it_was(publish: Publish) -> None:
-    made = prediction.predict(publish(stages=STAGES, weights=WEIGHTS), "fresh", None, None)
+    made = prediction.predict(publish(stages=STAGES, weights=WEIGHTS), "fresh", None, CACHE)
     assert made is not None and made.ttft_s == pytest.approx(10.0)
     document = made.document()
     assert document["ttft_s"] == made.ttft_s and document["terms"]["load_s"] == 2.0
@@ -65,10 +69,10 @@ def test_the_start_that_was_measured_is_predicted_as_it_was(publish: Publish) ->
 
 def test_a_template_spares_the_imports_and_nothing_else(publish: Publish) -> None:
     bundle = publish(stages=STAGES, weights=WEIGHTS)
-    made = prediction.predict(bundle, "template-runtime", None, None)
+    made = prediction.predict(bundle, "template-runtime", None, CACHE)
     assert made is not None and made.ttft_s == pytest.approx(10.0 - 3.5) and made.costs.libraries == 0
     for mode in ("template-engine", "snapshot"):
-        assert prediction.predict(bundle, mode, None, None) is None
+        assert prediction.predict(bundle, mode, None, CACHE) is None
 
 
 @pytest.mark.parametrize(("seconds", "ttft_s"), [(1.0, 10.0), (20.0, 20.25)])
@@ -76,11 +80,11 @@ def test_fetching_counts_where_it_is_slower_than_everything_else(
     publish: Publish, tmp_path: Path, seconds: float, ttft_s: float
 ) -> None:
     bundle = publish(stages=STAGES, weights=WEIGHTS)
-    prediction.learn_rate(SOURCE, [load(sum(SIZES), 0.0, seconds)], tmp_path)
-    made = prediction.predict(bundle, "fresh", SOURCE, tmp_path)
+    prediction.learn_rate(SOURCE, [load(sum(SIZES), 0.0, seconds)], Cache(tmp_path))
+    made = prediction.predict(bundle, "fresh", SOURCE, Cache(tmp_path))
     assert made is not None and made.fetch_s == pytest.approx(seconds)
     assert made.ttft_s == pytest.approx(ttft_s)
-    first = prediction.predict(bundle, "fresh", "http://elsewhere.example", tmp_path)
+    first = prediction.predict(bundle, "fresh", "http://elsewhere.example", Cache(tmp_path))
     assert first is not None and first.fetch_s is None and first.ttft_s == pytest.approx(10.0)
 
 
@@ -100,48 +104,48 @@ def test_fetching_counts_where_it_is_slower_than_everything_else(
     ],
 )
 def test_a_bundle_that_says_too_little_predicts_nothing(publish: Publish, sections: dict[str, Any]) -> None:
-    assert prediction.predict(publish(**sections), "fresh", None, None) is None
+    assert prediction.predict(publish(**sections), "fresh", None, CACHE) is None
 
 
 def test_a_rate_is_that_of_the_host_last_seen(tmp_path: Path) -> None:
-    assert prediction.known_rate(SOURCE, tmp_path) is None
-    prediction.learn_rate(SOURCE, [{}, {"fetch": None}, load(100)], tmp_path)
-    prediction.learn_rate("s3://bucket/a", [load(10)], tmp_path)
-    assert prediction.known_rate("http://user:secret@weights.example/other", tmp_path) == 50.0
-    assert prediction.known_rate("s3://bucket/b", tmp_path) == 5.0
-    assert prediction.known_rate("http://weights.example:81/tiny", tmp_path) is None
-    prediction.learn_rate("http://user:secret@weights.example/other", [load(200)], tmp_path)
-    assert prediction.known_rate(SOURCE, tmp_path) == 100.0
+    assert prediction.known_rate(SOURCE, Cache(tmp_path)) is None
+    prediction.learn_rate(SOURCE, [{}, {"fetch": None}, load(100)], Cache(tmp_path))
+    prediction.learn_rate("s3://bucket/a", [load(10)], Cache(tmp_path))
+    assert prediction.known_rate("http://user:secret@weights.example/other", Cache(tmp_path)) == 50.0
+    assert prediction.known_rate("s3://bucket/b", Cache(tmp_path)) == 5.0
+    assert prediction.known_rate("http://weights.example:81/tiny", Cache(tmp_path)) is None
+    prediction.learn_rate("http://user:secret@weights.example/other", [load(200)], Cache(tmp_path))
+    assert prediction.known_rate(SOURCE, Cache(tmp_path)) == 100.0
     assert "secret" not in "".join(path.read_text() for path in tmp_path.rglob("*.json"))
 
 
 @pytest.mark.parametrize("loads", [[], [{}], [load(0)], [load(9, 5.0, 5.0)]])
 def test_nothing_is_learned_where_nothing_was_fetched(tmp_path: Path, loads: list[dict[str, Any]]) -> None:
-    prediction.learn_rate(SOURCE, [load(100)], tmp_path)
-    prediction.learn_rate(SOURCE, loads, tmp_path)
-    assert prediction.known_rate(SOURCE, tmp_path) == 50.0
+    prediction.learn_rate(SOURCE, [load(100)], Cache(tmp_path))
+    prediction.learn_rate(SOURCE, loads, Cache(tmp_path))
+    assert prediction.known_rate(SOURCE, Cache(tmp_path)) == 50.0
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"http://weights.example": "fast"}', "\0"])
 def test_a_damaged_record_is_no_rate_and_is_replaced(tmp_path: Path, text: str) -> None:
-    prediction.learn_rate(SOURCE, [load(1)], tmp_path)
+    prediction.learn_rate(SOURCE, [load(1)], Cache(tmp_path))
     (record,) = tmp_path.rglob("rates.json")
     record.write_text(text)
-    assert prediction.known_rate(SOURCE, tmp_path) is None
-    prediction.learn_rate(SOURCE, [load(100)], tmp_path)
-    assert prediction.known_rate(SOURCE, tmp_path) == 50.0
+    assert prediction.known_rate(SOURCE, Cache(tmp_path)) is None
+    prediction.learn_rate(SOURCE, [load(100)], Cache(tmp_path))
+    assert prediction.known_rate(SOURCE, Cache(tmp_path)) == 50.0
 
 
 def test_a_cache_that_cannot_be_written_ends_no_server(tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("a file where the directory would be")
-    prediction.learn_rate(SOURCE, [load()], tmp_path)
-    assert prediction.known_rate(SOURCE, tmp_path) is None
+    prediction.learn_rate(SOURCE, [load()], Cache(tmp_path))
+    assert prediction.known_rate(SOURCE, Cache(tmp_path)) is None
 
 
 @pytest.mark.parametrize("source", ["http://host:port/x", "http://[half/x", "", "/models/a"])
 def test_a_source_of_any_spelling_has_a_rate(tmp_path: Path, source: str) -> None:
-    prediction.learn_rate(source, [load(100)], tmp_path)
-    assert prediction.known_rate(source, tmp_path) == 50.0
+    prediction.learn_rate(source, [load(100)], Cache(tmp_path))
+    assert prediction.known_rate(source, Cache(tmp_path)) == 50.0
 
 
 def test_what_happened_is_told_in_the_same_terms() -> None:
@@ -163,16 +167,16 @@ def test_an_earlier_starts_fetching_is_not_this_ones() -> None:
 def _started(mode: str = "fresh") -> serve.Start:
     report = {"loads": [load(sum(SIZES), 50.0, 70.0)]}
     running = SimpleNamespace(process=SimpleNamespace(pid=1), ready_s=21.0, report=report)
-    return serve.Start(mode, LaunchPlan([]), cast(Any, running), began=40.0)
+    return serve.Start(mode, LaunchPlan(Arguments()), cast(Any, running), began=40.0)
 
 
 def test_a_start_is_predicted_by_what_was_known_before_it(
     publish: Publish, model: Model, tmp_path: Path
 ) -> None:
     bundle = publish(stages=STAGES, weights=WEIGHTS)
-    request = serve.Request("tiny", weights_from=SOURCE, cache_dir=tmp_path)
-    found = Lookup(model, bundle.key, bundle, None, ())
-    first, second = (prediction.of(request, found, _started(), {}) for _ in range(2))
+    found = Lookup(model, Arguments(), Cache(tmp_path), bundle.key, bundle)
+    request = serve.Request(found, weights_from=SOURCE)
+    first, second = (prediction.of(request, _started(), {}) for _ in range(2))
     assert first is not None and first["terms"]["fetch_s"] is None
     assert first["actual"] == {"ttft_s": 21.0, "terms": {"fetch_s": 20.0}}
     assert second is not None and second["terms"]["fetch_s"] == pytest.approx(20.0)
@@ -180,7 +184,6 @@ def test_a_start_is_predicted_by_what_was_known_before_it(
 
 
 def test_a_start_without_a_bundle_teaches_the_rate_and_predicts_nothing(model: Model, tmp_path: Path) -> None:
-    request = serve.Request("tiny", weights_from=SOURCE, cache_dir=tmp_path)
-    found = cast(Lookup, SimpleNamespace(bundle=None))
-    assert prediction.of(request, found, _started(), {}) is None
-    assert prediction.known_rate(SOURCE, tmp_path) == 50.0
+    request = serve.Request(Lookup(model, Arguments(), Cache(tmp_path), key()), weights_from=SOURCE)
+    assert prediction.of(request, _started(), {}) is None
+    assert prediction.known_rate(SOURCE, Cache(tmp_path)) == 50.0

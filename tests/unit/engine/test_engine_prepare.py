@@ -11,11 +11,14 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
-from tools.bundles import CODE, flip
+from tools.bundles import CODE, flip, key
 
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.key import inspection
+from coldstart.key.inspection import Lookup
 from coldstart.machine import paths
+from coldstart.machine.paths import Cache
 from coldstart.model.models import Model
 from coldstart.serve import prepare
 from coldstart.weights import plan as weights
@@ -31,7 +34,10 @@ def plenty(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 
 
 def made(bundle: Bundle, model: Model, *vllm_args: str) -> LaunchPlan:
-    return prepare.prepare(bundle, model, vllm_args, cache_dir=None, trust=inspection.trust)
+    given = Arguments(vllm_args)
+    return prepare.prepare(
+        Lookup(model, given, Cache.at(), bundle.key, bundle), bundle, given, trust=inspection.trust
+    )
 
 
 def reasons(plan: LaunchPlan) -> dict[str, str]:
@@ -45,13 +51,13 @@ def test_a_whole_bundle_is_used(publish: Publish, model: Model) -> None:
     plan = made(bundle, model, "--max-model-len", "9")
     assert plan.fallbacks == [] and plan.canary == CANARY
     assert plan.key == bundle.key_digest and plan.weights == identity
-    assert plan.vllm_args[-4:] == ["--max-model-len", "9", "--kv-cache-memory-bytes", "4096"]
-    assert plan.vllm_args[:4] == ["--model", str(model.path), "--served-model-name", "tiny"]
+    assert plan.vllm_args[-4:] == ("--max-model-len", "9", "--kv-cache-memory-bytes", "4096")
+    assert plan.vllm_args[:4] == ("--model", str(model.path), "--served-model-name", "tiny")
     unpacked = Path(plan.compile_dir or "")
     assert {str(p.relative_to(unpacked)): p.read_bytes() for p in unpacked.rglob("*") if p.is_file()} == CODE
     assert plan.env["TORCHINDUCTOR_CACHE_DIR"] == str(unpacked / "inductor")
     cached = Path(plan.env["VLLM_CACHE_ROOT"]) / "modelinfos" / "some.module.Model.json"
-    assert cached.read_text() == '{"a": 1}' and paths.cache_dir() in cached.parents
+    assert cached.read_text() == '{"a": 1}' and Cache.at().root in cached.parents
 
 
 def test_a_missing_section_is_a_reason(publish: Publish, model: Model) -> None:
@@ -97,11 +103,11 @@ def test_a_section_of_odd_shape_stops_no_server(
 
 @pytest.mark.parametrize("name", ["../../evil.json", "/etc/evil.json", "..", "", "a/b.json", ".hidden.json"])
 def test_a_file_name_from_a_bundle_leads_nowhere(publish: Publish, model: Model, name: str) -> None:
-    before = {p for p in paths.cache_dir().rglob("*.json") if p.is_file()}
+    before = {p for p in Cache.at().root.rglob("*.json") if p.is_file()}
     plan = made(publish(kv=KV, modelinfo={"vllm_modelinfos": {name: "{}"}}), model)
     assert plan.fallbacks == []
-    after = {p for p in paths.cache_dir().rglob("*.json") if p.is_file() and p.parent.name != "weights"}
-    assert after == before and not (paths.cache_dir().parent / "evil.json").exists()
+    after = {p for p in Cache.at().root.rglob("*.json") if p.is_file() and p.parent.name != "weights"}
+    assert after == before and not (Cache.at().root.parent / "evil.json").exists()
 
 
 def test_a_canary_is_of_its_own_weights_only(publish: Publish, model: Model) -> None:
@@ -117,13 +123,13 @@ def test_too_little_memory_for_the_kv_cache(
     plan = made(bundle, model)
     assert "needs 4096 bytes" in reasons(plan)["kv"] and "--kv-cache-memory-bytes" not in plan.vllm_args
     monkeypatch.setattr(prepare, "available_memory", lambda: prepare.HEADROOM + 4096)
-    assert made(bundle, model).vllm_args[-2:] == ["--kv-cache-memory-bytes", "4096"]
+    assert made(bundle, model).vllm_args[-2:] == ("--kv-cache-memory-bytes", "4096")
 
 
 @pytest.mark.parametrize("given", [["--kv-cache-memory-bytes", "1G"], ["--kv_cache_memory_bytes=7"]])
 def test_the_users_own_size_wins(publish: Publish, model: Model, given: list[str]) -> None:
     plan = made(publish(kv=KV, modelinfo={}), model, *given)
-    assert plan.vllm_args[4:] == given and plan.fallbacks == []
+    assert plan.vllm_args[4:] == tuple(given) and plan.fallbacks == []
 
 
 def test_the_users_own_variable_wins(publish: Publish, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +143,7 @@ def test_a_strangers_code_is_not_unpacked(publish: Publish, model: Model, tmp_pa
     sign.host_key(paths.state_dir())
     plan = made(bundle, model)
     assert "is not a trusted key" in reasons(plan)["compile"] and plan.compile_dir is None
-    assert list(paths.unpacked_dir().glob("*")) == []
+    assert list(Cache.at().unpacked.glob("*")) == []
 
 
 def test_a_copied_cache_brings_no_trust(
@@ -173,13 +179,15 @@ def test_unpacked_code_is_reused_without_judging_it_again(
 
 
 def test_without_a_bundle_the_start_is_vllms_own(model: Model, home: Path) -> None:
-    plan = prepare.ordinary(model, ["--served-model-name", "mine"], home / "c", "sha256:" + "a" * 64, "none")
-    assert plan.vllm_args == ["--model", str(model.path), "--served-model-name", "mine"]
+    given, missed = Arguments(["--served-model-name", "mine"]), key()
+    plan = prepare.ordinary(Lookup(model, given, Cache(home / "c"), missed), given, "none")
+    assert plan.vllm_args == ("--model", str(model.path), "--served-model-name", "mine")
     assert plan.fallbacks == [{"section": "bundle", "reason": "none"}] and plan.compile_dir is None
-    assert plan.env["VLLM_CACHE_ROOT"] == str(home / "c" / "vllm" / ("a" * 12))
+    assert plan.env["VLLM_CACHE_ROOT"] == str(home / "c" / "vllm" / missed.digest[7:19])
+    assert plan.key == missed.digest
 
 
 def public_key() -> bytes:
     """The public key of the user that published, whose state directory is the home's."""
-    state = Path(paths.cache_dir()).parents[1] / "state_home" / "coldstart"
+    state = Cache.at().root.parents[1] / "state_home" / "coldstart"
     return bytes(sign.public_pem(state))

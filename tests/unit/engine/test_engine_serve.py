@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,23 +12,26 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts.bundle import Bundle
 
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
+from coldstart.machine import ipc, peers, processes
+from coldstart.machine.paths import Cache
 from coldstart.model.models import Model
-from coldstart.serve import handoff, launch, pool, serve, snapshot
+from coldstart.serve import fetch, launch, pool, serve, snapshot
 
 FakeEngine = Callable[[str], None]
 Publish = Callable[..., Bundle]
 CANARY = {"prompt": [5], "tokens": [1]}
-PLAN = LaunchPlan(["serves", "--port", "7"], canary=CANARY)
+PLAN = LaunchPlan(Arguments(["serves", "--port", "7"]), canary=CANARY)
 
 
 @pytest.fixture
 def found(publish: Publish, model: Model) -> Lookup:
     bundle = publish(kv={"bytes": 1})
-    return Lookup(model, bundle.key, bundle, None, ())
+    return Lookup(model, Arguments(), Cache.at(), bundle.key, bundle)
 
 
 @pytest.fixture
@@ -36,9 +40,9 @@ def started(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[..., se
     fake_engine("serves")
     made: list[serve.Start] = []
 
-    def start(mode: str, **changes: object) -> serve.Start:
-        request = serve.Request("tiny", mode=mode, ready_timeout=20)
-        made.append(serve.start(request, found, replace(PLAN, **changes)))  # type: ignore[arg-type]
+    def start(mode: str, *, fetch_rest: bool = False, **changes: object) -> serve.Start:
+        request = serve.Request(found, mode=mode, ready_timeout=20, fetch_rest=fetch_rest)
+        made.append(serve.start(request, replace(PLAN, **changes)))  # type: ignore[arg-type]
         return made[-1]
 
     yield start
@@ -63,6 +67,34 @@ def template(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[[str],
         pool.stop(warm, force=True)
 
 
+@pytest.fixture
+def thawed(
+    found: Lookup, fake_engine: FakeEngine, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Thawed]:
+    """The bundle has a snapshot, and thawing it gives an engine template; only CRIU and its namespaces are made up."""
+    fake_engine("serves")
+    socket = home / "thawed"
+    process = pool.spawn("engine", replace(PLAN, key=found.key.digest), socket, subprocess.DEVNULL, 20)
+    thawed, had = Thawed(socket, process), Bundle.has
+    monkeypatch.setattr(Bundle, "has", lambda self, name: name == "snapshot" or had(self, name))
+    monkeypatch.setattr(snapshot, "thaw", lambda *_: thawed)
+    monkeypatch.setattr(processes, "outer_pid", lambda _, pid: pid)
+    yield thawed
+    thawed.end()
+
+
+class Thawed:
+    """Takes snapshot.Thawed's place."""
+
+    def __init__(self, socket: Path, process: subprocess.Popen[bytes]) -> None:
+        self.socket, self.process, self.pid, self.ends = socket, process, process.pid, 0
+
+    def end(self) -> None:
+        self.ends += 1
+        self.process.kill()
+        self.process.wait()
+
+
 Started = Callable[..., serve.Start]
 Template = Callable[[str], pool.Warm]
 
@@ -71,6 +103,13 @@ def test_auto_without_a_template_is_fresh_and_no_fallback(started: Started) -> N
     one = started("auto")
     document = one.document()
     assert one.mode == document["mode"] == "fresh" and document["fallbacks"] == []
+    assert [step["section"] for step in document["absent"]] == [
+        "template-engine",
+        "snapshot",
+        "template-runtime",
+    ]
+    assert "no template-engine runs for tiny" in document["absent"][0]["reason"]
+    assert "the bundle has no snapshot" in document["absent"][1]["reason"]
     assert document["fast_path"] == {"mode": True, "compile": True}
     assert document["pid"] == one.running.process.pid and document["ready_s"] > 0
     assert document["canary"] is True and document["tokens"] == [1]
@@ -83,6 +122,17 @@ def test_auto_takes_the_warmest_template(started: Started, template: Template) -
     assert started("auto").mode == "template-engine"
 
 
+def test_auto_thaws_a_snapshot_that_fits_before_a_runtime_template(
+    started: Started, template: Template, thawed: Thawed
+) -> None:
+    template("runtime")
+    one = started("auto")
+    assert one.mode == "snapshot" and one.steps == [] and one.running.process.poll() is None
+    assert [step["section"] for step in one.absent] == ["template-engine"] and thawed.ends == 0
+    template("engine")
+    assert started("auto").mode == "template-engine"
+
+
 @pytest.mark.parametrize("mode", ["template-runtime", "template-engine"])
 def test_an_asked_mode_that_cannot_be_taken_is_fresh_with_the_reason(started: Started, mode: str) -> None:
     one = started(mode)
@@ -90,6 +140,7 @@ def test_an_asked_mode_that_cannot_be_taken_is_fresh_with_the_reason(started: St
     assert one.mode == "fresh" and step["section"] == mode
     assert f"no {mode} runs for tiny: coldstart template start" in step["reason"]
     assert one.document()["fast_path"]["mode"] is False and one.document()["fallbacks"][0] == step
+    assert one.document()["absent"] == []
 
 
 def test_a_template_that_died_is_stepped_over(started: Started, template: Template) -> None:
@@ -100,11 +151,22 @@ def test_a_template_that_died_is_stepped_over(started: Started, template: Templa
     assert started("template-engine").mode == "fresh"
 
 
+def test_auto_names_a_template_that_died(started: Started, template: Template) -> None:
+    warm = template("engine")
+    assert warm.pid is not None
+    os.kill(warm.pid, signal.SIGKILL)
+    os.waitpid(warm.pid, 0)
+    document = started("auto").document()
+    assert document["mode"] == "fresh" and document["fast_path"]["mode"] is False
+    assert [step["section"] for step in document["fallbacks"]] == ["template-engine"]
+    assert [step["section"] for step in document["absent"]] == ["snapshot", "template-runtime"]
+
+
 def test_a_template_that_refuses_is_stepped_over(
     started: Started, template: Template, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     template("engine")
-    monkeypatch.setattr(handoff, "send", _refused)
+    monkeypatch.setattr(ipc.Channel, "send", _refused)
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     one = started("template-engine")
     assert one.mode == "fresh" and one.steps[0]["reason"] == "not now"
@@ -118,7 +180,7 @@ def test_a_template_that_refuses_is_stepped_over(
 def test_a_wrong_canary_ends_in_an_ordinary_start(started: Started, template: Template, mode: str) -> None:
     template("engine")
     env = {"TORCHINDUCTOR_CACHE_DIR": "/unpacked/inductor", "VLLM_CACHE_ROOT": "/cache"}
-    one = started(mode, vllm_args=["forgets"], compile_dir="/unpacked", env=env)
+    one = started(mode, vllm_args=Arguments(["forgets"]), compile_dir="/unpacked", env=env)
     assert one.plan.compile_dir is None and one.plan.env == {"VLLM_CACHE_ROOT": "/cache"}
     (fallback,) = one.document()["fallbacks"]
     assert fallback["section"] == "canary" and mode in fallback["reason"]
@@ -129,7 +191,50 @@ def test_a_wrong_canary_ends_in_an_ordinary_start(started: Started, template: Te
 def test_a_server_that_dies_is_the_end_and_no_step(found: Lookup, fake_engine: FakeEngine) -> None:
     fake_engine("dies")
     with pytest.raises(Failed, match="exit code 7"):
-        serve.start(serve.Request("tiny"), found, LaunchPlan(["dies"]))
+        serve.start(serve.Request(found), LaunchPlan(Arguments(["dies"])))
+
+
+@pytest.mark.parametrize("mode", ["template-engine", "template-runtime"])
+def test_a_forked_server_that_dies_is_a_step_down(started: Started, template: Template, mode: str) -> None:
+    template(mode.removeprefix("template-"))
+    for asked in (mode, "auto"):
+        one = started(asked, vllm_args=Arguments(["dies-forked"]))
+        (step,) = one.document()["fallbacks"]
+        assert one.mode == "fresh" and one.running.process.poll() is None
+        assert step["section"] == mode and "exit code 7 before it was ready" in step["reason"]
+        assert one.document()["fast_path"]["mode"] is False
+
+
+def test_a_thawed_server_that_dies_is_a_step_down_and_its_template_is_ended(
+    started: Started, thawed: Thawed
+) -> None:
+    one = started("auto", vllm_args=Arguments(["dies-forked"]))
+    (step,) = one.document()["fallbacks"]
+    assert one.mode == "fresh" and step["section"] == "snapshot" and "exit code 7" in step["reason"]
+    assert thawed.ends == 1 and thawed.process.poll() is not None
+
+
+def test_a_server_that_dies_everywhere_is_the_end(found: Lookup, template: Template) -> None:
+    template("engine")
+    with pytest.raises(launch.Died, match="exit code 7"):
+        serve.start(serve.Request(found), LaunchPlan(Arguments(["dies"])))
+
+
+def test_a_rest_that_is_not_fetched_is_a_fallback(started: Started) -> None:
+    one = started("fresh", fetch_rest=True)
+    (fallback,) = one.document()["fallbacks"]
+    assert fallback["section"] == "weights" and "--weights-from names a source" in fallback["reason"]
+    assert one.mode == "fresh" and one.rest is None and one.running.process.poll() is None
+
+
+def test_the_lease_of_the_rest_is_kept_with_the_start(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = object()
+    monkeypatch.setattr(fetch, "rest", lambda plan, config: lease)
+    assert started("fresh").rest is None
+    one = started("fresh", fetch_rest=True)
+    assert one.rest is lease and one.document()["fallbacks"] == []
 
 
 def test_an_interrupted_start_ends_its_server(
@@ -144,7 +249,7 @@ def test_an_interrupted_start_ends_its_server(
 
     monkeypatch.setattr(launch, "acknowledged", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        serve.start(serve.Request("tiny"), found, PLAN)
+        serve.start(serve.Request(found), PLAN)
     assert caught[0].poll() == 143
 
 
@@ -165,6 +270,19 @@ def test_a_snapshot_that_cannot_be_thawed(
     assert one.mode == "fresh" and "kernel 5.1" in one.steps[0]["reason"]
 
 
+def test_auto_names_a_snapshot_that_does_not_fit(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    def thaw(*_: object) -> snapshot.Thawed:
+        raise snapshot.Unusable("the snapshot was taken on kernel 5.1, this is 6.18")
+
+    monkeypatch.setattr(Bundle, "has", lambda self, name: True)
+    monkeypatch.setattr(snapshot, "thaw", thaw)
+    document = started("auto").document()
+    (step,) = document["fallbacks"]
+    assert step["section"] == "snapshot" and "kernel 5.1" in step["reason"]
+    assert document["mode"] == "fresh" and document["fast_path"]["mode"] is False
+    assert [one["section"] for one in document["absent"]] == ["template-engine", "template-runtime"]
+
+
 def test_a_thawed_template_that_does_not_answer_is_ended(
     started: Started, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
@@ -178,7 +296,7 @@ def test_a_thawed_template_that_does_not_answer_is_ended(
     monkeypatch.setattr(Bundle, "has", lambda self, name: True)
     monkeypatch.setattr(snapshot, "thaw", lambda *_: silent)
     one = started("snapshot")
-    assert one.mode == "fresh" and "no template listens" in one.steps[0]["reason"]
+    assert one.mode == "fresh" and "nobody listens" in one.steps[0]["reason"]
     assert silent.ends == 1
 
 
@@ -195,7 +313,7 @@ def test_a_thawed_template_that_does_not_answer_is_ended(
     ],
 )
 def test_where_it_answers(given: list[str], url: str) -> None:
-    assert serve.url(LaunchPlan(given)) == url
+    assert serve.url(LaunchPlan(Arguments(given))) == url
 
 
 class Fake:
@@ -247,9 +365,9 @@ def test_the_exit_code_of_a_server(process: Fake, code: int, passed_on: list[int
     assert serve.stay(process) == code and process.received == passed_on
 
 
-def test_trust_is_the_users_unless_said_otherwise() -> None:
-    assert serve.Request("m").trust is inspection.trust
+def test_trust_is_the_users_unless_said_otherwise(found: Lookup) -> None:
+    assert serve.Request(found).trust is inspection.trust
 
 
 def _refused(*_: object) -> None:
-    raise handoff.HandoffError("not now")
+    raise peers.PeerError("not now")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from coldstart.artifacts.bundle import TrustResult, anyone
+from tools.bundles import key
 
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
+from coldstart.key.inspection import Lookup
+from coldstart.machine.paths import Cache
+from coldstart.model.models import Model
 from coldstart.serve import serve
 
 PLANNED = LaunchPlan(["planned"])
@@ -19,29 +25,19 @@ class _Bundle:
     version = 1
 
 
-def _request(trust: Any) -> serve.Request:
-    return serve.Request("tiny-llama", require_signature=True, trust=trust)
-
-
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Found:
-        bundle, model = _Bundle(), None
-
-    monkeypatch.setattr(serve.inspection, "look_up_for", lambda request: Found())
+def found(model: Model, home: Path, monkeypatch: pytest.MonkeyPatch) -> Lookup:
     monkeypatch.setattr(serve.models, "ensure_weights", lambda model, offline: model)
     monkeypatch.setattr(serve.prepare, "prepare", lambda *arguments, **options: PLANNED)
+    return Lookup(model, Arguments(), Cache.at(), key(), cast(Any, _Bundle()))
 
 
-@pytest.mark.usefixtures("found")
-def test_refuses_what_no_trusted_key_has_signed() -> None:
+def test_refuses_what_no_trusted_key_has_signed(found: Lookup) -> None:
     nobody = lambda bundle: TrustResult(False, None, "it carries no signature")  # noqa: E731 - a one-line judge
     with pytest.raises(Failed, match="no signature") as caught:
-        serve.plan(_request(nobody), phase=None)  # type: ignore[arg-type]
+        serve.plan(serve.Request(found, require_signature=True, trust=nobody))
     assert "coldstart trust add" in (caught.value.mend or "")
 
 
-@pytest.mark.usefixtures("found")
-def test_takes_what_a_trusted_key_has_signed() -> None:
-    _, planned = serve.plan(_request(anyone), phase=None)  # type: ignore[arg-type]
-    assert planned == PLANNED
+def test_takes_what_a_trusted_key_has_signed(found: Lookup) -> None:
+    assert serve.plan(serve.Request(found, require_signature=True, trust=anyone)) == PLANNED

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import platform
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +21,12 @@ from tools.bundles import key, provenance, write_tree
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.key import inspection
-from coldstart.machine import criu, paths
-from coldstart.serve import launch, snapshot
+from coldstart.machine import criu, digests, fingerprint, paths
+from coldstart.machine.paths import Cache
+from coldstart.serve import environment, launch, snapshot
 
 FakeEngine = Callable[[str], None]
+PLAN = LaunchPlan([])
 FAKE_CRIU = """#!/bin/sh
 echo "$@" >> "{calls}"
 case "$1" in
@@ -57,39 +61,51 @@ def fake_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     criu.version.cache_clear()
 
 
-def about(**changes: object) -> dict[str, object]:
-    own = {str(Path(__file__)): Path(__file__).stat().st_size}
-    return {"kernel": snapshot.kernel(), "criu": "4.2.1", "files": own, "meeting": "/tmp/m"} | changes
+def images(scratch: Path, *, kernel: str | None = None, files: str | None = None, **about: object) -> Path:
+    """A directory as `freeze` leaves it, of an image that no CRIU has seen, made of this very file."""
+    made = {
+        "criu": "4.2.1",
+        "environment": environment.counted(os.environ),
+        "meeting": str(scratch / "frozen" / "meeting"),
+    } | about
+    machine = fingerprint.machine() | ({"kernel": kernel} if kernel else {})
+    listed = digests.listing([__file__]) if files is None else files
+    tree = {"pages-1.img": b"x" * 99, fingerprint.LIST: listed.encode()}
+    tree[snapshot.ABOUT] = json.dumps(made).encode()
+    tree[fingerprint.ABOUT] = json.dumps({"format": fingerprint.FORMAT, "machine": machine}).encode()
+    return write_tree(scratch / "images", tree)
 
 
 def frozen(store: Store, scratch: Path, signer: sign.HostKey | None = None, **changes: object) -> Bundle:
     """A bundle with a snapshot section that no CRIU has seen."""
     with store.begin(key()) as draft:
-        tree = {"snapshot.json": json.dumps(about(**changes)).encode(), "pages-1.img": b"x" * 99}
-        draft.add_tree("snapshot", write_tree(scratch / "images", tree))
+        draft.add_tree("snapshot", images(scratch, **changes))  # type: ignore[arg-type]
         return draft.publish(provenance(), signer=signer or sign.host_key(paths.state_dir()))
 
 
 def thaw(bundle: Bundle) -> snapshot.Thawed:
-    return snapshot.thaw(bundle, None, inspection.trust)
+    return snapshot.thaw(bundle, PLAN, Cache.at(), inspection.trust)
 
 
+@pytest.mark.usefixtures("home")
 class TestWhereItFits:
-    def test_the_same_machine(self) -> None:
-        snapshot.check(about())
+    def test_the_same_machine(self, tmp_path: Path) -> None:
+        snapshot.check(images(tmp_path), PLAN)
 
-    def test_another_kernel(self) -> None:
-        with pytest.raises(snapshot.Unusable, match=rf"taken on kernel 3\.1, this is {snapshot.kernel()}"):
-            snapshot.check(about(kernel="3.1"))
+    def test_another_kernel(self, tmp_path: Path) -> None:
+        with pytest.raises(snapshot.Unusable, match=rf"taken on kernel 3\.1, this is {platform.release()}"):
+            snapshot.check(images(tmp_path, kernel="3.1"), PLAN)
 
-    def test_a_file_that_is_gone(self) -> None:
-        with pytest.raises(snapshot.Unusable, match=r"maps /nonexistent/lib\.so \(5 bytes\), found nothing"):
-            snapshot.check(about(files={"/nonexistent/lib.so": 5}))
+    def test_a_file_that_is_gone(self, tmp_path: Path) -> None:
+        listed = f"{'0' * 64}  /nonexistent/lib.so\n"
+        with pytest.raises(snapshot.Unusable, match=r"made with /nonexistent/lib\.so .*, found nothing"):
+            snapshot.check(images(tmp_path, files=listed), PLAN)
 
-    def test_a_file_of_another_size(self, tmp_path: Path) -> None:
-        (tmp_path / "lib.so").write_bytes(b"1234")
-        with pytest.raises(snapshot.Unusable, match=r"lib\.so \(5 bytes\), found 4"):
-            snapshot.check(about(files={str(tmp_path / "lib.so"): 5}))
+    def test_another_environment(self, tmp_path: Path) -> None:
+        read = environment.counted(os.environ) | {"OMP_NUM_THREADS": "1"}
+        made = images(tmp_path, environment=read)
+        with pytest.raises(snapshot.Unusable, match=r"OMP_NUM_THREADS: .* made with '1', this start has '2'"):
+            snapshot.check(made, replace(PLAN, env={"OMP_NUM_THREADS": "2"}))
 
 
 class TestCriuItself:
@@ -138,7 +154,7 @@ class TestThaw:
         calls = fake_criu(0)
         with pytest.raises(Untrusted):
             thaw(frozen(store, tmp_path, sign.host_key(tmp_path / "stranger")))
-        assert not calls.exists() and list(paths.unpacked_dir().glob("*")) == []
+        assert not calls.exists() and list(Cache.at().unpacked.glob("*")) == []
 
     def test_an_image_in_a_copied_cache_is_not_restored(
         self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
@@ -159,6 +175,19 @@ class TestThaw:
         calls = fake_criu(0)
         with pytest.raises(snapshot.Unusable, match=r"kernel 3\.1"):
             thaw(frozen(store, tmp_path, kernel="3.1"))
+        assert not calls.exists()
+
+    @pytest.mark.parametrize("odd", [None, b"{", b"{}", b"[]"])
+    def test_an_image_that_does_not_say_what_it_is_bound_to(
+        self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path], odd: bytes | None
+    ) -> None:
+        calls = fake_criu(0)
+        tree = {"pages-1.img": b"x"} | ({snapshot.ABOUT: odd} if odd is not None else {})
+        with store.begin(key()) as draft:
+            draft.add_tree("snapshot", write_tree(tmp_path / "images", tree))
+            bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+        with pytest.raises(snapshot.Unusable):
+            thaw(bundle)
         assert not calls.exists()
 
     @pytest.mark.skipif(os.getuid() != 0, reason="a pid namespace needs CAP_SYS_ADMIN")
@@ -205,16 +234,18 @@ def test_what_is_frozen_says_what_it_is_bound_to(
     snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
     made = json.loads((tmp_path / "out" / snapshot.ABOUT).read_text())
     assert made["criu"] == "9.8.7" and made["meeting"] == str(home)
-    assert any("python" in path for path in made["files"])
-    snapshot.check(made)
+    listed = (tmp_path / "out" / fingerprint.LIST).read_text()
+    assert "python" in listed and "coldstart/serve/snapshot.py" in listed
+    assert not (home / fingerprint.MODULES).exists()
+    snapshot.check(tmp_path / "out", LaunchPlan([]))
 
 
 def test_mapped_files_are_those_of_the_process(tmp_path: Path) -> None:
     path = tmp_path / "with space.so"
     path.write_bytes(b"x" * 5000)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
-        assert snapshot.mapped_files(os.getpid())[str(path)] == 5000
-    assert str(path) not in snapshot.mapped_files(os.getpid())
+        assert str(path) in fingerprint.mapped_files(os.getpid())
+    assert str(path) not in fingerprint.mapped_files(os.getpid())
 
 
 def test_no_complaint(tmp_path: Path) -> None:

@@ -13,10 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.shortage import busy_s, without_descriptors
 
 from coldstart.contract.plan import LaunchPlan
+from coldstart.machine import peers
+from coldstart.machine.ipc import Channel
 from coldstart.measure.bench import usage
-from coldstart.serve import handoff, launch, pool
+from coldstart.serve import launch, pool
 
 Start = Callable[..., launch.Running]
 
@@ -54,12 +57,12 @@ def gone(pid: int) -> Callable[[], bool]:
 
 
 @contextmanager
-def raw(warm: pool.Warm, *behaviour: str) -> Iterator[tuple[socket.socket, int]]:
+def raw(warm: pool.Warm, *behaviour: str) -> Iterator[tuple[Channel, int]]:
     """A client that has a server, and knows nothing of launch.Leased."""
     reader, writer = os.pipe()
     request = {"plan": plan(*behaviour).document(), "cwd": "/", "env": dict(os.environ), "now": 0.0}
-    with handoff.connect(warm.socket) as connection:
-        handoff.send(connection, request, (0, 2, 2, writer))
+    with Channel(peers.connect(warm.socket)) as connection:
+        connection.send(request, (0, 2, 2, writer))
         os.close(writer)
         assert select.select([reader], [], [], 20)[0]
         yield connection, json.loads(os.read(reader, 65536))["pid"]
@@ -136,10 +139,10 @@ def test_the_end_of_the_lease_ends_the_server_and_not_the_template(warm: pool.Wa
 
 def test_a_client_that_goes_at_once_leaves_no_server(warm: pool.Warm) -> None:
     for _ in range(20):
-        with handoff.connect(warm.socket) as connection:
+        with Channel(peers.connect(warm.socket)) as connection:
             request = {"plan": plan("serves").document(), "cwd": "/", "env": dict(os.environ), "now": 0.0}
             reader, writer = os.pipe()
-            handoff.send(connection, request, (0, 2, 2, writer))
+            connection.send(request, (0, 2, 2, writer))
         os.close(reader)
         os.close(writer)
     assert eventually(lambda: children(warm) == 0)
@@ -147,24 +150,24 @@ def test_a_client_that_goes_at_once_leaves_no_server(warm: pool.Warm) -> None:
 
 
 def test_a_server_and_its_client_that_go_in_one_moment(warm: pool.Warm) -> None:
-    with raw(warm, "serves") as (connection, pid), handoff.connect(warm.socket) as slow:
+    with raw(warm, "serves") as (connection, pid), Channel(peers.connect(warm.socket)) as slow:
         time.sleep(0.2)  # the template waits for what the slow one will say, and meanwhile
         os.kill(pid, signal.SIGKILL)
         assert eventually(gone(pid))
         connection.close()
-        slow.shutdown(socket.SHUT_WR)
-        assert "malformed" in next(handoff.replies(slow))["error"]
+        slow.socket.shutdown(socket.SHUT_WR)
+        assert "cut short" in next(slow.replies())["error"]
     assert start(warm, "serves").process.poll() is None
 
 
 def test_nonsense_is_answered_and_survived(warm: pool.Warm) -> None:
-    for sent in (b"\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\2[]"):
-        with handoff.connect(warm.socket) as client:
-            client.sendall(sent)
-            client.shutdown(socket.SHUT_WR)
-            (answer,) = handoff.replies(client)
-            assert "malformed" in answer["error"]
-    with handoff.connect(warm.socket):
+    for sent in (b"\xff\xff\xff\xff\n", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}"):
+        with Channel(peers.connect(warm.socket)) as client:
+            client.socket.sendall(sent)
+            client.socket.shutdown(socket.SHUT_WR)
+            (answer,) = client.replies()
+            assert "JSON" in answer["error"] or "cut short" in answer["error"]
+    with peers.connect(warm.socket):
         pass
     assert start(warm, "serves").process.poll() is None
 
@@ -175,11 +178,31 @@ def test_a_request_without_what_a_server_needs_ends_the_server_alone(warm: pool.
         {"cwd": "/nowhere", "env": {}, "plan": {}, "now": 0},
         {"cwd": "/", "env": {}, "plan": {"x": 1}},
     ):
-        with handoff.connect(warm.socket) as client:
-            handoff.send(client, request)
-            answers = list(handoff.replies(client))
+        with Channel(peers.connect(warm.socket)) as client:
+            client.send(request)
+            answers = list(client.replies())
             assert answers[-1] == {"exit": 1}
     assert start(warm, "serves").process.poll() is None
+
+
+def test_a_template_without_descriptors_tells_its_client_and_does_not_spin(warm: pool.Warm) -> None:
+    assert warm.pid is not None
+    with Channel(peers.connect(warm.socket)) as client:  # it is up and waits
+        client.socket.shutdown(socket.SHUT_WR)
+        assert list(client.replies())
+    with without_descriptors(warm.pid):
+        with pytest.raises(peers.PeerError, match="closed the connection"):
+            launch.forked(plan("serves"), warm.socket)
+        waiting = [peers.connect(warm.socket) for _ in range(5)]
+        assert busy_s(warm.pid, 0.5) < 0.25
+        assert [one.recv(1) for one in waiting] == [b""] * 5
+    assert start(warm, "serves").process.poll() is None
+
+
+def test_signals_that_nobody_may_ask_for_are_sigterm(warm: pool.Warm) -> None:
+    with raw(warm, "serves") as (connection, pid):
+        connection.send({"signal": signal.SIGSTOP})
+        assert eventually(gone(pid))
 
 
 def test_sigterm_stops_the_template_and_its_servers(warm: pool.Warm) -> None:

@@ -20,17 +20,18 @@ with materialize._workspace(Path(sys.argv[1])) as work:
 
 
 def test_one_of_a_running_process_stays_and_one_of_a_killed_process_goes(tmp_path: Path) -> None:
+    root = tmp_path / "work"
     process = subprocess.Popen(
-        [sys.executable, "-c", HELD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HELD, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     held = Path(process.stdout.readline().strip())
-    with materialize._workspace(tmp_path) as own:
+    with materialize._workspace(root) as own:
         assert held.is_dir() and own.is_dir() and own != held
     assert not own.exists()
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert held.is_dir()
-    with materialize._workspace(tmp_path) as own:
-        assert [own] == list((tmp_path / "work").iterdir())
-    assert list((tmp_path / "work").iterdir()) == []
+    with materialize._workspace(root) as own:
+        assert [own] == list(root.iterdir())
+    assert list(root.iterdir()) == []

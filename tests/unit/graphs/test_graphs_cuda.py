@@ -29,7 +29,7 @@ def made(fake: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("cuda")
     run(fake, "snapshot", 1, root / "a")
     done = run(fake, "bundle", 2, root / "a", root / "b")
-    assert done["refused"] == {} and done["report"]["pointers"] == 33, done
+    assert done["refused"] == {} and done["report"]["pointers"] == 42, done
     return root / "b"
 
 
@@ -37,7 +37,7 @@ def made(fake: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_capture_to_proof_in_three_processes(fake: Path, made: Path) -> None:
     done = run(fake, "prove", 3, made)
     assert done["proven"] == ["decode:4", "decode:16", "decode:64"] and done["failed"] == {}
-    assert done["edge_data"] == [[1, 1]]
+    assert done["edge_data"] == [[1, 1], [2, 1]]
     assert done["attributes"] == [[6, "01"], [8, "02"]]
 
 
@@ -46,6 +46,17 @@ def test_every_driver_call_fails_in_turn(fake: Path, made: Path) -> None:
     done = run(fake, "faults", 4, made)
     assert done["calls"] >= 40 and done["restored"] > 0 and done["captured"] > 0 and done["refused"] > 0
     assert done["wrong"] == 0 and done["crashed"] == 0, done["stderr"]
+
+
+@needs_fake
+def test_launch_attributes_and_flags(fake: Path) -> None:
+    """Read back through the driver's own structures; the flags are those that PyTorch instantiates with."""
+    done = run(fake, "readings", 5)
+    assert done["flags"] == 1 | 8
+    assert done["invalid"] == done["unsupported"] == done["properties"] == {}
+    assert set(done["unknown"]) == {"decode:4", "decode:16", "decode:64"}
+    assert all("CUDA_ERROR_UNKNOWN" in reason for reason in done["unknown"].values())
+    assert done["window"] == {"decode:4": "a node has an access-policy window"}
 
 
 def test_a_function_is_known_by_its_binary() -> None:

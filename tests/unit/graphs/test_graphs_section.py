@@ -18,10 +18,13 @@ from coldstart.artifacts.verify import Finding
 from graphs_processes import KEYS, Launches, engine
 from tools.bundles import key, provenance
 
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.graphs import CANARY, KV_PLAN, RESTORE
 from coldstart.errors import Failed
 from coldstart.key import inspection
+from coldstart.key.inspection import Lookup
 from coldstart.machine import nvml, paths
+from coldstart.machine.paths import Cache
 from coldstart.materialize import graphs
 from coldstart.materialize.assembly import _require_fast_path
 from coldstart.model.models import Model
@@ -57,7 +60,12 @@ def publish(place: Path, section: Path, *, signed: bool = True, **kv: Any) -> Bu
 
 def prepared(bundle: Bundle, place: Path) -> Any:
     model = Model("tiny", None, "org/tiny", None, {})
-    return prepare.prepare(bundle, model, (), cache_dir=place / "cache", trust=inspection.trust)
+    return prepare.prepare(
+        Lookup(model, Arguments(), Cache(place / "cache"), bundle.key, bundle),
+        bundle,
+        Arguments(),
+        trust=inspection.trust,
+    )
 
 
 def test_from_the_store_to_an_engine_in_another_process(place: Path, rounds_bundle: Path) -> None:
@@ -101,21 +109,21 @@ def test_on_the_processor_there_is_nothing_to_do(tmp_path: Path) -> None:
     def never(name: str, environment: Mapping[str, str]) -> None:
         raise AssertionError("an engine was started")
 
-    reason = graphs.make(tmp_path / "out", tmp_path / "work", never, ())
+    reason = graphs.make(tmp_path / "out", tmp_path / "work", never, Arguments())
     assert "runs on the processor" in str(reason) and not (tmp_path / "out").exists()
 
 
 def test_eager_engines_capture_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
     assert (
-        "--enforce-eager" in str(graphs.absent(["--enforce-eager"]))
-        and graphs.absent(["--seed", "1"]) is None
+        "--enforce-eager" in str(graphs.absent(Arguments(["--enforce-eager"])))
+        and graphs.absent(Arguments(["--seed", "1"])) is None
     )
 
 
 def test_materialize_makes_the_section_with_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
-    reason = graphs.make(tmp_path / "out", tmp_path / "work", Launches(), ())
+    reason = graphs.make(tmp_path / "out", tmp_path / "work", Launches(), Arguments())
     assert reason is None and (tmp_path / "out" / "proof.json").exists()
 
 
@@ -127,14 +135,14 @@ def test_an_engine_that_fails_costs_the_section_alone(
     def fail(name: str, environment: Mapping[str, str]) -> None:
         raise Failed("the engine ended with exit code 1")
 
-    reason = graphs.make(tmp_path / "out", tmp_path / "work", fail, ())
+    reason = graphs.make(tmp_path / "out", tmp_path / "work", fail, Arguments())
     assert "exit code 1" in str(reason) and not (tmp_path / "out").exists()
 
 
 def test_recording_engines_have_one_kv_size() -> None:
-    assert graphs.kv_args({"bytes": 7}, ()) == ["--kv-cache-memory-bytes", "7"]
-    assert graphs.kv_args({"bytes": 7, "plan": PLAN}, ()) == ["--kv-cache-memory-bytes", "700"]
-    assert graphs.kv_args({"bytes": 7}, ("--kv-cache-memory-bytes", "9")) == []
+    assert graphs.kv_args({"bytes": 7}, Arguments()) == ["--kv-cache-memory-bytes", "7"]
+    assert graphs.kv_args({"bytes": 7, "plan": PLAN}, Arguments()) == ["--kv-cache-memory-bytes", "700"]
+    assert graphs.kv_args({"bytes": 7}, Arguments(["--kv-cache-memory-bytes", "9"])) == []
 
 
 def test_a_proof_start_without_its_graphs_is_not_published() -> None:

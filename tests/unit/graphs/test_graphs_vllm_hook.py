@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from coldstart.graphs.errors import AlteredTable, DriverFailure, Refused
 from coldstart.vllm.graphs import hook, kv_plan
 from coldstart.vllm.graphs import manager as managers
 from coldstart.vllm.graphs import wrapper as wrappers
-from coldstart.vllm.graphs.seams import ADAPTERS, Seam, adapter
+from coldstart.vllm.graphs.record import captured_graphs
 from coldstart.vllm.graphs.source import key_of
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -82,6 +83,16 @@ def _capture(self: Manager, create_forward_fn: Any, progress_bar_desc: str = "")
         self.graphs |= {row: f"captured {row.num_tokens}" for row in rows}
 
 
+def _feed(self: Manager, create_forward_fn: Any) -> None:
+    for rows in self._capture_descs.values():
+        for row in rows:
+            create_forward_fn(row, warmup=False)
+
+
+def _runner(manager: Any) -> Any:
+    return SimpleNamespace(cudagraph_manager=manager)
+
+
 def _manager() -> Manager:
     full = [Descriptor(Mode.FULL, n) for n in (4, 2, 1)]
     return Manager({Mode.FULL: full, Mode.PIECEWISE: [Descriptor(Mode.PIECEWISE, 8)]})
@@ -89,7 +100,7 @@ def _manager() -> Manager:
 
 def test_the_manager_gets_restored_graphs_and_captures_the_rest() -> None:
     manager, said = _manager(), []
-    hooked = managers.restoring(_capture, Source({4, 1, 8}, broken={1}), said.append)
+    hooked = managers.restoring(_capture, _runner(manager), Source({4, 1, 8}, broken={1}), said.append)
     hooked(manager, None)
     found = {(d.cg_mode.name, d.num_tokens): g for d, g in manager.graphs.items()}
     assert found == {
@@ -104,7 +115,7 @@ def test_what_is_built_behind_is_hidden_from_dispatch_until_it_is_there() -> Non
     manager, source = _manager(), Source({4, 2, 1}, broken={2}, behind={2, 4})
     full = manager._capture_descs[Mode.FULL]
     manager._candidates = {(n, 0): [d for d in reversed(full) if d.num_tokens >= n] for n in (1, 2, 3)}
-    managers.restoring(_capture, source, print)(manager, None)
+    managers.restoring(_capture, _runner(manager), source, print)(manager, None)
     assert [d.num_tokens for d in manager.graphs if d.cg_mode is Mode.FULL] == [1]
     assert {key: [d.num_tokens for d in rows] for key, rows in manager._candidates.items()} == {
         (1, 0): [1], (2, 0): [], (3, 0): []
@@ -120,8 +131,6 @@ def test_what_is_built_behind_is_hidden_from_dispatch_until_it_is_there() -> Non
 
 @needs_vllm
 def test_vllms_own_dispatch_keeps_away_from_what_is_hidden() -> None:
-    from types import SimpleNamespace
-
     from vllm.config.compilation import CUDAGraphMode
     from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 
@@ -141,104 +150,68 @@ def test_vllms_own_dispatch_keeps_away_from_what_is_hidden() -> None:
 
 @needs_vllm
 def test_the_other_runners_dispatch_as_well() -> None:
-    from types import SimpleNamespace
-
     from vllm.forward_context import BatchDescriptor
 
     source, desc = Source({4}, behind={4}), BatchDescriptor(4)
     keys = {Mode.FULL: {desc}}
     wrapper = SimpleNamespace(concrete_cudagraph_entries={}, is_debugging_mode=False)
     runner = SimpleNamespace(model=wrapper, cudagraph_dispatcher=SimpleNamespace(cudagraph_keys=keys))
-    wrappers.restoring(lambda *a: pytest.fail("captured"), source, print)(runner, desc, Mode.FULL)
+    wrappers.restoring(lambda *a: pytest.fail("captured"), runner, source, print)(runner, desc, Mode.FULL)
     assert keys[Mode.FULL] == set() and wrapper.concrete_cudagraph_entries == {}
     source.waiting[4]()
     assert keys[Mode.FULL] == {desc} and wrapper.concrete_cudagraph_entries[desc].cudagraph == "restored 4"
 
 
-class Piece:
-    """What vLLM's compiler puts behind a wrapper."""
+@needs_vllm
+def test_pieces_are_left_to_vllm() -> None:
+    """A restored piece would read the pool of the bundle where a captured one before it writes its own."""
+    from vllm.compilation.cuda_graph import CUDAGraphWrapper
 
-    piecewise_compile_index, total_piecewise_compiles = 1, 3
-
-    def __call__(self, x: Any) -> Any:
-        raise AssertionError("the piece ran")
-
-
-class Replays:
-    """A source with graphs that count their replays."""
-
-    def __init__(self, keys: set[str]) -> None:
-        self.keys, self.count = keys, 0
-
-    def usable(self, key: str) -> bool:
-        return key in self.keys
-
-    def replayable(self, key: str) -> Any:
-        return self
-
-    def replay(self) -> None:
-        self.count += 1
-
-    def output(self, key: str) -> Any:
-        return ("out", key)
+    before = CUDAGraphWrapper.__call__
+    undo = hook.install(object(), Source({8}), print)
+    assert CUDAGraphWrapper.__call__ is before
+    undo()
+    manager, wrapper = _manager(), SimpleNamespace(concrete_cudagraph_entries={}, is_debugging_mode=False)
+    managers.restoring(_capture, _runner(manager), Source({8}), print)(manager, None)
+    assert {g for d, g in manager.graphs.items() if d.cg_mode is Mode.PIECEWISE} == {"captured 8"}
+    runner, called = SimpleNamespace(model=wrapper), list[Any]()
+    hooked = wrappers.restoring(lambda *a: called.append(a), runner, Source({8}), print)
+    hooked(runner, Descriptor(Mode.PIECEWISE, 8), Mode.PIECEWISE)
+    assert len(called) == 1 and wrapper.concrete_cudagraph_entries == {}
+    assert set(captured_graphs(SimpleNamespace(cudagraph_manager=manager))) == {
+        key_of(d, "FULL") for d in manager.graphs if d.cg_mode is Mode.FULL
+    }
 
 
 @needs_vllm
-def test_a_piece_is_replayed_where_it_would_have_been_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
+def test_a_draft_models_manager_captures_its_own_graphs() -> None:
+    """vLLM's own: it inherits `capture`, and its descriptors have the target's keys."""
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+    from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import SpeculatorCudaGraphManager
 
-    from vllm.compilation import cuda_graph
-    from vllm.config.compilation import CUDAGraphMode
-    from vllm.forward_context import BatchDescriptor
-
-    wrapper = cuda_graph.CUDAGraphWrapper.__new__(cuda_graph.CUDAGraphWrapper)
-    vars(wrapper).update(
-        runnable=Piece(),
-        runtime_mode=CUDAGraphMode.PIECEWISE,
-        is_debugging_mode=False,
-        concrete_cudagraph_entries={},
+    assert issubclass(SpeculatorCudaGraphManager, CudaGraphManager)
+    draft, target, seen = (
+        SpeculatorCudaGraphManager.__new__(SpeculatorCudaGraphManager),
+        _manager(),
+        list[str](),
     )
-    context = SimpleNamespace(
-        batch_descriptor=BatchDescriptor(8), cudagraph_runtime_mode=CUDAGraphMode.PIECEWISE
-    )
-    monkeypatch.setattr(cuda_graph, "get_forward_context", lambda: context)
-    monkeypatch.setattr(cuda_graph, "is_forward_context_available", lambda: True)
-    key = wrappers.piece_key(wrapper, context.batch_descriptor)
-    assert key == "PIECEWISE-1of3:num_tokens=8"
-    source = Replays({key})
-    call = wrappers.restoring_piece(cuda_graph.CUDAGraphWrapper.__call__, source, print)  # type: ignore[arg-type]
-    assert call(wrapper, "x") == call(wrapper, "x") == ("out", key) and source.count == 2
-    fed: dict[str, Any] = {}
-    seen = wrappers.watched_piece(lambda self, *arguments: "captured", fed.__setitem__)
-    wrapper.concrete_cudagraph_entries.clear()
-    tensor = SimpleNamespace(data_ptr=lambda: 4096, nbytes=64)
-    assert seen(wrapper, tensor, 8) == "captured" and fed == {key: [(4096, 64)]}
-
-
-@needs_vllm
-def test_a_wrapper_without_a_number_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
-
-    wrapper = SimpleNamespace(runnable=lambda x: x, is_debugging_mode=False, concrete_cudagraph_entries={})
-    assert wrappers.restoring_piece(lambda self, x: x, Source({8}), print)(wrapper, "x") == "x"
+    vars(draft).update(vars(_manager()))
+    managers.restoring(_capture, _runner(target), Source({4, 2, 1}), print)(draft, None)
+    assert set(draft.graphs.values()) == {"captured 4", "captured 2", "captured 1", "captured 8"}
+    managers.watched_capture(_feed, _runner(target), seen.append)(draft, lambda desc, warmup: None)
+    assert seen == []
 
 
 def test_inputs_are_seen_when_they_lie_ready() -> None:
     manager, seen = _manager(), list[str]()
-
-    def capture(self: Manager, create_forward_fn: Any) -> None:
-        for rows in self._capture_descs.values():
-            for row in rows:
-                create_forward_fn(row, warmup=False)
-
-    managers.watched_capture(capture, seen.append)(manager, lambda desc, warmup: None)
+    managers.watched_capture(_feed, _runner(manager), seen.append)(manager, lambda desc, warmup: None)
     assert seen == [key_of(d, "FULL") for d in manager._capture_descs[Mode.FULL]]
 
 
 def test_memory_profiling_captures_as_always() -> None:
     manager = _manager()
     manager._max_full_descs_to_capture = 2
-    managers.restoring(_capture, Source({4}), print)(manager, None)
+    managers.restoring(_capture, _runner(manager), Source({4}), print)(manager, None)
     assert "restored 4" not in manager.graphs.values()
 
 
@@ -249,30 +222,29 @@ def test_keys_tell_descriptors_apart() -> None:
 
 
 @needs_vllm
-def test_every_seam_exists_in_the_installed_vllm() -> None:
-    assert hook.checked_adapter().problems() == []
-
-
-@needs_vllm
 def test_the_wrapper_of_the_other_runner_gets_finished_entries() -> None:
-    from types import SimpleNamespace
-
     from vllm.compilation.cuda_graph import CUDAGraphEntry
     from vllm.forward_context import BatchDescriptor
 
     called: list[int] = []
-    hooked = wrappers.restoring(lambda self, desc, mode: called.append(desc.num_tokens), Source({4}), print)
     wrapper = SimpleNamespace(concrete_cudagraph_entries={}, is_debugging_mode=False)
+    runner = SimpleNamespace(model=wrapper)
+    hooked = wrappers.restoring(
+        lambda self, desc, mode: called.append(desc.num_tokens), runner, Source({4}), print
+    )
     for tokens in (4, 2):
-        hooked(SimpleNamespace(model=wrapper), BatchDescriptor(tokens), Mode.FULL)
+        hooked(runner, BatchDescriptor(tokens), Mode.FULL)
     (entry,) = wrapper.concrete_cudagraph_entries.values()
     assert (
         isinstance(entry, CUDAGraphEntry) and entry.cudagraph == "restored 4" and entry.output == "output 4"
     )
     assert called == [2]
     wrapper.is_debugging_mode = True
-    hooked(SimpleNamespace(model=wrapper), BatchDescriptor(4), Mode.FULL)
+    hooked(runner, BatchDescriptor(4), Mode.FULL)
     assert called == [2, 4]
+    wrapper.is_debugging_mode = False
+    hooked(SimpleNamespace(model=wrapper), BatchDescriptor(4), Mode.FULL)
+    assert called == [2, 4, 4]
 
 
 @needs_vllm
@@ -280,20 +252,33 @@ def test_install_and_undo() -> None:
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
     before = CudaGraphManager.capture
-    undo = hook.install(Source(set()), print)
+    undo = hook.install(object(), Source(set()), print)
     assert CudaGraphManager.capture is not before
     undo()
     assert CudaGraphManager.capture is before
 
 
-def test_another_version_is_refused_and_a_changed_seam_is_named() -> None:
-    with pytest.raises(Refused, match=r"0\.31"):
-        adapter("0.31.2")
-    assert adapter("0.32.1+cpu") is ADAPTERS[0]
-    assert "takes" in str(Seam("json", "dumps", ("obj", "indent")).problem())
-    assert "no_such" in str(Seam("json", "no_such").problem())
-    assert Seam("json", "JSONEncoder", None, ("self.skipkeys",)).problem() is None
-    assert "self.gone" in str(Seam("json", "JSONEncoder", None, ("self.skipkeys", "self.gone")).problem())
+def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook.seams, "check", lambda feature: f"{feature} differ.")
+    monkeypatch.setattr(hook, "_patched", lambda **_: pytest.fail("patched"))
+    with pytest.raises(Refused, match=r"graphs differ\."):
+        hook.install(object(), Source(set()), print)
+    with pytest.raises(Refused, match=r"graphs differ\."):
+        hook.watch(object(), print)
+
+
+def test_without_vllms_gate_the_cache_is_profiled_as_always(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from coldstart.vllm.graphs import plugin
+
+    monkeypatch.setattr(plugin.seams, "check", lambda feature: f"{feature} is gone.")
+    monkeypatch.setattr(plugin.late, "when_imported", lambda *_: pytest.fail("hooked"))
+    monkeypatch.setenv(plugin.KV_PLAN, "{}")
+    for name in (plugin.RECORD, plugin.PROVE, plugin.RESTORE):
+        monkeypatch.delenv(name, raising=False)
+    plugin.register()
+    assert "kv-plan is gone." in caplog.text
 
 
 def _plan(baseline: int = 1000) -> kv_plan.KvPlan:
@@ -338,8 +323,6 @@ def test_vllm_itself_takes_the_plan_and_applies_its_gate(
 @needs_vllm
 def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM names the model's path in its fingerprint; the plan is laid under the one that the worker computes."""
-    from types import SimpleNamespace
-
     import vllm
     from vllm.platforms import current_platform
     from vllm.v1.worker import gpu_worker, startup_plan

@@ -87,7 +87,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return made.setdefault(name, SimpleNamespace(GPUModelRunner=runner, Worker=type("Worker", (), {})))
 
     monkeypatch.setattr(plugin.late, "when_imported", lambda name, work: work(module(name)))
-    monkeypatch.setattr(plugin.hook, "known_version", lambda: None)
+    monkeypatch.setattr(plugin.hook, "require", lambda: None)
     for name in (plugin.RECORD, plugin.PROVE, plugin.RESTORE, plugin.KV_PLAN):
         monkeypatch.delenv(name, raising=False)
     return made
@@ -111,7 +111,7 @@ def test_a_round_that_cannot_be_held_says_why(
     def refuse() -> None:
         raise Refused("no adapter for vLLM 9")
 
-    monkeypatch.setattr(plugin.hook, "known_version", refuse)
+    monkeypatch.setattr(plugin.hook, "require", refuse)
     monkeypatch.setenv(plugin.RECORD, str(tmp_path))
     plugin.register()
     assert (tmp_path / "reason").read_text() == "no adapter for vLLM 9"
@@ -169,7 +169,7 @@ def test_outputs_are_places_in_the_pool() -> None:
         outputs.view(None, list)
 
 
-def test_graphs_of_either_runner_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_of_either_runner_by_key() -> None:
     from dataclasses import make_dataclass
 
     descriptor = make_dataclass("D", ["num_tokens"], frozen=True)(4)
@@ -177,7 +177,6 @@ def test_graphs_of_either_runner_by_key(monkeypatch: pytest.MonkeyPatch) -> None
         descriptor: SimpleNamespace(cudagraph="g", output="o"),
         "empty": SimpleNamespace(cudagraph=None),
     }
-    monkeypatch.setattr(record.wrapper, "pieces", list)
     one = SimpleNamespace(model=SimpleNamespace(concrete_cudagraph_entries=entries))
     assert record.captured_graphs(one) == {"FULL:num_tokens=4": (descriptor, "g", "o")}
 
@@ -222,7 +221,7 @@ def test_the_hook_asks_the_restorer(bundle_directory: Path) -> None:
 def test_modules_are_worked_on_when_they_are_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from coldstart.vllm.graphs.late import when_imported
+    from coldstart.vllm.late import when_imported
 
     (tmp_path / "late_module.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -20,7 +20,7 @@ from coldstart.graphs import gate, offline, rounds, store
 from coldstart.graphs.api import Captured
 from coldstart.graphs.errors import DriverFailure, Refused
 from coldstart.graphs.table import Region
-from coldstart.vllm.graphs import hook, plugin, record, restore, wrapper
+from coldstart.vllm.graphs import hook, plugin, record, restore
 from tests.support.graphs.model import SimModel
 
 torch = pytest.importorskip("torch")
@@ -135,10 +135,8 @@ class Runner:
 def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
     """`model` is the process of the moment."""
     now: dict[str, SimModel] = {}
-    stand_in = SimpleNamespace(
-        CudaGraphManager=Manager, GPUModelRunner=type("R", (), {"_warmup_and_capture": None}),
-        CUDAGraphWrapper=type("W", (), {"__call__": None, "_all_instances": ()}), get_forward_context=None,
-    )  # fmt: skip
+    runner = type("R", (), {"_warmup_and_capture": None})
+    places = {"manager": (Manager, "capture"), "runner": (runner, "_warmup_and_capture")}
 
     def framework(driver: Any, tensors: Any, sizes: Any, capture: Any, pool: Any) -> Framework:
         return Framework(now["model"], sizes, capture)
@@ -147,9 +145,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
         regions = Framework(now["model"], {}, None).regions()
         return {r.symbol: Tensor(r) for r in regions}
 
-    for module in (hook, wrapper):
-        monkeypatch.setattr(module, "import_module", lambda name: stand_in)
-    monkeypatch.setattr(hook, "checked_adapter", lambda: None)
+    monkeypatch.setattr(hook, "_places", lambda: places)
+    monkeypatch.setattr(hook, "require", lambda: None)
     for module in (record, restore):
         monkeypatch.setattr(module, "CudaDriver", lambda *log: now["model"].driver)
         monkeypatch.setattr(module, "runner_tensors", tensors)

@@ -153,15 +153,16 @@ def test_a_view_outlives_its_source(path: Path) -> None:
 def test_order_is_that_of_shards_by_number_and_of_bytes() -> None:
     entry = {"dtype": "F32", "shape": [1], "size": 4}
     files = [
-        {"name": f"m-{n}.safetensors", "tensors": [entry | {"name": f"{n}", "offset": 0}]} for n in (10, 9, 1)
+        {"name": f"m-{n}.safetensors", "size": 4, "tensors": [entry | {"name": f"{n}", "offset": 0}]}
+        for n in (10, 9, 1)
     ]
-    assert [tensor.name for tensor in tensors.ordered({"files": files})] == ["1", "9", "10"]
+    assert [tensor.name for tensor in tensors.ordered({"chunk": 1, "files": files})] == ["1", "9", "10"]
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda files: files.append(dict(files[0])), "same name"),
+        (lambda files: files.append(dict(files[0])), "occurs twice"),
         (lambda files: files[0].update(tensors=[]), "holds no safetensors"),
         (lambda files: files[0].pop("tensors"), "lacks 'tensors'"),
     ],

@@ -78,7 +78,8 @@ def test_a_hundred_clients_of_one_prefetcher(weights: Weights, server: RangeServ
         cycle()
     status = client.request("status", directory=runtime)
     _settled(lambda: _descriptors(pid) <= before[0])
-    assert (_descriptors(pid), _threads(pid)) == before and int(status["pid"]) == pid
+    # It may have been seen with the first client's descriptor still open.
+    assert _descriptors(pid) <= before[0] and _threads(pid) == before[1] and int(status["pid"]) == pid
     assert _mappings() == mapped and _descriptors() == own
     assert [model["leases"] for model in status["models"]] == [0]
     assert server.total() == sum(map(len, weights.data.values()))

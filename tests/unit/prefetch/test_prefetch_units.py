@@ -16,6 +16,12 @@ from coldstart.weights.prefetch.schedule import Board, Entry, Lease, State, pick
 CHUNK = 100
 
 
+def _tensor(name: str, offset: int, data: bytes) -> dict[str, Any]:
+    digest = "sha256:" + hashlib.sha256(data).hexdigest()
+    place = {"offset": offset, "size": len(data)}
+    return {"name": name, "dtype": "U8", "shape": [len(data)], **place, "digest": digest}
+
+
 def _made(chance: random.Random) -> tuple[layout.Layout, bytes]:
     """A file of random tensors behind a header, as safetensors lays them out."""
     at = header = chance.randrange(1, 2 * CHUNK)
@@ -25,8 +31,7 @@ def _made(chance: random.Random) -> tuple[layout.Layout, bytes]:
     data = chance.randbytes(header + sum(sizes))
     tensors: list[dict[str, Any]] = []
     for number, size in enumerate(sizes):
-        digest = "sha256:" + hashlib.sha256(data[at : at + size]).hexdigest()
-        tensors.append({"name": f"t{number}", "offset": at, "size": size, "digest": digest})
+        tensors.append(_tensor(f"t{number}", at, data[at : at + size]))
         at += size
     chunks = [hashlib.sha256(data[i : i + CHUNK]).hexdigest() for i in range(0, len(data), CHUNK)]
     file = {"name": "f", "size": len(data), "chunks": chunks, "tensors": tensors}
@@ -67,11 +72,11 @@ def test_wants_are_met_exactly_and_everything_is_checked(seed: int) -> None:
     first = [name for name in names if chance.random() < 0.5]
     rest = [name for name in names if name not in first]
     _want(board, lease, first)
-    own = sum(made.tensors[name].end - made.tensors[name].start for name in first)
+    own = sum(made.tensors[name].end - made.tensors[name].offset for name in first)
     assert _fetch_all(board, lease, data) == (len(data) if len(first) == len(names) else own)
     _want(board, lease, rest, background=chance.random() < 0.5)
     _fetch_all(board, lease, data)
-    assert all(board.ready[0].covers(t.start, t.end) for t in made.tensors.values())
+    assert all(board.ready[0].covers(t.offset, t.end) for t in made.tensors.values())
     left = len(data) - board.ready_bytes
     _want(board, lease, None)
     assert _fetch_all(board, lease, data) == left
@@ -95,7 +100,7 @@ def test_released_units_are_forgotten_and_planned_anew(seed: int) -> None:
     first.release()
     gone.release()
     _fetch_all(board, stays, data)
-    assert all(board.ready[0].covers(made.tensors[n].start, made.tensors[n].end) for n in kept)
+    assert all(board.ready[0].covers(made.tensors[n].offset, made.tensors[n].end) for n in kept)
     assert board.planned_bytes == board.ready_bytes and not stays.unfinished()
     stays.release()
     _want(board, stays, None)
@@ -150,8 +155,7 @@ def test_what_needs_a_failed_unit_fails_with_it_and_can_be_wanted_anew() -> None
     data = bytes(sum(sizes) + 30)
     tensors, at = [], 30
     for number, size in enumerate(sizes):
-        digest = hashlib.sha256(data[at : at + size]).hexdigest()
-        tensors.append({"name": f"t{number}", "offset": at, "size": size, "digest": digest})
+        tensors.append(_tensor(f"t{number}", at, data[at : at + size]))
         at += size
     chunks = [hashlib.sha256(data[i : i + CHUNK]).hexdigest() for i in range(0, len(data), CHUNK)]
     file = {"name": "f", "size": len(data), "chunks": chunks, "tensors": tensors}

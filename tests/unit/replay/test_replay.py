@@ -9,7 +9,7 @@ from tools.openai_server import FakeServer, running
 from coldstart.measure.replay import ReplaySettings, replay
 from coldstart.measure.replay.client import Target, prompt_tokens
 from coldstart.measure.replay.http import Endpoint
-from coldstart.measure.traces import TraceRequest
+from coldstart.traces import TraceRequest
 
 
 def target(port: int) -> Target:

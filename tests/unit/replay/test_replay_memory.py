@@ -10,9 +10,9 @@ from coldstart.measure.replay.client import Target
 from coldstart.measure.replay.http import Endpoint
 from coldstart.measure.replay.record import RequestRecord
 from coldstart.measure.replay.simulated import record_of
-from coldstart.measure.traces import TraceRequest
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.simulate import simulate
+from coldstart.traces import TraceRequest
 
 PROFILE = IterationProfile.from_points([(1, 0.001)], [(1, 0.001)])
 SLACK = 256 << 10

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coldstart.measure.replay import records_of
-from coldstart.measure.traces import TraceRequest
 from coldstart.scheduling import POLICIES, STRATEGIES, IterationProfile, SchedulerSettings
 from coldstart.scheduling.simulate import COPIES, Outcome, SimSettings, simulate
+from coldstart.traces import TraceRequest
 
 PROFILE = IterationProfile.from_points([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01), (8, 0.012)])
 

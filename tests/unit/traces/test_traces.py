@@ -7,10 +7,10 @@ from statistics import mean, pstdev
 
 import pytest
 
-from coldstart.measure.traces import TraceError, TraceReport, TraceRequest, read_trace
-from coldstart.measure.traces.arrivals import rearrive
-from coldstart.measure.traces.formats import Columns
-from coldstart.measure.traces.transform import cap_tokens, cut, in_order, map_models, speed_up
+from coldstart.traces import TraceError, TraceReport, TraceRequest, read_trace
+from coldstart.traces.arrivals import rearrive
+from coldstart.traces.formats import Columns
+from coldstart.traces.transform import cap_tokens, cut, in_order, map_models, speed_up
 
 SAMPLES = {
     "mooncake": '{"timestamp": 1000, "input_length": 7, "output_length": 3, "hash_ids": [1, 2]}\n'

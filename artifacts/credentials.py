@@ -1,0 +1,120 @@
+"""What `docker login` stored for a registry: in config.json itself, or with a credential helper.
+
+The helper protocol: `docker-credential-NAME get`, the registry on stdin, {"Username", "Secret"} as JSON on stdout;
+the user name <token> marks an identity token. https://github.com/docker/docker-credential-helpers
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coldstart.artifacts.errors import RemoteDenied
+
+# Docker's own registry answers at another host than the one its logins are stored under.
+HUB_KEY, HUB_HOSTS = (
+    "https://index.docker.io/v1/",
+    frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"}),
+)
+_HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_TOKEN_USER = "<token>"
+_NOT_FOUND = "credentials not found"
+_HELPER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Either a user with a password, or an identity token for the registry's token server."""
+
+    user: str = ""
+    password: str = field(default="", repr=False)
+    identity: str = field(default="", repr=False)
+
+    @property
+    def basic(self) -> str | None:
+        """The value of an Authorization header, None for an identity token."""
+        if self.identity:
+            return None
+        return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+
+
+def stored(host: str, environment: Mapping[str, str] = os.environ) -> Login | None:
+    """The login for HOST[:PORT], None where there is none. Raises RemoteDenied when a helper fails."""
+    config = _config(environment)
+    key = HUB_KEY if host in HUB_HOSTS else host
+    helper = _helper(config, key)
+    found = _asked(helper, key) if helper else None
+    return found or _in_file(config, key)
+
+
+def _config(environment: Mapping[str, str]) -> Mapping[str, Any]:
+    directory = environment.get("DOCKER_CONFIG")
+    path = (Path(directory) if directory else Path.home() / ".docker") / "config.json"
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}  # No stored login; the registry decides whether it serves anonymous readers.
+    return found if isinstance(found, dict) else {}
+
+
+def _members(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _helper(config: Mapping[str, Any], key: str) -> str | None:
+    name = _members(config, "credHelpers").get(key) or config.get("credsStore")
+    return name if isinstance(name, str) and _HELPER.fullmatch(name) else None
+
+
+def _asked(helper: str, key: str) -> Login | None:
+    program = f"docker-credential-{helper}"
+    try:
+        done = subprocess.run(
+            [program, "get"], input=key.encode(), capture_output=True, timeout=_HELPER_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RemoteDenied(
+            f"{program} cannot be asked: {type(error).__name__}", mend=f"run {program} get"
+        ) from error
+    if done.returncode:
+        said = (done.stdout or done.stderr).decode(errors="replace").strip()[:200]
+        if _NOT_FOUND in said:
+            return None
+        raise RemoteDenied(
+            f"{program} failed: {said}", mend=f"unlock what {program} keeps, or docker login {key}"
+        )
+    try:
+        found = json.loads(done.stdout)
+        user, secret = str(found["Username"]), str(found["Secret"])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise RemoteDenied(f"{program} answers with no credentials") from error
+    return Login(identity=secret) if user == _TOKEN_USER else Login(user, secret)
+
+
+def _in_file(config: Mapping[str, Any], key: str) -> Login | None:
+    for name, entry in _members(config, "auths").items():
+        if isinstance(entry, dict) and key in (name, _host(name)) and (found := _entry(entry)):
+            return found
+    return None
+
+
+def _entry(entry: Mapping[str, Any]) -> Login | None:
+    if isinstance(token := entry.get("identitytoken"), str) and token:
+        return Login(identity=token)
+    try:
+        user, mark, password = base64.b64decode(entry.get("auth", ""), validate=True).decode().partition(":")
+    except (TypeError, ValueError):
+        return None
+    return Login(user, password.rstrip("\0")) if mark else None
+
+
+def _host(name: str) -> str:
+    return name.partition("://")[2].partition("/")[0] if "://" in name else name.partition("/")[0]

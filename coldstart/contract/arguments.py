@@ -1,0 +1,170 @@
+"""vLLM's command line, read without vLLM: what an operator wrote, and the same in one normal form.
+
+``Arguments`` travels from the command line to the server that is started, so that nobody parses it again.
+``parse(argv)`` gives a mapping that is equal for every spelling vLLM takes as equal: the order of flags,
+dashes or underscores, ``--name value`` or ``--name=value``, short names, ``--no-name``, dotted names or JSON,
+1k or 1000. A flag is never judged here: what this module does not know it keeps as written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+SHORT: Mapping[str, str] = {
+    "-q": "quantization",
+    "-tp": "tensor_parallel_size",
+    "-pp": "pipeline_parallel_size",
+    "-dp": "data_parallel_size",
+    "-dcp": "decode_context_parallel_size",
+    "-pcp": "prefill_context_parallel_size",
+    "-dpn": "data_parallel_rank",
+    "-dpr": "data_parallel_start_rank",
+    "-dpl": "data_parallel_size_local",
+    "-dpa": "data_parallel_address",
+    "-dpp": "data_parallel_rpc_port",
+    "-dpb": "data_parallel_backend",
+    "-dph": "data_parallel_hybrid_lb",
+    "-dpe": "data_parallel_external_lb",
+    "-dpm": "data_parallel_multi_port_external_lb",
+    "-ep": "enable_expert_parallel",
+    "-n": "nnodes",
+    "-r": "node_rank",
+    "-asc": "api_server_count",
+    "-sc": "speculative_config",
+    "-cc": "compilation_config",
+    "-ac": "attention_config",
+    "-dc": "diffusion_config",
+    "-O": "optimization_level",
+}
+_SAME_AS = {"device_memory_utilization": "gpu_memory_utilization"}
+# vLLM reads these with human suffixes: 1k is 1000, 1K is 1024.
+_HUMAN = frozenset(
+    {"max_model_len", "kv_cache_memory_bytes", "max_num_batched_tokens", "max_num_scheduled_tokens"}
+)
+_SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
+_LEVEL = re.compile(r"-O=?(\w+)")
+
+
+class Arguments(tuple[str, ...]):
+    """The words that follow ``--``, as written; their normal form is computed once and kept with them.
+
+    A tuple, so that they are passed on word for word; ``value`` and ``gives`` ask for a flag by its name with underscores.
+    """
+
+    @cached_property
+    def normal(self) -> Mapping[str, object]:
+        """``parse`` of the words."""
+        return parse(self)
+
+    def gives(self, name: str) -> bool:
+        """Whether the flag was written."""
+        return name in self.normal
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """The flag's value as ``parse`` reads it, ``default`` where it was not written."""
+        return self.normal.get(name, default)
+
+    def number(self, name: str, default: int) -> int:
+        """The flag's value where it is a whole number, else ``default``: vLLM will refuse what it is, in its own words."""
+        value = self.normal.get(name, default)
+        return value if isinstance(value, int) else default
+
+    def after(self, *words: str) -> Arguments:
+        """``words`` put in front: of equal flags the one that stands here already wins."""
+        return Arguments((*words, *self)) if words else self
+
+    def before(self, *words: str) -> Arguments:
+        """``words`` put behind: of equal flags the new one wins."""
+        return Arguments((*self, *words)) if words else self
+
+
+def parse(argv: Sequence[str]) -> dict[str, object]:
+    """Read ``argv`` (what follows ``--``) into {name_with_underscores: value}; the last of equal names wins.
+
+    Values are scalars, lists where several words follow a flag, and dicts for JSON or dotted names.
+    """
+    plain: dict[str, object] = {}
+    dotted: dict[str, object] = {}
+    for flag, words in _grouped(argv):
+        name, *path = flag.split(".")
+        if path:
+            _put(dotted, [name, *path], _value(name, words))
+        elif name.startswith("no_") and not words:
+            plain[name.removeprefix("no_")] = False
+        else:
+            plain[name] = _value(name, words)
+    # vLLM appends the dotted ones as one JSON argument at the end, so they replace a JSON value as a whole.
+    return {**plain, **dotted}
+
+
+def _grouped(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    flag: str | None = None
+    words: list[str] = []
+    for token in argv:
+        if not token.startswith("-") or _NUMBER.fullmatch(token):
+            words.append(token)
+            continue
+        if flag is not None or words:
+            yield flag or "positional", words
+        flag, words = _split(token)
+    if flag is not None or words:
+        yield flag or "positional", words
+
+
+def _split(token: str) -> tuple[str, list[str]]:
+    if not token.startswith("--") and (level := _LEVEL.fullmatch(token)):
+        return "optimization_level", [level[1]]
+    head, equals, value = token.partition("=")
+    return _long_name(head), [value] if equals else []
+
+
+def _long_name(head: str) -> str:
+    first, dot, rest = head.partition(".")
+    if first.startswith("--"):
+        first = first.removeprefix("--").replace("-", "_")
+        return _SAME_AS.get(first, first) + dot + rest
+    return SHORT.get(first, first.removeprefix("-")) + dot + rest
+
+
+def _value(name: str, words: list[str]) -> object:
+    if not words:
+        return True
+    values = [_scalar(name, word) for word in words]
+    return values[0] if len(values) == 1 else values
+
+
+def _scalar(name: str, word: str) -> object:
+    if word[:1] in "{[":
+        return _json(word)
+    if name in _HUMAN and (match := _SUFFIXED.fullmatch(word)):
+        return _human(*match.groups())
+    if _NUMBER.fullmatch(word):
+        return json.loads(word) if not re.match(r"-?0\d", word) else word
+    return {"true": True, "false": False, "null": None}.get(word, word)
+
+
+def _human(number: str, suffix: str) -> int:
+    base = 1000 if suffix.islower() else 1024
+    return int(float(number) * base ** ("kmgt".index(suffix.lower()) + 1))
+
+
+def _json(word: str) -> object:
+    try:
+        parsed: object = json.loads(word)
+    except ValueError:
+        return word  # vLLM will refuse it, in its own words
+    return parsed
+
+
+def _put(target: dict[str, object], path: list[str], value: object) -> None:
+    *parents, last = path
+    for name in parents:
+        inner = target.get(name)
+        target[name] = inner = inner if isinstance(inner, dict) else {}
+        target = inner
+    target[last] = value

@@ -1,0 +1,205 @@
+"""Every decision of the model host, without I/O: `on(event, now)` gives the actions that follow.
+
+Invariants, after each event: requests go only to a ready model, in order of arrival by model; no order to leave
+concerns a model with requests in flight; what is promised never exceeds the machine's memory; the model whose request
+waits longest starts first, and nobody overtakes it to the memory that is being freed for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import inf
+
+from coldstart.host import admission, events
+from coldstart.host.events import Action, Event
+from coldstart.host.held import Held, Waiting
+from coldstart.host.model_state import STARTABLE, Model, State
+from coldstart.host.residents import Residents
+from coldstart.host.room import make_room, shrink
+from coldstart.host.specification import REFUSE, HostSettings, ModelSpec
+
+
+class Core:
+    """One machine's models. `now` is in seconds on one clock that never goes back."""
+
+    def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings) -> None:
+        self.settings = settings
+        self.residents = Residents(specs, settings)
+        self.held = Held()
+        self.requests = self.hits = self.starts = self.departures = 0
+        self._serving: dict[str, str] = {}
+        self._next_check, self._now = -inf, -inf
+
+    @property
+    def models(self) -> dict[str, Model]:
+        return self.residents.models
+
+    def on(self, event: Event, now: float) -> list[Action]:
+        """Take note, then order what can be done now. Raises model_state.Illegal for an event out of place."""
+        self._now = now
+        return [*self._note(event, now), *self._advance(now)]
+
+    def deadline(self) -> float:
+        """When `Tick` is due at the latest; infinity where nothing waits for time to pass."""
+        oldest = self.held.oldest()
+        if oldest is None:
+            return self._next_check
+        runs_out = (waiting.since + self.settings.patience_s for waiting in self.held.models())
+        ahead = (time for time in runs_out if time > self._now)
+        return min(self._next_check, oldest.since + self.settings.hold_s, *ahead)
+
+    def _note(self, event: Event, now: float) -> Iterator[Action]:
+        match event:
+            case events.Arrived(request, name):
+                yield from self._arrived(request, name, now)
+            case events.Ended(request):
+                self._ended(request, now)
+            case events.Configured(specs):
+                yield from self._configured(specs, now)
+            case events.Tick():
+                pass
+            case _ if event.model in self.models:
+                yield from self._of_model(event, self.models[event.model], now)
+
+    def _of_model(
+        self, event: events.Started | events.Failed | events.Left | events.Measured, model: Model, now: float
+    ) -> Iterator[Action]:
+        match event:
+            case events.Started(_, seconds, memory):
+                self.residents.ready(model, now, seconds, memory)
+            case events.Failed() if model.leaving:
+                # It was to end anyway.
+                self.residents.left(model, now)
+            case events.Failed(_, reason):
+                yield from self._failed(model, reason, now)
+            case events.Left():
+                self.residents.left(model, now)
+            case events.Measured(_, memory) if model.state is State.READY:
+                self.residents.measured(model, memory)
+        self._watch(model)
+        if self.settings.min_residents or self.residents.unsettled():
+            self._next_check = -inf
+
+    def _arrived(self, request: str, name: str, now: float) -> Iterator[Action]:
+        self.requests += 1
+        if (refused := admission.refusal(self.residents, self.held, request, name, now)) is not None:
+            yield refused
+            return
+        model = self.models[name]
+        self.hits += model.state is State.READY
+        self.residents.requested(model, now)
+        self.held.add(request, name, now)
+
+    def _ended(self, request: str, now: float) -> None:
+        name = self._serving.pop(request, None)
+        if name is None:
+            self.held.drop(request)
+        elif name in self.models:
+            self.models[name].ended(request, now)
+            self._watch(self.models[name])
+
+    def _failed(self, model: Model, reason: str, now: float) -> Iterator[Action]:
+        for request in model.in_flight:
+            self._serving.pop(request, None)
+        self.residents.failed(model, reason, now)
+        for waiting in self.held.take(model.spec.name):
+            yield admission.failed(model, waiting.request, now)
+
+    def _configured(self, specs: tuple[ModelSpec, ...], now: float) -> Iterator[Action]:
+        for name in self.residents.configure(specs):
+            for waiting in self.held.take(name):
+                yield admission.unknown(waiting.request, name)
+        self._next_check = -inf
+
+    def _advance(self, now: float) -> Iterator[Action]:
+        yield from self._expired(now)
+        if now >= self._next_check:
+            yield from self._checked(now)
+        yield from self._dispatched()
+        yield from self._started(now)
+        yield from self._ordered()
+
+    def _expired(self, now: float) -> Iterator[Action]:
+        while (oldest := self.held.oldest()) is not None and now >= oldest.since + self.settings.hold_s:
+            self.held.drop(oldest.request)
+            yield admission.too_long(oldest, now)
+
+    def _checked(self, now: float) -> Iterator[Action]:
+        """Look at all models: late starts, idle ones, those no longer configured, memory beyond what was promised."""
+        self.residents.forget_retired()
+        shrink(self.residents, now)
+        for name, model in self.models.items():
+            if self._due(model) > now:
+                continue
+            if model.state is State.STARTING:
+                model.aborted = True
+                yield events.Abort(name)
+            elif model.state is not State.FAILED and self._may_go(model):
+                self.residents.drain(model, model.spec.tiers[-1], now)
+        self._next_check = inf
+        for model in self.models.values():
+            self._watch(model, after=now)
+
+    def _may_go(self, model: Model) -> bool:
+        return model.retired or self.residents.count() > self.settings.min_residents
+
+    def _watch(self, model: Model, after: float = -inf) -> None:
+        due = self._due(model)
+        if due > after:
+            self._next_check = min(self._next_check, due)
+
+    def _due(self, model: Model) -> float:
+        """When the model's state changes by time alone."""
+        if model.state is State.STARTING and not model.aborted:
+            return model.since + self.settings.start_deadline_s
+        if model.retired and model.state in (State.READY, State.ASLEEP):
+            return -inf
+        if model.spec.pinned:
+            return model.retry_at if model.state is State.FAILED else inf
+        return model.since + model.spec.idle_s if model.idle and model.spec.idle_s is not None else inf
+
+    def _dispatched(self) -> Iterator[Action]:
+        for oldest in self.held.models():
+            model = self.models[oldest.model]
+            if model.state is not State.READY:
+                continue
+            for waiting in self.held.take(oldest.model):
+                self._serving[waiting.request] = waiting.model
+                model.in_flight.add(waiting.request)
+                yield events.Dispatch(waiting.request, waiting.model)
+
+    def _started(self, now: float) -> Iterator[Action]:
+        for waiting in [*self.held.models(), *self._pinned(now)]:
+            model = self.models[waiting.model]
+            if model.state not in STARTABLE or now < model.retry_at:
+                continue
+            if self.residents.starting() >= self.settings.loaders:
+                return
+            if self.residents.most_for(model) < model.observed.memory:
+                yield from self._too_large(model)
+            elif make_room(self.residents, model, now, now >= waiting.since + self.settings.patience_s):
+                self.starts += 1
+                yield events.Start(model.spec.name, self.residents.start(model, now))
+                self._watch(model)
+            elif self.settings.when_full == REFUSE and not self.residents.draining():
+                yield from self._refused(model)
+            else:
+                return
+
+    def _pinned(self, now: float) -> list[Waiting]:
+        return [Waiting("", name, now) for name in self.residents.pinned]
+
+    def _too_large(self, model: Model) -> Iterator[Action]:
+        for one in self.held.take(model.spec.name):
+            yield admission.too_large(self.residents, one.request, model)
+
+    def _refused(self, model: Model) -> Iterator[Action]:
+        for one in list(self.held.take(model.spec.name)):
+            yield admission.full(self.residents, self.held, one.request, model)
+
+    def _ordered(self) -> Iterator[Action]:
+        """To each model that drains and has nothing left in flight, once."""
+        for model in self.residents.on_the_way_out():
+            if model.leave() and model.target is not None:
+                self.departures += 1
+                yield events.Leave(model.spec.name, model.target)

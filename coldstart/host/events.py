@@ -1,0 +1,113 @@
+"""What the host is told, and what it orders. The live host and the simulator speak nothing else to the core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coldstart.host.specification import ModelSpec, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A request; ids are unique."""
+
+    request: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request was answered, failed, or its client went; held or in flight."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The model serves, `seconds` after the order; `memory` as measured, in bytes."""
+
+    model: str
+    seconds: float
+    memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A start failed or a process died; nothing of the model is left."""
+
+    model: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The order to leave was carried out."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A serving model holds so many device bytes."""
+
+    model: str
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed: due at `Core.deadline`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """The models from now on. Those no longer named drain and go."""
+
+    models: tuple[ModelSpec, ...]
+
+
+Event = Arrived | Ended | Started | Failed | Left | Measured | Tick | Configured
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Bring the model from that tier to serving."""
+
+    model: str
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Put the model into that tier; nobody uses it."""
+
+    model: str
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The start passed its deadline: end it; `Failed` follows."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Send the request to its model now."""
+
+    request: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer the request with this HTTP status; `retry_after_s` where trying again may help."""
+
+    request: str
+    status: int
+    reason: str
+    retry_after_s: float | None = None
+
+
+Action = Start | Leave | Abort | Dispatch | Refuse

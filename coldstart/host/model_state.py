@@ -1,0 +1,128 @@
+"""The state of one model on one host, pure.
+
+    stopped, asleep --start--> starting --ready--> ready --drain--> draining --left--> asleep or stopped
+    starting --fail--> failed (for a while) --start--> starting;  any with a process --fail--> failed
+
+Invariants: one start at a time however many ask; a model leaves only with no request in flight; after the n-th failure
+in a row it is not started again for backoff * 2^(n-1) seconds, at most `backoff_max`; a start that succeeds forgets them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from coldstart.host.specification import ModelSpec, Observed, Tier
+
+
+class State(StrEnum):
+    STOPPED = "stopped"
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    ASLEEP = "asleep"
+    FAILED = "failed"
+
+
+RESIDENT = (State.STARTING, State.READY, State.DRAINING)
+STARTABLE = (State.STOPPED, State.ASLEEP, State.FAILED)
+
+
+class Illegal(RuntimeError):
+    """An event that this state does not know: a fault of the driver, not of the model."""
+
+
+@dataclass(slots=True)
+class Model:
+    """`tier` is where the model is, or was when its start began; `target` where a draining one goes.
+
+    `since` is when the state was entered, or the last request ended. A retired model is configured no longer.
+    """
+
+    spec: ModelSpec
+    state: State = State.STOPPED
+    observed: Observed = field(init=False)
+    tier: Tier = field(init=False)
+    target: Tier | None = None
+    leaving: bool = False
+    in_flight: set[str] = field(default_factory=set)
+    failures: int = 0
+    error: str = ""
+    retry_at: float = 0.0
+    since: float = 0.0
+    aborted: bool = False
+    retired: bool = False
+
+    def __post_init__(self) -> None:
+        self.observed, self.tier = Observed(self.spec), self.spec.tiers[-1]
+
+    def start(self, now: float) -> None:
+        self._only("start", *STARTABLE)
+        if now < self.retry_at:
+            raise Illegal(f"{self.spec.name} may not start before {self.retry_at}")
+        self._enter(State.STARTING, now)
+
+    def ready(self, now: float, seconds: float, memory: int | None) -> None:
+        self._only("ready", State.STARTING)
+        self.observed.started(self.tier, seconds, memory)
+        self.tier, self.failures, self.error, self.retry_at = self.spec.tiers[0], 0, "", 0.0
+        self._enter(State.READY, now)
+
+    def drain(self, target: Tier, now: float) -> None:
+        """Take no new request; `left` follows when the last one has ended and the process obeyed."""
+        self._only("drain", State.READY, State.ASLEEP)
+        self.target = target
+        self._enter(State.DRAINING, now)
+
+    def leave(self) -> bool:
+        """Whether the order to leave may go out now. It is given once."""
+        self._only("leave", State.DRAINING)
+        given = not self.leaving and not self.in_flight
+        self.leaving = self.leaving or given
+        return given
+
+    def left(self, now: float) -> None:
+        self._only("left", State.DRAINING)
+        if self.in_flight or self.target is None:
+            raise Illegal(f"{self.spec.name} left with {len(self.in_flight)} requests in flight")
+        self.tier = self.target
+        self._enter(State.STOPPED if self.tier is self.spec.tiers[-1] else State.ASLEEP, now)
+
+    def fail(self, reason: str, now: float, backoff_s: float, backoff_max_s: float) -> None:
+        """The process is gone or never came; its requests end by themselves."""
+        self._only("fail", *RESIDENT, State.ASLEEP)
+        self.failures, self.error, self.tier = self.failures + 1, reason, self.spec.tiers[-1]
+        self.retry_at = now + min(backoff_max_s, backoff_s * 2 ** min(self.failures - 1, 60))
+        self._enter(State.FAILED, now)
+
+    def ended(self, request: str, now: float) -> None:
+        """A request that was in flight is no longer."""
+        self.in_flight.discard(request)
+        if self.idle:
+            self.since = now
+
+    def respecify(self, spec: ModelSpec) -> None:
+        """Go on under another description; figures that were observed stay where the tiers are the same."""
+        if spec.tiers != self.spec.tiers:
+            names = {tier.name: tier for tier in spec.tiers}
+            self.observed = Observed(spec)
+            self.tier = names.get(self.tier.name, spec.tiers[-1])
+            self.target = None if self.target is None else names.get(self.target.name, spec.tiers[-1])
+        self.spec, self.retired = spec, False
+
+    @property
+    def idle(self) -> bool:
+        return self.state is State.READY and not self.in_flight
+
+    @property
+    def resident(self) -> bool:
+        return self.state in RESIDENT
+
+    def _enter(self, state: State, now: float) -> None:
+        self.state, self.since, self.aborted, self.leaving = state, now, False, False
+        if state is not State.DRAINING:
+            self.target = None
+
+    def _only(self, event: str, *states: State) -> None:
+        if self.state not in states:
+            raise Illegal(f"{self.spec.name} is {self.state}: no {event}")

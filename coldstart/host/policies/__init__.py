@@ -1,0 +1,45 @@
+"""Policies of the model cache by name: which resident models leave when another needs their memory."""
+
+from collections.abc import Callable
+
+from coldstart.errors import Usage
+from coldstart.host.policies.arc import ARC
+from coldstart.host.policies.classic import LFU, LRU, SRRIP
+from coldstart.host.policies.gdsf import GDSF
+from coldstart.host.policies.iam import IAM, IAMWindow
+from coldstart.host.policies.offline import Offline, Oracle, solve
+from coldstart.host.policies.predictive import Predictive
+from coldstart.host.policies.protocol import Costs, ModelCost, Policy
+from coldstart.host.policies.shadow import ShadowCache
+
+__all__ = [
+    "DEFAULT",
+    "POLICIES",
+    "Costs",
+    "ModelCost",
+    "Offline",
+    "Oracle",
+    "Policy",
+    "ShadowCache",
+    "make",
+    "solve",
+]
+
+POLICIES: dict[str, Callable[[Costs, int], Policy]] = {
+    "lru": LRU,
+    "lfu": LFU,
+    "arc": ARC,
+    "srrip": SRRIP,
+    "gdsf": GDSF,
+    "iam": IAM,
+    "iam-window": IAMWindow,
+    "predictive": Predictive,
+}
+DEFAULT = "predictive"
+
+
+def make(name: str, costs: Costs, capacity: int) -> Policy:
+    """The policy of that name for a cache of `capacity` bytes. Raises Usage for an unknown name."""
+    if name not in POLICIES:
+        raise Usage(f"unknown policy {name!r}", mend=f"one of {', '.join(POLICIES)}")
+    return POLICIES[name](costs, capacity)

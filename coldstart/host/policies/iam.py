@@ -1,0 +1,125 @@
+"""IAM as published (mCache, section 4.3): importance, its log-rank, and a min-heap rebuilt beside its use.
+
+Equations: utility_i = P_i / S_i / T_i (1), T_i the mean gap, exponentially weighted (IAM) or of a sliding window
+(IAMWindow); rank_i = log(|{j cached: u_j < u_i}| + b0) (2). The importance queue is read-only while its shadow is
+rebuilt; loads of that time go to the shadow alone, so such a model leaves only where nobody in the queue suffices.
+The log-rank grows with the utility, so it changes no victim; the age of a rank does. The paper gives neither
+period nor weights: ours are UPDATE_S, REBUILD_S, SMOOTHING and WINDOW_S. The rebuild takes clock time, not a thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from heapq import heapify, heappop, heappush
+from math import inf, log
+
+from coldstart.host.policies.protocol import Costs, first
+
+UPDATE_S, REBUILD_S = 10.0, 1.0
+SMOOTHING = 0.2
+WINDOW_S = 3600.0
+UNKNOWN_RATE = 1e-9
+"""Per second, of a model asked for once: P/S alone then orders."""
+
+Entry = tuple[float, int, str]
+"""Rank, order of entry, model."""
+
+
+class IAM:
+    """The least important model leaves."""
+
+    def __init__(self, costs: Costs, capacity: int, bias: float = 1.0) -> None:
+        self.costs, self._bias = costs, bias
+        self._latest: dict[str, float] = {}
+        self._gap: dict[str, float] = {}
+        self._cached: set[str] = set()
+        self._queue: list[Entry] = []
+        self._shadow: list[Entry] | None = None
+        self._entered, self._ready_at, self._next_update = 0, inf, 0.0
+
+    def requested(self, model: str, now: float, resident: bool) -> None:
+        self._observe(model, now)
+        self._update(now)
+
+    def _observe(self, model: str, now: float) -> None:
+        if model in self._latest:
+            gap = max(1e-3, now - self._latest[model])
+            self._gap[model] = gap + (1 - SMOOTHING) * (self._gap.get(model, gap) - gap)
+        self._latest[model] = now
+
+    def _rate(self, model: str, now: float) -> float:
+        return 1 / self._gap[model] if model in self._gap else UNKNOWN_RATE
+
+    def utility(self, model: str, now: float) -> float:
+        """Equation 1, in seconds lost per byte and second."""
+        return self.costs[model].density * self._rate(model, now)
+
+    def loaded(self, model: str, now: float) -> None:
+        own = self.utility(model, now)
+        lower = sum(self.utility(other, now) < own for other in self._cached)
+        self._cached.add(model)
+        self._entered += 1
+        into = self._queue if self._shadow is None else self._shadow
+        heappush(into, (self._rank(lower), self._entered, model))
+
+    def evicted(self, model: str, now: float) -> None:
+        self._cached.discard(model)
+        self._queue = _without(self._queue, model)
+        self._shadow = None if self._shadow is None else _without(self._shadow, model)
+
+    def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
+        members, queued = set(free), {model for _, _, model in self._queue}
+        late = [entry for entry in self._shadow or () if entry[2] not in queued]
+        order = [*_in_order(self._queue), *_in_order(late)]
+        return first((model for model in order if model in members), need, self.costs)
+
+    def _update(self, now: float) -> None:
+        if self._shadow is not None and now >= self._ready_at:
+            self._queue, self._shadow = self._shadow, None
+            self._next_update = self._ready_at + UPDATE_S
+        if self._shadow is None and now >= self._next_update:
+            self._shadow, self._ready_at = self._ranked(now), now + REBUILD_S
+
+    def _ranked(self, now: float) -> list[Entry]:
+        order = sorted((self.utility(model, now), model) for model in self._cached)
+        found, lower = [], 0
+        for place, (utility, model) in enumerate(order):
+            lower = lower if place and order[place - 1][0] == utility else place
+            self._entered += 1
+            found.append((self._rank(lower), self._entered, model))
+        heapify(found)
+        return found
+
+    def _rank(self, lower: int) -> float:
+        """Equation 2."""
+        return log(lower + self._bias)
+
+
+class IAMWindow(IAM):
+    """IAM by the paper's other estimate: requests in a sliding window."""
+
+    def __init__(self, costs: Costs, capacity: int, bias: float = 1.0) -> None:
+        super().__init__(costs, capacity, bias)
+        self._window: dict[str, deque[float]] = {}
+
+    def _observe(self, model: str, now: float) -> None:
+        self._window.setdefault(model, deque()).append(now)
+
+    def _rate(self, model: str, now: float) -> float:
+        window = self._window.get(model, deque())
+        while window and window[0] < now - WINDOW_S:
+            window.popleft()
+        return max(UNKNOWN_RATE, len(window) / WINDOW_S)
+
+
+def _without(heap: list[Entry], model: str) -> list[Entry]:
+    kept = [entry for entry in heap if entry[2] != model]
+    heapify(kept)
+    return kept
+
+
+def _in_order(heap: list[Entry]) -> list[str]:
+    left = list(heap)
+    heapify(left)
+    return [heappop(left)[2] for _ in heap]

@@ -1,0 +1,116 @@
+"""Ours: what a model is worth is its penalty times the rate at which it is about to be asked for.
+
+Equation: value per byte = P/S * h(a), h the hazard of the next request at age a since the latest. Gaps follow a
+mixture of Lomax laws (Poisson arrivals of an unknown rate, gamma prior), one for each factor of forgetting k:
+    S_k(a) = (b_k / (b_k + a))^a_k,  h(a) = sum w_k S_k(a) a_k / (b_k + a) / sum w_k S_k(a),
+    a_k = PRIOR + requests, b_k = PRIOR * g + their gaps, both times k at each request; g is the mean gap of one model.
+The weights w follow the share of all gaps that each law explains best (online expectation maximisation), so a load
+that drifts is followed by the laws that forget, a steady one by those that remember. No constant has a unit of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coldstart.host.policies.eviction_set import SEEDS, least_loss
+from coldstart.host.policies.protocol import Costs
+
+KEEP = np.array([0.7, 0.9, 0.97, 0.995])
+"""What each law keeps of its past at a request: it remembers about 3, 10, 30 and 200."""
+PRIOR = 1.0
+"""Requests that the prior is worth."""
+LEARNING = 0.01
+"""Of the weights, by request."""
+CREDIT = 0.25
+"""For bytes freed beyond the need (eviction_set)."""
+TEMPO = 0.002
+"""Of the mean time between requests of any model, by request."""
+
+Floats = NDArray[np.float64]
+
+
+class Predictive:
+    """Evicts the set of models whose absence is expected to cost least per second."""
+
+    def __init__(self, costs: Costs, capacity: int) -> None:
+        self.costs = costs
+        self._rows: dict[str, int] = {}
+        self._count, self._span = np.zeros((16, len(KEEP))), np.zeros((16, len(KEEP)))
+        self._latest = np.zeros(16)
+        self._weights = np.full(len(KEEP), 1 / len(KEEP))
+        self._requests, self._between, self._now = 0, 0.0, 0.0
+
+    def requested(self, model: str, now: float, resident: bool) -> None:
+        self._tick(now)
+        if model not in self._rows:
+            self._row(model, now)
+            return
+        row = self._rows[model]
+        gap = now - self._latest[row]
+        self._learn(self._count[row] + PRIOR, self._span[row] + self._prior_span(), gap)
+        self._count[row] = self._count[row] * KEEP + 1
+        self._span[row] = self._span[row] * KEEP + gap
+        self._latest[row] = now
+
+    def loaded(self, model: str, now: float) -> None:
+        self._row(model, now)
+
+    def evicted(self, model: str, now: float) -> None:
+        """A model's past is kept: it says when the model will be back."""
+
+    def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
+        names = list(free)
+        costs = [self.costs[name] for name in names]
+        sizes = np.array([cost.memory for cost in costs])
+        values = self.hazard(names, now) * np.array([cost.penalty_s for cost in costs]) / sizes
+        order = np.argsort(values, kind="stable")
+        enough = int(np.searchsorted(np.cumsum(sizes[order]), need)) + 1
+        items = [(float(values[i]), int(sizes[i]), names[i]) for i in order[: enough + SEEDS]]
+        return least_loss(items, need, CREDIT)
+
+    def hazard(self, names: Sequence[str], now: float) -> Floats:
+        """h of each model, in requests per second."""
+        rows = np.array([self._rows[name] for name in names], dtype=np.intp)
+        age = np.maximum(0.0, now - self._latest[rows])[:, None]
+        a, b = self._count[rows] + PRIOR, self._span[rows] + self._prior_span()
+        return _hazard(self._weights, a, b, age)
+
+    def _tick(self, now: float) -> None:
+        if self._requests:
+            step = max(1 / self._requests, TEMPO)
+            self._between += step * (now - self._now - self._between)
+        self._requests, self._now = self._requests + 1, now
+
+    def _prior_span(self) -> float:
+        """PRIOR times the mean gap of one model, in seconds: of all requests, times the models."""
+        return PRIOR * max(1e-3, self._between * len(self._rows))
+
+    def _learn(self, a: Floats, b: Floats, gap: float) -> None:
+        likelihood = self._weights * a / (b + gap) * np.exp(a * np.log(b / (b + gap)))
+        total = likelihood.sum()
+        if total > 0:
+            self._weights += LEARNING * (likelihood / total - self._weights)
+
+    def _row(self, model: str, now: float) -> int:
+        row = self._rows.get(model)
+        if row is None:
+            row = self._rows[model] = len(self._rows)
+            if row == len(self._latest):
+                self._grow()
+            self._latest[row] = now
+        return row
+
+    def _grow(self) -> None:
+        self._count, self._span = (np.vstack((one, np.zeros_like(one))) for one in (self._count, self._span))
+        self._latest = np.concatenate((self._latest, np.zeros_like(self._latest)))
+
+
+def _hazard(weights: Floats, a: Floats, b: Floats, age: Floats) -> Floats:
+    """By model, of the mixture. `a`, `b`: models x laws; `age`: models x 1, seconds."""
+    log = np.log(weights + 1e-12) + a * np.log(b / (b + age))
+    share = np.exp(log - log.max(axis=1, keepdims=True))
+    found: Floats = (share * a / (b + age)).sum(axis=1) / share.sum(axis=1)
+    return found

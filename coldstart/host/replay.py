@@ -1,0 +1,94 @@
+"""`trace-replay --host`: a trace of many models on the simulated host, and what it came to.
+
+Model: a request keeps its model busy for its prefill and one decode iteration for each further token, both from one
+profile of iteration times, alone in its batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coldstart.errors import Usage
+from coldstart.host.configuration import HostFile, load
+from coldstart.host.simulate import HostOutcome, HostRequest, Served, simulate
+from coldstart.measure.replay.plan import TracePlan
+from coldstart.scheduling import IterationProfile
+from coldstart.traces import TraceReport, TraceRequest
+
+PERCENTILES = (50, 90, 99)
+
+
+def replay_on_host(
+    plan: TracePlan, host: Path, profile: IterationProfile, report: TraceReport
+) -> dict[str, Any]:
+    """The result as a document; times in seconds. Rows get the host's models where the plan names none."""
+    file = load(host)
+    names = [spec.name for spec in file.models]
+    if unknown := sorted(set(plan.models) - set(names)):
+        raise Usage(f"{host} knows no model {', '.join(unknown)}", mend=f"it knows {', '.join(names)}")
+    rows = replace(plan, models=plan.models or names).rows(report)
+    outcome = simulate(_requests(rows, profile), file.models, file.settings)
+    return document(outcome, file)
+
+
+def _requests(rows: Iterator[TraceRequest], profile: IterationProfile) -> Iterator[HostRequest]:
+    for row in rows:
+        seconds = profile.prefill(row.prompt_tokens) + (row.output_tokens - 1) * profile.decode(1)
+        yield HostRequest(row.arrival_s, str(row.model), seconds)
+
+
+def document(outcome: HostOutcome, file: HostFile) -> dict[str, Any]:
+    """Hit ratio, starts and their seconds, waits for a model by percentile, refusals by status, and each model's."""
+    by_model: dict[str, list[Served]] = {spec.name: [] for spec in file.models}
+    for one in outcome.requests:
+        by_model[one.model].append(one)
+    return {
+        "kind": "simulated host",
+        "policy": file.settings.policy,
+        "requests": len(outcome.requests),
+        "refused": dict(Counter(str(one.status) for one in outcome.requests if one.status != 200)),
+        "hit_ratio": outcome.hit_ratio,
+        "starts": outcome.starts,
+        "departures": outcome.departures,
+        "start_s": outcome.start_s,
+        "peak_memory_bytes": outcome.peak_memory,
+        "duration_s": outcome.end_s,
+        "wait_s": _waits(outcome.requests),
+        "models": {name: _of_model(served) for name, served in by_model.items()},
+    }
+
+
+def _of_model(served: list[Served]) -> dict[str, Any]:
+    return {"requests": len(served), "hits": sum(one.hit for one in served), "wait_s": _waits(served)}
+
+
+def _waits(served: list[Served]) -> dict[str, float]:
+    waited = [one.waited_s for one in served if one.waited_s < inf]
+    if not waited:
+        return {}
+    points = np.percentile(waited, PERCENTILES)
+    named = {f"p{percent}": float(value) for percent, value in zip(PERCENTILES, points, strict=True)}
+    return {"mean": float(np.mean(waited)), **named, "max": max(waited)}
+
+
+def text(found: dict[str, Any]) -> str:
+    """The document for people."""
+    lines = [
+        f"simulated host, policy {found['policy']}: {found['requests']} requests, "
+        f"{100 * found['hit_ratio']:.1f} % to a serving model",
+        f"starts {found['starts']} ({found['start_s']:.1f} s in all), departures {found['departures']}, "
+        f"refused {sum(found['refused'].values())}",
+        f"{'model':<28}{'requests':>9}{'hits':>7}{'wait mean':>11}{'p90':>9}{'max':>9}  (s)",
+    ]
+    for name, row in [("all", found), *found["models"].items()]:
+        hits = row.get("hits", round(found["hit_ratio"] * found["requests"]))
+        waits = [f"{row['wait_s'].get(key, 0.0):.2f}" for key in ("mean", "p90", "max")]
+        lines.append(f"{name:<28}{row['requests']:>9}{hits:>7}{waits[0]:>11}{waits[1]:>9}{waits[2]:>9}")
+    return "\n".join(lines)

@@ -1,0 +1,120 @@
+"""What the host is told of each model and of the machine: tiers with their memory and way back, and the limits.
+
+Invariant: a model's tiers begin with `awake` and end with `stopped`; each holds less device memory than the one before
+or as much, and takes longer or as long to come back from. Figures come from the bundle and are corrected later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from coldstart.errors import Usage
+from coldstart.host.policies import DEFAULT
+
+AWAKE, STOPPED = "awake", "stopped"
+QUEUE, REFUSE = "queue", "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A way to be away (asleep-1, asleep-2, template, snapshot, stopped), or awake.
+
+    `memory` and `host_memory` are bytes held meanwhile on the device and beside it; `penalty_s` until it serves.
+    """
+
+    name: str
+    memory: int
+    penalty_s: float
+    host_memory: int = 0
+
+
+def stopped(penalty_s: float) -> Tier:
+    return Tier(STOPPED, 0, penalty_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """`idle_s` without a request ends in `stopped`; None never. A pinned model is started at once and never leaves."""
+
+    name: str
+    tiers: tuple[Tier, ...]
+    pinned: bool = False
+    idle_s: float | None = None
+
+    def __post_init__(self) -> None:
+        names = [tier.name for tier in self.tiers]
+        if len(names) < 2 or names[0] != AWAKE or names[-1] != STOPPED or len(set(names)) < len(names):
+            raise Usage(f"model {self.name}: tiers {names} do not go from awake to stopped")
+        for upper, lower in pairwise(self.tiers):
+            if lower.memory > upper.memory or lower.penalty_s < upper.penalty_s:
+                raise Usage(
+                    f"model {self.name}: {lower.name} must free more than {upper.name}, and come back no sooner"
+                )
+        if self.tiers[0].memory <= 0 or self.tiers[-1].memory or self.tiers[-1].host_memory:
+            raise Usage(f"model {self.name}: awake holds memory, stopped holds none")
+
+    @classmethod
+    def simple(cls, name: str, memory: int, penalty_s: float, **more: object) -> ModelSpec:
+        """Awake or stopped, nothing between."""
+        return cls(name, (Tier(AWAKE, memory, 0.0), stopped(penalty_s)), **more)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """`memory` and `host_memory` in bytes for all models together; times in seconds.
+
+    `when_full` says what becomes of a request whose model finds nobody that may leave: it waits, or is refused. One
+    that waits longer than `patience_s` makes busy models drain: they finish what they have, take nothing new, and leave.
+    """
+
+    memory: int
+    host_memory: int = 0
+    policy: str = DEFAULT
+    loaders: int = 1
+    max_held: int = 256
+    when_full: str = QUEUE
+    patience_s: float = 30.0
+    hold_s: float = 600.0
+    min_residents: int = 0
+    max_residents: int | None = None
+    start_deadline_s: float = 600.0
+    backoff_s: float = 1.0
+    backoff_max_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.when_full not in (QUEUE, REFUSE):
+            raise Usage(f"when full: {self.when_full!r}", mend=f"write {QUEUE} or {REFUSE}")
+        if self.memory <= 0 or self.loaders < 1 or self.max_held < 0 or self.min_residents < 0:
+            raise Usage("the host needs memory above 0, a loader, and limits that are not negative")
+        if self.max_residents is not None and self.max_residents < max(1, self.min_residents):
+            raise Usage(f"at most {self.max_residents} models cannot hold at least {self.min_residents}")
+
+
+@dataclass(slots=True)
+class Observed:
+    """A model's own figures: the spec's, corrected by what was seen. Penalties move by a third each time."""
+
+    spec: ModelSpec
+    memory: int = field(init=False)
+    _penalty_s: dict[str, float] = field(init=False)
+
+    WEIGHT = 1 / 3
+
+    def __post_init__(self) -> None:
+        self.memory = self.spec.tiers[0].memory
+        self._penalty_s = {tier.name: tier.penalty_s for tier in self.spec.tiers}
+
+    def penalty_s(self, tier: Tier) -> float:
+        return self._penalty_s[tier.name]
+
+    def held(self, tier: Tier) -> int:
+        """Device bytes in that tier."""
+        return self.memory if tier.name == AWAKE else min(tier.memory, self.memory)
+
+    def started(self, tier: Tier, seconds: float, memory: int | None) -> None:
+        """It came back from `tier` in so long, and holds `memory` bytes where that could be measured."""
+        before = self._penalty_s[tier.name]
+        self._penalty_s[tier.name] = before + self.WEIGHT * (seconds - before)
+        if memory is not None and memory > 0:
+            self.memory = memory

@@ -1,0 +1,53 @@
+"""Whether nobody but this user and root can put something in a place: sshd's StrictModes, for every component of a path.
+
+A directory that others may write to is a directory that others may replace what is below it of. A sticky one of root's (/tmp)
+is none: there only the owner of a name may take it away. The path is judged as it is resolved, so a link is judged by where it
+leads and by whoever could turn it elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def fault(path: Path) -> str | None:
+    """Why what stands at `path` could be another user's, or None; of a path that is not there, its nearest directory's."""
+    resolved = Path(os.path.realpath(path))
+    for place in (resolved, *resolved.parents):
+        try:
+            found = place.lstat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return f"{place} cannot be looked at: {error.strerror}"
+        if (reason := entry_fault(found)) is not None:
+            return f"{place} {reason}"
+    return None
+
+
+def entry_fault(found: os.stat_result) -> str | None:
+    """What is wrong with one file or directory: its owner, or who may write to it."""
+    if found.st_uid not in (0, os.getuid()):
+        return f"belongs to user {found.st_uid}"
+    sticky = found.st_uid == 0 and stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+    if found.st_mode & _OTHERS and not sticky and not stat.S_ISLNK(found.st_mode):
+        return f"may be written by others (mode {stat.S_IMODE(found.st_mode):04o})"
+    return None
+
+
+def private(path: Path) -> str | None:
+    """Why `path` is no directory of this user's with mode 0700 in a place that is nobody else's; made if missing."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        return f"{path} cannot be made: {error.strerror}"
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{path} is no directory"
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        return f"{path} has owner {found.st_uid} and mode {stat.S_IMODE(found.st_mode):04o}, wanted {os.getuid()} and 0700"
+    return fault(path)

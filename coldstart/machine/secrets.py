@@ -1,0 +1,136 @@
+"""What is secret, and saying something without it: one list and one scrubber for all that is shown, logged or kept.
+
+Invariant: nothing returned from here holds the value of a secret option, of a secret member of a JSON value, of a secret
+variable of this process's environment, or the credentials and query values of a URL. A name is secret by its words, so an
+option that vLLM adds is covered before anyone lists it. Standard library only, and nothing is read but the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+HIDDEN = "***"
+# vLLM's own, whatever a rule by words would say of them; a test compares this with vLLM's parser.
+OPTIONS = frozenset({"api_key", "hf_token"})
+# The words end the name, or stand before what says where the secret lies: "token" is secret, "token_threshold" is not.
+_WORDS = re.compile(
+    r"(?:^|[._\-])(?:"
+    r"(?:api|access|account|private|signing|encryption|master|shared|license|service)[_\-]?keys?(?:[_\-]?id)?"
+    r"|\w*tokens?|\w*secrets?(?:[_\-]\w+)?|\w*passw(?:or)?ds?|passphrase|pass|pwd|pat|cookies?|bearer|dsn"
+    r"|(?<!allow_)credentials?(?:[_\-]\w+)?|auth|authorization|sas|signature|jwt|webhook(?:[_\-]url)?"
+    r"|connection[_\-]string|kubeconfig"
+    r")$",
+    re.IGNORECASE,
+)
+# Counts of a language model's tokens, and what is said of a tokenizer: "token" means something else there.
+_COUNTS = re.compile(
+    r"(?:^|_)(?:max|min|num|batched|scheduled|queued|spec|stop|return|prompt|tokenizer|details|image|special|added|eos|bos|pad|unk)"
+    r"(?:_\w+)?_tokens?$|^(?:spec|special|added)_tokens?$|^tokenizer",
+    re.IGNORECASE,
+)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://[^\s\"'<>]+")
+_HEADER = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=\-]{8,}", re.IGNORECASE)
+# Forms that are secret whatever name they stand under: Hugging Face, AWS, GitHub, OpenAI-like, a JSON web token, a PEM key.
+_FORMS = re.compile(
+    r"\bhf_[A-Za-z0-9]{16,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}"
+    r"|\bsk-[A-Za-z0-9_\-]{16,}|\bxox[abprs]-[A-Za-z0-9\-]{10,}|\bglpat-[A-Za-z0-9_\-]{16,}"
+    r"|\beyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)"
+)
+# Shorter values would blot out ordinary words.
+_SHORTEST = 6
+
+
+def named(name: str) -> bool:
+    """Whether an option, a variable or a member of that name holds a secret; an option may be cut short, as argparse allows."""
+    plain = name.lstrip("-").replace("-", "_")
+    last = plain.rpartition(".")[2].lower()
+    if last in OPTIONS or (len(plain) > 3 and any(option.startswith(plain.lower()) for option in OPTIONS)):
+        return True
+    return bool(_WORDS.search(last)) and not _COUNTS.search(last)
+
+
+def arguments(argv: Sequence[str]) -> list[str]:
+    """`argv` with HIDDEN for each value of a secret option, and every other word as `text` and `document` leave it."""
+    shown: list[str] = []
+    hidden = False
+    for word in argv:
+        if word.startswith("--"):
+            flag, equals, value = word.partition("=")
+            hidden = named(flag)
+            shown.append(f"{flag}={HIDDEN if hidden else _word(value)}" if equals else flag)
+        else:
+            shown.append(HIDDEN if hidden else _word(word))
+    return shown
+
+
+def without(argv: Sequence[str]) -> list[str]:
+    """`argv` without its secret options: for a process that is kept, which must not hold them at all."""
+    kept: list[str] = []
+    dropping = False
+    for word in argv:
+        if word.startswith("-") and not re.fullmatch(r"-\d.*", word):
+            dropping = named(word.partition("=")[0])
+        if not dropping:
+            kept.append(word)
+    return kept
+
+
+def document(value: object) -> object:
+    """A JSON value with HIDDEN for its secret members, its texts as `text` leaves them."""
+    if isinstance(value, Mapping):
+        return {key: HIDDEN if named(str(key)) and item else document(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [document(item) for item in value]
+    return text(value) if isinstance(value, str) else value
+
+
+def text(message: str, environment: Mapping[str, str] | None = None) -> str:
+    """`message` without credentials in URLs, query values, known forms of tokens, and values of secret variables."""
+    for value in values(os.environ if environment is None else environment):
+        message = message.replace(value, HIDDEN)
+    message = _URL.sub(lambda found: url(found[0]), message)
+    message = _HEADER.sub(lambda found: f"{found[1]} {HIDDEN}", message)
+    return _FORMS.sub(HIDDEN, message)
+
+
+def url(address: str) -> str:
+    """`address` without user and password, and with HIDDEN for every value of its query: a presigned one is a credential."""
+    head, _, query = address.partition("?")
+    scheme, slashes, rest = head.partition("://")
+    place, slash, path = rest.partition("/")
+    shown = f"{scheme}{slashes}{place.rpartition('@')[2]}{slash}{path}"
+    if not query:
+        return shown
+    names = (part.partition("=") for part in query.partition("#")[0].split("&"))
+    return f"{shown}?{'&'.join(f'{name}={HIDDEN}' if equals else HIDDEN for name, equals, _ in names)}"
+
+
+def values(environment: Mapping[str, str]) -> list[str]:
+    """The values of the secret variables, the longest first: one may hold another."""
+    return sorted(set(_values(environment)), key=len, reverse=True)
+
+
+def _values(environment: Mapping[str, str]) -> Iterator[str]:
+    for name, value in environment.items():
+        # A path says where a secret lies, and is needed to mend what an error is about.
+        if len(value) >= _SHORTEST and named(name) and not value.startswith(("/", "~", "./")):
+            yield value
+
+
+def harmless(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Those of `names` that are set and hold no secret, neither by their name nor by the form of their value."""
+    chosen = {name: environment[name] for name in names if name in environment and not named(name)}
+    return {name: value for name, value in chosen.items() if text(value, environment) == value}
+
+
+def _word(word: str) -> str:
+    if word[:1] not in "{[" or not word:
+        return text(word)
+    try:
+        return json.dumps(document(json.loads(word)))
+    except ValueError:
+        return text(word)

@@ -1,0 +1,55 @@
+"""The header of a safetensors file: 8 bytes of little-endian length, then JSON; the tensors' bytes follow it.
+
+Read without the library, which would map the whole file. Its cap on the header is ours.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coldstart.errors import Usage
+
+# As `MAX_HEADER_SIZE` of huggingface/safetensors, safetensors/src/tensor.rs.
+MAX_HEADER = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor: `size` bytes at `offset` of the file; `dtype` as safetensors spells it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+def entries(path: Path) -> list[Entry]:
+    """The tensors of a file by offset. Raises OSError, and Usage naming the file when it is no safetensors file."""
+    try:
+        return _read(path)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, struct.error) as error:
+        raise Usage(f"{path.name} is no safetensors file: {error}.", mend="fetch the model again") from error
+
+
+def _read(path: Path) -> list[Entry]:
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > MAX_HEADER:
+            raise ValueError(f"a header of {length} bytes")
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    found = [_entry(name, value, 8 + length) for name, value in header.items()]
+    return sorted(found, key=lambda entry: (entry.offset, entry.name))
+
+
+def _entry(name: str, value: Any, base: int) -> Entry:
+    start, end = value["data_offsets"]
+    shape = tuple(value["shape"])
+    if not all(type(number) is int for number in (start, end, *shape)) or not 0 <= start <= end:
+        raise ValueError(f"tensor {name!r} of shape {shape} at {start} to {end}")
+    return Entry(name, str(value["dtype"]), shape, base + start, end - start)

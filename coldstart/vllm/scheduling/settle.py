@@ -1,0 +1,102 @@
+"""vLLM's scheduler in the place of ours where this vLLM, or its configuration, cannot run ours; every step down is named."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from coldstart.contract.plan import LaunchPlan
+from coldstart.scheduling.settings import KEY
+from coldstart.vllm import seams
+from coldstart.vllm.scheduling import SCHEDULER_CLS
+
+METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"
+SECTION = "scheduler"
+
+
+class IncompatibleVllm(RuntimeError):
+    """Our scheduler cannot run here; the message says why."""
+
+
+def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
+    """Take out of `args` what this vLLM cannot run of our scheduler, with the reason in the plan's fallbacks.
+
+    Returns whether it did: `config` is then to be made again.
+    """
+    if args.scheduler_cls != SCHEDULER_CLS:
+        return False
+    if reason := _obstacle(config):
+        _note(plan, f"{reason} vLLM's own scheduler runs instead.")
+        args.scheduler_cls, args.additional_config, args.kv_transfer_config = None, {}, None
+        return True
+    return _settle_host(args, plan)
+
+
+def require(config: Any) -> None:
+    """For a server that was started by hand. Raises IncompatibleVllm where our scheduler cannot run."""
+    if reason := seams.check("scheduler") or unsupported(config):
+        raise IncompatibleVllm(f"{reason} Serve with --scheduler fcfs.")
+
+
+def unsupported(config: Any) -> str | None:
+    """What in this configuration the scheduler cannot drive, as a sentence."""
+    wrong = []
+    if config.parallel_config.pipeline_parallel_size > 1:
+        wrong.append("pipeline parallelism (its decode throttle is the gate that parks jobs)")
+    if config.scheduler_config.policy != "fcfs":
+        wrong.append(f"--scheduling-policy {config.scheduler_config.policy} (the queues are replaced)")
+    if not config.scheduler_config.enable_chunked_prefill:
+        wrong.append("chunked prefill switched off")
+    return f"the scheduler cannot drive {'; '.join(wrong)}." if wrong else None
+
+
+@contextmanager
+def counted(plan: LaunchPlan) -> Iterator[None]:
+    """Have the engine process's counters appear in the server's /metrics while our scheduler runs.
+
+    prometheus_client carries values across processes by files in one directory, which is removed at the end.
+    """
+    if SCHEDULER_CLS not in plan.vllm_args or METRICS_ENV in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="coldstart-metrics-", ignore_cleanup_errors=True) as directory:
+        os.environ[METRICS_ENV] = directory
+        # A template has imported the library before the directory was known.
+        from prometheus_client import values
+
+        values.ValueClass = values.MultiProcessValue()  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            del os.environ[METRICS_ENV]
+
+
+def _obstacle(config: Any) -> str | None:
+    if reason := seams.check("scheduler"):
+        return reason
+    try:
+        if reason := unsupported(config):
+            return reason
+        import coldstart.vllm.scheduling.scheduler  # noqa: F401
+    except Exception as problem:  # noqa: BLE001 - whatever a strange vLLM raises here, the server must start
+        return f"the scheduler cannot be loaded: {type(problem).__name__}: {problem}."
+    return None
+
+
+def _settle_host(args: Namespace, plan: LaunchPlan) -> bool:
+    """Without copies on the host where this vLLM cannot make them our way."""
+    if args.kv_transfer_config is None or (reason := seams.check("offload")) is None:
+        return False
+    _note(plan, f"{reason} What is evicted is computed again.")
+    args.kv_transfer_config = None
+    settings = args.additional_config.get(KEY, {}) | {"strategy": "recompute"}
+    args.additional_config = args.additional_config | {KEY: settings}
+    return True
+
+
+def _note(plan: LaunchPlan, reason: str) -> None:
+    plan.fallbacks.append({"section": SECTION, "reason": reason})

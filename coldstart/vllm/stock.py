@@ -1,0 +1,65 @@
+"""vLLM's own API server, as it is: where our start does not fit this vLLM, and what the benchmarks compare with.
+
+Invariant: nothing of vLLM's is touched. The server is asked over HTTP, like any other, when it is ready; a thread of its
+process asks, and tells the starter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+import time
+from http.client import HTTPConnection, HTTPException
+from threading import Thread
+from typing import Any
+
+from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
+
+ENTRY_POINT = "vllm.entrypoints.openai.api_server"
+_CLOSURE = ("vllm.entrypoints.openai.api_server", "vllm.v1.engine.core")
+_WORKERS = {"cpu": "vllm.v1.worker.cpu_worker", "gpu": "vllm.v1.worker.gpu_worker"}
+DEFAULT_PORT = 8000
+PATIENCE_S, PAUSE_S = 1.0, 0.1
+
+
+def imports(*, cuda: bool) -> str:
+    """The statement that imports what a server and its worker need."""
+    return f"import {', '.join((*_CLOSURE, _WORKERS['gpu' if cuda else 'cpu']))}"
+
+
+def run(plan: LaunchPlan, reason: str) -> int:
+    """Serve with vLLM's own server until it ends; `reason` is among the fallbacks that the starter is told."""
+    plan.fallbacks.append({"section": "start", "reason": f"{reason} vLLM's own server runs."})
+    descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))
+    if descriptor >= 0:
+        Thread(target=_acknowledge, args=(plan, descriptor), name="readiness", daemon=True).start()
+    sys.argv = [ENTRY_POINT, *plan.vllm_args]
+    try:
+        runpy.run_module(ENTRY_POINT, run_name="__main__")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return 0
+
+
+def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
+    """One line once the server answers. No token was asked for: what it restores is nothing."""
+    given = plan.vllm_args
+    host = str(given.value("host") or "127.0.0.1").replace("0.0.0.0", "127.0.0.1")
+    while not _answers(host, given.number("port", DEFAULT_PORT)):
+        time.sleep(PAUSE_S)
+    report: dict[str, Any] = {"fast_path": {}, "fallbacks": plan.fallbacks, "tokens": [], "canary": None}
+    os.write(descriptor, (json.dumps(report) + "\n").encode())
+    os.close(descriptor)
+
+
+def _answers(host: str, port: int) -> bool:
+    connection = HTTPConnection(host, port, timeout=PATIENCE_S)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()

@@ -1,0 +1,99 @@
+"""H1: registry A redirects to B, B asks for a login with a realm at C, and C was given A's password."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import remote
+from coldstart.artifacts.errors import BundleError, RemoteDenied
+from coldstart.artifacts.store import Store
+from tools.raw_server import Asked, RawServer, answer, answering, say
+
+PASSWORD = "hunter2-of-A"
+LOGIN = base64.b64encode(f"user:{PASSWORD}".encode()).decode()
+
+
+def _log_in(directory: Path, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(directory))
+    (directory / "config.json").write_text(json.dumps({"auths": {host: {"auth": LOGIN}}}))
+
+
+def _heard_nothing(server: RawServer) -> bool:
+    return PASSWORD.encode() not in server.heard and LOGIN.encode() not in server.heard
+
+
+def _gives_tokens(connection: socket.socket, asked: Asked) -> None:
+    say(connection, {"token": "stolen"})
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_h1_a_challenge_behind_a_redirect_is_not_obeyed(
+    status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with answering(_gives_tokens, "127.0.0.3") as third:
+        challenge = {"WWW-Authenticate": f'Bearer realm="{third.url}/token",service="x"'}
+        with answering(lambda c, _: answer(c, 401, challenge), "127.0.0.2") as second:
+
+            def redirect(connection: socket.socket, asked: Asked) -> None:
+                answer(connection, status, {"Location": second.url + asked.path})
+
+            with answering(redirect) as first:
+                _log_in(tmp_path, first.address, monkeypatch)
+                with pytest.raises(RemoteDenied) as denied:
+                    remote.pull(Store(tmp_path / "store"), f"oci://{first.address}/a/b")
+                assert second.asked and _heard_nothing(second) and not third.asked
+                assert "127.0.0.2, to which 127.0.0.1" in denied.value.message
+
+
+@pytest.mark.parametrize("challenge", ["Basic", 'Bearer realm="{}/token"', "Digest realm=x, nonce=y"])
+def test_h1_the_registry_itself_may_not_name_a_stranger(
+    challenge: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with answering(_gives_tokens, "127.0.0.3") as third:
+        asks = {"WWW-Authenticate": challenge.format(third.url)}
+        with answering(lambda c, _: answer(c, 401, asks)) as first:
+            _log_in(tmp_path, first.address, monkeypatch)
+            with pytest.raises(RemoteDenied):
+                remote.pull(Store(tmp_path / "store"), f"oci://{first.address}/a/b")
+            assert not third.asked
+
+
+def test_h1_a_token_server_that_redirects_takes_nothing_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with answering(_gives_tokens, "127.0.0.3") as third:
+
+        def registry(connection: socket.socket, asked: Asked) -> None:
+            if asked.path.startswith("/token"):
+                answer(connection, 307, {"Location": third.url + asked.path})
+            else:
+                realm = f'Bearer realm="http://{asked.headers["host"]}/token"'
+                answer(connection, 401, {"WWW-Authenticate": realm})
+
+        with answering(registry) as first:
+            _log_in(tmp_path, first.address, monkeypatch)
+            with pytest.raises(RemoteDenied):
+                remote.pull(Store(tmp_path / "store"), f"oci://{first.address}/a/b")
+            assert _heard_nothing(third)
+
+
+def test_h1_a_token_goes_to_its_registry_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The honest case of the same shape: blobs behind a redirect come without a login."""
+    with answering(lambda c, _: answer(c, 404), "127.0.0.2") as storage:
+
+        def registry(connection: socket.socket, asked: Asked) -> None:
+            if asked.headers.get("authorization") == f"Basic {LOGIN}":
+                answer(connection, 307, {"Location": f"{storage.url}{asked.path}?presigned=yes"})
+            else:
+                answer(connection, 401, {"WWW-Authenticate": "Basic realm=x"})
+
+        with answering(registry) as first:
+            _log_in(tmp_path, first.address, monkeypatch)
+            with pytest.raises(BundleError):
+                remote.pull(Store(tmp_path / "store"), f"oci://{first.address}/a/b")
+            assert LOGIN.encode() in first.heard
+            assert storage.asked and _heard_nothing(storage) and b"authorization" not in storage.heard.lower()

@@ -1,0 +1,169 @@
+"""H3: the newest version was taken whoever signed it, and an old signed one became the newest by being pulled again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import sign
+from coldstart.artifacts.bundle import Bundle, anyone
+from coldstart.artifacts.key import Key
+from coldstart.artifacts.store import Store
+from tools.bundles import provenance, publish
+from tools.shell import Run
+
+from coldstart.contract.arguments import Arguments
+from coldstart.errors import NoBundle
+from coldstart.key import inspection, keys
+from coldstart.machine import paths
+from coldstart.machine.paths import Cache
+from coldstart.model import models
+from coldstart.weights.prefetch import ask
+
+OLD, NEW, LATER = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z", "2026-03-01T00:00:00Z"
+
+
+@pytest.fixture
+def model(home: Path) -> str:
+    place = home / "my-model"
+    place.mkdir()
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "float32"}
+    (place / "config.json").write_text(json.dumps(config))
+    (place / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    return str(place)
+
+
+@pytest.fixture
+def wanted(model: str) -> Key:
+    return keys.compose(models.resolve(model), Arguments())
+
+
+@pytest.fixture
+def store(home: Path) -> Store:
+    return Store(Cache.at().bundles)
+
+
+def _signed(store: Store, home: Path, wanted: Key, created: str, **kv: object) -> Bundle:
+    return publish(store, home / "s", wanted, signer=sign.host_key(paths.state_dir()), created=created, **kv)
+
+
+def _elsewhere(home: Path, wanted: Key, created: str, signed: bool, name: str = "elsewhere") -> str:
+    """The address of a directory with a bundle that came from outside."""
+    other = Store(home / name)
+    made = (
+        _signed(other, home, wanted, created, n=name)
+        if signed
+        else publish(other, home / "s", wanted, created=created, n=name)
+    )
+    return f"{other.root}@{made.digest}"
+
+
+def _taken(model: str) -> Bundle | None:
+    return inspection.look_up(model).bundle
+
+
+def test_h3_a_pulled_unsigned_bundle_is_not_taken(
+    run: Run, store: Store, home: Path, model: str, wanted: Key
+) -> None:
+    mine = _signed(store, home, wanted, OLD)
+    done = run("pull", _elsewhere(home, wanted, LATER, signed=False))
+    assert "will not run" in done.stderr and len(store.list()) == 2
+    assert _taken(model) == mine
+    assert store.get("org/tiny", trust=inspection.trust) == mine
+    noted = inspection.look_up(model).notes
+    assert noted == ("org/tiny:v2 was passed over for v1: the bundle is not signed",)
+
+
+def test_h3_prune_keeps_the_signed_one(run: Run, store: Store, home: Path, wanted: Key) -> None:
+    mine = _signed(store, home, wanted, OLD)
+    run("pull", _elsewhere(home, wanted, LATER, signed=False))
+    (stranger,) = [bundle for bundle in store.list() if bundle != mine]
+    planned = json.loads(run("prune", "--dry-run", "--format=json").stdout)
+    assert planned["removed"] == [stranger.digest]
+    run("prune")
+    assert store.list() == [mine]
+
+
+def test_h3_an_unsigned_bundle_alone_is_taken_in_words_only(
+    run: Run, home: Path, model: str, wanted: Key
+) -> None:
+    run("pull", _elsewhere(home, wanted, LATER, signed=False))
+    found = inspection.look_up(model)
+    assert found.bundle is None and found.untrusted is not None
+    error = inspection.miss(found)
+    assert isinstance(error, NoBundle) and "not signed" in error.message and "--untrusted" in str(error.mend)
+    refused = run("serve", model, "--dry-run", code=3)
+    assert "is not trusted" in refused.stderr
+    assert not list(Cache.at().root.glob("vllm/*/modelinfos/*"))
+    allowed = run("serve", model, "--dry-run", "--untrusted")
+    assert "its maker's word" in allowed.stderr
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["same key", "nearest"])
+def test_h3_the_weights_of_a_stranger_are_not_called_verified(
+    local: bool, store: Store, model: str, wanted: Key
+) -> None:
+    """The list of digests came from the attacker, and what matched it was called verified."""
+    plan = {"chunk": 16, "files": [{"name": "evil.safetensors", "size": 0, "chunks": [], "tensors": []}]}
+    with store.begin(wanted) as draft:
+        draft.add_json("weights", plan)
+        draft.publish(provenance())
+    (Path(model) / "model.safetensors").unlink(missing_ok=not local)
+    if local:
+        wanted = keys.compose(models.resolve(model), Arguments())
+        with store.begin(wanted) as draft:
+            draft.add_json("weights", plan)
+            draft.publish(provenance())
+    with pytest.raises(NoBundle):
+        ask.resolve(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w")
+    asked = ask.resolve(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w", accepts=anyone)
+    assert asked.plan == plan and any("maker's word" in note for note in asked.notes)
+
+
+def test_h3_going_back_is_said_and_not_done(
+    run: Run, store: Store, home: Path, model: str, wanted: Key
+) -> None:
+    mine = _signed(store, home, wanted, NEW)
+    done = run("pull", _elsewhere(home, wanted, OLD, signed=True))
+    assert "is older than v1" in done.stderr
+    assert [bundle.version for bundle in store.list()] == [1, 2] and _taken(model) == mine
+    (note,) = inspection.look_up(model).notes
+    assert "v2 was passed over for v1: it was made earlier" in note
+    run("prune", mine.ref)  # in words
+    assert _taken(model) == store.get("org/tiny:v2")
+
+
+def test_h3_the_newest_trusted_version_wins(
+    run: Run, store: Store, home: Path, model: str, wanted: Key
+) -> None:
+    _signed(store, home, wanted, OLD)
+    run("pull", _elsewhere(home, wanted, NEW, signed=True))
+    assert _taken(model) == store.get("org/tiny:v2")
+
+
+def test_h3_trust_why(run: Run, store: Store, home: Path, wanted: Key) -> None:
+    _signed(store, home, wanted, OLD)
+    run("pull", _elsewhere(home, wanted, LATER, signed=False))
+    good = run("trust", "why", "org/tiny:v1").stdout
+    assert "v1 is trusted: signed by ed25519:" in good and "the version of its key that is taken" in good
+    bad = run("trust", "why", "org/tiny:v2", code=1)
+    assert "not trusted: the bundle is not signed" in bad.stdout and "v1 is taken" in bad.stdout
+    (home / "stranger").mkdir()
+    stranger = sign.host_key(home / "stranger")
+    other = Store(home / "third")
+    made = publish(other, home / "s", wanted, signer=stranger, created=LATER, n="third")
+    run("pull", f"{other.root}@{made.digest}")
+    told = run("trust", "why", "org/tiny:v3", code=1)
+    assert f"its signer {stranger.fingerprint} is not a trusted key" in told.stdout
+    assert "coldstart trust add FILE" in told.stderr
+
+
+def test_h3_a_remembered_verdict_ends_with_its_key(store: Store, home: Path, wanted: Key) -> None:
+    mine = _signed(store, home, wanted, OLD)
+    assert inspection.trust(mine).ok and inspection.trust(mine).ok
+    (record,) = (paths.state_dir() / "verdicts").iterdir()
+    assert record.stat().st_mode & 0o077 == 0
+    for key_file in sign.trust_dir(paths.state_dir()).glob("*.pub"):
+        key_file.unlink()
+    assert not inspection.trust(mine).ok

@@ -1,0 +1,64 @@
+"""M5: what a registry, a weights server or a bundle says reached the terminal with its escape sequences."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import canonical
+from coldstart.artifacts.key import Key
+from coldstart.artifacts.store import Store
+from coldstart.commands._output import printable, table
+from tools.bundles import config, key, plant, publish
+from tools.raw_server import answer, answering
+from tools.shell import Run
+
+from coldstart.machine.paths import Cache
+
+# A title, colours, a cursor that climbs, C1 forms of the same, text that runs backwards, a bell, a lone surrogate.
+EVIL = "\x1b]0;owned\x07\x1b[31m\x1b[2A\x9b31m\u202eevil\u2066\x08\x7f\u200b"
+BAD = ["\x1b", "\x07", "\x08", "\x7f", "\x9b", "\u202e", "\u2066", "\u200b"]
+
+
+def _clean(text: str) -> None:
+    found = [character for character in BAD if character in text]
+    assert not found, found
+
+
+def test_m5_a_registry_that_writes_escapes(run: Run) -> None:
+    body = EVIL.encode()
+    with answering(lambda c, _: answer(c, 500, {}, body)) as server:
+        done = run("pull", f"oci://{server.address}/a/b", code=2)
+    _clean(done.stderr)
+    assert "500" in done.stderr and "\\x1b]0;owned" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("list",), ("inspect", "org/tiny"), ("inspect", "org/tiny", "--key")])
+def test_m5_a_bundle_whose_key_holds_escapes(command: tuple[str, ...], run: Run, home: Path) -> None:
+    wanted = Key(dict(key().fields) | {"engine.note": EVIL})
+    publish(Store(Cache.at().bundles), home / "s", wanted)
+    done = run(*command, code=None)
+    _clean(done.stdout + done.stderr)
+    if "--key" in command:
+        assert "\\x1b]0;owned" in done.stdout
+    as_json = run(*command, "--format=json", code=None).stdout
+    _clean(as_json)
+    json.loads(as_json)
+
+
+def test_m5_a_bundle_whose_provenance_holds_escapes(run: Run, home: Path) -> None:
+    made = {**config()["provenance"], "arguments": [EVIL], "tool": {EVIL: EVIL}}  # type: ignore[dict-item]
+    plant(Store(Cache.at().bundles), canonical.dumps(config(provenance=made)))
+    done = run("inspect", "org/tiny")
+    _clean(done.stdout + done.stderr)
+    assert "owned" in done.stdout
+
+
+def test_m5_a_cell_stays_in_its_line() -> None:
+    assert len(table(("a", "b"), [("x\nerror: forged", EVIL)]).splitlines()) == 2
+
+
+def test_m5_what_is_harmless_stays() -> None:
+    assert printable("naïve 模型 → 1 µs\n\ttab") == "naïve 模型 → 1 µs\n\ttab"
+    assert printable("\ud800") == "\\ud800"

@@ -1,0 +1,61 @@
+"""M7: COLDSTART_PREFETCH_TOKEN went over plain HTTP to whatever host was named. M1: presigned queries stood in status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tools.range_server import serving
+from tools.raw_server import answer, answering
+from weights_tools import checkpoint, prefetcher
+
+from coldstart.weights.prefetch import client, http_source, sources
+from coldstart.weights.prefetch.sources import Unusable
+
+TOKEN = {http_source.TOKEN_VARIABLE: "s3cret"}
+
+
+@pytest.mark.parametrize(
+    "address", ["http://weights.example/m", "http://10.0.0.1:8000/m", "http://127.0.0.1.example/m"]
+)
+def test_m7_no_token_without_tls(address: str) -> None:
+    assert http_source.headers(address, TOKEN) == {}
+
+
+@pytest.mark.parametrize("address", ["https://weights.example/m", "http://127.0.0.1:1/m", "http://[::1]:1/m"])
+def test_m7_tls_and_this_machine_are_safe(address: str) -> None:
+    assert http_source.headers(address, TOKEN) == {"Authorization": "Bearer s3cret"}
+
+
+def test_m7_no_password_without_tls() -> None:
+    with pytest.raises(Unusable, match="without TLS"):
+        http_source.headers("http://me:s3cret@weights.example/m", {})
+
+
+def test_m7_who_adds_a_header_by_hand_is_stopped_too() -> None:
+    """The client itself refuses, whoever made the header."""
+    source = http_source.HttpSource("http://weights.example/m", {"Authorization": "Bearer s3cret"})
+    with pytest.raises(Unusable, match="without TLS"):
+        source.read("f", 4, 0, memoryview(bytearray(4)), lambda _: None)
+
+
+def test_m1_a_signed_address_is_shown_without_its_signature(tmp_path: Path) -> None:
+    plan = checkpoint(tmp_path / "w")
+    query = "?X-Amz-Signature=s3cret&X-Amz-Credential=AKIA"
+    assert sources.shown(f"https://me:s3cret@b.example/m{query}#s3cret") == "https://b.example/m"
+    with (
+        answering(lambda c, _: answer(c, 403)) as server,
+        serving(tmp_path / "w") as good,
+        prefetcher(tmp_path / "r", COLDSTART_PREFETCH_MEMORY_BYTES=64 << 20) as runtime,
+    ):
+        for url in (server.url, good.url):
+            with client.attach(url + query, plan, directory=runtime) as attached:
+                if url == server.url:
+                    with pytest.raises(client.PrefetchFailed) as failed:
+                        attached.complete()
+                    assert "s3cret" not in str(failed.value) and "403" in str(failed.value)
+                else:
+                    attached.complete()
+                status = json.dumps(client.request("status", directory=runtime))
+                assert "s3cret" not in status and "AKIA" not in status and url in status

@@ -1,0 +1,41 @@
+"""A running process that can open no more descriptors."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def without_descriptors(pid: int) -> Iterator[None]:
+    """Meanwhile process `pid` gets EMFILE for every new descriptor."""
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    used = _settled(pid)
+    lowest = next(number for number in range(len(used) + 1) if number not in used)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+def _settled(pid: int) -> set[int]:
+    """Its open descriptors, once it has closed what its former clients left."""
+    used: set[int] = set()
+    while used != (used := {int(name) for name in os.listdir(f"/proc/{pid}/fd")}):  # noqa: PTH208
+        time.sleep(0.2)
+    return used
+
+
+def busy_s(pid: int, for_s: float) -> float:
+    """CPU seconds that a process uses in the next `for_s` seconds."""
+    before = time.clock_gettime(_cpu_clock(pid))
+    time.sleep(for_s)
+    return time.clock_gettime(_cpu_clock(pid)) - before
+
+
+def _cpu_clock(pid: int) -> int:
+    return (~pid << 3) | 2  # CPUCLOCK_SCHED of a process: clock_getcpuclockid(3)

@@ -1,0 +1,39 @@
+"""A home of its own and the command line in a child process, for the suites that use them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tools.shell import Run
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """HOME with no settings, bundles, keys or logins; without the user's variables."""
+    for name in list(os.environ):
+        if name.startswith(("COLDSTART_", "HF_", "XDG_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    return tmp_path
+
+
+@pytest.fixture
+def run(home: Path) -> Run:
+    """Run ``coldstart ARGS`` and return its exit code, stdout and stderr."""
+
+    def command(
+        *args: str, code: int | None = 0, cwd: Path | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        program = [sys.executable, "-m", "coldstart.commands.cli", *args]
+        done = subprocess.run(
+            program, capture_output=True, text=True, cwd=cwd or home, check=False, timeout=60
+        )
+        assert code is None or done.returncode == code, done.stderr
+        return done
+
+    return command

@@ -1,0 +1,321 @@
+"""The host's decisions, event by event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coldstart.errors import Usage
+from coldstart.host.core import Core
+from coldstart.host.events import (
+    Abort,
+    Action,
+    Arrived,
+    Configured,
+    Dispatch,
+    Ended,
+    Event,
+    Failed,
+    Leave,
+    Left,
+    Measured,
+    Refuse,
+    Start,
+    Started,
+    Tick,
+)
+from coldstart.host.model_state import State
+from coldstart.host.specification import HostSettings, ModelSpec, Tier, stopped
+
+
+class Driver:
+    """Two models of 10 bytes in 15 unless told otherwise; says at what time what happens."""
+
+    def __init__(self, *specs: ModelSpec, **settings: Any) -> None:
+        specs = specs or (ModelSpec.simple("a", 10, 5.0), ModelSpec.simple("b", 10, 7.0))
+        self.core = Core(specs, HostSettings(**{"memory": 15, "policy": "lru", **settings}))
+
+    def __call__(self, now: float, *events: Event) -> list[Action]:
+        return [action for event in events for action in self.core.on(event, now)]
+
+    def up(self, name: str, now: float) -> None:
+        """Served one request until now."""
+        self(now, Arrived(f"up-{name}", name), Started(name, 1.0), Ended(f"up-{name}"))
+        assert self.core.models[name].state is State.READY
+
+
+def _start(name: str, tier: str = "stopped") -> tuple[str, str, str]:
+    return "start", name, tier
+
+
+def _brief(actions: list[Action]) -> list[Any]:
+    found: list[Any] = []
+    for action in actions:
+        match action:
+            case Start(model, tier):
+                found.append(_start(model, tier.name))
+            case Leave(model, tier):
+                found.append(("leave", model, tier.name))
+            case Refuse(request, status):
+                found.append((status, request))
+            case Dispatch(request, model):
+                found.append((request, model))
+            case _:
+                found.append(action)
+    return found
+
+
+def test_one_start_however_many_ask_and_their_order_is_kept() -> None:
+    host = Driver()
+    first = host(0.0, *(Arrived(str(i), "a") for i in range(200)))
+    assert _brief(first) == [_start("a")]
+    assert _brief(host(5.0, Started("a", 5.0))) == [(str(i), "a") for i in range(200)]
+
+
+def test_a_ready_model_is_served_at_once_and_counts_as_a_hit() -> None:
+    host = Driver()
+    host.up("a", 1.0)
+    assert _brief(host(2.0, Arrived("r", "a"))) == [("r", "a")]
+    assert (host.core.hits, host.core.requests) == (1, 2)
+
+
+def test_the_idle_one_leaves_before_the_other_starts() -> None:
+    host = Driver()
+    host.up("a", 1.0)
+    assert _brief(host(2.0, Arrived("r", "b"))) == [("leave", "a", "stopped")]
+    assert _brief(host(3.0, Left("a"))) == [_start("b")]
+    assert host.core.residents.device.used == 10
+
+
+def test_what_is_on_its_way_out_is_counted_before_another_is_asked_to_go() -> None:
+    host = Driver(*(ModelSpec.simple(name, 5, 1.0) for name in "abc"), ModelSpec.simple("d", 5, 1.0))
+    for name in "abc":
+        host.up(name, 1.0)
+    assert _brief(host(2.0, Arrived("r", "d"))) == [("leave", "a", "stopped")]
+    assert host(3.0, Tick(), Arrived("s", "d")) == []
+
+
+def test_a_model_with_requests_in_flight_stays() -> None:
+    host = Driver(patience_s=30.0)
+    host.up("a", 1.0)
+    host(2.0, Arrived("long", "a"), Arrived("r", "b"))
+    assert host.core.models["a"].state is State.READY
+    assert _brief(host(3.0, Ended("long"))) == [("leave", "a", "stopped")]
+
+
+def test_patience_runs_out_for_a_model_that_is_never_idle() -> None:
+    """It takes nothing new, finishes what it has, and only then leaves."""
+    host = Driver(patience_s=30.0)
+    host.up("a", 1.0)
+    host(2.0, Arrived("long", "a"), Arrived("r", "b"))
+    assert host.core.deadline() == 32.0
+    assert host(32.0, Tick()) == []
+    assert host.core.models["a"].state is State.DRAINING
+    assert _brief(host(33.0, Arrived("late", "a"))) == []
+    assert _brief(host(34.0, Ended("long"))) == [("leave", "a", "stopped")]
+    assert _brief(host(35.0, Left("a"))) == [_start("b")]
+    assert _brief(host(42.0, Started("b", 7.0))) == [("r", "b")]
+    assert _brief(host(43.0, Ended("r"))) == [("leave", "b", "stopped")], "late's turn"
+
+
+def test_refuse_is_an_answer_when_nobody_may_leave() -> None:
+    host = Driver(when_full="refuse")
+    host.up("a", 1.0)
+    host(2.0, Arrived("long", "a"))
+    (refused,) = host(3.0, Arrived("r", "b"))
+    assert isinstance(refused, Refuse) and refused.status == 503
+    assert refused.retry_after_s == 7.0 and "in use" in refused.reason
+
+
+def test_nobody_overtakes_to_the_memory_that_is_freed_for_the_first() -> None:
+    specs = (
+        ModelSpec.simple("big", 15, 9.0),
+        ModelSpec.simple("a", 10, 5.0),
+        ModelSpec.simple("small", 5, 1.0),
+    )
+    host = Driver(*specs)
+    host.up("a", 1.0)
+    host(2.0, Arrived("busy", "a"), Arrived("r", "big"), Arrived("s", "small"))
+    assert host.core.models["small"].state is State.STOPPED
+    assert _brief(host(3.0, Ended("busy"))) == [("leave", "a", "stopped")]
+    assert _brief(host(3.0, Left("a"))) == [_start("big")]
+
+
+def test_one_loader_starts_one_model_at_a_time() -> None:
+    host = Driver(memory=30)
+    assert _brief(host(0.0, Arrived("1", "a"), Arrived("2", "b"))) == [_start("a")]
+    assert _brief(host(5.0, Started("a", 5.0))) == [("1", "a"), _start("b")]
+    two = Driver(memory=30, loaders=2)
+    assert len(two(0.0, Arrived("1", "a"), Arrived("2", "b"))) == 2
+
+
+def test_held_requests_are_limited_and_told_when_to_come_again() -> None:
+    host = Driver(max_held=2)
+    actions = host(0.0, Arrived("1", "a"), Arrived("2", "a"), Arrived("3", "b"))
+    assert _brief(actions) == [_start("a"), (429, "3")]
+    assert isinstance(actions[-1], Refuse) and actions[-1].retry_after_s == 12.0, "a's start and b's"
+
+
+def test_a_held_request_whose_client_went_is_not_sent() -> None:
+    host = Driver()
+    host(0.0, Arrived("1", "a"), Arrived("2", "a"), Ended("1"))
+    assert _brief(host(5.0, Started("a", 5.0))) == [("2", "a")]
+
+
+def test_a_failed_start_answers_its_own_requests_and_no_others() -> None:
+    host = Driver(memory=30, loaders=2, backoff_s=4.0)
+    host(0.0, Arrived("1", "a"), Arrived("2", "b"))
+    (refused,) = host(1.0, Failed("a", "out of memory"))
+    assert isinstance(refused, Refuse) and (refused.request, refused.status) == ("1", 503)
+    assert "out of memory" in refused.reason and refused.retry_after_s == 4.0
+    assert _brief(host(2.0, Arrived("3", "a"))) == [(503, "3")], "no start during the back-off"
+    assert _brief(host(3.0, Started("b", 3.0))) == [("2", "b")]
+    assert _brief(host(5.0, Arrived("4", "a"))) == [_start("a")]
+
+
+def test_a_server_that_dies_frees_its_memory() -> None:
+    host = Driver()
+    host.up("a", 1.0)
+    host(2.0, Arrived("r", "a"), Failed("a", "killed"))
+    assert host.core.residents.device.used == 0
+    assert _brief(host(3.0, Ended("r"), Arrived("s", "b"))) == [_start("b")]
+
+
+def test_one_that_dies_while_it_leaves_has_left() -> None:
+    host = Driver()
+    host.up("a", 1.0)
+    host(2.0, Arrived("r", "b"))
+    assert _brief(host(3.0, Failed("a", "killed"))) == [_start("b")]
+    assert host.core.models["a"].state is State.STOPPED and host.core.models["a"].failures == 0
+
+
+def test_a_start_past_its_deadline_is_ended_once() -> None:
+    host = Driver(start_deadline_s=60.0)
+    host(0.0, Arrived("1", "a"))
+    assert host.core.deadline() == 30.0, "patience first"
+    assert host(30.0, Tick()) == [] and host.core.deadline() == 60.0
+    assert host(60.0, Tick()) == [Abort("a")] and host(61.0, Tick()) == []
+    assert _brief(host(62.0, Failed("a", "too slow"))) == [(503, "1")]
+
+
+def test_a_request_is_not_held_for_ever() -> None:
+    host = Driver(hold_s=40.0)
+    host(0.0, Arrived("1", "a"))
+    assert _brief(host(40.0, Tick())) == [(504, "1")]
+
+
+def test_idle_models_go_but_for_the_least_number() -> None:
+    specs = [ModelSpec.simple(name, 5, 1.0, idle_s=60.0) for name in "abc"]
+    host = Driver(*specs, min_residents=1)
+    for time, name in enumerate("abc"):
+        host.up(name, float(time))
+    assert host.core.deadline() == 60.0
+    assert _brief(host(60.0, Tick())) == [("leave", "a", "stopped")]
+    assert _brief(host(61.0, Left("a"), Tick())) == [("leave", "b", "stopped")]
+    assert host(200.0, Left("b"), Tick()) == []
+    assert host.core.models["c"].state is State.READY
+
+
+def test_no_more_models_than_the_most() -> None:
+    host = Driver(memory=100, max_residents=1)
+    host.up("a", 1.0)
+    assert _brief(host(2.0, Arrived("r", "b"))) == [("leave", "a", "stopped")]
+
+
+def test_a_pinned_model_starts_unasked_stays_and_comes_back() -> None:
+    host = Driver(ModelSpec.simple("a", 10, 5.0, pinned=True), ModelSpec.simple("b", 5, 1.0), backoff_s=4.0)
+    assert _brief(host(0.0, Tick())) == [_start("a")]
+    host(5.0, Started("a", 5.0))
+    assert _brief(host(6.0, Arrived("r", "b"))) == [_start("b")]
+    host(7.0, Failed("a", "killed"))
+    assert host.core.deadline() == 11.0
+    host(8.0, Started("b", 1.0))
+    assert _brief(host(11.0, Tick())) == [_start("a")]
+
+
+def test_what_can_never_fit_is_refused_at_once() -> None:
+    host = Driver(ModelSpec.simple("a", 10, 5.0, pinned=True), ModelSpec.simple("big", 12, 1.0))
+    (refused,) = host(0.0, Arrived("r", "big"))[:1]
+    assert isinstance(refused, Refuse) and refused.status == 507
+    with pytest.raises(Usage, match="pinned"):
+        Driver(ModelSpec.simple("a", 16, 5.0, pinned=True))
+
+
+def test_memory_that_lies_makes_others_leave() -> None:
+    """A model measured larger than its profile: the idle one goes, the ledger says what is true."""
+    host = Driver(ModelSpec.simple("a", 5, 1.0), ModelSpec.simple("b", 5, 1.0))
+    host.up("a", 1.0)
+    host(2.0, Arrived("r", "b"))
+    actions = host(3.0, Started("b", 1.0, memory=12))
+    assert ("leave", "a", "stopped") in _brief(actions)
+    host(4.0, Left("a"))
+    assert host.core.residents.device.used == 12
+    host(5.0, Measured("b", 6))
+    assert host.core.residents.device.used == 6
+
+
+SLEEPER = (Tier("awake", 10, 0.0), Tier("asleep-1", 1, 0.5, host_memory=8), stopped(9.0))
+
+
+def test_a_model_goes_to_sleep_where_host_memory_allows_and_stops_where_not() -> None:
+    asleep = Tier("asleep-1", 0, 0.5, host_memory=8)
+    tiers = SLEEPER[0], asleep, SLEEPER[2]
+    host = Driver(*(ModelSpec(name, tiers) for name in "abc"), memory=12, host_memory=8)
+    host.up("a", 1.0)
+    assert _brief(host(2.0, Arrived("1", "b"))) == [("leave", "a", "asleep-1")]
+    assert _brief(host(3.0, Left("a"), Started("b", 9.0), Ended("1"))) == [_start("b"), ("1", "b")]
+    assert host.core.residents.device.used == 10
+    assert _brief(host(4.0, Arrived("2", "c"))) == [("leave", "b", "stopped")], "host memory is full"
+    host(5.0, Left("b"), Started("c", 9.0), Ended("2"))
+    host(6.0, Arrived("3", "a"), Left("c"))
+    assert host.core.models["a"].state is State.STARTING and host.core.models["a"].tier.name == "asleep-1"
+
+
+def test_a_sleeping_model_gives_its_last_bytes_when_they_are_needed() -> None:
+    host = Driver(ModelSpec("a", SLEEPER), ModelSpec.simple("all", 12, 1.0), memory=12, host_memory=8)
+    host.up("a", 1.0)
+    assert _brief(host(2.0, Arrived("1", "all"))) == [("leave", "a", "stopped")], (
+        "asleep it would hold one byte"
+    )
+    assert _brief(host(4.0, Left("a"))) == [_start("all")]
+    assert host.core.residents.beside.used == 0
+
+
+def test_a_model_asleep_goes_further_down_when_its_bytes_are_needed() -> None:
+    specs = ModelSpec("a", SLEEPER), ModelSpec.simple("b", 11, 1.0), ModelSpec.simple("all", 12, 1.0)
+    host = Driver(*specs, memory=12, host_memory=8)
+    host.up("a", 1.0)
+    assert _brief(host(2.0, Arrived("1", "b"))) == [("leave", "a", "asleep-1")]
+    host(3.0, Left("a"), Started("b", 1.0), Ended("1"))
+    assert set(_brief(host(4.0, Arrived("2", "all")))) == {
+        ("leave", "a", "stopped"),
+        ("leave", "b", "stopped"),
+    }
+    host(5.0, Left("a"))
+    assert _brief(host(5.0, Left("b"))) == [_start("all")]
+    assert host.core.residents.beside.used == 0
+
+
+def test_models_come_and_go_by_configuration_and_streams_end_in_peace() -> None:
+    host = Driver()
+    host.up("a", 1.0)
+    host(2.0, Arrived("stream", "a"))
+    new = Configured((ModelSpec.simple("c", 5, 1.0),))
+    assert host(3.0, new) == []
+    assert _brief(host(4.0, Arrived("r", "a"), Arrived("s", "c"))) == [(404, "r"), _start("c")]
+    assert _brief(host(5.0, Ended("stream"))) == [("leave", "a", "stopped")]
+    host(6.0, Left("a"))
+    assert set(host.core.models) == {"c"}
+
+
+def test_a_changed_description_keeps_what_serves() -> None:
+    host = Driver()
+    host.up("a", 1.0)
+    host(2.0, Configured((ModelSpec.simple("a", 10, 5.0, idle_s=10.0), ModelSpec.simple("b", 10, 7.0))))
+    assert host.core.models["a"].state is State.READY
+    assert _brief(host(12.0, Tick())) == [("leave", "a", "stopped")]
+
+
+def test_an_unknown_model_is_not_found() -> None:
+    assert _brief(Driver()(0.0, Arrived("r", "nobody"))) == [(404, "r")]

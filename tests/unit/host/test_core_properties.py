@@ -1,0 +1,189 @@
+"""The host's core under any sequence of events: nobody in use leaves, memory adds up, every request gets one answer."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from coldstart.host.core import Core
+from coldstart.host.events import (
+    Abort,
+    Action,
+    Arrived,
+    Dispatch,
+    Ended,
+    Event,
+    Failed,
+    Leave,
+    Left,
+    Refuse,
+    Start,
+    Started,
+    Tick,
+)
+from coldstart.host.model_state import State
+from coldstart.host.policies import POLICIES
+from coldstart.host.specification import HostSettings, ModelSpec, Tier, stopped
+
+NAMES = [f"m{i}" for i in range(6)]
+SERVING = (State.READY, State.DRAINING)
+"""It may be told to drain by the event that made it ready."""
+
+
+def _spec(name: str, memory: int, penalty: float, kind: str, idle: float | None) -> ModelSpec:
+    asleep = (Tier("asleep-1", memory // 8, penalty / 10, host_memory=memory),) if kind == "sleeps" else ()
+    tiers = (Tier("awake", memory, 0.0), *asleep, stopped(penalty))
+    return ModelSpec(name, tiers, pinned=kind == "pinned", idle_s=idle)
+
+
+class Host(RuleBasedStateMachine):
+    """Plays the processes: carries orders out late, in any order, and fails at will."""
+
+    @initialize(
+        sizes=st.lists(st.integers(8, 40), min_size=6, max_size=6),
+        kinds=st.lists(st.sampled_from(["plain", "plain", "sleeps"]), min_size=6, max_size=6),
+        pinned=st.booleans(),
+        idle=st.sampled_from([None, 20.0]),
+        limits=st.fixed_dictionaries(
+            {
+                "policy": st.sampled_from(sorted(POLICIES)),
+                "loaders": st.integers(1, 2),
+                "when_full": st.sampled_from(["queue", "refuse"]),
+                "max_held": st.sampled_from([3, 100]),
+                "max_residents": st.sampled_from([None, 2]),
+                "host_memory": st.sampled_from([0, 60]),
+                "patience_s": st.sampled_from([2.0, 1000.0]),
+            }
+        ),
+    )
+    def begin(
+        self, sizes: list[int], kinds: list[str], pinned: bool, idle: float | None, limits: dict[str, Any]
+    ) -> None:
+        kinds = ["pinned" if pinned else kinds[0], *kinds[1:]]
+        specs = [_spec(n, s, 4.0, k, idle) for n, s, k in zip(NAMES, sizes, kinds, strict=True)]
+        self.settings = HostSettings(memory=50, backoff_s=3.0, **limits)
+        self.core, self.now, self.count = Core(specs, self.settings), 0.0, 0
+        self.starting: set[str] = set()
+        self.leaving: set[str] = set()
+        self.waiting: dict[str, str] = {}
+        self.running: dict[str, str] = {}
+        self.served: dict[str, list[int]] = {name: [] for name in NAMES}
+
+    def tell(self, event: Event) -> None:
+        for action in self.core.on(event, self.now):
+            self.obey(action)
+
+    def obey(self, action: Action) -> None:
+        match action:
+            case Start(model):
+                assert model not in self.starting | self.leaving
+                self.starting.add(model)
+            case Leave(model):
+                assert model not in self.running.values(), "somebody uses it"
+                assert model not in self.leaving | self.starting
+                assert not self.core.models[model].spec.pinned
+                self.leaving.add(model)
+            case Dispatch(request, model):
+                assert self.waiting.pop(request) == model and self.core.models[model].state in SERVING
+                self.running[request] = model
+                self.served[model].append(int(request))
+            case Refuse(request, status):
+                assert self.waiting.pop(request) and status in (429, 503, 504, 507)
+            case Abort(model):
+                assert model in self.starting
+
+    @rule(name=st.sampled_from(NAMES))
+    def arrive(self, name: str) -> None:
+        self.count += 1
+        self.waiting[str(self.count)] = name
+        self.tell(Arrived(str(self.count), name))
+
+    @rule(seconds=st.floats(0.1, 15.0))
+    def time_passes(self, seconds: float) -> None:
+        end = self.now + seconds
+        for _ in range(50):
+            if (due := self.core.deadline()) > end:
+                break
+            assert due > self.now or self.now == 0.0 or due == -inf, "the clock would stand still"
+            self.now = max(self.now, due)
+            self.tell(Tick())
+        else:
+            raise AssertionError("deadlines without end")
+        self.now = end
+
+    @precondition(lambda self: self.starting)
+    @rule(data=st.data(), fails=st.sampled_from([False, False, True]))
+    def start_ends(self, data: st.DataObject, fails: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.starting)))
+        self.starting.remove(name)
+        self.tell(Failed(name, "no luck") if fails else Started(name, 4.0))
+
+    @precondition(lambda self: self.leaving)
+    @rule(data=st.data())
+    def one_left(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.leaving)))
+        self.leaving.remove(name)
+        self.tell(Left(name))
+
+    @precondition(lambda self: self.running or self.waiting)
+    @rule(data=st.data())
+    def request_ends(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(sorted(self.running | self.waiting, key=int)))
+        self.running.pop(request, None)
+        self.waiting.pop(request, None)
+        self.tell(Ended(request))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def server_dies(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(set(self.running.values()))))
+        self.running = {request: model for request, model in self.running.items() if model != name}
+        self.tell(Failed(name, "killed"))
+
+    @invariant()
+    def memory_adds_up(self) -> None:
+        for ledger in (self.core.residents.device, self.core.residents.beside):
+            assert ledger.used == sum(ledger.held(name) for name in NAMES) <= ledger.capacity
+        for name, model in self.core.models.items():
+            if model.resident:
+                assert self.core.residents.device.held(name) == model.observed.memory or self.leaving
+
+    @invariant()
+    def order_is_kept(self) -> None:
+        assert all(order == sorted(order) for order in self.served.values())
+
+    @invariant()
+    def limits_hold(self) -> None:
+        models = self.core.models.values()
+        assert sum(model.state is State.STARTING for model in models) <= self.settings.loaders
+        assert len(self.core.held) <= self.settings.max_held
+        assert sorted(self.waiting) == sorted(w for w in self.waiting if w in self.core.held)
+
+    def teardown(self) -> None:
+        """Everything that waits is answered in the end, once all orders are obeyed and no stream runs on."""
+        if not hasattr(self, "core"):
+            return
+        for _ in range(2000):
+            if not self.waiting:
+                return
+            if self.running:
+                request = next(iter(self.running))
+                del self.running[request]
+                self.tell(Ended(request))
+            elif self.leaving:
+                self.tell(Left(self.leaving.pop()))
+            elif self.starting:
+                self.tell(Started(self.starting.pop(), 4.0))
+            else:
+                self.now = max(self.now, self.core.deadline())
+                assert self.now < inf, "they wait for nothing"
+                self.tell(Tick())
+        raise AssertionError(f"never answered: {self.waiting}")
+
+
+TestHost = Host.TestCase
+TestHost.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,60 @@
+"""The host's TOML file: what it says, and what is said about a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coldstart.errors import Usage
+from coldstart.host import configuration
+from coldstart.host.configuration import load, size
+
+MODEL = '[models.m]\nmemory = "1GiB"\nstart_s = 2\n'
+
+
+def test_the_example_in_its_own_text_is_read(tmp_path: Path) -> None:
+    shown = str(configuration.__doc__).split("TOML file.")[1].split("Invariant")[0]
+    (tmp_path / "host.toml").write_text("\n".join(line.removeprefix("    ") for line in shown.splitlines()))
+    file = load(tmp_path / "host.toml")
+    assert (file.settings.memory, file.settings.policy) == (60 << 30, "predictive")
+    (model,) = file.models
+    assert [(tier.name, tier.memory, tier.penalty_s, tier.host_memory) for tier in model.tiers] == [
+        ("awake", 14 << 30, 0.0, 0),
+        ("asleep-1", 1 << 30, 0.5, 14 << 30),
+        ("stopped", 0, 8.0, 0),
+    ]
+    assert model.idle_s == 600 and not model.pinned
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "no .models.NAME."),
+        (MODEL, "the host lacks memory"),
+        ('memory = "1GiB"\npolice = "lru"\n' + MODEL, "does not know police"),
+        ('memory = "1GiB"\npolicy = "nobody"\n' + MODEL, "unknown policy 'nobody'"),
+        ('memory = "a lot"\n' + MODEL, "'a lot' is no size"),
+        ("memory = 1.5\n" + MODEL, "1.5 is no size"),
+        ('memory = "1GiB"\nmax_held = "many"\n' + MODEL, "max_held = 'many' is not of the kind int"),
+        ('memory = "1GiB"\n[models.m]\nstart_s = 1\n', "models.m lacks memory"),
+        ('memory = "1GiB"\n' + MODEL + "idle_s = -1\n", "-1 is no time"),
+        ('memory = "1GiB"\n' + MODEL + 'tiers = [{name = "x", memory = 5}]\n', "lacks penalty_s"),
+        ("memory = ", "is not TOML"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / "host.toml").write_text(text)
+    with pytest.raises(Usage, match=complaint) as problem:
+        load(tmp_path / "host.toml")
+    assert "host.toml" in problem.value.message
+
+
+def test_a_file_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
+    with pytest.raises(Usage, match="No such file"):
+        load(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(("given", "bytes_"), [(5, 5), ("5", 5), ("1.5KiB", 1536), ("2 GB", 2 * 10**9)])
+def test_sizes(given: object, bytes_: int) -> None:
+    assert size(given) == bytes_

@@ -1,0 +1,69 @@
+"""The simulated host: replays computed by hand, and against the untimed cache, which has no core."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import pytest
+
+from coldstart.host.policies import POLICIES, ModelCost, ShadowCache
+from coldstart.host.simulate import HostRequest, simulate
+from coldstart.host.specification import HostSettings, ModelSpec
+
+A, B = ModelSpec.simple("a", 10, 5.0), ModelSpec.simple("b", 10, 7.0)
+
+
+def _settings(**given: object) -> HostSettings:
+    return HostSettings(**{"memory": 15, "policy": "lru", "max_held": 10**6, "hold_s": math.inf, **given})  # type: ignore[arg-type]
+
+
+def test_one_swap_by_hand() -> None:
+    """a starts 0 to 5 and serves to 7; b asks at 1, waits for a to be done, leaves take 1 s: b serves from 15."""
+    asked = [HostRequest(0.0, "a", 2.0), HostRequest(1.0, "b", 2.0), HostRequest(30.0, "b", 2.0)]
+    done = simulate(asked, [A, B], _settings(), leave_s=1.0)
+    assert [(one.dispatched_s, one.hit) for one in done.requests] == [
+        (5.0, False),
+        (15.0, False),
+        (30.0, True),
+    ]
+    assert (done.starts, done.departures, done.start_s, done.peak_memory) == (2, 1, 12.0, 10)
+    assert done.hit_ratio == pytest.approx(1 / 3)
+
+
+def test_a_busy_model_is_made_to_drain_after_the_patience() -> None:
+    asked = [HostRequest(float(t), "a", 3.0) for t in range(0, 100, 2)] + [HostRequest(100.0, "a", 3.0)]
+    asked = sorted([*asked, HostRequest(11.0, "b", 1.0)], key=lambda one: one.arrival_s)
+    done = simulate(asked, [A, B], _settings(patience_s=20.0))
+    (b,) = (one for one in done.requests if one.model == "b")
+    assert 31.0 + 7.0 <= b.dispatched_s <= 31.0 + 3.0 + 7.0
+    assert all(one.ended_s < math.inf for one in done.requests)
+
+
+def test_a_start_past_its_deadline_answers_its_requests() -> None:
+    done = simulate([HostRequest(0.0, "a", 1.0)], [A], _settings(start_deadline_s=2.0))
+    assert [one.status for one in done.requests] == [503]
+
+
+def test_refusals_have_a_status_and_no_service() -> None:
+    asked = [HostRequest(0.0, "a", 50.0), HostRequest(10.0, "b", 1.0)]
+    done = simulate(asked, [A, B], _settings(when_full="refuse"))
+    assert [one.status for one in done.requests] == [200, 503] and len(done.served) == 1
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_with_requests_far_apart_it_is_the_untimed_cache(policy: str) -> None:
+    """No request meets a start or another request: starts and hits are those of the metadata alone."""
+    random = Random(7)
+    costs = {f"m{i}": ModelCost(random.randint(5, 40), random.uniform(1, 30)) for i in range(12)}
+    asked = [(200.0 * t + random.uniform(0, 100), random.choice(list(costs))) for t in range(400)]
+    capacity = 120
+    cache = ShadowCache(POLICIES[policy](costs, capacity), costs, capacity)
+    for time, model in asked:
+        cache.request(model, time)
+    specs = [ModelSpec.simple(name, cost.memory, cost.penalty_s) for name, cost in costs.items()]
+    done = simulate(
+        [HostRequest(t, m, 0.5) for t, m in asked], specs, _settings(memory=capacity, policy=policy)
+    )
+    assert sum(one.hit for one in done.requests) == cache.hits
+    assert done.start_s == pytest.approx(cache.cost_s)

@@ -1,0 +1,194 @@
+"""The policies by hand-made examples: who leaves, and what each one remembers."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations, product
+from random import Random
+
+import pytest
+
+from coldstart.errors import Usage
+from coldstart.host.policies import POLICIES, ModelCost, Oracle, ShadowCache, make, solve
+from coldstart.host.policies.arc import ARC
+from coldstart.host.policies.classic import SRRIP
+from coldstart.host.policies.eviction_set import least_loss
+from coldstart.host.policies.gdsf import GDSF
+from coldstart.host.policies.iam import IAM, REBUILD_S, UPDATE_S
+from coldstart.host.policies.predictive import Predictive
+
+EQUAL = {name: ModelCost(1, 1.0) for name in ("a1", "a2", "b1", "b2", "b3", "b4")}
+
+
+def _hits(name: str, asked: str, slots: int) -> str:
+    cache = ShadowCache(POLICIES[name](EQUAL, slots), EQUAL, slots)
+    return "".join("m" if cache.request(model, float(t)) else "h" for t, model in enumerate(asked.split()))
+
+
+def test_srrip_resists_the_scan_of_its_paper() -> None:
+    """Figure 2 of Jaleel et al.: a1, a2 used twice survive the scan of four blocks; under LRU both are lost."""
+    asked = "a1 a2 a2 a1 b1 b2 b3 b4 a1 a2"
+    assert _hits("srrip", asked, 4) == "mmhhmmmmhh"
+    assert _hits("lru", asked, 4) == "mmhhmmmmmm"
+
+
+def test_srrip_victims_change_nothing() -> None:
+    policy = SRRIP(EQUAL, 3)
+    for name in ("a1", "a2", "b1"):
+        policy.loaded(name, 0.0)
+    assert policy.victims(EQUAL, 1, 0.0) == policy.victims(EQUAL, 1, 0.0) == ["a1"]
+
+
+def test_gdsf_ages_what_was_once_popular() -> None:
+    costs = {"old": ModelCost(10, 10.0), "x": ModelCost(10, 10.0), "y": ModelCost(10, 10.0)}
+    cache = ShadowCache(GDSF(costs, 20), costs, 20)
+    for time in range(3):
+        cache.request("old", float(time))
+    for time in range(3, 9):
+        cache.request("xy"[time % 2], float(time))
+    assert cache.resident == {"x", "y"}
+
+
+def test_arc_moves_its_target_by_ghosts() -> None:
+    """A ghost of T1 asked for again comes back as frequent."""
+    cache = ShadowCache(policy := ARC(EQUAL, 2), EQUAL, 2)
+    for time, model in enumerate(("a1", "a1", "a2", "b1", "a2")):
+        cache.request(model, float(time))
+    assert "a2" in policy._often and policy._target == 1.0
+
+
+def test_iam_evicts_by_the_queue_until_its_shadow_is_ready() -> None:
+    costs = {"often": ModelCost(1, 1.0), "rare": ModelCost(1, 1.0)}
+    policy = IAM(costs, 2)
+    for model in costs:
+        policy.requested(model, 0.0, False)
+        policy.loaded(model, 0.0)
+    for second in range(1, 8):
+        policy.requested("often", float(second), True)
+    assert policy.victims(costs, 1, 8.0) == ["often"], "the ranks are those of the load"
+    start = REBUILD_S + UPDATE_S
+    policy.requested("often", start, True)
+    assert policy.victims(costs, 1, start + REBUILD_S / 2) == ["often"], "the shadow is not ready"
+    policy.requested("often", start + REBUILD_S, True)
+    assert policy.victims(costs, 1, start + REBUILD_S) == ["rare"]
+
+
+def test_iam_takes_a_model_loaded_during_a_rebuild_last() -> None:
+    costs = {"queued": ModelCost(1, 9.0), "late": ModelCost(1, 1.0)}
+    policy = IAM(costs, 2)
+    policy.requested("queued", 0.0, False)
+    policy.loaded("queued", 0.0)
+    policy.requested("queued", REBUILD_S, True)
+    policy.requested("queued", REBUILD_S + UPDATE_S, True)
+    policy.loaded("late", REBUILD_S + UPDATE_S)
+    assert policy.victims(costs, 1, 12.0) == ["queued"]
+    assert policy.victims(costs, 2, 12.0) == ["queued", "late"]
+
+
+def test_the_rank_is_the_logarithm_of_the_models_below() -> None:
+    policy = IAM(EQUAL, 4, bias=2.0)
+    assert [policy._rank(lower) for lower in (0, 1)] == [math.log(2), math.log(3)]
+
+
+def test_iam_order_is_that_of_equation_1() -> None:
+    costs = {"dear": ModelCost(1, 9.0), "cheap": ModelCost(1, 1.0), "large": ModelCost(30, 9.0)}
+    policy = IAM(costs, 32)
+    for time in range(0, 200, 10):
+        for model in costs:
+            policy.requested(model, float(time), time > 0)
+            if time == 0:
+                policy.loaded(model, 0.0)
+    policy.requested("dear", 400.0, True)
+    policy.requested("dear", 402.0, True)
+    assert policy.victims(costs, 32, 402.0) == ["large", "cheap", "dear"]
+
+
+def test_predictive_keeps_what_is_asked_for_again_soon() -> None:
+    costs = {name: ModelCost(10, 5.0) for name in ("steady", "gone")}
+    policy = Predictive(costs, 20)
+    for time in range(100):
+        policy.requested("gone", time * 1.0, True)
+    for time in range(40):
+        policy.requested("steady", 100 + time * 20.0, True)
+    assert policy.victims(costs, 10, 900.0) == ["gone"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_predictive_loses_less_than_gdsf_where_popularity_drifts(seed: int) -> None:
+    random = Random(seed)
+    costs = {f"m{i}": ModelCost(random.randint(1, 30), random.uniform(1, 30)) for i in range(20)}
+    capacity = sum(cost.memory for cost in costs.values()) * 2 // 5
+    caches = {
+        name: ShadowCache(POLICIES[name](costs, capacity), costs, capacity) for name in ("predictive", "gdsf")
+    }
+    order, weights = list(costs), [1 / (rank + 1) for rank in range(20)]
+    for number in range(4000):
+        if number % 400 == 0:
+            random.shuffle(order)
+        model = random.choices(order, weights)[0]
+        for cache in caches.values():
+            cache.request(model, float(number))
+    assert caches["predictive"].cost_s < 0.95 * caches["gdsf"].cost_s
+
+
+def test_predictive_weighs_penalty_and_size() -> None:
+    costs = {"small": ModelCost(5, 5.0), "large": ModelCost(20, 5.0), "dear": ModelCost(20, 50.0)}
+    policy = Predictive(costs, 45)
+    for time in range(0, 300, 3):
+        for model in costs:
+            policy.requested(model, float(time), True)
+    assert policy.victims(costs, 20, 300.0) == ["large"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_set_is_near_the_cheapest_of_all(seed: int) -> None:
+    random = Random(seed)
+    items = [(random.lognormvariate(0, 1), random.randint(1, 40), f"m{i}") for i in range(9)]
+    need = random.randint(1, sum(size for _, size, _ in items))
+    chosen = set(least_loss(items, need, 0.0))
+    loss = sum(density * size for density, size, name in items if name in chosen)
+    sets = (s for count in range(1, 10) for s in combinations(items, count))
+    best = min(sum(d * z for d, z, _ in s) for s in sets if sum(z for _, z, _ in s) >= need)
+    assert sum(size for _, size, name in items if name in chosen) >= need
+    assert best - 1e-9 <= loss <= 1.5 * best
+
+
+def test_one_large_model_leaves_rather_than_three_small_ones() -> None:
+    items = [(1.0, 10, "a"), (1.1, 10, "b"), (1.2, 10, "c"), (1.3, 25, "large")]
+    assert least_loss(items, 25, 0.0) == ["large"]
+
+
+def _optimum(asked: list[str], costs: dict[str, ModelCost], capacity: int) -> float:
+    """By trying all sets of intervals."""
+    pairs = [(i, asked.index(m, i + 1)) for i, m in enumerate(asked) if m in asked[i + 1 :]]
+    saved = [0.0]
+    for keep in product((False, True), repeat=len(pairs)):
+        held = [pair for pair, kept in zip(pairs, keep, strict=True) if kept]
+        used = [
+            costs[m].memory + sum(costs[asked[s]].memory for s, e in held if s < t < e)
+            for t, m in enumerate(asked)
+        ]
+        if max(used) <= capacity:
+            saved.append(sum(costs[asked[s]].penalty_s for s, _ in held))
+    return sum(costs[m].penalty_s for m in asked) - max(saved)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_bound_is_below_the_optimum_and_the_plan_is_kept(seed: int) -> None:
+    random = Random(seed)
+    costs = {m: ModelCost(random.randint(1, 6), random.uniform(1, 9)) for m in "abcd"}
+    asked = random.choices("abcd", k=13)
+    best = _optimum(asked, costs, 9)
+    found = solve(asked, costs, 9)
+    assert found.bound_s <= best + 1e-9
+    assert best - 1e-9 <= found.plan_s <= 1.5 * best
+    cache = ShadowCache(Oracle(costs, 9, asked), costs, 9)
+    for time, model in enumerate(asked):
+        cache.request(model, float(time))
+    assert cache.cost_s == pytest.approx(found.plan_s)
+
+
+def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
+    with pytest.raises(Usage, match="nonsense") as problem:
+        make("nonsense", {}, 1)
+    assert "predictive" in str(problem.value.mend)

@@ -1,0 +1,121 @@
+"""One scrubber: what it hides, what it must leave readable, and that it covers vLLM's own parser."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from coldstart.machine import secrets
+
+SECRET_NAMES = (
+    "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "VLLM_API_KEY",
+    "OPENAI_API_KEY", "S3_ACCESS_KEY_ID", "S3_SECRET_ACCESS_KEY", "DB_PASSWORD", "PGPASSWORD", "GITHUB_TOKEN",
+    "COLDSTART_PREFETCH_TOKEN", "WANDB_API_KEY", "SLACK_WEBHOOK_URL", "JWT_SECRET", "SSH_PASSPHRASE", "AZURE_CLIENT_SECRET",
+    "GOOGLE_CREDENTIALS", "SENTRY_DSN", "--api-key", "--hf-token", "--hf-tok", "--api-k", "s3_secret_access_key",
+    "model_loader_extra_config.s3_secret_access_key", "AZURE_STORAGE_CONNECTION_STRING", "npm_config__authToken",
+)  # fmt: skip
+PLAIN_NAMES = (
+    "PATH", "HOME", "VLLM_CACHE_ROOT", "OMP_NUM_THREADS", "--tokenizer", "--tokenizer-mode", "--max-num-batched-tokens",
+    "--max-num-queued-tokens", "--dbo-decode-token-threshold", "--return-tokens-as-token-ids", "--spec-tokens", "--ssl-keyfile",
+    "--host", "PYTHONHASHSEED", "TOKENIZERS_PARALLELISM", "GLIBC_TUNABLES", "--kv-cache-dtype", "--prefix-caching-hash-algo",
+    "num_speculative_tokens", "special_tokens",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
+def test_names_of_secrets(name: str) -> None:
+    assert secrets.named(name)
+
+
+@pytest.mark.parametrize("name", PLAIN_NAMES)
+def test_names_of_no_secret(name: str) -> None:
+    assert not secrets.named(name)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--api-key", "S3CRET", "--port", "8000"],
+        ["--api-key=S3CRET", "--port", "8000"],
+        ["--api_key", "first", "S3CRET", "--port", "8000"],
+        ["--hf-tok", "S3CRET", "--port", "8000"],
+        ["--model-loader-extra-config", '{"s3": {"s3_secret_access_key": "S3CRET"}}', "--port", "8000"],
+        ["--model-loader-extra-config.s3_secret_access_key", "S3CRET", "--port", "8000"],
+        ["--model", "https://user:S3CRET@host/m?X-Amz-Signature=S3CRET&v=S3CRET", "--port", "8000"],
+    ],
+)
+def test_arguments(argv: list[str]) -> None:
+    shown = secrets.arguments(argv)
+    assert "S3CRET" not in " ".join(shown) and secrets.HIDDEN in " ".join(shown)
+    assert shown[-2:] == ["--port", "8000"]
+
+
+def test_arguments_that_hold_none_are_left_alone() -> None:
+    argv = [
+        "--model",
+        "/m/tiny",
+        "--max-model-len",
+        "1k",
+        "-tp",
+        "2",
+        "-O3",
+        "--speculative-config",
+        '{"n": 3}',
+    ]
+    assert secrets.arguments(argv) == argv == secrets.without(argv)
+
+
+def test_a_kept_process_is_not_even_told_of_them() -> None:
+    argv = ["--api-key", "a", "b", "--seed", "-1", "--hf-token=c", "--max-model-len", "5"]
+    assert secrets.without(argv) == ["--seed", "-1", "--max-model-len", "5"]
+
+
+def test_texts() -> None:
+    environment = {
+        "MY_TOKEN": "correct-horse",
+        "MY_TOKENIZER": "a/b-c",
+        "SHORT_TOKEN": "abc",
+        "KEY_FILE_TOKEN": "/run/secret",
+    }
+    said = (
+        "GET https://u:p4ss@h/x?sig=abc#f failed: correct-horse, Bearer abcdefghij, hf_abcdefghijklmnopqr, "
+        "abc a/b-c /run/secret"
+    )
+    shown = secrets.text(said, environment)
+    assert shown == ("GET https://h/x?sig=*** failed: ***, Bearer ***, ***, abc a/b-c /run/secret")
+
+
+def test_documents() -> None:
+    shown = json.dumps(
+        secrets.document({"env": {"HF_TOKEN": "x"}, "list": [{"password": "y"}], "n": 3, "token": None})
+    )
+    assert shown == '{"env": {"HF_TOKEN": "***"}, "list": [{"password": "***"}], "n": 3, "token": null}'
+
+
+def test_the_harmless_part_of_an_environment() -> None:
+    given = {
+        "OMP_NUM_THREADS": "2",
+        "VLLM_API_KEY": "abcdefgh",
+        "VLLM_MEDIA": "https://u:p@h/",
+        "OTHER": "x",
+        "A": "abcdefgh",
+    }
+    assert secrets.harmless(given, [*given, "UNSET"]) == {"OMP_NUM_THREADS": "2", "OTHER": "x"}
+
+
+@pytest.mark.vllm
+def test_every_secret_option_of_vllms_parser_is_known() -> None:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    suspicious = re.compile(r"secret|passw|credential|(?:^|_)(?:key|token|auth)$")
+    actions = [
+        action for action in make_arg_parser(FlexibleArgumentParser())._actions if action.option_strings
+    ]
+    assert len(actions) > 200
+    found = {action.dest for action in actions if suspicious.search(action.dest)}
+    cors = {"allow_credentials"}  # whether a browser may send its cookies: a flag
+    assert found - cors == secrets.OPTIONS
+    assert {action.dest for action in actions if secrets.named(action.dest)} == secrets.OPTIONS

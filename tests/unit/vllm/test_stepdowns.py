@@ -1,0 +1,261 @@
+"""A feature whose seam is missing: which way is taken instead, and what the starter is told. No feature may stop a server."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
+from coldstart.vllm import seams, stock
+from coldstart.vllm.engine import headless, offline, server, settle
+from coldstart.vllm.weights import entry
+
+REASON = "It lacks a seam."
+
+
+@pytest.fixture
+def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Features that this vLLM has no seams for."""
+    held: set[str] = set()
+    monkeypatch.setattr(seams, "check", lambda feature: REASON if feature in held else None)
+    return held
+
+
+def arguments(**given: object) -> Namespace:
+    sizes = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), 1)
+    named = {"load_format": "auto", "worker_cls": "auto", "worker_extension_cls": ""}
+    return Namespace(**{**sizes, **named, "distributed_executor_backend": None, **given})
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's platform is the CPU."""
+    platforms = ModuleType("vllm.platforms")
+    platforms.current_platform = SimpleNamespace(is_cpu=lambda: True)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+
+
+def test_our_worker_is_taken_where_it_fits(lacking: set[str], on_cpu: None) -> None:
+    args = arguments(load_format=entry.LOAD_FORMAT)
+    assert settle.settle(args) == []
+    assert (args.worker_cls, args.distributed_executor_backend) == (settle.WORKER, settle.EXECUTOR)
+    assert args.load_format == entry.LOAD_FORMAT and settle.reports(args)
+
+
+def test_vllms_worker_runs_where_ours_does_not_fit(lacking: set[str], on_cpu: None) -> None:
+    lacking.add("worker")
+    args = arguments(load_format=entry.LOAD_FORMAT)
+    fallbacks = settle.settle(args)
+    assert [fallback["section"] for fallback in fallbacks] == ["worker", "compile"]
+    assert all(fallback["reason"].startswith(REASON) for fallback in fallbacks)
+    assert (args.worker_cls, args.distributed_executor_backend) == ("auto", None)
+    # The loader is still ours, and says how it loaded.
+    assert args.worker_extension_cls == settle.EXTENSION and settle.reports(args)
+
+
+def test_vllms_loader_loads_where_ours_does_not_fit(lacking: set[str], on_cpu: None) -> None:
+    lacking.add("weights")
+    args = arguments(load_format=entry.LOAD_FORMAT)
+    (fallback,) = settle.settle(args)
+    assert fallback == {"section": "weights", "reason": f"{REASON} vLLM loads them its own way."}
+    assert args.load_format == "auto" and args.worker_cls == settle.WORKER
+
+
+def test_the_load_format_is_not_registered_where_it_does_not_fit(
+    lacking: set[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lacking.add("weights")
+    monkeypatch.setitem(sys.modules, "coldstart.vllm.weights.loader", None)  # importing it would raise
+    entry._add.__wrapped__()
+    assert REASON in caplog.text
+
+
+def test_a_start_that_does_not_fit_is_vllms_own_server(
+    lacking: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking.add("start")
+    monkeypatch.setattr(server, "import_runtime", lambda: pytest.fail("imported"))
+    monkeypatch.setattr(stock, "run", lambda plan, reason: (plan.vllm_args, reason))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert server.run(LaunchPlan(["--model", "m"])) == (("--model", "m"), REASON)
+    assert gc.isenabled()
+
+
+class Health(BaseHTTPRequestHandler):
+    """Refuses twice, then is ready."""
+
+    asked = 0
+
+    def do_GET(self) -> None:
+        Health.asked += 1
+        self.send_response(200 if self.path == "/health" and Health.asked > 2 else 503)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_vllms_own_server_is_acknowledged_once_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    monkeypatch.setenv(READY_FD_ENV, str(writer))
+    listener = HTTPServer(("127.0.0.1", 0), Health)
+    line: list[bytes] = []
+
+    def as_vllm(module: str, run_name: str) -> None:
+        assert (module, run_name) == (stock.ENTRY_POINT, "__main__")
+        assert sys.argv[1:] == ["--model", "m", "--port", str(listener.server_port)]
+        assert READY_FD_ENV not in os.environ
+        thread = Thread(target=listener.serve_forever)
+        thread.start()
+        line.append(os.read(reader, 1 << 16))
+        listener.shutdown()
+        thread.join()
+        raise SystemExit(3)
+
+    monkeypatch.setattr(stock.runpy, "run_module", as_vllm)
+    monkeypatch.setattr(sys, "argv", ["server"])
+    plan = LaunchPlan(
+        ["--model", "m", "--port", str(listener.server_port)], fallbacks=[{"section": "a", "reason": "b"}]
+    )
+    assert stock.run(plan, REASON) == 3
+    report = json.loads(line[0])
+    assert report["fallbacks"] == [
+        {"section": "a", "reason": "b"}, {"section": "start", "reason": f"{REASON} vLLM's own server runs."}
+    ]  # fmt: skip
+    assert report["fast_path"] == {} and report["tokens"] == [] and Health.asked > 2
+    assert os.read(reader, 1) == b""  # one line, and no more
+    os.close(reader)
+
+
+def test_a_node_without_an_api_says_why_it_does_not_run(
+    lacking: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacking.add("headless")
+    assert headless.run(Namespace(), LaunchPlan([])) == 1
+    assert REASON in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("feature", ["start", "offline"])
+def test_nothing_is_materialized_with_the_reason(lacking: set[str], feature: str, tmp_path: Path) -> None:
+    lacking.add(feature)
+    with pytest.raises(SystemExit, match=f"nothing can be materialized: {REASON}"):
+        offline.run(LaunchPlan([]), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bundle_without_compiled_code_says_why(
+    lacking: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert offline._saves()
+    lacking.add("compile")
+    assert not offline._saves()
+    assert f"compile: {REASON}" in capsys.readouterr().err
+
+
+class Stock:
+    """What vLLM's worker does, without a device."""
+
+    def init_device(self) -> None:
+        from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+        self.model_runner = CPUModelRunner.__new__(CPUModelRunner)
+
+    def load_model(self, **_: object) -> None:
+        """Nothing to load."""
+
+    def compile_or_warm_up_model(self) -> str:
+        return "times"
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[LaunchPlan], Any]:
+    """worker(plan): ColdWorker over the stand-in."""
+    pytest.importorskip("vllm")
+    from coldstart.vllm.engine import worker as module
+
+    def make(plan: LaunchPlan) -> Any:
+        monkeypatch.setattr(module.LaunchPlan, "current", lambda: plan)
+        names = ("init_device", "load_model", "compile_or_warm_up_model")
+        for name in names:
+            monkeypatch.setattr(module.CPUWorker, name, getattr(Stock, name), raising=False)
+        monkeypatch.setattr(module.entry, "register", lambda: None)
+        made = module.ColdWorker.__new__(module.ColdWorker)
+        made.init_device()
+        return made
+
+    return make
+
+
+@pytest.mark.vllm
+def test_compiled_code_that_cannot_be_restored_is_compiled(
+    lacking: set[str], worker: Any, tmp_path: Path
+) -> None:
+    lacking.add("compile")
+    made = worker(LaunchPlan([], compile_dir=str(tmp_path)))
+    made.load_model()
+    assert made.fallbacks == [{"section": "compile", "reason": REASON}]
+    assert made.fast_path == {"compile": False} and not made.restored
+
+
+@pytest.mark.vllm
+def test_an_arena_that_cannot_be_left_to_the_kernel_is_zeroed(lacking: set[str], worker: Any) -> None:
+    from coldstart.vllm.engine.worker import CPUModelRunner, LazyKvRunner
+
+    assert type(worker(LaunchPlan([])).model_runner) is LazyKvRunner
+    lacking.add("lazy-kv")
+    made = worker(LaunchPlan([]))
+    assert type(made.model_runner) is CPUModelRunner
+    assert made.fallbacks == [{"section": "kv", "reason": REASON}]
+
+
+@pytest.mark.vllm
+def test_the_engine_collects_garbage_again_once_it_is_warm(lacking: set[str], worker: Any) -> None:
+    made = worker(LaunchPlan([]))
+    gc.disable()
+    try:
+        assert made.compile_or_warm_up_model() == "times"
+        assert gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("feature", ["template", "worker"])
+def test_a_template_without_our_worker_still_serves(
+    lacking: set[str], feature: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coldstart.vllm.engine import template
+
+    lacking.add(feature)
+    for name in ("import_runtime", "import_engine"):
+        monkeypatch.setattr(template.server, name, lambda: None)
+    monkeypatch.setattr(template.server, "parse_args", lambda _: (Namespace(), []))
+    monkeypatch.setattr(template.server, "configure", lambda _: None)
+    monkeypatch.setattr(template.server, "warm_app", lambda *_: None)
+    monkeypatch.setattr(template, "prebuild_worker", lambda _: pytest.fail("built"))
+    monkeypatch.setattr(template.threading, "active_count", lambda: 1)
+    monkeypatch.setattr(template.gc, "freeze", lambda: None)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert template.build(LaunchPlan([]), "runtime") == []
+    assert template.build(LaunchPlan([]), "engine") == [
+        {"section": "template", "reason": f"{REASON} Each server builds its own worker."}
+    ]
+
+
+def test_no_template_is_built_where_our_start_does_not_fit(lacking: set[str], tmp_path: Path) -> None:
+    from coldstart.vllm.engine import template
+
+    lacking.add("start")
+    with pytest.raises(SystemExit, match=REASON):
+        template.main([str(tmp_path / "socket"), "runtime", str(tmp_path / "plan.json"), "3"])

@@ -1,0 +1,72 @@
+"""A weights plan goes round whole, or is refused with what is wrong."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from coldstart.weights import checkpoint, plan
+from coldstart.weights.checkpoint import Malformed
+
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> dict[str, Any]:
+    save_file({"a": np.zeros(4, np.uint8), "b": np.ones((2, 2), np.float32)}, tmp_path / "one.safetensors")
+    save_file({"c": np.zeros(9, np.uint8)}, tmp_path / "two.safetensors")
+    return plan.plan(tmp_path)
+
+
+def test_a_plan_and_its_headers_go_round(document: dict[str, Any], tmp_path: Path) -> None:
+    assert checkpoint.parse(document).document() == document
+    bare = plan.headers(sorted(tmp_path.glob("*.safetensors")))
+    assert checkpoint.parse(bare).document() == bare
+    assert all(file.chunks is None for file in checkpoint.parse(bare).files)
+    assert plan.digest(bare) != plan.digest(document)
+
+
+def _file(number: int, **changes: Any) -> Change:
+    return lambda document: document["files"][number].update(changes)
+
+
+def _tensor(**changes: Any) -> Change:
+    return lambda document: document["files"][0]["tensors"][0].update(changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d.pop("chunk"), "lacks 'chunk'"),
+        (lambda d: d.update(chunk=0), "chunk is 0"),
+        (lambda d: d.update(chunk=checkpoint.MAX_CHUNK + 1), "chunk is"),
+        (lambda d: d.update(chunk=True), "chunk is True"),
+        (lambda d: d.update(files=3), "not iterable"),
+        (lambda d: d["files"].append(d["files"][0]), "occurs twice"),
+        (lambda d: d["files"][1]["tensors"][0].update(name="a"), "'a' occurs twice"),
+        (_file(0, name="../x"), "no plain file name"),
+        (_file(0, name="x" * 256), "no plain file name"),
+        (_file(0, name=""), "no plain file name"),
+        (_file(0, size=-1), "size of one.safetensors is -1"),
+        (_file(0, chunks=[]), "has 0 chunks"),
+        (_file(0, chunks=["0" * 63]), "no sha256"),
+        (_tensor(offset=-1), "offset is -1"),
+        (_tensor(size=1 << 20), "size is 1048576"),
+        (_tensor(offset=2.0), "offset is 2.0"),
+        (_tensor(digest="sha256:" + "G" * 64), "no sha256"),
+        (_tensor(shape=[-1]), "extent is -1"),
+        (lambda d: d["files"][0]["tensors"].append(d["files"][0]["tensors"][0] | {"name": "z"}), "overlap"),
+        (lambda d: d["files"][0]["tensors"][0].pop("dtype"), "lacks 'dtype'"),
+    ],
+)
+def test_what_is_wrong_is_named(document: dict[str, Any], change: Change, said: str) -> None:
+    wrong = copy.deepcopy(document)
+    change(wrong)
+    with pytest.raises(Malformed, match=said):
+        checkpoint.parse(wrong)
