@@ -40,6 +40,7 @@ from coldstart.measure.bench import facts  # noqa: E402
 from coldstart.scheduling import IterationProfile, SchedulerSettings  # noqa: E402
 from coldstart.scheduling.simulate import Outcome, SimSettings, simulate  # noqa: E402
 from coldstart.serve import serve  # noqa: E402
+from coldstart.traces import TraceRequest  # noqa: E402
 
 REGIME = REGIMES["kv-bound"]
 CAP = ("--batch", str(REGIME.batch))
