@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from calibration import slower  # noqa: E402
-from coldstart.measure.traces import TraceRequest  # noqa: E402
 from live import model  # noqa: E402
 from live.cells import BLOCK_BYTES, OURS, PROACTIVE, REGIMES  # noqa: E402
 from live.measure import send  # noqa: E402
@@ -39,7 +38,6 @@ from coldstart.key import inspection  # noqa: E402
 from coldstart.measure.bench import facts  # noqa: E402
 from coldstart.scheduling import IterationProfile, SchedulerSettings  # noqa: E402
 from coldstart.scheduling.simulate import Outcome, SimSettings, simulate  # noqa: E402
-from coldstart.serve import serve  # noqa: E402
 from coldstart.traces import TraceRequest  # noqa: E402
 
 REGIME = REGIMES["kv-bound"]
@@ -152,7 +150,7 @@ def _error(rows: Sequence[Row], name: str) -> float | None:
 
 
 def iterations(bundle_of: Any) -> IterationProfile:
-    found = inspection.look_up_for(serve.Request(bundle_of.model, bundle_of.vllm_args)).bundle
+    found = inspection.look_up(bundle_of.model, bundle_of.vllm_args).bundle
     if found is None:
         raise SystemExit("the servers run, but their bundle is not in the store")
     return IterationProfile.from_json(found.json("iterations"))
