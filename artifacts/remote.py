@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 OCI, HUB, DIRECTORY = "oci://", "hf://", "dir://"
 
 
-def push(bundle: Bundle, address: str) -> str:
+def push(bundle: Bundle, address: str, *, memory: bool = False) -> str:
     """Send a bundle with its signatures; the address from which it can be pulled again.
 
-    Raises RemoteDenied, RemoteFailed, InvalidReference, DigestMismatch, NoSpace, ReadOnlyStore.
+    One that holds a process's memory goes only with `memory`.
+
+    Raises MemoryInside, RemoteDenied, RemoteFailed, InvalidReference, DigestMismatch, NoSpace, ReadOnlyStore.
     """
+    bundle.may_leave(memory)
     if address.startswith(OCI):
         place = _repository(address)
         made = place.push(bundle)

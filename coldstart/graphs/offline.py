@@ -26,9 +26,9 @@ def make(work: Path, launch: Launch, *, by_reference: bool = False) -> Path:
 
     Raises Refused or NotProven with the reason when no graph of this model can be restored; what `launch` raises.
     """
-    way = {KERNELS: "reference"} if by_reference else {}
+    way: dict[str, str] = {KERNELS: "reference"} if by_reference else {}
     for number in range(1, MOST + 1):
-        launch(f"record graphs, layout {number}", {RECORD: str(work)} | way)
+        launch(f"record graphs, layout {number}", {RECORD: str(work), **way})
         _expect(work, len(layouts(work)) == number)
         if number >= LEAST and not _ambiguous(work):
             break

@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from coldstart.contract import environment
+
 # FP32 lanes per multiprocessor by compute capability (CUDA C++ Programming Guide, arithmetic throughput
 # table); NVML counts lanes, the key wants multiprocessors.
 _LANES = {"6.0": 64, "7.0": 64, "7.2": 64, "7.5": 64, "8.0": 64}
 _LANES_DEFAULT = 128
-VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+VISIBLE, ORDER = environment.CUDA_VISIBLE_DEVICES, environment.CUDA_DEVICE_ORDER
 
 
 @dataclass(frozen=True)

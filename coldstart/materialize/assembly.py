@@ -20,11 +20,12 @@ import coldstart
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.environment import TIMELINE_EVENTS
 from coldstart.contract.graphs import KV_NOTE, RESTORE
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.key.inspection import NOT_MADE
-from coldstart.machine import logs, paths, processes, runtime, timeline
+from coldstart.machine import logs, paths, processes, runtime, secrets, timeline
 from coldstart.machine.timeline import Timeline
 from coldstart.materialize import graphs
 from coldstart.model.models import Model
@@ -141,7 +142,7 @@ class Assembly:
 
     def _proof_start(self) -> dict[str, Any]:
         info = self._read("modelinfo")
-        environment = {"COLDSTART_TIMELINE_EVENTS": str(self.events("proof"))}
+        environment = {TIMELINE_EVENTS: str(self.events("proof"))}
         # A short path: a unix socket's may have 107 bytes.
         with (
             (self.work / "proof.log").open("wb") as log,
@@ -215,7 +216,7 @@ class Assembly:
         return Provenance(
             created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             tool=tool,
-            arguments=list(self.vllm_args),
+            arguments=secrets.arguments(self.vllm_args),
             seconds={name: round(value, 3) for name, value in self.seconds.items()},
             model_name=self.model.name,
         )
@@ -248,7 +249,7 @@ def _require_fast_path(report: Any, made: Sequence[str], *, canary: bool) -> Non
 
 
 def _run_child(command: list[str], log: Path, events: Path) -> None:
-    environment = os.environ | {"COLDSTART_TIMELINE_EVENTS": str(events)}
+    environment = os.environ | {TIMELINE_EVENTS: str(events)}
     with log.open("wb") as sink:
         process = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink, start_new_session=True)
         try:

@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
+from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.graphs import COMPILED, KV_PLAN, RESTORE
 from coldstart.contract.plan import LaunchPlan
@@ -32,7 +33,7 @@ from coldstart.weights import plan as weights
 
 KV_FLAG = "kv_cache_memory_bytes"
 # vLLM's own variable for the same on the CPU: whoever sets it has decided.
-KV_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+KV_VARIABLE = environment.VLLM_CPU_KVCACHE_SPACE
 # Left beside the KV cache for the process itself when the free memory is checked, in bytes.
 HEADROOM = 1 << 30
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.json")

@@ -15,6 +15,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from coldstart.artifacts import files
@@ -44,8 +45,9 @@ def unpacked(
     record = _record(place)
     if (reason := _obstacle(record, place)) is None:
         return place
-    record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with files.locked(record.parent / ".lock"):
+    with _closed():
+        record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _closed(), files.locked(record.parent / ".lock"):
         if (reason := _obstacle(record, place)) is not None:  # another start may have been faster
             _renew(bundle, section, place, trust)
             record.write_text(json.dumps(_description(place)))
@@ -147,8 +149,14 @@ def _renew(bundle: Bundle, section: str, place: Path, trust: Trust) -> None:
         aside = place.with_name(f".{place.name}.{os.getpid()}.old")
         place.rename(aside)
         shutil.rmtree(aside)
+    bundle.extract(section, place, trust=trust)
+
+
+@contextmanager
+def _closed() -> Iterator[None]:
+    """Whatever is made in the block is its owner's alone, the directories above it included."""
     previous = os.umask(0o077)
     try:
-        bundle.extract(section, place, trust=trust)
+        yield
     finally:
         os.umask(previous)

@@ -9,13 +9,17 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import ssl
 import sys
 import time
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from threading import Thread
 from typing import Any
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
+from coldstart.vllm import seams
+from coldstart.vllm.scheduling import SCHEDULER_CLS
+from coldstart.vllm.weights.entry import LOAD_FORMAT
 
 ENTRY_POINT = "vllm.entrypoints.openai.api_server"
 _CLOSURE = ("vllm.entrypoints.openai.api_server", "vllm.v1.engine.core")
@@ -35,7 +39,7 @@ def run(plan: LaunchPlan, reason: str) -> int:
     descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))
     if descriptor >= 0:
         Thread(target=_acknowledge, args=(plan, descriptor), name="readiness", daemon=True).start()
-    sys.argv = [ENTRY_POINT, *plan.vllm_args]
+    sys.argv = [ENTRY_POINT, *_its_own(plan)]
     try:
         runpy.run_module(ENTRY_POINT, run_name="__main__")
     except SystemExit as ended:
@@ -43,19 +47,36 @@ def run(plan: LaunchPlan, reason: str) -> int:
     return 0
 
 
+def _its_own(plan: LaunchPlan) -> list[str]:
+    """The arguments without what this vLLM, or its server, may not be able to run of ours; each is named."""
+    given, dropped = plan.vllm_args, set[str]()
+    if given.value("scheduler_cls") == SCHEDULER_CLS:
+        dropped |= {"--scheduler-cls", "--additional-config", "--kv-transfer-config"}
+        plan.fallbacks.append({"section": "scheduler", "reason": "vLLM's own server runs its own scheduler."})
+    if given.value("load_format") == LOAD_FORMAT and (reason := seams.check("weights")):
+        dropped.add("--load-format")
+        plan.fallbacks.append({"section": "weights", "reason": f"{reason} vLLM loads them its own way."})
+    return [word for flag, word in zip(["", *given], given, strict=False) if not {flag, word} & dropped]
+
+
 def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
     """One line once the server answers. No token was asked for: what it restores is nothing."""
     given = plan.vllm_args
-    host = str(given.value("host") or "127.0.0.1").replace("0.0.0.0", "127.0.0.1")
-    while not _answers(host, given.number("port", DEFAULT_PORT)):
+    host = str(given.value("host") or "127.0.0.1")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    while not _answers(host, given.number("port", DEFAULT_PORT), tls=given.gives("ssl_certfile")):
         time.sleep(PAUSE_S)
     report: dict[str, Any] = {"fast_path": {}, "fallbacks": plan.fallbacks, "tokens": [], "canary": None}
     os.write(descriptor, (json.dumps(report) + "\n").encode())
     os.close(descriptor)
 
 
-def _answers(host: str, port: int) -> bool:
+def _answers(host: str, port: int, *, tls: bool) -> bool:
+    # It is asked whether it answers, not who it is: its certificate need not name this address.
+    context = ssl._create_unverified_context() if tls else None
     connection = HTTPConnection(host, port, timeout=PATIENCE_S)
+    if context is not None:
+        connection = HTTPSConnection(host, port, timeout=PATIENCE_S, context=context)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from coldstart.scheduling.settings import KEY, SchedulerSettings
 from coldstart.vllm import seams
-from coldstart.vllm.scheduling import SCHEDULER_CLS, support
-from coldstart.vllm.scheduling.config import KEY, SchedulerSettings
+from coldstart.vllm.scheduling import SCHEDULER_CLS, limits
 from coldstart.vllm.scheduling.counters import Counters, Exporter
 
 
@@ -21,13 +21,13 @@ def config(**changes: object) -> SimpleNamespace:
 
 
 def test_the_installed_vllm_runs_it() -> None:
-    support.require(config())
+    limits.require(config())
 
 
 def test_another_version_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seams, "check", lambda feature: f"no {feature} here.")
-    with pytest.raises(support.IncompatibleVllm, match=r"no scheduler here\. Serve with --scheduler fcfs"):
-        support.require(config())
+    with pytest.raises(limits.IncompatibleVllm, match=r"no scheduler here\. Serve with --scheduler fcfs"):
+        limits.require(config())
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_another_version_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_what_it_cannot_drive_is_refused(change: dict[str, object], words: str) -> None:
-    with pytest.raises(support.IncompatibleVllm, match=words):
-        support.require(config(**change))
+    with pytest.raises(limits.IncompatibleVllm, match=words):
+        limits.require(config(**change))
 
 
 def test_settings_survive_the_command_line() -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR, VLLM_CACHE_ROOT
 from coldstart.contract.graphs import KV_NOTE
 from coldstart.contract.plan import CANARY_BATCH, LaunchPlan
 from coldstart.machine import runtime, timeline
@@ -164,7 +165,7 @@ def write_compiled(engine: OfflineEngine, directory: Path) -> list[str]:
     """The compiled forward functions and the kernels they load; returns the modules' names."""
     directory.mkdir()
     names = compiled.save(engine.worker.model_runner.model, directory)
-    source = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    source = Path(os.environ[TORCHINDUCTOR_CACHE_DIR])
     for file in source.rglob("*"):
         if file.is_file() and file.suffix in _KEPT_SUFFIXES:
             target = directory / compiled.INDUCTOR_DIR / file.relative_to(source)
@@ -175,7 +176,7 @@ def write_compiled(engine: OfflineEngine, directory: Path) -> list[str]:
 
 def modelinfos() -> dict[str, str]:
     """What vLLM found out about the model class by importing itself in another process, by file name."""
-    directory = Path(os.environ["VLLM_CACHE_ROOT"]) / "modelinfos"
+    directory = Path(os.environ[VLLM_CACHE_ROOT]) / "modelinfos"
     return {path.name: path.read_text() for path in sorted(directory.glob("*.json"))}
 
 

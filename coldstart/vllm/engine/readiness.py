@@ -142,6 +142,14 @@ async def kv_fallbacks(engine: Any) -> list[dict[str, str]]:
     return [{"section": "kv", "reason": reason} for reason in dict.fromkeys(filter(None, reasons))]
 
 
+def refuse(reason: str) -> None:
+    """Tell the starter that this process cannot serve it, and why."""
+    descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))
+    if descriptor >= 0:
+        os.write(descriptor, (json.dumps({"unfit": reason}) + "\n").encode())
+        os.close(descriptor)
+
+
 async def graph_fallbacks(engine: Any) -> list[dict[str, str]]:
     """Which CUDA graphs the workers have captured although the bundle has them, or why they restored none."""
     try:

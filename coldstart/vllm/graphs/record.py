@@ -20,8 +20,7 @@ from coldstart.machine import nvml
 from coldstart.vllm.graphs import hook, outputs
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.outputs import Like
-from coldstart.vllm.graphs.refusal import log, refuse_parallel
-from coldstart.vllm.graphs.source import key_of
+from coldstart.vllm.graphs.source import key_of, log, refuse_parallel
 
 FULL = "FULL"
 SMALL = 1 << 20

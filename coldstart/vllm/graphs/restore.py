@@ -19,7 +19,7 @@ from coldstart.machine import nvml, timeline
 from coldstart.vllm.graphs import hook, outputs
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.record import captured_graphs, kept_graphs, vllm_framework
-from coldstart.vllm.graphs.refusal import log, refuse_parallel
+from coldstart.vllm.graphs.source import log, refuse_parallel
 
 
 def workload(

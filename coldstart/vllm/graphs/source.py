@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from coldstart.graphs.errors import GraphError
+from coldstart.graphs.errors import GraphError, Refused
 
+log = logging.getLogger("vllm.coldstart.graphs")
 Log = Callable[[str], None]
 
 
@@ -48,3 +50,10 @@ def attempt(into: dict[Any, Any], descriptor: Any, make: Callable[[], Any], key:
         log(f"{key} is captured normally: {error}")
         return False
     return True
+
+
+def refuse_parallel(runner: Any) -> None:
+    """Raises Refused for an engine of several ranks."""
+    parallel = runner.parallel_config
+    if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
+        raise Refused("graphs of several ranks hold collectives")

@@ -59,7 +59,7 @@ def _own_source(found: Lookup) -> str:
         return f"hf://{model.repo_id}" + (f"@{model.revision}" if model.revision else "")
     raise Usage(
         f"{model.name} has no weights here.",
-        mend="say where they are: coldstart prefetch start --weights-from",
+        mend="say where they are: coldstart prefetch start MODEL --weights-from SOURCE",
     )
 
 

@@ -15,7 +15,7 @@ from coldstart.weights.prefetch.layout import Layout
 from coldstart.weights.prefetch.ranges import Ranges
 from coldstart.weights.prefetch.region import Region
 from coldstart.weights.prefetch.schedule import Board, Entry, State
-from coldstart.weights.prefetch.source import is_local, shown
+from coldstart.weights.prefetch.source import is_local, origin, shown
 
 MAX_WRONG = 3
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 2.0
@@ -32,7 +32,8 @@ class Model:
         self.leases = 0
         self.generation = 0  # of credentials
         self.flying = 0  # units that streams are working on
-        self.rested = monotonic()  # since when none is
+        self.asked = monotonic()  # when it was last wanted while none was
+        self.origin = origin(address)
         self.taken = self.evicted = self._given_up = False
         self.reported: set[str] = set()  # timelines that have its span already
         self.used = monotonic()

@@ -54,6 +54,12 @@ def is_local(address: str) -> bool:
     return address.partition("://")[0] not in SCHEMES
 
 
+def origin(address: str) -> str:
+    """Who serves the address: what it begins with as others do that are served by the same."""
+    scheme, mark, rest = address.partition("://")
+    return address if is_local(address) else f"{scheme}{mark}{rest.partition('/')[0]}"
+
+
 def normal(address: str) -> str:
     """The address as the prefetcher takes it: absolute for a directory, without a slash at its end."""
     return str(Path(address).expanduser().absolute()) if is_local(address) else address.rstrip("/")

@@ -28,7 +28,7 @@ _KEPT_SOURCES = 8
 _STEP = 1 << 20
 _BOUNDS = pace.from_environment()
 # A job that gets less than so many bytes per second between two looks makes room for others.
-SLOW, LOOK_S = 128 << 10, 0.4
+SLOW, LOOK_S = 32 << 10, 0.4
 
 
 class WrongBytes(Exception):

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from graphs_tools import SMALL, bundle, outputs
+from support.graphs_tools import SMALL, bundle, outputs
 
 from coldstart.graphs import gate, store
 from coldstart.graphs.errors import DriverFailure, NotProven, Refused

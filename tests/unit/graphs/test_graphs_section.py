@@ -15,7 +15,7 @@ from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import Finding
-from graphs_processes import KEYS, Launches, engine
+from support.graphs_processes import KEYS, Launches, engine
 from tools.bundles import key, provenance
 
 from coldstart.contract.arguments import Arguments

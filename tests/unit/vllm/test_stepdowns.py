@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.vllm import seams, stock
 from coldstart.vllm.engine import headless, offline, server, settle
+from coldstart.vllm.scheduling import SCHEDULER_CLS
 from coldstart.vllm.weights import entry
 
 REASON = "It lacks a seam."
@@ -86,9 +88,9 @@ def test_a_start_that_does_not_fit_is_vllms_own_server(
 ) -> None:
     lacking.add("start")
     monkeypatch.setattr(server, "import_runtime", lambda: pytest.fail("imported"))
-    monkeypatch.setattr(stock, "run", lambda plan, reason: (plan.vllm_args, reason))
+    monkeypatch.setattr(stock, "run", lambda plan, reason: (list(plan.vllm_args), reason))
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    assert server.run(LaunchPlan(["--model", "m"])) == (("--model", "m"), REASON)
+    assert server.run(LaunchPlan(["--model", "m"])) == (["--model", "m"], REASON)
     assert gc.isenabled()
 
 
@@ -136,6 +138,19 @@ def test_vllms_own_server_is_acknowledged_once_it_answers(monkeypatch: pytest.Mo
     assert report["fast_path"] == {} and report["tokens"] == [] and Health.asked > 2
     assert os.read(reader, 1) == b""  # one line, and no more
     os.close(reader)
+
+
+def test_vllms_own_server_is_given_nothing_that_it_cannot_run(lacking: set[str]) -> None:
+    ours = ["--scheduler-cls", SCHEDULER_CLS, "--additional-config", "{}", "--kv-transfer-config", "{}"]
+    words = ["--model", "m", "--load-format", entry.LOAD_FORMAT, *ours, "--port", "9"]
+    plan = LaunchPlan(Arguments(words))
+    assert stock._its_own(plan) == ["--model", "m", "--load-format", entry.LOAD_FORMAT, "--port", "9"]
+    assert [fallback["section"] for fallback in plan.fallbacks] == ["scheduler"]
+    lacking.add("weights")
+    assert stock._its_own(plan) == ["--model", "m", "--port", "9"]
+    assert plan.fallbacks[-1] == {"section": "weights", "reason": f"{REASON} vLLM loads them its own way."}
+    users = Arguments(["--scheduler-cls", "their.Own", "--additional-config", "{}", "--load-format", "dummy"])
+    assert stock._its_own(LaunchPlan(users)) == list(users)
 
 
 def test_a_node_without_an_api_says_why_it_does_not_run(
@@ -253,9 +268,9 @@ def test_a_template_without_our_worker_still_serves(
     ]
 
 
-def test_no_template_is_built_where_our_start_does_not_fit(lacking: set[str], tmp_path: Path) -> None:
+def test_no_template_is_built_where_our_start_does_not_fit(lacking: set[str]) -> None:
     from coldstart.vllm.engine import template
 
     lacking.add("start")
-    with pytest.raises(SystemExit, match=REASON):
-        template.main([str(tmp_path / "socket"), "runtime", str(tmp_path / "plan.json"), "3"])
+    with pytest.raises(RuntimeError, match=REASON):
+        template.build(LaunchPlan([]), "runtime")

@@ -30,6 +30,7 @@ import selectors
 import shutil
 import signal
 import socket
+import ssl
 import sys
 import tempfile
 import threading
@@ -38,6 +39,7 @@ import types
 from pathlib import Path
 
 _KINDS = (
+    ssl,
     dataclasses,
     enum,
     str, bytes, dict, list, set, frozenset, tuple, int, float, memoryview, object, BaseException,

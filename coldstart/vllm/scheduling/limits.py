@@ -1,0 +1,29 @@
+"""What our scheduler cannot run on: this vLLM, or this configuration of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coldstart.vllm import seams
+
+
+class IncompatibleVllm(RuntimeError):
+    """Our scheduler cannot run here; the message says why."""
+
+
+def require(config: Any) -> None:
+    """For a server that was started by hand. Raises IncompatibleVllm where our scheduler cannot run."""
+    if reason := seams.check("scheduler") or unsupported(config):
+        raise IncompatibleVllm(f"{reason} Serve with --scheduler fcfs.")
+
+
+def unsupported(config: Any) -> str | None:
+    """What in this configuration the scheduler cannot drive, as a sentence."""
+    wrong = []
+    if config.parallel_config.pipeline_parallel_size > 1:
+        wrong.append("pipeline parallelism (its decode throttle is the gate that parks jobs)")
+    if config.scheduler_config.policy != "fcfs":
+        wrong.append(f"--scheduling-policy {config.scheduler_config.policy} (the queues are replaced)")
+    if not config.scheduler_config.enable_chunked_prefill:
+        wrong.append("chunked prefill switched off")
+    return f"the scheduler cannot drive {'; '.join(wrong)}." if wrong else None

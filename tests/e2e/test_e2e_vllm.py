@@ -1,0 +1,59 @@
+"""On the real vLLM: a start that does not fit it is its own server, and an engine that is warm collects its garbage."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools.machine import Machine, Tokens
+
+pytestmark = pytest.mark.vllm
+# Every interpreter tells, when asked by a signal that vLLM leaves alone, whether it collects garbage.
+PROBE = """
+import gc, os, pathlib, signal
+place = pathlib.Path(os.environ["GC_PROBE"])
+signal.signal(signal.SIGUSR2, lambda *_: place.joinpath(str(os.getpid())).write_text(str(gc.isenabled())))
+"""
+
+
+def test_a_start_that_does_not_fit_is_vllms_own_server(
+    machine: Machine, made: Any, reference: Tokens
+) -> None:
+    (kept,) = (machine.cache / "seams").glob("*.json")
+    before = kept.read_text()
+    answers = json.loads(before)
+    assert answers["start"]["reason"] is None
+    answers["start"]["reason"] = "It lacks a seam, simulated."
+    kept.write_text(json.dumps(answers))
+    try:
+        with machine.serving("tiny-llama", "--mode", "fresh") as served:
+            assert {"section": "start", "reason": "It lacks a seam, simulated. vLLM's own server runs."} in [
+                dict(fallback) for fallback in served.report["fallbacks"]
+            ]
+            assert served.tokens() == reference
+    finally:
+        kept.write_text(before)
+
+
+def test_the_warm_engine_collects_garbage(machine: Machine, made: Any, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(PROBE)
+    probed = replace(machine, extra={"PYTHONPATH": str(tmp_path / "site"), "GC_PROBE": str(tmp_path)})
+    with probed.serving("tiny-llama", "--mode", "fresh") as served:
+        server = served.report["pid"]
+        pids = [one.pid for one in served.family() if one.pid == server or one.parent == server]
+        assert len(pids) >= 2  # the server, and the engine that it forked
+        for pid in pids:
+            os.kill(pid, signal.SIGUSR2)
+        deadline = time.monotonic() + 30
+        while len(list(tmp_path.glob("[0-9]*"))) < len(pids) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert {path.name: path.read_text() for path in tmp_path.glob("[0-9]*")} == {
+            str(pid): "True" for pid in pids
+        }

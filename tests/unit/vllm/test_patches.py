@@ -1,0 +1,65 @@
+"""What is set at run time on things of vLLM's, place by place: README says that classes and modules are set for graphs and KV
+plans on a GPU alone. A new place has to be written down here, and there.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOM = Path(__file__).parents[3] / "coldstart" / "vllm"
+
+ON_CLASSES_AND_MODULES = {
+    "graphs/hook.py": {"*places[name]"},
+    "graphs/plugin.py": {
+        "kind.capture_model", "kind.load_model", "module.maybe_apply_startup_plan", "module.Worker GRAPHS_REPORT",
+    },
+    # Not vLLM's: torch's, while graphs are recorded or proved, and while a template is built.
+    "graphs/record.py": {"torch.cuda.CUDAGraph"},
+    "engine/executor.py": {"torch.set_num_threads"},
+}  # fmt: skip
+"""For as long as the process lives, but hook.py, record.py and executor.py put back what was there."""
+
+ON_OBJECTS = {
+    "engine/compiled.py": {
+        "modules[name].aot_compiled_fn", "modules[name].was_aot_compile_fn_loaded_from_disk",
+    },
+    "engine/executor.py": {"worker.worker.vllm_config.kv_transfer_config"},
+    "engine/server.py": {"config.logging_config"},
+    "engine/worker.py": {"self.model_runner.__class__"},
+    "graphs/manager.py": {"self._manager._candidates", "manager name"},
+    "graphs/restore.py": {"manager name", "runner.cudagraph_manager name"},
+    "scheduling/host.py": {"connector.get_num_new_matched_tokens"},
+    "scheduling/scheduler.py": {"request.next_decode_eligible_step"},
+    "scheduling/started.py": {"request.next_decode_eligible_step"},
+}  # fmt: skip
+"""On this server's own objects: what vLLM keeps there to be set, one class swapped for our subclass, one method wrapped."""
+
+# Ours, the parsed arguments, torch's tensors, and other libraries' settings.
+_HARMLESS = re.compile(
+    r"self\.\w+$|self\.(_?counters|report|started|jobs|ranking)\b|(job|args|parameter|tensor|tqdm|values|sys|spec\.loader)\."
+)
+
+
+def _stores() -> Iterator[tuple[str, str]]:
+    for path in sorted(ROOM.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            place = str(path.relative_to(ROOM))
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
+                yield place, ast.unparse(node)
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("setattr", "delattr"):
+                yield place, " ".join(ast.unparse(one) for one in node.args[: 1 + (len(node.args) > 2)])
+
+
+def test_nothing_else_of_vllms_is_set() -> None:
+    listed = {
+        (place, what)
+        for table in (ON_CLASSES_AND_MODULES, ON_OBJECTS)
+        for place, names in table.items()
+        for what in names
+    }
+    found = {(place, what.partition(", ")[0]) for place, what in _stores()}
+    assert listed <= found
+    assert {one for one in found - listed if not _HARMLESS.match(one[1])} == set()
