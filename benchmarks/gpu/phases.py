@@ -9,10 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import driver_probes as probes
 import numpy as np
-import probes
 import torch
-from probes import attempt
+from driver_probes import attempt
 from process import Process, three
 
 from coldstart.graphs import capture, contents, gate, materialize, store
