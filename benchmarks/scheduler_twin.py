@@ -35,7 +35,7 @@ from coldstart.scheduling import IterationProfile, SchedulerSettings  # noqa: E4
 from coldstart.scheduling.simulate import Outcome, SimSettings, simulate  # noqa: E402
 from coldstart.traces import TraceRequest  # noqa: E402
 from coldstart.traces.arrivals import rearrive  # noqa: E402
-from tests.property.timed_double import Counts, TimedDouble  # noqa: E402
+from tests.support.scheduling.timed_double import Counts, TimedDouble  # noqa: E402
 
 TRACES = ("azure", "mooncake", "log-normal")
 SYSTEMS = {

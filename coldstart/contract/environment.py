@@ -122,6 +122,18 @@ PREFETCH_PATIENCE_S = _mine(
     "PREFETCH_PATIENCE_S", number(0), 60.0, "Seconds for which a dead source is tried again."
 )
 PREFETCH_TOKEN = _mine("PREFETCH_TOKEN", text, "", "Bearer token for weights from an https source.")
+HTTP_FLOOR = _mine(
+    "HTTP_FLOOR",
+    number(0),
+    float(16 << 10),
+    "Bytes a second below which a registry or weights server runs out of patience.",
+)
+HTTP_PATIENCE_S = _mine(
+    "HTTP_PATIENCE_S", number(0), 30.0, "Seconds for which a registry or weights server may give nothing."
+)
+TOKEN_REALMS = _mine(
+    "TOKEN_REALMS", text, "", "Further hosts that may be asked for a registry's token, separated by commas."
+)
 TIMELINE_EVENTS = _mine(
     "TIMELINE_EVENTS", text, "", "File to which every process of a start appends its spans."
 )

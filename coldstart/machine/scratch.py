@@ -35,18 +35,31 @@ def scratch() -> Iterator[Path]:
             _remove_if_dead(dead)
         own = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
         held = files.try_lock(own / "lock")
-    _use(own)
+    before = _use(own)
     try:
         yield own
     finally:
+        _put_back(before)
         shutil.rmtree(own, ignore_errors=True)
         if held is not None:
             os.close(held)
 
 
-def _use(own: Path) -> None:
+def _use(own: Path) -> tuple[str | None, dict[str, str | None]]:
+    """What was used before: tempfile's own directory, and the variables."""
+    before = tempfile.tempdir, {name: os.environ.get(name) for name in ("TMPDIR", SOCKETS_VARIABLE)}
     tempfile.tempdir = os.environ["TMPDIR"] = str(own)
     os.environ.setdefault(SOCKETS_VARIABLE, str(own))
+    return before
+
+
+def _put_back(before: tuple[str | None, dict[str, str | None]]) -> None:
+    tempfile.tempdir, variables = before
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _base() -> Path:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 from tools.command_line import run
-from unit.engine.conftest import fake_engine, home
+
+from tests.support.engines import fake_engine, home
 
 __all__ = ["fake_engine", "home", "run"]
 STRANGER = 64321

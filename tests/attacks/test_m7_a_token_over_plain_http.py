@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tools.range_server import serving
+from support.range_server import serving
 from tools.raw_server import answer, answering
 from weights_tools import checkpoint, prefetcher
 

@@ -9,8 +9,7 @@ import pytest
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.simulate import SimSettings, simulate
 from coldstart.traces import TraceRequest
-
-from .timed_double import TimedDouble
+from tests.support.scheduling.timed_double import TimedDouble
 
 PROFILE = IterationProfile.from_points(
     [(1, 0.004), (32, 0.006), (128, 0.014), (512, 0.045)], [(1, 0.004), (8, 0.006), (16, 0.008)]

@@ -60,14 +60,15 @@ def test_the_document_is_the_table() -> None:
 
 
 def test_no_other_module_spells_a_variable_of_ours() -> None:
-    assert [f"{path}: {name}" for path, tree in modules() for name in spelled(tree)] == []
+    found = {(path.parts[0], name) for path, tree in modules() for name in spelled(tree)}
+    assert {pair for pair in found if pair[0] != "artifacts"} == set()
+    # artifacts lies below this table and cannot import it: what it spells stands there all the same.
+    assert {name for _, name in found} <= set(EVERY)
 
 
 def test_no_variable_is_read_by_a_literal_name() -> None:
-    # artifacts lies below this table, and reads one variable: that of another tool.
     found = {(str(path), name) for path, tree in modules() for name in read_by_literal(tree)}
-    assert found == {("artifacts/registry_auth.py", "DOCKER_CONFIG")}
-    assert {name for _, name in found} <= set(EVERY)
+    assert found == set()
 
 
 def test_the_rules_would_notice() -> None:

@@ -143,18 +143,6 @@ def test_an_asked_mode_that_cannot_be_taken_is_fresh_with_the_reason(started: St
     assert one.document()["absent"] == []
 
 
-def test_a_rest_that_cannot_be_fetched_is_named_and_the_start_as_fast_as_ever(
-    found: Lookup, fake_engine: FakeEngine
-) -> None:
-    fake_engine("serves")
-    one = serve.start(serve.Request("tiny", mode="fresh", fetch_rest=True, ready_timeout=20), found, PLAN)
-    one.running.process.signal(signal.SIGKILL)
-    one.running.process.wait()
-    assert one.rest is None and one.document()["fast_path"]["mode"] is True
-    (step,) = one.document()["fallbacks"]
-    assert step == {"section": "fetch-rest", "reason": "These weights are not fetched by a prefetcher."}
-
-
 def test_a_template_that_died_is_stepped_over(started: Started, template: Template) -> None:
     warm = template("engine")
     assert warm.pid is not None
@@ -235,7 +223,8 @@ def test_a_server_that_dies_everywhere_is_the_end(found: Lookup, template: Templ
 def test_a_rest_that_is_not_fetched_is_a_fallback(started: Started) -> None:
     one = started("fresh", fetch_rest=True)
     (fallback,) = one.document()["fallbacks"]
-    assert fallback["section"] == "weights" and "--weights-from names a source" in fallback["reason"]
+    assert fallback["section"] == "fetch-rest" and "--weights-from names a source" in fallback["reason"]
+    assert one.document()["fast_path"]["mode"] is True  # the start was as fast as ever
     assert one.mode == "fresh" and one.rest is None and one.running.process.poll() is None
 
 

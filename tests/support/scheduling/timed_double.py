@@ -24,8 +24,7 @@ from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.settings import FCFS
 from coldstart.scheduling.simulate import Arrival, SimSettings
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
-
-from .engine_double import Shape, _Unreplicated, base_config, build, make_request
+from tests.support.scheduling.engine_double import Shape, _Unreplicated, base_config, build, make_request
 
 MODEL_LENGTH = 4096
 
