@@ -16,6 +16,8 @@ from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.machine import timeline
 
 FALLBACK_PROMPT = [1, 2, 3, 4]
+# What only our own worker can say of itself: where it does not run, the fallbacks say it.
+_WORKERS_OWN = {"worker", "compile"}
 
 
 class Readiness:
@@ -61,7 +63,9 @@ class Readiness:
 
     async def _report(self) -> dict[str, Any]:
         report: dict[str, Any] = {
-            "fast_path": {},
+            "fast_path": {
+                name: False for name in _WORKERS_OWN & {one["section"] for one in self.plan.fallbacks}
+            },
             "fallbacks": list(self.plan.fallbacks),
             "tokens": self.tokens,
             "canary": self._canary(),
