@@ -16,8 +16,6 @@ from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.machine import timeline
 
 FALLBACK_PROMPT = [1, 2, 3, 4]
-# What only our own worker can say of itself: where it does not run, the fallbacks say it.
-_WORKERS_OWN = {"worker", "compile"}
 
 
 class Readiness:
@@ -63,9 +61,7 @@ class Readiness:
 
     async def _report(self) -> dict[str, Any]:
         report: dict[str, Any] = {
-            "fast_path": {
-                name: False for name in _WORKERS_OWN & {one["section"] for one in self.plan.fallbacks}
-            },
+            "fast_path": {"worker": False} if self._without_worker() else {},
             "fallbacks": list(self.plan.fallbacks),
             "tokens": self.tokens,
             "canary": self._canary(),
@@ -81,6 +77,10 @@ class Readiness:
             report["fast_path"]["graphs"] = not fallbacks
             report["fallbacks"] += fallbacks
         return report
+
+    def _without_worker(self) -> bool:
+        """Whether this vLLM has no way for our worker, which then cannot say so itself."""
+        return any(fallback["section"] == "worker" for fallback in self.plan.fallbacks)
 
     async def _first_token(self) -> list[int]:
         from vllm import SamplingParams
