@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.machine import fingerprint, timeline
+from coldstart.machine import fingerprint, tiles, timeline
 from coldstart.machine.ipc import Channel
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.machine.peers import Listener, PeerError
