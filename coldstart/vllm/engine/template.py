@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.machine import fingerprint, modes, timeline
+from coldstart.machine import fingerprint, modes, tiles, timeline
 from coldstart.machine.ipc import Channel
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.machine.peers import Listener, PeerError
@@ -156,6 +156,7 @@ class Template:
             # A thawed process may live in a time namespace whose CLOCK_MONOTONIC is not its client's.
             os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
             renew_random_state()
+            tiles.ask()  # the leave is lost where this template was thawed
             plan = LaunchPlan(**request["plan"])
             plan.fallbacks.extend(self.fallbacks)
             code = server.run(plan, imported=True)
