@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cubins import HERE, assembler
-from graphs_tools import fat_binary
+from support.graphs_tools import fat_binary
 
 from coldstart.graphs import references, store
 from coldstart.graphs.elf import read_cubin

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from graphs_engine import MOVING, STEPS
-from graphs_processes import Launches
 from hypothesis import given
 from hypothesis import strategies as st
+from support.graphs_engine import MOVING, STEPS
+from support.graphs_processes import Launches
 
 from coldstart.graphs import live, offline, store
 from coldstart.graphs.errors import Refused
