@@ -1,5 +1,5 @@
-"""What is set at run time on things of vLLM's, place by place: README says that classes and modules are set for graphs, KV plans
-and compiled code on a GPU alone. A new place has to be written down here, and there.
+"""What is set at run time on things of vLLM's, place by place. README says that classes and modules are set on a GPU alone, for
+graphs, KV plans and compiled code. A new place has to be written down here, and there.
 """
 
 from __future__ import annotations
