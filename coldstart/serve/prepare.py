@@ -25,9 +25,9 @@ from coldstart.graphs.errors import GraphError
 from coldstart.key.inspection import Lookup
 from coldstart.machine import nvml, paths, runtime
 from coldstart.machine.processes import available_memory
+from coldstart.machine.unpacked import unpacked
 from coldstart.model.models import Model
 from coldstart.serve import caches, fetch
-from coldstart.serve.unpacked import unpacked
 from coldstart.vllm.graphs import kv_plan
 from coldstart.weights import plan as weights
 

@@ -24,8 +24,8 @@ from coldstart.errors import Failed
 from coldstart.machine import criu, fingerprint, ownership, paths
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.machine.paths import Cache
+from coldstart.machine.unpacked import unpacked
 from coldstart.serve import environment, pool
-from coldstart.serve.unpacked import unpacked
 
 ABOUT = "snapshot.json"
 _PREFIX, _GUARDIAN = "thawed-", "guardian"

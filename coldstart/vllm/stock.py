@@ -66,7 +66,12 @@ def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     while not _answers(host, given.number("port", DEFAULT_PORT), tls=given.gives("ssl_certfile")):
         time.sleep(PAUSE_S)
-    report: dict[str, Any] = {"fast_path": {}, "fallbacks": plan.fallbacks, "tokens": [], "canary": None}
+    report: dict[str, Any] = {
+        "fast_path": {"start": False},
+        "fallbacks": plan.fallbacks,
+        "tokens": [],
+        "canary": None,
+    }
     os.write(descriptor, (json.dumps(report) + "\n").encode())
     os.close(descriptor)
 

@@ -21,8 +21,8 @@ from tools.bundles import CODE, key, provenance, write_tree
 from coldstart.contract.plan import LaunchPlan
 from coldstart.key import inspection
 from coldstart.machine import paths, scratch
+from coldstart.machine.unpacked import unpacked
 from coldstart.serve import pool
-from coldstart.serve.unpacked import unpacked
 
 Act = Callable[[Callable[[], object]], object]
 SECRET = b"memory of a process"

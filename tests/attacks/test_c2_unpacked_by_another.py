@@ -16,7 +16,7 @@ from tools.bundles import CODE, key, provenance, write_tree
 
 from coldstart.key import inspection
 from coldstart.machine import ownership, paths
-from coldstart.serve.unpacked import unpacked
+from coldstart.machine.unpacked import unpacked
 
 GOOD, EVIL = CODE["kernel.so"], b"arbitrary code of another user's"
 Attack = Callable[[Path], None]

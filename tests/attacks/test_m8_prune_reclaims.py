@@ -12,9 +12,8 @@ from coldstart.artifacts.store import Store
 from tools.bundles import key, provenance, publish, write_tree
 from tools.shell import Run
 
-from coldstart.machine import paths, reclaim
+from coldstart.machine import paths, reclaim, unpacked
 from coldstart.machine.paths import Cache
-from coldstart.serve import unpacked
 
 
 @pytest.fixture

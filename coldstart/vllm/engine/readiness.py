@@ -68,7 +68,7 @@ class Readiness:
 
     async def _report(self) -> dict[str, Any]:
         report: dict[str, Any] = {
-            "fast_path": {},
+            "fast_path": {"worker": False} if self._without_worker() else {},
             "fallbacks": list(self.plan.fallbacks),
             "tokens": self.tokens,
             "canary": self._canary(),
@@ -90,6 +90,10 @@ class Readiness:
             report["fast_path"]["graphs"] = not fallbacks
             report["fallbacks"] += fallbacks
         return report
+
+    def _without_worker(self) -> bool:
+        """Whether this vLLM has no way for our worker, which then cannot say so itself."""
+        return any(fallback["section"] == "worker" for fallback in self.plan.fallbacks)
 
     async def _tokens(self) -> list[int]:
         if "generate" not in await self.engine.get_supported_tasks():

@@ -135,7 +135,7 @@ def test_vllms_own_server_is_acknowledged_once_it_answers(monkeypatch: pytest.Mo
     assert report["fallbacks"] == [
         {"section": "a", "reason": "b"}, {"section": "start", "reason": f"{REASON} vLLM's own server runs."}
     ]  # fmt: skip
-    assert report["fast_path"] == {} and report["tokens"] == [] and Health.asked > 2
+    assert report["fast_path"] == {"start": False} and report["tokens"] == [] and Health.asked > 2
     assert os.read(reader, 1) == b""  # one line, and no more
     os.close(reader)
 
