@@ -22,7 +22,8 @@ from coldstart.artifacts.store import Store
 from tools.bundles import publish
 from tools.raw_server import Asked, answer, answering, dribble, flood
 
-from coldstart.weights.prefetch import http_source, sources
+from coldstart.weights.prefetch import http_source
+from coldstart.weights.prefetch.source import Unavailable, Unusable
 
 SECRET = "hunter2-of-the-origin"
 LOGIN = base64.b64encode(f"me:{SECRET}".encode()).decode()
@@ -220,7 +221,7 @@ def test_a_hostile_weights_server(name: str, monkeypatch: pytest.MonkeyPatch) ->
     with answering(WEIGHTS[name]) as server:
         given = http_source.headers(server.url.replace("//", f"//me:{SECRET}@"), {})
         source, began = http_source.HttpSource(server.url, given), time.monotonic()
-        with _Watch() as watch, suppress(sources.Unavailable, sources.Unusable):
+        with _Watch() as watch, suppress(Unavailable, Unusable):
             got = source.read("f", 4096, 0, into, lambda _: None)
             assert 0 < got <= 4096  # whose digest decides
         source.close()

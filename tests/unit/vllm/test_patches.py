@@ -1,5 +1,5 @@
-"""What is set at run time on things of vLLM's, place by place: README says that classes and modules are set for graphs and KV
-plans on a GPU alone. A new place has to be written down here, and there.
+"""What is set at run time on things of vLLM's, place by place. README says that classes and modules are set on a GPU alone, for
+graphs, KV plans and compiled code. A new place has to be written down here, and there.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from pathlib import Path
 ROOM = Path(__file__).parents[3] / "coldstart" / "vllm"
 
 ON_CLASSES_AND_MODULES = {
-    "graphs/hook.py": {"*places[name]"},
+    "engine/aot.py": {"module._try_load_aot_compiled_fn", "worker COMPILE_REPORT"},
+    "graphs/hook.py": {"*place", "*places[name]"},
     "graphs/plugin.py": {
-        "kind.capture_model", "kind.load_model", "module.maybe_apply_startup_plan", "module.Worker GRAPHS_REPORT",
+        "kind.capture_model", "kind.load_model", "module.maybe_apply_startup_plan", "module.maybe_save_startup_plan",
+        "module.Worker GRAPHS_REPORT", "worker KV_REPORT",
     },
     # Not vLLM's: torch's, while graphs are recorded or proved, and while a template is built.
     "graphs/record.py": {"torch.cuda.CUDAGraph"},
@@ -32,12 +34,13 @@ ON_OBJECTS = {
     "engine/template.py": {"tempfile.tempdir"},
     "engine/worker.py": {"self.model_runner.__class__"},
     "graphs/manager.py": {"self._manager._candidates", "manager name"},
+    "graphs/record.py": {"runner.execute_model"},
     "graphs/restore.py": {"manager name", "runner.cudagraph_manager name"},
     "scheduling/host.py": {"connector.get_num_new_matched_tokens"},
     "scheduling/scheduler.py": {"request.next_decode_eligible_step"},
     "scheduling/started.py": {"request.next_decode_eligible_step"},
 }  # fmt: skip
-"""On this server's own objects: what vLLM keeps there to be set, one class swapped for our subclass, one method wrapped."""
+"""On this server's own objects: what vLLM keeps there to be set, one class swapped for our subclass, two methods wrapped."""
 
 # Ours, the parsed arguments, torch's tensors, and other libraries' settings.
 _HARMLESS = re.compile(
