@@ -9,6 +9,10 @@ RUNS   ?= 3
 # Fast suites first, real servers last.
 SUITES := $(filter-out tests/e2e/,$(sort $(wildcard tests/*/))) tests/e2e/
 
+# Those that import no vLLM.
+CHECKED := tests/unit --ignore tests/unit/vllm tests/attacks tests/adversarial tests/cli tests/golden \
+	tests/property/artifacts tests/property/core tests/property/graphs
+
 # The user's own bundles, keys and templates are neither used nor touched.
 export COLDSTART_CACHE_DIR := $(CURDIR)/.cache/coldstart
 export XDG_STATE_HOME := $(CURDIR)/.cache/state
@@ -16,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Without compiled modules every start would compile this package anew, and would be measured doing so.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test lint typing bench dist clean
+.PHONY: install demo test check lint typing bench dist clean
 
 install: $(STAMP)
 
@@ -45,6 +49,10 @@ bench: $(STAMP)
 test: lint
 	@unset COLDSTART_CACHE_DIR XDG_STATE_HOME; criu=$$(tests/tools/fetch-criu.sh) && export COLDSTART_CRIU="$$criu"; \
 	$(BIN)/python -m pytest $(SUITES)
+
+# Lint and every test that needs no vLLM, but for the slow ones.
+check: lint
+	$(BIN)/python -m pytest -m "not vllm and not gpu and not slow" $(CHECKED)
 
 lint: $(STAMP) typing
 	$(BIN)/ruff check .

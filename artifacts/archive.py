@@ -30,18 +30,23 @@ from coldstart.artifacts.store import Store
 _BLOBS = "blobs/sha256/"
 
 
-def export_archive(bundles: Sequence[Bundle], path: Path, *, replace: bool = False) -> int:
+def export_archive(
+    bundles: Sequence[Bundle], path: Path, *, replace: bool = False, memory: bool = False
+) -> int:
     """Write `bundles` with their signatures to `path`; the number of bytes. The file appears whole or not at
     all.
 
-    Raises DestinationExists, DigestMismatch, MissingBlob, NoSpace, ReadOnlyStore.
+    One that holds a process's memory is written only with `memory`, and nobody else may read the file then. Raises
+    MemoryInside, DestinationExists, DigestMismatch, MissingBlob, NoSpace, ReadOnlyStore.
     """
+    for bundle in bundles:
+        bundle.may_leave(memory)
     if path.exists() and not replace:
         raise DestinationExists(f"{path.name} exists already")
     partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     with named_os_errors(f"writing {path.name}"):
         try:
-            with partial.open("xb") as file:
+            with files.create(partial, 0o600 if memory else 0o666) as file:
                 _write(bundles, file)
                 size = file.tell()
                 file.flush()

@@ -15,15 +15,16 @@ from coldstart.artifacts import blobs, canonical, manifest, oci
 from coldstart.artifacts.errors import (
     IndexMismatch,
     InvalidReference,
+    MemoryInside,
     SectionMissing,
     SectionUnsupported,
     Untrusted,
 )
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.manifest import Manifest, SectionEntry
+from coldstart.artifacts.manifest import Manifest, SectionEntry, supported
 from coldstart.artifacts.ranges import read_range
-from coldstart.artifacts.section import SECTION_TYPES, SectionType
+from coldstart.artifacts.section import SECTION_TYPES, holds_memory
 
 if TYPE_CHECKING:
     from coldstart.artifacts.store import Store
@@ -189,6 +190,14 @@ class Bundle:
         with blobs.open_unverified(self.store.root, entry.digest) as file:
             return read_range(file, entry, offset, length)
 
+    def may_leave(self, memory: bool) -> None:
+        """Raises MemoryInside when it holds a process's memory and the user has not said that this may be read elsewhere."""
+        inside = [entry.type for entry in self.manifest.sections if holds_memory(entry.media_type)]
+        if inside and not memory:
+            raise MemoryInside(
+                f"{self.name}:v{self.version} holds the memory of a process ({', '.join(inside)})"
+            )
+
     def verify(self, level: Level = "checksum") -> list[Finding]:
         """Findings at `level`; none means good."""
         from coldstart.artifacts import verify
@@ -207,12 +216,3 @@ class Bundle:
         result = trust(self)
         if not result.ok:
             raise Untrusted(f"section {name} of {self.ref} is code and is not trusted: {result.reason}")
-
-
-def supported(entry: SectionEntry) -> bool:
-    """Whether this release reads the section: known type, known version, the media type that they imply."""
-    known = SECTION_TYPES.get(entry.type)
-    if known is None or not 1 <= entry.version <= known.version:
-        return False
-    implied = SectionType(known.name, entry.version, known.executable, known.encoding)
-    return entry.media_type == implied.media_type

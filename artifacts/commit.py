@@ -15,6 +15,11 @@ from coldstart.artifacts.layout import Layout
 from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.staging import Staging
 
+_SIGSTORE = {
+    "dev.sigstore.bundle.content": "dsse-envelope",
+    "dev.sigstore.bundle.predicateType": "https://sigstore.dev/cosign/sign/v1",
+}
+
 
 def publish(
     layout: Layout,
@@ -71,11 +76,16 @@ def _entry(descriptor: oci.Descriptor, identity: Mapping[str, str], version: int
 
 
 def _stage_signature(staging: Staging, subject: oci.Descriptor, payload: bytes) -> oci.Descriptor:
-    layer = staging.put(payload, f"{oci.SIGNATURE_TYPE}+json")
+    # sigstore's clients find a bundle by the types, and by these annotations whether it is one of theirs.
+    theirs = oci.SIGSTORE_TYPE.encode() in payload
+    kind, layer_type = (
+        (oci.SIGSTORE_TYPE,) * 2 if theirs else (oci.SIGNATURE_TYPE, f"{oci.SIGNATURE_TYPE}+json")
+    )
+    layer = staging.put(payload, layer_type)
     config = staging.put(b"{}", oci.EMPTY_TYPE)
-    image = oci.ImageManifest(oci.SIGNATURE_TYPE, config, (layer,), subject.bare())
+    image = oci.ImageManifest(kind, config, (layer,), subject.bare(), _SIGSTORE if theirs else {})
     made = staging.put(image.document(), oci.MANIFEST_TYPE)
-    return replace(made, artifact_type=oci.SIGNATURE_TYPE)
+    return replace(made, artifact_type=kind)
 
 
 def _close_memory(staging: Staging, descriptor: oci.Descriptor) -> None:

@@ -16,7 +16,7 @@ from coldstart.artifacts.errors import DraftClosed, SectionUnsupported, TooLarge
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.manifest import MEMBERS, UNPACKED, Manifest, Provenance, SectionEntry, parse
-from coldstart.artifacts.section import SECTION_TYPES, Encoding, SectionType
+from coldstart.artifacts.section import SECTION_TYPES, Encoding, SectionType, blob_mode
 from coldstart.artifacts.staging import HashingFile, Staging
 
 if TYPE_CHECKING:
@@ -24,9 +24,17 @@ if TYPE_CHECKING:
 
 
 class Signer(Protocol):
-    """Whoever vouches for a bundle: makes the signature document over a manifest's digest."""
+    """Whoever vouches for a bundle: makes the signature document over a manifest's digest.
+
+    With a method `attest` of the same form also one in sigstore's, which others can verify.
+    """
 
     def sign(self, digest: str) -> bytes: ...
+
+
+def _signatures(signer: Signer, digest: str) -> list[bytes]:
+    attest = getattr(signer, "attest", None)
+    return [signer.sign(digest), *([attest(digest)] if attest else [])]
 
 
 @dataclass
@@ -66,7 +74,7 @@ class Draft:
         Raises DraftClosed, SectionUnsupported, NoSpace and what pack.pack raises.
         """
         declared = self._declared(name, "tar.zst")
-        with self.staging.file() as file:
+        with self.staging.file(mode=blob_mode(declared.media_type)) as file:
             packed = pack.pack(
                 directory,
                 cast("BinaryIO", file),
@@ -85,7 +93,8 @@ class Draft:
         """
         entry = bundle.entry(name)
         self._declared(name, SECTION_TYPES[name].encoding)
-        with bundle.open_blob(name) as reader, self.staging.file() as file:
+        mode = blob_mode(entry.media_type)
+        with bundle.open_blob(name) as reader, self.staging.file(mode=mode) as file:
             while data := reader.read(1 << 20):
                 file.write(data)
         self.sections[name] = entry
@@ -104,7 +113,7 @@ class Draft:
         parse(manifest.config(), image)  # What no reader would accept must not be published.
         self.staging.put(manifest.config(), oci.CONFIG_TYPE)
         descriptor = self.staging.put(image.document(), oci.MANIFEST_TYPE)
-        signatures = [signer.sign(descriptor.digest)] if signer else []
+        signatures = _signatures(signer, descriptor.digest) if signer else []
         self.closed = True
         identity = {name: image.annotations[name] for name in (oci.NAME, oci.KEY)}
         return self.store.commit(self.staging, descriptor, identity, signatures)

@@ -184,6 +184,13 @@ class Untrusted(BundleError):
     default_mend = "trust the signer's public key, or materialize here: coldstart materialize MODEL"
 
 
+class MemoryInside(BundleError):
+    """A bundle that holds a process's memory was to leave this machine without a word for it."""
+
+    code = "CS-MEMORY"
+    default_mend = "if its memory may be read by whoever gets it: --include-snapshot; else materialize without --snapshot"
+
+
 class InvalidSignature(BundleError):
     """A signature, or a key file, is malformed or does not verify."""
 
@@ -217,6 +224,13 @@ class ReadOnlyStore(BundleError):
 
     code = "CS-READONLY"
     default_mend = "choose a writable store: --cache-dir DIR"
+
+
+class NoLocks(BundleError):
+    """The file system of the store knows no locks, so that two writers could tear it."""
+
+    code = "CS-LOCK"
+    default_mend = "choose a store on a file system with locks, such as a local disk: --cache-dir DIR"
 
 
 class DestinationExists(BundleError):

@@ -5,6 +5,7 @@ A name appears only once its bytes are on disk (write, fsync, rename, fsync dire
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -13,7 +14,11 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from coldstart.artifacts.errors import TooLarge, named_os_errors
+from coldstart.artifacts.errors import NoLocks, TooLarge, named_os_errors
+
+# What file systems say that have no hard links (FAT, some network and overlay ones) or no locks.
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 
 def sync_directory(directory: Path) -> None:
@@ -23,6 +28,13 @@ def sync_directory(directory: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory and all that is missing above it with mode 0700, whatever the umask: mkdir's is for the last alone."""
+    for place in reversed([directory, *directory.parents]):
+        if not place.exists():
+            place.mkdir(mode=0o700, exist_ok=True)
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -51,6 +63,11 @@ def replacing(path: Path, *, mode: int = 0o644, durable: bool = True) -> Iterato
         sync_directory(path.parent)
 
 
+def create(path: Path, mode: int) -> BinaryIO:
+    """A new file to write to, with `mode` less the umask. Raises FileExistsError."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb")
+
+
 def read_capped(path: Path, cap: int) -> bytes:
     """The bytes of a small file. Raises TooLarge past `cap`, OSError if it cannot be read."""
     with path.open("rb") as file:
@@ -66,7 +83,7 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
     with named_os_errors(f"locking {path.name}"):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        _flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, path)
         yield
     finally:
         os.close(handle)
@@ -76,11 +93,50 @@ def try_lock(path: Path) -> int | None:
     """A handle that holds the exclusive lock on `path` until it is closed, or None if somebody holds it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, path)
     except BlockingIOError:
         os.close(handle)
         return None
+    except BaseException:
+        os.close(handle)
+        raise
     return handle
+
+
+def _flock(handle: int, operation: int, path: Path) -> None:
+    try:
+        fcntl.flock(handle, operation)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            raise NoLocks(f"{path.parent} lies on a file system without locks: {error.strerror}") from error
+        raise
+
+
+def create_once(path: Path, data: bytes, mode: int) -> None:
+    """Make `path` with `data`, unless somebody made it first: of several writers one wins, and its bytes are whole.
+
+    A hard link settles who is first. Where the file system has none, a lock does. Raises NoSpace, ReadOnlyStore, NoLocks.
+    """
+    fresh = path.with_name(f".{path.name}.{uuid4().hex}.partial")
+    with named_os_errors(f"making {path.name}"):
+        try:
+            with create(fresh, mode) as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(fresh, path)
+            except FileExistsError:
+                pass
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                with locked(path.with_name(f".{path.name}.lock")):
+                    if not path.exists():
+                        fresh.rename(path)
+        finally:
+            fresh.unlink(missing_ok=True)
+        sync_directory(path.parent)
 
 
 def sync_file(file: BinaryIO) -> None:

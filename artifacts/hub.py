@@ -15,6 +15,7 @@ from coldstart.artifacts import oci
 from coldstart.artifacts.archive import contents
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.directory import pull_directory
 from coldstart.artifacts.errors import (
     BundleError,
     InvalidReference,
@@ -64,8 +65,6 @@ def pull(store: Store, reference: str, hub: Hub | None = None) -> Bundle:
 
     Raises RemoteDenied, RemoteFailed, MissingBlob, InvalidReference and what Store.receive raises.
     """
-    from coldstart.artifacts.remote import pull_directory
-
     repo, tag = _parse(reference)
     with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
         try:

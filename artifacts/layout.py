@@ -54,16 +54,23 @@ class Layout:
                 files.write_atomic(self.root / oci.LAYOUT_FILE, oci.LAYOUT)
 
     def entries(self) -> list[oci.Descriptor]:
-        """What index.json lists; nothing for a store that does not exist yet.
+        """What index.json lists and this release understands; nothing for a store that does not exist yet.
 
         Raises NotALayout for a directory that holds something else, InvalidJson or InvalidManifest for a bad
         index.
         """
         if not self.exists:
             return []
+        return oci.readable_entries(self._index())[0]
+
+    def strange(self) -> int:
+        """How many entries are not understood: a newer release's. Raises as `entries`."""
+        return oci.readable_entries(self._index())[1] if self.exists else 0
+
+    def _index(self) -> bytes:
         try:
             oci.check_layout(files.read_capped(self.root / oci.LAYOUT_FILE, LIMITS.pax_header))
-            return oci.parse_index(files.read_capped(self.root / oci.INDEX_FILE, LIMITS.index))
+            return files.read_capped(self.root / oci.INDEX_FILE, LIMITS.index)
         except FileNotFoundError as error:
             raise NotALayout(f"{self.root.name} has no {oci.INDEX_FILE}") from error
 
@@ -88,5 +95,6 @@ class Layout:
             files.sync_directory(self.blobs)
 
     def write_index(self, entries: list[oci.Descriptor]) -> None:
-        """Replace index.json. Call under the index lock."""
-        files.write_atomic(self.root / oci.INDEX_FILE, oci.index_document(entries))
+        """Replace what index.json lists and this release understands. Call under the index lock."""
+        path = self.root / oci.INDEX_FILE
+        files.write_atomic(path, oci.updated_index(files.read_capped(path, LIMITS.index), entries))

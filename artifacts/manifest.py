@@ -17,6 +17,7 @@ from coldstart.artifacts.errors import InvalidManifest, SectionTable
 from coldstart.artifacts.key import Key, Scalar
 from coldstart.artifacts.limits import CHUNK, LIMITS
 from coldstart.artifacts.migrate import FORMAT_VERSION, migrate
+from coldstart.artifacts.section import SECTION_TYPES, SectionType
 
 _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|\+00:00)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
@@ -196,3 +197,12 @@ def _provenance(members: Mapping[str, object]) -> Provenance:
         model_name=fields.text(members.get("model_name"), "provenance.model_name"),
         host_note=None if note is None else fields.text(note, "provenance.host_note"),
     )
+
+
+def supported(entry: SectionEntry) -> bool:
+    """Whether this release reads the section: known type, known version, the media type that they imply."""
+    known = SECTION_TYPES.get(entry.type)
+    if known is None or not 1 <= entry.version <= known.version:
+        return False
+    implied = SectionType(known.name, entry.version, known.executable, known.encoding)
+    return entry.media_type == implied.media_type

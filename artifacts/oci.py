@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from coldstart.artifacts import canonical, fields
-from coldstart.artifacts.errors import InvalidManifest, NotALayout
+from coldstart.artifacts.errors import InvalidManifest, NotALayout, TooLarge
 from coldstart.artifacts.limits import LIMITS
 
 LAYOUT_FILE = "oci-layout"
@@ -22,6 +22,8 @@ EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 BUNDLE_TYPE = "application/vnd.coldstart.bundle.v1"
 CONFIG_TYPE = "application/vnd.coldstart.config.v1+json"
 SIGNATURE_TYPE = "application/vnd.coldstart.signature.v1"
+SIGSTORE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+SIGNATURE_TYPES = frozenset({SIGNATURE_TYPE, SIGSTORE_TYPE})
 
 REF_NAME = "org.opencontainers.image.ref.name"
 CREATED = "org.opencontainers.image.created"
@@ -127,9 +129,38 @@ def index_document(entries: list[Descriptor]) -> bytes:
 
 def parse_index(data: bytes) -> list[Descriptor]:
     """Entries in file order. Raises TooLarge, InvalidJson or InvalidManifest."""
+    return [parse_descriptor(item, f"index.manifests[{n}]") for n, item in enumerate(_listed(data)[1])]
+
+
+def readable_entries(data: bytes) -> tuple[list[Descriptor], int]:
+    """The entries of an index that this release understands, and how many it does not. Raises as `parse_index`."""
+    listed = _listed(data)[1]
+    entries = [entry for item in listed if (entry := _entry(item)) is not None]
+    return entries, len(listed) - len(entries)
+
+
+def updated_index(data: bytes, entries: list[Descriptor]) -> bytes:
+    """The index `data` with `entries` for those that this release understands; whatever else it holds stays.
+
+    A newer release's entries, and members that it added to others, are not this one's to drop.
+    """
+    members, listed = _listed(data)
+    known = {entry.digest: item for item in listed if (entry := _entry(item)) is not None}
+    strange = [item for item in listed if _entry(item) is None]
+    made = [known.get(entry.digest, entry.document()) for entry in entries]
+    return canonical.dumps({**members, "manifests": [*made, *strange]})
+
+
+def _listed(data: bytes) -> tuple[Mapping[str, object], list[object]]:
     members = fields.mapping(canonical.loads(data, cap=LIMITS.index, what="index"), "index")
-    listed = fields.items(members.get("manifests"), "index.manifests", cap=100_000)
-    return [parse_descriptor(item, f"index.manifests[{n}]") for n, item in enumerate(listed)]
+    return members, fields.items(members.get("manifests"), "index.manifests", cap=100_000)
+
+
+def _entry(item: object) -> Descriptor | None:
+    try:
+        return parse_descriptor(item, "index.manifests")
+    except (InvalidManifest, TooLarge):
+        return None
 
 
 def check_layout(data: bytes) -> None:

@@ -55,7 +55,7 @@ def _with_live_subject(layout: Layout, kept: list[oci.Descriptor]) -> list[oci.D
 
 
 def _subject(layout: Layout, entry: oci.Descriptor) -> str | None:
-    if entry.artifact_type != oci.SIGNATURE_TYPE:
+    if entry.artifact_type not in oci.SIGNATURE_TYPES:
         return None
     try:
         subject = _image(layout, entry).subject
@@ -70,6 +70,8 @@ def _image(layout: Layout, entry: oci.Descriptor) -> oci.ImageManifest:
 
 def _garbage(layout: Layout, kept: list[oci.Descriptor]) -> tuple[list[Path], str | None]:
     leftovers = [*abandoned(layout), *layout.root.glob(".*.partial"), *layout.blobs.glob(".*.partial")]
+    if strange := layout.strange():
+        return leftovers, f"no blob was removed, because {strange} entries are of a newer release"
     try:
         alive = {blob.digest for entry in kept for blob in (entry, *_image(layout, entry).blobs)}
     except BundleError as error:

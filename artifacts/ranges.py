@@ -34,11 +34,6 @@ def read_range(file: BinaryIO, entry: SectionEntry, offset: int, length: int) ->
     return b"".join(parts)[start : start + length]
 
 
-def bad_chunks(file: BinaryIO, entry: SectionEntry) -> list[int]:
-    """Numbers of the chunks whose bytes are wrong or missing, reading one chunk at a time."""
-    return [n for n, digest in enumerate(chunk_digests(entry)) if not _is_good(file, n, digest)]
-
-
 def span(entry: SectionEntry, number: int) -> tuple[int, int]:
     """Offset and length in bytes of a chunk."""
     offset = number * CHUNK
@@ -69,8 +64,3 @@ def _chunk(file: BinaryIO, entry: SectionEntry, digests: tuple[str, ...], number
     if sha256(data).hexdigest() != digests[number]:
         raise DigestMismatch(f"chunk {number} of section {entry.type} ({entry.digest}) is damaged")
     return data
-
-
-def _is_good(file: BinaryIO, number: int, digest: str) -> bool:
-    file.seek(number * CHUNK)
-    return sha256(read_full(file, CHUNK)).hexdigest() == digest

@@ -15,6 +15,7 @@ from coldstart.artifacts import blobs, manifest, oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import DigestMismatch, TooLarge
 from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.section import blob_mode
 from coldstart.artifacts.source import Source, small
 from coldstart.artifacts.staging import HashingFile, Staging, staging
 
@@ -46,7 +47,8 @@ def receive(store: Store, source: Source, descriptor: oci.Descriptor) -> Bundle:
 
 def fetch(place: Staging, source: Source, blob: oci.Descriptor) -> None:
     """Stream one blob into staging. Raises DigestMismatch, MissingBlob, RemoteFailed, NoSpace."""
-    with source.open(blob) as file, place.file(cap=blob.size + 1) as target:
+    mode = blob_mode(blob.media_type)
+    with source.open(blob) as file, place.file(cap=blob.size + 1, mode=mode) as target:
         _copy_exactly(file, target, blob)
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.errors import Ambiguous, InvalidReference, NotALayout
+from coldstart.artifacts.directory import pull_directory
+from coldstart.artifacts.errors import InvalidReference, NotALayout
 from coldstart.artifacts.source import LayoutSource, Source
 from coldstart.artifacts.store import Store
 
@@ -17,11 +18,14 @@ if TYPE_CHECKING:
 OCI, HUB, DIRECTORY = "oci://", "hf://", "dir://"
 
 
-def push(bundle: Bundle, address: str) -> str:
+def push(bundle: Bundle, address: str, *, memory: bool = False) -> str:
     """Send a bundle with its signatures; the address from which it can be pulled again.
 
-    Raises RemoteDenied, RemoteFailed, InvalidReference, DigestMismatch, NoSpace, ReadOnlyStore.
+    One that holds a process's memory goes only with `memory`.
+
+    Raises MemoryInside, RemoteDenied, RemoteFailed, InvalidReference, DigestMismatch, NoSpace, ReadOnlyStore.
     """
+    bundle.may_leave(memory)
     if address.startswith(OCI):
         place = _repository(address)
         made = place.push(bundle)
@@ -48,19 +52,6 @@ def pull(store: Store, address: str) -> Bundle:
         return hub.pull(store, address.removeprefix(HUB))
     path, _, digest = address.partition("@sha256:")
     return pull_directory(store, _directory(path), f"sha256:{digest}" if digest else None)
-
-
-def pull_directory(store: Store, directory: Path, digest: str | None = None) -> Bundle:
-    """The bundle `digest` of a layout, or its only one; of several versions of one key the newest."""
-    other = Store(directory)
-    if not other.layout.exists:
-        raise NotALayout(f"{directory.name} is not an image layout")
-    found = [bundle for bundle in other.list() if digest in (None, bundle.digest)]
-    if not found:
-        raise NotALayout(f"{directory.name} holds no such bundle")
-    if len({bundle.key_digest for bundle in found}) > 1:
-        raise Ambiguous(f"{directory.name} holds bundles of several keys", mend="choose one: DIR@sha256:...")
-    return store.receive(LayoutSource(other), max(found, key=lambda bundle: bundle.version).descriptor)
 
 
 def source(address: str) -> Source:

@@ -15,6 +15,7 @@ from coldstart.artifacts.errors import BundleError, DigestMismatch, MissingBlob,
 from coldstart.artifacts.limits import CHUNK
 from coldstart.artifacts.manifest import SectionEntry
 from coldstart.artifacts.receive import fetch
+from coldstart.artifacts.section import blob_mode
 from coldstart.artifacts.source import Source
 from coldstart.artifacts.staging import Staging, staging
 
@@ -92,7 +93,11 @@ def _from(store: Store, source: Source, blob: oci.Descriptor, entry: SectionEntr
 
 def _patch(store: Store, place: Staging, source: Source, blob: oci.Descriptor, entry: SectionEntry) -> int:
     fetched = 0
-    with blobs.open_unverified(store.root, blob.digest) as file, place.file(cap=blob.size) as target:
+    mode = blob_mode(blob.media_type)
+    with (
+        blobs.open_unverified(store.root, blob.digest) as file,
+        place.file(cap=blob.size, mode=mode) as target,
+    ):
         for number, data in ranges.pieces(file, entry):
             good = sha256(data).hexdigest() == entry.chunks[number]
             target.write(data if good else _chunk(source, blob, number))

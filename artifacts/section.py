@@ -39,6 +39,20 @@ def _declare(names: tuple[str, ...], *, executable: bool, encoding: Encoding) ->
     return {name: SectionType(name, 1, executable, encoding) for name in names}
 
 
+# Copies of a process's memory: prompts, tokens and whatever its maker's environment held may stand in them.
+_MEMORY = ("snapshot",)
+
+
+def holds_memory(media_type: str) -> bool:
+    """Whether a layer of this type, in whatever version, is a process's memory."""
+    return any(media_type.startswith(f"application/vnd.coldstart.section.{name}.") for name in _MEMORY)
+
+
+def blob_mode(media_type: str) -> int:
+    """The permissions of the file that holds such a layer, before the umask."""
+    return 0o600 if holds_memory(media_type) else 0o666
+
+
 SECTION_TYPES: Mapping[str, SectionType] = MappingProxyType(
     _declare(("kv", "modelinfo", "weights", "iterations", "stages"), executable=False, encoding="json")
     | _declare(("tokenizer",), executable=False, encoding="tar.zst")

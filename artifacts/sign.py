@@ -9,14 +9,12 @@ machine.
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from uuid import uuid4
 
-from coldstart.artifacts import canonical, fields, files
+from coldstart.artifacts import canonical, fields, files, sigstore
 from coldstart.artifacts.bundle import Bundle, TrustResult
 from coldstart.artifacts.errors import BundleError, InvalidSignature, named_os_errors
 from coldstart.artifacts.limits import LIMITS
@@ -48,6 +46,10 @@ class HostKey:
         return canonical.dumps(
             {"algorithm": ALGORITHM, "public_key": _b64(raw), "signature": _b64(made), "signs": digest}
         )
+
+    def attest(self, digest: str) -> bytes:
+        """The same as a sigstore bundle, which cosign and others verify with `public_pem`."""
+        return sigstore.make(digest, self.private.public_key(), self.private.sign)
 
 
 def fingerprint(public: Ed25519PublicKey) -> str:
@@ -85,7 +87,7 @@ def trust(directory: Path, pem: bytes, *, name: str) -> Path:
     mark = fingerprint(_load_public(pem, name)).removeprefix(f"{ALGORITHM}:")
     path = directory / f"{name}-{mark}.pub"
     with named_os_errors("trusting a key"):
-        directory.mkdir(parents=True, exist_ok=True)
+        files.make_private(directory)
         if not path.exists():
             files.write_atomic(path, pem)
     return path
@@ -127,6 +129,8 @@ def trusted(bundle: Bundle, directory: Path) -> TrustResult:
 
 
 def _judge(payload: bytes, digest: str, keys: dict[str, Ed25519PublicKey]) -> TrustResult:
+    if sigstore.is_bundle(payload):
+        return _judge_sigstore(payload, digest, keys)
     try:
         public, signature = _parse(payload, digest)
     except BundleError as error:
@@ -139,6 +143,16 @@ def _judge(payload: bytes, digest: str, keys: dict[str, Ed25519PublicKey]) -> Tr
     except CryptographyMismatch:
         return TrustResult(False, signer, "the signature does not verify")
     return TrustResult(True, signer, f"signed by {signer}")
+
+
+def _judge_sigstore(payload: bytes, digest: str, keys: dict[str, Ed25519PublicKey]) -> TrustResult:
+    try:
+        key = sigstore.signer(payload, digest, keys.values())
+    except BundleError as error:
+        return TrustResult(False, None, error.message)
+    if key is None:
+        return TrustResult(False, None, "no trusted key verifies its sigstore bundle")
+    return TrustResult(True, fingerprint(key), f"signed by {fingerprint(key)} (sigstore bundle)")
 
 
 def _parse(payload: bytes, digest: str) -> tuple[Ed25519PublicKey, bytes]:
@@ -158,16 +172,8 @@ def _create_private(path: Path) -> None:
     pem = Ed25519PrivateKey.generate().private_bytes(
         _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fresh = path.with_name(f".{path.name}.{uuid4().hex}.partial")
-    files.write_atomic(fresh, pem, mode=0o600)
-    try:
-        # A link, not a rename: of several first users one key wins and all read that one.
-        os.link(fresh, path)
-    except FileExistsError:
-        pass
-    finally:
-        fresh.unlink()
+    files.make_private(path.parent)
+    files.create_once(path, pem, 0o600)
 
 
 def _load_private(path: Path) -> Ed25519PrivateKey:

@@ -54,7 +54,11 @@ def signed_by(
     source: Source, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
 ) -> list[tuple[oci.Descriptor, oci.ImageManifest]]:
     """Of the first `tries` signatures among `entries`, each readable manifest whose subject is `subject`."""
-    signed = [entry for entry in entries if entry.artifact_type in (oci.SIGNATURE_TYPE, None)]
+    signed = [
+        entry
+        for entry in entries
+        if entry.artifact_type is None or entry.artifact_type in oci.SIGNATURE_TYPES
+    ]
     found = ((entry, _signature(source, entry, subject)) for entry in signed[:tries])
     good = ((entry, image) for entry, image in found if image is not None)
     return list(islice(good, MAX_SIGNATURES))
@@ -84,7 +88,7 @@ def _signature(source: Source, entry: oci.Descriptor, subject: oci.Descriptor) -
         image = oci.parse_manifest(small(source, entry, _SIGNATURE_MANIFEST))
     except BundleError:
         return None  # A signature that cannot be read vouches for nothing.
-    ours = image.artifact_type == oci.SIGNATURE_TYPE and len(image.layers) == 1
+    ours = image.artifact_type in oci.SIGNATURE_TYPES and len(image.layers) == 1
     fits = ours and image.subject is not None and image.subject.digest == subject.digest
     return image if fits else None
 

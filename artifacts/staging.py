@@ -88,13 +88,13 @@ class Staging:
         return oci.Descriptor(media_type, file.digest, file.size)
 
     @contextmanager
-    def file(self, cap: int = LIMITS.blob) -> Iterator[HashingFile]:
-        """Stage a blob by writing to it.
+    def file(self, cap: int = LIMITS.blob, *, mode: int = 0o666) -> Iterator[HashingFile]:
+        """Stage a blob by writing to it; its file has `mode`, less the umask, from the first byte on.
 
         Its digest is known once the block ends. Raises NoSpace, TooLarge.
         """
         path = self.directory / f"{uuid4().hex}.partial"
-        with named_os_errors("writing a blob"), path.open("xb") as raw:
+        with named_os_errors("writing a blob"), files.create(path, mode) as raw:
             made = HashingFile(raw, cap)
             try:
                 yield made

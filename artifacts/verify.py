@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from coldstart.artifacts import blobs, canonical, unpack
-from coldstart.artifacts.bundle import supported
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.manifest import SectionEntry
+from coldstart.artifacts.manifest import SectionEntry, supported
 from coldstart.artifacts.section import SECTION_TYPES
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,27 +20,26 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common import RESULTS, capacity, finish, per_token, poisson, skewed
-from coldstart.scheduling import IterationProfile, MlfqSettings, make_policy
+from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.simulate import Outcome, SimSettings, simulate
 from coldstart.traces import TraceRequest
 
 SLOTS, BLOCK_TOKENS, BLOCK_BYTES, LINK = 256, 32, 163840, 8e9
 POOLS = {"KV for everybody": 4096, "KV binds": 96}
 BATCHES, LOADS, SEEDS, REQUESTS = (4, 8, 16, 32, 64, SLOTS), (0.7, 0.9, 1.1), (1, 2, 3, 4, 5), 400
-TUNABLES = MlfqSettings(alpha_s=3.0, alpha_scale=4.0, promoted_cap=0.25)
+TUNABLES = SchedulerSettings(alpha_s=3.0, alpha_scale=4.0, promoted_cap=0.25)
 MOST_PAYING = 64
 
 
 def run(rows: list[TraceRequest], policy: str, batch: int, blocks: int, profile: IterationProfile) -> Outcome:
-    settings = SimSettings(
-        batch,
+    machine = SimSettings(
+        slots=SLOTS,
         block_tokens=BLOCK_TOKENS,
         device_blocks=blocks,
         block_bytes=BLOCK_BYTES,
         link_bytes_s=LINK,
-        write_through=True,
     )
-    return simulate(rows, make_policy(policy, profile, TUNABLES), profile, settings)
+    return simulate(rows, profile, replace(TUNABLES, policy=policy, batch=batch), machine)
 
 
 def longest_s(outcome: Outcome) -> float:

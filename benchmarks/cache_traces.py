@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 from coldstart.host.policies.protocol import ModelCost
-from coldstart.measure.traces import TraceRequest, read_trace
+from coldstart.traces import TraceRequest, read_trace
 
 Arrivals = list[tuple[float, str]]
 GB = 10**9

@@ -28,7 +28,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -45,11 +44,10 @@ from scheduling_tables import calibration as table
 from coldstart.key import inspection
 from coldstart.measure.bench import facts
 from coldstart.measure.replay import RequestRecord, records_of
-from coldstart.scheduling import IterationProfile, Policy, make_policy
-from coldstart.scheduling.simulate import simulate
+from coldstart.scheduling import IterationProfile, SchedulerSettings
+from coldstart.scheduling.simulate import Outcome, SimSettings, simulate
 from coldstart.traces import TraceRequest, read_trace
 from coldstart.traces.arrivals import rearrive
-from coldstart.vllm.scheduling.config import SchedulerSettings
 
 RESULT = Path(__file__).parent / "results" / "scheduling-calibration.json"
 REGIME = REGIMES["batch-bound"]
@@ -167,16 +165,16 @@ def simulated(
     name: str, rows: Sequence[TraceRequest], probed: Probes, bundle: IterationProfile, pace_s: float
 ) -> dict[str, dict[str, float]]:
     """The means on the simulated engine by SOURCES. What is not an iteration's time is the probes' in all of them."""
-    made = partial(policy, name, bundle)
-    settings, paced = probed.settings(made), probed.paced(pace_s / probed.pace_s)
-    expected_s = simulate(paces(REGIME.batch), made(), bundle, settings).finished_s
+    told = scheduler(name, bundle)
+    settings, paced = probed.settings(told), probed.paced(pace_s / probed.pace_s)
+    expected_s = simulate(paces(REGIME.batch), bundle, told, settings).finished_s
     times = {
-        "paced": (paced.profile(), paced.settings(made)),
+        "paced": (paced.profile(), paced.settings(told)),
         "probes": (probed.profile(), settings),
         "bundle-paced": (slower(bundle, pace_s / expected_s), settings),
         "bundle": (bundle, settings),
     }
-    return {source: marks(records_of(simulate(rows, made(), *times[source]))) for source in SOURCES}
+    return {source: marks(records_of(_simulated(rows, told, *times[source]))) for source in SOURCES}
 
 
 def slower(profile: IterationProfile, factor: float) -> IterationProfile:
@@ -185,10 +183,16 @@ def slower(profile: IterationProfile, factor: float) -> IterationProfile:
     return IterationProfile.from_json({name: [[x, factor * y] for x, y in points] for name, points in curves})
 
 
-def policy(name: str, bundle: IterationProfile) -> Policy:
-    """The server's policy, which predicts by the bundle's profile."""
-    tunables = SchedulerSettings(alpha_s=float(OURS[OURS.index("--alpha") + 1])).mlfq()
-    return make_policy(POLICIES[name], bundle, tunables)
+def _simulated(
+    rows: Sequence[TraceRequest], told: SchedulerSettings, profile: IterationProfile, machine: SimSettings
+) -> Outcome:
+    return simulate(rows, profile, told, machine)
+
+
+def scheduler(name: str, bundle: IterationProfile) -> SchedulerSettings:
+    """The server's, which predicts by the bundle's profile."""
+    alpha_s = float(OURS[OURS.index("--alpha") + 1])
+    return SchedulerSettings(POLICIES[name], REGIME.batch, alpha_s=alpha_s, profile=bundle.to_json())
 
 
 def marks(records: Sequence[RequestRecord]) -> dict[str, float]:
@@ -218,7 +222,7 @@ def document(runs: Sequence[Row], argv: Sequence[str]) -> Row:
 
 
 def _told(name: str, probed: Probes, bundle: IterationProfile) -> Row:
-    return probed.document() | {"crowd_s": probed.settings(lambda: policy(name, bundle)).crowd_s}
+    return probed.document() | {"crowd_s": probed.settings(scheduler(name, bundle)).crowd_s}
 
 
 def cell(runs: Sequence[Row], trace: str, policy: str) -> Row:

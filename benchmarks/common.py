@@ -49,6 +49,11 @@ class Model:
         """What fits beside the weights, a tenth kept for activations."""
         return int((0.9 * self.memory * self.gpus - 2 * self.parameters) / self.kv_bytes_per_token)
 
+    @property
+    def context_s(self) -> float:
+        """Seconds to read one token's KV."""
+        return self.kv_bytes_per_token / (BANDWIDTH * self.gpus)
+
     def profile(self) -> IterationProfile:
         floor = 2 * self.parameters / (BANDWIDTH * self.gpus) + OVERHEAD_S
         per_token = 2 * self.parameters / (FLOPS * self.gpus)

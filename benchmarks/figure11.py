@@ -9,6 +9,7 @@ Run: python benchmarks/figure11.py
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -24,33 +25,36 @@ from benchmarks.common import (
     per_token,
     poisson,
 )
-from coldstart.scheduling import MlfqSettings, make_policy
+from coldstart.scheduling import SchedulerSettings
 from coldstart.scheduling.simulate import SimSettings, simulate
 
 SLO_S, REQUESTS, BATCH, BLOCK = 0.3, 300, 16, 16
+SLOTS = 4096
 LOADS = (0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0)
 SYSTEMS = {
     "fcfs": ("fcfs", BATCH, "recompute"),
     "skip-join-mlfq": ("skip-join-mlfq", BATCH, "proactive"),
     "fcfs-largest-batch": ("fcfs", 256, "recompute"),
 }
-TUNABLES = MlfqSettings(alpha_s=60.0, promoted_cap=0.1)
+TUNABLES = SchedulerSettings(alpha_s=60.0, promoted_cap=0.1, alpha_scale=0.0)
 
 
 def latency(model: Model, system: str, rate: float) -> float:
     policy, batch, strategy = SYSTEMS[system]
     profile = model.profile()
-    settings = SimSettings(
-        batch=batch,
-        strategy=strategy,
+    machine = SimSettings(
+        slots=SLOTS,
         block_tokens=BLOCK,
         device_blocks=model.kv_tokens // BLOCK,
         block_bytes=model.kv_bytes_per_token * BLOCK // model.gpus,
         link_bytes_s=model.link_bytes_s,
-        token_budget=2048,
+        context_s=model.context_s,
+        copies="beside",
+        depth=1,
     )
+    settings = replace(TUNABLES, policy=policy, batch=batch, strategy=strategy)
     rows = poisson(lengths(REQUESTS), rate, seed=1)
-    return per_token(simulate(rows, make_policy(policy, profile, TUNABLES), profile, settings))
+    return per_token(simulate(rows, profile, settings, machine))
 
 
 def sustained(points: list[tuple[float, float]]) -> float:

@@ -19,13 +19,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common import OPT_13B, capacity, cv, finish, lengths, per_token, poisson, skewed
-from coldstart.scheduling import MlfqSettings, make_policy
+from coldstart.scheduling import SchedulerSettings
 from coldstart.scheduling.simulate import SimSettings, simulate
 from coldstart.traces import TraceRequest
 
 PAPER = {"fcfs": 8.9, "naive-mlfq": 1.87, "fixed-priority": 13.9}
 SOURCES: dict[str, Callable[[int], list[TraceRequest]]] = {"azure": lengths, "log-normal": skewed}
-TEMPERED, PATIENT = MlfqSettings(alpha_scale=4.0, promoted_cap=0.25), MlfqSettings(alpha_s=60.0)
+TEMPERED = SchedulerSettings()
+PATIENT = SchedulerSettings(alpha_s=60.0, alpha_scale=0.0, promoted_cap=None)
 POLICIES = {
     "fcfs": ("fcfs", TEMPERED),
     "fixed-priority": ("fixed-priority", TEMPERED),
@@ -36,6 +37,7 @@ POLICIES = {
     "srpt": ("srpt", TEMPERED),
 }
 RATIOS, LOADS, REQUESTS, BATCH = (0.25, 1, 4, 16, 64, 256), (0.9, 1.2), 250, 8
+SLOTS = 4096
 
 
 def split(rows: list[TraceRequest], ratio: float) -> list[TraceRequest]:
@@ -57,11 +59,11 @@ def latencies(source: str, ratio: float, load: float) -> dict[str, float]:
     profile = OPT_13B.profile()
     rows = split(SOURCES[source](REQUESTS), ratio)
     rate = load * capacity(profile, rows, BATCH)
-    settings = SimSettings(batch=BATCH)
+    machine = SimSettings(slots=SLOTS, context_s=OPT_13B.context_s, depth=1)
     found = {}
     for label, (name, tunables) in POLICIES.items():
-        policy = make_policy(name, profile, tunables)
-        found[label] = per_token(simulate(poisson(rows, rate, 1), policy, profile, settings))
+        settings = replace(tunables, policy=name, batch=BATCH)
+        found[label] = per_token(simulate(poisson(rows, rate, 1), profile, settings, machine))
     return found
 
 

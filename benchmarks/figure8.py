@@ -13,20 +13,25 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common import OPT_2_7B, finish, lengths, poisson
-from coldstart.scheduling import MlfqSettings, make_policy
+from coldstart.scheduling import SchedulerSettings
 from coldstart.scheduling.simulate import SimSettings, simulate
 from coldstart.traces.transform import cap_tokens, cut
 
 PAPER_RATIO, SECONDS = 7.0, 5.0
 BLOCK = 16
+SLOTS = 4096
+"""FastServe bounds the batch, not who is preempted and keeps KV: more than there are requests."""
 
 
 def peak_gb(policy: str, batch: int, seed: int) -> tuple[float, list[tuple[float, float]]]:
     """Peak and series of KV memory in GB, the block the device never limits."""
     profile = OPT_2_7B.profile()
     rows = cut(poisson(list(cap_tokens(lengths(1000), None, 20)), 64, seed, cv=4), SECONDS, None)
-    settings = SimSettings(batch=batch, device_blocks=10**9, block_tokens=BLOCK)
-    outcome = simulate(rows, make_policy(policy, profile, MlfqSettings()), profile, settings, series=True)
+    settings = SchedulerSettings(policy, batch=batch, alpha_scale=0.0, promoted_cap=None)
+    machine = SimSettings(
+        slots=SLOTS, device_blocks=10**9, block_tokens=BLOCK, context_s=OPT_2_7B.context_s, depth=1
+    )
+    outcome = simulate(rows, profile, settings, machine, series=True)
     gb = OPT_2_7B.kv_bytes_per_token * BLOCK / 1e9
     return outcome.peak_blocks * gb, [(when, used * gb) for when, used in outcome.kv_series]
 

@@ -164,7 +164,7 @@ def _outputs(model: SimModel, executable: int, key: str) -> bytes:
 
 def cost(rounds: int) -> dict[str, Any]:
     """Build the fake driver, then measure in a child that loads it."""
-    from fake_cuda.build import build
+    from support.fake_cuda.build import build
 
     with tempfile.TemporaryDirectory() as directory:
         library = build(Path(directory))
@@ -187,7 +187,7 @@ def cost_child(rounds: int) -> dict[str, Any]:
 
 def altered() -> dict[str, Any]:
     """Every byte of every table and of the manifest, one at a time."""
-    from graphs_tools import proven
+    from support.graphs_tools import proven
 
     with tempfile.TemporaryDirectory() as directory:
         bundle = Path(directory) / "bundle"

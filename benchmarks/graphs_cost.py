@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fake_cuda.model import LAYOUTS, NAMED, POOL, FakeModel
+from support.fake_cuda.model import LAYOUTS, NAMED, POOL, FakeModel
 
 from coldstart.graphs import store
 from coldstart.graphs.api import LAUNCH

@@ -8,7 +8,7 @@ CROWD * b equal requests at once take what the simulator says plus crowd_s for e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 
@@ -16,7 +16,7 @@ from live.measure import send
 from live.servers import Server
 
 from coldstart.measure.replay import RequestRecord
-from coldstart.scheduling import IterationProfile, Policy
+from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.simulate import SimSettings, simulate
 from coldstart.traces import TraceRequest
 
@@ -59,10 +59,10 @@ class Probes:
         prefill = [(n, max(seconds - self.request_s, 1e-6)) for n, seconds in self.first_token_s.items()]
         return IterationProfile.from_points(prefill, [(b, self._decode(b)) for b in self.per_token_s])
 
-    def settings(self, policy: Callable[[], Policy]) -> SimSettings:
-        """The simulated engine with what was measured; `policy` makes the server's."""
-        known = SimSettings(self.batch, request_s=self.request_s, context_s=self.context_s)
-        outcome = simulate(crowd(self.batch), policy(), self.profile(), known)
+    def settings(self, scheduler: SchedulerSettings) -> SimSettings:
+        """The simulated engine with what was measured; `scheduler` is the server's."""
+        known = SimSettings(request_s=self.request_s, context_s=self.context_s)
+        outcome = simulate(crowd(self.batch), self.profile(), scheduler, known)
         more_s = max(0.0, self.crowded_s - outcome.finished_s)
         return replace(known, crowd_s=more_s / max(1, outcome.crowded))
 

@@ -1,4 +1,4 @@
-"""Writing the committed results into README.md, RESULTS.md and SCHEDULING.md, so that no figure is typed by hand.
+"""Writing the committed results into README.md and the texts beside this file, so that no figure is typed by hand.
 
 python benchmarks/publish.py
 """
@@ -13,8 +13,10 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import figure_tables  # noqa: E402
+import model_cache_tables  # noqa: E402
 import overhead_tables  # noqa: E402
 import scheduling_tables  # noqa: E402
+import twin_tables  # noqa: E402
 from weight_path import report  # noqa: E402
 
 from coldstart.measure.report import markdown  # noqa: E402
@@ -22,6 +24,7 @@ from coldstart.measure.report import markdown  # noqa: E402
 README = HERE.parent / "README.md"
 RESULTS = HERE / "RESULTS.md"
 SCHEDULING = HERE / "SCHEDULING.md"
+MODEL_CACHE = HERE / "MODEL_CACHE.md"
 
 
 def marked(text: str, name: str, content: str) -> str:
@@ -55,9 +58,16 @@ def results(text: str) -> str:
 
 def scheduling(text: str) -> str:
     """SCHEDULING.md with the committed live and simulated results, the calibration, and the overhead."""
-    for source in (scheduling_tables, figure_tables, overhead_tables):
+    for source in (scheduling_tables, figure_tables, overhead_tables, twin_tables):
         for name, content in source.parts().items():
             text = marked(text, name, content)
+    return text
+
+
+def model_cache(text: str) -> str:
+    """MODEL_CACHE.md with the committed results."""
+    for name, content in model_cache_tables.parts().items():
+        text = marked(text, name, content)
     return text
 
 
@@ -101,6 +111,7 @@ def main() -> None:
     README.write_text(readme(README.read_text()))
     RESULTS.write_text(results(RESULTS.read_text()))
     SCHEDULING.write_text(scheduling(SCHEDULING.read_text()))
+    MODEL_CACHE.write_text(model_cache(MODEL_CACHE.read_text()))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from benchmarks.common import RESULTS, finish  # noqa: E402
 from coldstart.measure.bench import facts  # noqa: E402
 from coldstart.scheduling import IterationProfile  # noqa: E402
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler  # noqa: E402
-from tests.property.engine_double import Shape, build, make_request  # noqa: E402
+from tests.support.scheduling.engine_double import Shape, build, make_request  # noqa: E402
 
 PROFILE = RESULTS / "iteration-profile-cpu.json"
 WAITING, ROUNDS, STEPS, BLOCK, TOKENS = 2000, 5, 120, 16, 8192

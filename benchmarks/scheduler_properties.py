@@ -1,6 +1,6 @@
 """Random workloads of mixed features on vLLM's real scheduler and connector, every invariant checked in every step.
 
-The workloads are those of tests/property (seed n is workload n there), on a virtual clock with symbolic KV; a
+The workloads are those of tests/support/scheduling (seed n is workload n there), on a virtual clock with symbolic KV; a
 failure is an invariant that did not hold, named with its seed. The counts say which features really occurred.
 Run: python benchmarks/scheduler_properties.py --workloads 10000
 """
@@ -23,7 +23,7 @@ logging.disable(logging.CRITICAL)
 
 from benchmarks.common import finish  # noqa: E402
 from coldstart.measure.bench import facts  # noqa: E402
-from tests.property.workloads import Checked, Load, random_load  # noqa: E402
+from tests.support.scheduling.workloads import Checked, Load, random_load  # noqa: E402
 
 INVARIANTS = (
     "every live request in exactly one queue, none lost, no leaked block",
@@ -58,7 +58,7 @@ def features(load: Load, checked: Checked) -> Counter[str]:
 
 def source() -> str:
     """SHA-256 over the scheduler's sources and the tests' rules: what the outcome is true of."""
-    folders = ("coldstart/scheduling", "tests/property")
+    folders = ("coldstart/scheduling", "tests/property", "tests/support/scheduling")
     files = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean, median
 
@@ -28,35 +28,41 @@ from live import workloads  # noqa: E402
 from benchmarks.common import finish  # noqa: E402
 from coldstart.measure.bench import facts  # noqa: E402
 from coldstart.measure.replay.metrics import percentile  # noqa: E402
-from coldstart.scheduling import IterationProfile, MlfqSettings, make_policy  # noqa: E402
+from coldstart.scheduling import IterationProfile, SchedulerSettings  # noqa: E402
 from coldstart.scheduling.simulate import Outcome, SimSettings, simulate  # noqa: E402
 
 BATCH, SEEDS = 4, 9
 PROFILE = HERE / "results" / "iteration-profile-cpu.json"
-PAPER = MlfqSettings(alpha_s=0.3)
-WAYS: dict[str, tuple[MlfqSettings, float]] = {
+PAPER = SchedulerSettings(alpha_s=0.3, alpha_scale=0.0, promoted_cap=None)
+WAYS: dict[str, tuple[SchedulerSettings, float]] = {
     "alpha 0.3 s": (PAPER, 0.0),
-    "alpha 0.3 s, scaled, capped": (MlfqSettings(alpha_s=0.3, alpha_scale=4.0, promoted_cap=0.25), 0.0),
-    "alpha 1 s": (MlfqSettings(alpha_s=1.0), 0.0),
-    "alpha 3 s": (MlfqSettings(alpha_s=3.0), 0.0),
-    "alpha 3 s, scaled, capped": (MlfqSettings(alpha_s=3.0, alpha_scale=4.0, promoted_cap=0.25), 0.0),
-    "alpha 60 s": (MlfqSettings(alpha_s=60.0), 0.0),
-    "alpha 3 s, oldest share 0.25": (MlfqSettings(alpha_s=3.0), 0.25),
-    "alpha 3 s, oldest share 0.5": (MlfqSettings(alpha_s=3.0), 0.5),
-    "alpha 3 s, oldest share 0.75": (MlfqSettings(alpha_s=3.0), 0.75),
+    "alpha 0.3 s, scaled, capped": (SchedulerSettings(alpha_s=0.3, alpha_scale=4.0, promoted_cap=0.25), 0.0),
+    "alpha 1 s": (SchedulerSettings(alpha_s=1.0, alpha_scale=0.0, promoted_cap=None), 0.0),
+    "alpha 3 s": (SchedulerSettings(alpha_s=3.0, alpha_scale=0.0, promoted_cap=None), 0.0),
+    "alpha 3 s, scaled, capped": (SchedulerSettings(alpha_s=3.0, alpha_scale=4.0, promoted_cap=0.25), 0.0),
+    "alpha 60 s": (SchedulerSettings(alpha_s=60.0, alpha_scale=0.0, promoted_cap=None), 0.0),
+    "alpha 3 s, oldest share 0.25": (
+        SchedulerSettings(alpha_s=3.0, alpha_scale=0.0, promoted_cap=None),
+        0.25,
+    ),
+    "alpha 3 s, oldest share 0.5": (SchedulerSettings(alpha_s=3.0, alpha_scale=0.0, promoted_cap=None), 0.5),
+    "alpha 3 s, oldest share 0.75": (
+        SchedulerSettings(alpha_s=3.0, alpha_scale=0.0, promoted_cap=None),
+        0.75,
+    ),
 }
 
 
 def outcome(
-    policy: str, tunables: MlfqSettings, share: float, load: str, seed: int, times: IterationProfile
+    policy: str, tunables: SchedulerSettings, share: float, load: str, seed: int, times: IterationProfile
 ) -> Outcome:
     rate = 1 / fmean(
         times.prefill(row.prompt_tokens) + row.output_tokens * times.decode(BATCH) / BATCH
         for row in workloads.lengths("skewed", 2000, 1)
     )
     rows = workloads.arriving("skewed", load, rate, seed)
-    settings = SimSettings(batch=BATCH, oldest_share=share)
-    return simulate(rows, make_policy(policy, times, tunables), times, settings)
+    settings = replace(tunables, policy=policy, batch=BATCH, oldest_share=share)
+    return simulate(rows, times, settings, SimSettings(context_s=0.0, depth=1))
 
 
 def compared(ours: Outcome, fcfs: Outcome) -> dict[str, float]:

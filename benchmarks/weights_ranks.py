@@ -30,7 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
 
-from tools import range_control  # noqa: E402
+from support import range_control  # noqa: E402
 from weight_path import checkpoint, engine, node, report  # noqa: E402
 
 from coldstart.contract.asked import Asked  # noqa: E402

@@ -9,12 +9,13 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 from coldstart.artifacts.net.origin import without_secrets
 from coldstart.commands._output import Format, Output, Progress
 
+from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import NeedsAuth, Usage
 from coldstart.machine.paths import Cache
@@ -24,10 +25,14 @@ if TYPE_CHECKING:
     from coldstart.artifacts.store import Store
 
     from coldstart.key.inspection import Lookup
+    from coldstart.scheduling.settings import Choice
 
-
+KvStrategy = Literal["proactive", "reactive", "recompute"]
 # Help of the word with which a bundle is taken although nobody who is trusted has signed it.
 UNTRUSTED = "Take a bundle that nobody trusted has signed; its code is left alone all the same."
+
+# Help of the word with which a process's memory leaves this machine.
+SNAPSHOT = "Send a bundle although it holds a process's memory, which whoever gets it can read."
 
 
 @dataclass(frozen=True)
@@ -75,9 +80,9 @@ def _option(*flags: str, help: str, metavar: str | None = None, envvar: str | No
 
 
 _CACHE_DIR = _option(
-    "--cache-dir", help="Root of bundles and built models.", metavar="DIR", envvar="COLDSTART_CACHE_DIR"
+    "--cache-dir", help="Root of bundles and built models.", metavar="DIR", envvar=environment.CACHE_DIR
 )
-_CONFIG = _option("--config", help="Configuration file (TOML).", metavar="FILE", envvar="COLDSTART_CONFIG")
+_CONFIG = _option("--config", help="Configuration file (TOML).", metavar="FILE", envvar=environment.CONFIG)
 
 
 def _common(
@@ -96,6 +101,50 @@ def _common(
     return Output(format, output, quiet, verbose, progress), offline, Cache.at(cache_dir)
 
 
+def _scheduling(
+    scheduler: Annotated[
+        str,
+        typer.Option(
+            "--scheduler",
+            help="Which request runs next: fcfs (vLLM's own) or skip-join-mlfq.",
+            metavar="NAME",
+        ),
+    ] = "fcfs",
+    batch: Annotated[
+        int | None, typer.Option("--batch", metavar="N", min=1, help="Requests per iteration at most.")
+    ] = None,
+    quantum: Annotated[
+        float | None, typer.Option("--quantum", help="The first queue's; else profiled.", metavar="SECONDS")
+    ] = None,
+    eta: Annotated[
+        int | None, typer.Option("--eta", metavar="N", min=1, help="Queues that a demotion skips at least.")
+    ] = None,
+    alpha: Annotated[
+        float | None,
+        typer.Option("--alpha", help="Unserved this long: to the first queue.", metavar="SECONDS"),
+    ] = None,
+    oldest_share: Annotated[
+        float | None,
+        typer.Option(
+            "--oldest-share",
+            help="Of the time, in order of arrival: bounds what long requests pay.",
+            metavar="SHARE",
+        ),
+    ] = None,
+    reserve: Annotated[
+        float | None,
+        typer.Option("--reserve", help="Of recent arrivals' KV that is kept free.", metavar="QUANTILE"),
+    ] = None,
+    kv_strategy: Annotated[
+        KvStrategy | None, typer.Option("--kv-strategy", help="What becomes of KV that does not fit.")
+    ] = None,
+    kv_host_memory: Annotated[
+        int | None, typer.Option("--kv-host-memory", help="Host memory for that KV.", metavar="BYTES")
+    ] = None,
+) -> tuple[Any, ...]:
+    return scheduler, batch, quantum, eta, alpha, oldest_share, reserve, kv_strategy, kv_host_memory
+
+
 SHARED = tuple(inspect.signature(_common).parameters)
 
 
@@ -110,8 +159,13 @@ def group(text: str | None) -> typer.Typer:
     )
 
 
-def command(*, takes_vllm_args: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the common options; refuse arguments after ``--`` unless it takes them."""
+def command(
+    *, takes_vllm_args: bool = False, chooses_scheduler: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the common options; refuse arguments after ``--`` unless it takes them.
+
+    One that chooses a scheduler is given a ``choice`` of it.
+    """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -120,23 +174,38 @@ def command(*, takes_vllm_args: bool = False) -> Callable[[Callable[..., None]],
             if rest and not takes_vllm_args:
                 raise Usage(f"{ctx.info_name} takes nothing after --, found {' '.join(rest)!r}.")
             common = _common(**{name: given.pop(name) for name in SHARED})
+            if chooses_scheduler:
+                given["choice"] = _choice(given)
             function(Common(*common, vllm_args=rest), **given)
 
-        _declare(run, function)
+        _declare(run, function, _scheduling if chooses_scheduler else None)
         return run
 
     return decorate
 
 
-def _declare(run: Callable[..., None], function: Callable[..., None]) -> None:
-    own = list(inspect.signature(function).parameters.values())[1:]
+def _choice(given: dict[str, Any]) -> "Choice":
+    from coldstart.scheduling.settings import Choice
+
+    return Choice(
+        *_scheduling(**{name: given.pop(name) for name in inspect.signature(_scheduling).parameters})
+    )
+
+
+def _declare(
+    run: Callable[..., None], function: Callable[..., None], more: Callable[..., Any] | None
+) -> None:
+    own = [p for p in list(inspect.signature(function).parameters.values())[1:] if p.name != "choice"]
     shared = list(inspect.signature(_common).parameters.values())
+    if more:
+        shared = [*inspect.signature(more).parameters.values(), *shared]
     keyword = inspect.Parameter.KEYWORD_ONLY
     context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
     parameters = [context, *(parameter.replace(kind=keyword) for parameter in [*own, *shared])]
     hints = {
         **get_type_hints(function, include_extras=True),
         **get_type_hints(_common, include_extras=True),
+        **(get_type_hints(more, include_extras=True) if more else {}),
         "ctx": typer.Context,
         "return": None,
     }

@@ -5,7 +5,6 @@ line. JSON results carry ``schema_version``.
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from coldstart.contract import environment
 from coldstart.errors import Usage
+from coldstart.machine import secrets
 
 SCHEMA_VERSION = 1
 
@@ -42,7 +43,9 @@ class Output:
         one.
         """
         if self.format == "json":
-            self._write(json.dumps({"schema_version": SCHEMA_VERSION, **data}, indent=2, default=str))
+            self._write(
+                json.dumps(_public({"schema_version": SCHEMA_VERSION, **data}), indent=2, default=str)
+            )
         elif self.quiet and brief is not None:
             self._write(printable(brief))
         else:
@@ -89,10 +92,11 @@ class Output:
             if self.quiet:
                 return "none"
             # rich animates into pipes under FORCE_COLOR, so the terminal itself is asked.
-            return "bar" if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else "plain"
+            return "bar" if sys.stderr.isatty() and environment.TERM.read() != "dumb" else "plain"
         return self.progress
 
     def _write(self, text: str) -> None:
+        text = secrets.text(text)
         if self.out_file is None:
             sys.stdout.write(text.rstrip("\n") + "\n")
             sys.stdout.flush()
@@ -103,6 +107,13 @@ class Output:
             raise Usage(
                 f"-o {self.out_file}: {error.strerror}.", mend="name a file that can be written"
             ) from error
+
+
+def _public(data: Mapping[str, object]) -> object:
+    """`data` without secrets; a list of vLLM's arguments is read as one, wherever it stands."""
+    if isinstance(arguments := data.get("vllm_args"), list | tuple):
+        data = {**data, "vllm_args": secrets.arguments([str(word) for word in arguments])}
+    return secrets.document(data)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -146,7 +157,7 @@ def _spinner(name: str) -> Iterator[None]:
 
 
 def _err(message: str) -> None:
-    sys.stderr.write(printable(message) + "\n")
+    sys.stderr.write(printable(secrets.text(message)) + "\n")
     sys.stderr.flush()
 
 

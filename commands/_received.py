@@ -13,7 +13,10 @@ from coldstart.key import inspection
 def report(common: Common, bundles: Sequence[Bundle], made: str) -> None:
     """Render the references; warn for each bundle whose signer nobody trusts. Raises Failed for none."""
     if not bundles:
-        raise Failed("There is no bundle in it.", mend="name an archive or address that coldstart wrote")
+        raise Failed(
+            "There is no bundle in it.",
+            mend="name an archive that was exported, or an address that was pushed to",
+        )
     judged = [inspection.trust(bundle) for bundle in bundles]
     data = [
         {"ref": bundle.ref, "version": bundle.version, "trusted": result.ok, "signer": result.signer}

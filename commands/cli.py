@@ -19,6 +19,7 @@ from coldstart.commands import settings
 from typer.core import TyperGroup
 
 import coldstart
+from coldstart.contract import environment
 from coldstart.errors import NEEDS_AUTH, NO, NO_BUNDLE, TROUBLE, ColdstartError
 
 # name: (module, one line of help, heading)
@@ -58,6 +59,8 @@ _BUNDLE_EXITS: Mapping[str, int] = {
             "CS-KEY",
             "CS-NOSPACE",
             "CS-READONLY",
+            "CS-LOCK",
+            "CS-MEMORY",
             "CS-EXISTS",
             "CS-DRAFT",
             "CS-REMOTE",
@@ -150,6 +153,9 @@ def _root(
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
     own, rest = _split(sys.argv[1:] if argv is None else list(argv))
+    os.umask(
+        os.umask(0o077) | 0o022
+    )  # nothing that is made here may be written by others, whatever the shell allows
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:
@@ -179,7 +185,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _report(error: Exception) -> int:
-    if os.environ.get("COLDSTART_DEBUG") == "1":
+    if environment.DEBUG.read():
         import traceback
 
         traceback.print_exception(error)

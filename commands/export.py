@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 from coldstart.artifacts.archive import export_archive
-from coldstart.commands._options import Common
+from coldstart.commands._options import SNAPSHOT, Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes
 
@@ -19,6 +19,7 @@ def command(
     to: Annotated[
         Path | None, typer.Option("--to", metavar="FILE", help="The archive [default: NAME-vN.oci.tar].")
     ] = None,
+    include_snapshot: Annotated[bool, typer.Option("--include-snapshot", help=SNAPSHOT)] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an archive that exists.")] = False,
 ) -> None:
     """Export, and say how to take it over elsewhere."""
@@ -27,7 +28,7 @@ def command(
     first = bundles[0]
     path = to or Path(f"{first.name.replace('/', '--')}-v{first.version}.oci.tar")
     with common.out.phase(f"write {path.name}"):
-        size = export_archive(bundles, path, replace=force)
+        size = export_archive(bundles, path, replace=force, memory=include_snapshot)
     data = {"archive": str(path), "bytes": size, "bundles": [bundle.ref for bundle in bundles]}
     common.out.result(data, str(path))
     made = f"Exported {len(bundles)} bundles, {human_bytes(size)}"

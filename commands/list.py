@@ -1,6 +1,8 @@
 """List the bundles in the store, in order of publication."""
 
+from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.errors import BundleError
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
@@ -11,32 +13,43 @@ def command(common: Common) -> None:
     """One row per bundle; with -q one reference per line."""
     store = common.store()
     bundles = store.list()
-    data = {"store": str(store.root), "bundles": [_data(bundle) for bundle in bundles]}
-    common.out.result(data, lambda: _text(bundles), brief="\n".join(bundle.ref for bundle in bundles))
+    listed = [_data(bundle) for bundle in bundles]
+    brief = "\n".join(f"{data['name']}@{data['digest']}" for data in listed if data["name"])
+    common.out.result({"store": str(store.root), "bundles": listed}, lambda: _text(listed), brief=brief)
+    if strange := store.layout.strange():
+        common.out.warn(
+            f"{strange} entries are of a newer release and not listed; upgrade coldstart to use them"
+        )
     if not bundles:
         common.out.note(f"No bundle in {store.root}. Next: coldstart materialize tiny-llama")
 
 
 def _data(bundle: Bundle) -> dict[str, object]:
-    return {
-        "name": bundle.name,
-        "version": bundle.version,
-        "digest": bundle.digest,
-        "key": bundle.key_digest,
-        "size": bundle.size,
-        "created": bundle.manifest.provenance.created,
-    }
+    known: dict[str, object] = {"version": bundle.version, "digest": bundle.digest}
+    try:
+        return {
+            "name": bundle.name,
+            **known,
+            "key": bundle.key_digest,
+            "size": bundle.size,
+            "created": bundle.manifest.provenance.created,
+        }
+    except BundleError as error:  # damaged, or of a newer release: the others are listed all the same
+        said = bundle.descriptor.annotations
+        problem = f"{error.message} [{error.code}]"
+        return {"name": said.get(oci.NAME), **known, "key": said.get(oci.KEY), "problem": problem}
 
 
-def _text(bundles: list[Bundle]) -> str:
-    rows = [
-        (
-            f"{bundle.name}:v{bundle.version}",
-            bundle.key_digest.removeprefix("sha256:")[:12],
-            human_bytes(bundle.size),
-            bundle.manifest.provenance.created,
-            bundle.digest.removeprefix("sha256:")[:12],
-        )
-        for bundle in bundles
-    ]
-    return table(("bundle", "key", "size", "created", "digest"), rows)
+def _row(data: dict[str, object]) -> tuple[str, ...]:
+    size = data.get("size")
+    return (
+        f"{data['name'] or '?'}:v{data['version']}",
+        str(data["key"] or "?").removeprefix("sha256:")[:12],
+        human_bytes(size) if isinstance(size, int) else "-",
+        str(data.get("created") or data.get("problem")),
+        str(data["digest"]).removeprefix("sha256:")[:12],
+    )
+
+
+def _text(listed: list[dict[str, object]]) -> str:
+    return table(("bundle", "key", "size", "created", "digest"), [_row(data) for data in listed])

@@ -8,6 +8,8 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
 
+from coldstart.machine import secrets
+
 
 @declare(takes_vllm_args=True)
 def command(
@@ -70,4 +72,11 @@ def command(
 
 def _again(command: str, model: str, common: Common) -> str:
     # With the same arguments: they are part of the key.
-    return shlex.join(["coldstart", command, model, *(["--", *common.vllm_args] if common.vllm_args else [])])
+    return shlex.join(
+        [
+            "coldstart",
+            command,
+            model,
+            *(["--", *secrets.arguments(common.vllm_args)] if common.vllm_args else []),
+        ]
+    )

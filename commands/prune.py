@@ -1,13 +1,20 @@
 """Remove old versions of bundles, those named, and whatever nothing refers to any more."""
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.errors import BundleError
+from coldstart.artifacts.oci import Descriptor
+from coldstart.artifacts.store import Store
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes
 
+from coldstart.errors import Usage
 from coldstart.key import inspection
+from coldstart.machine import paths, reclaim
 
 
 @declare()
@@ -23,10 +30,42 @@ def command(
     # Naming bundles means those and no others: old versions of the rest go only when none is named.
     pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run, trust=inspection.trust)
     removed = [entry.digest for entry in pruned.removed]
-    data = {"dry_run": dry_run, "removed": removed, "files": pruned.files, "freed_bytes": pruned.freed}
+    unpacked = _unpacked(common, store, removed, dry_run)
+    freed = pruned.freed + unpacked.freed
+    data = {
+        "dry_run": dry_run,
+        "removed": removed,
+        "files": pruned.files,
+        "unpacked": [str(path) for path in unpacked.paths],
+        "freed_bytes": freed,
+    }
     verb = "Would remove" if dry_run else "Removed"
-    said = f"{verb} {len(removed)} bundles and {pruned.files} files, {human_bytes(pruned.freed)}"
+    said = f"{verb} {len(removed)} bundles, {pruned.files} files and {len(unpacked.paths)} unpacked, {human_bytes(freed)}"
     common.out.result(data, "\n".join([said, *removed]), brief="\n".join(removed))
     if pruned.note:
         common.out.warn(pruned.note)
     common.out.success("Pruned the store", where=str(store.root), then="coldstart list")
+
+
+def _unpacked(common: Common, store: Store, removed: list[str], dry_run: bool) -> reclaim.Reclaimed:
+    """What was unpacked from sections that no bundle in the store has any more."""
+    live = {
+        blob.digest.removeprefix("sha256:")
+        for bundle in store.list()
+        if bundle.digest not in removed
+        for blob in _layers(bundle)
+    }
+    if store.layout.strange():
+        return reclaim.Reclaimed((), 0)  # whose sections these are is not known here
+    roots = [common.cache.unpacked, paths.state_dir() / "unpacked"]
+    if any((paths.state_dir() / "unpacked").glob("*")):
+        with suppress(Usage):  # a place that is not this user's holds nothing of ours
+            roots += [paths.frozen_dir(), paths.frozen_dir() / "unpacked"]
+    return reclaim.reclaim(roots, live, dry_run=dry_run)
+
+
+def _layers(bundle: Bundle) -> tuple[Descriptor, ...]:
+    try:
+        return bundle.image.layers
+    except BundleError:
+        return ()  # nothing was ever unpacked from what cannot be read

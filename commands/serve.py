@@ -13,16 +13,17 @@ from coldstart.commands._options import command as declare
 
 from coldstart.errors import Usage
 from coldstart.key.inspection import Lookup
+from coldstart.machine import secrets
+from coldstart.scheduling.settings import Choice
 
 Mode = Literal["auto", "fresh", "template-runtime", "template-engine", "snapshot"]
 OnMiss = Literal["fail", "warn", "materialize"]
-Scheduler = Literal["fcfs", "skip-join-mlfq"]
-KvStrategy = Literal["proactive", "reactive", "recompute"]
 
 
-@declare(takes_vllm_args=True)
+@declare(takes_vllm_args=True, chooses_scheduler=True)
 def command(
     common: Common,
+    choice: Choice,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")],
     mode: Annotated[
         Mode, typer.Option("--mode", help="How to start; auto takes a template that fits.")
@@ -62,52 +63,17 @@ def command(
         bool, typer.Option("--require-signature", help="Refuse a bundle that nobody trusted has signed.")
     ] = False,
     untrusted: Annotated[bool, typer.Option("--untrusted", help=UNTRUSTED)] = False,
-    scheduler: Annotated[
-        Scheduler, typer.Option("--scheduler", help="Which request runs next; fcfs is vLLM's own.")
-    ] = "fcfs",
-    batch: Annotated[
-        int | None, typer.Option("--batch", metavar="N", min=1, help="Requests per iteration at most.")
-    ] = None,
-    quantum: Annotated[
-        float | None, typer.Option("--quantum", metavar="SECONDS", help="The first queue's; else profiled.")
-    ] = None,
-    eta: Annotated[
-        int | None, typer.Option("--eta", metavar="N", min=1, help="Queues that a demotion skips at least.")
-    ] = None,
-    alpha: Annotated[
-        float | None,
-        typer.Option("--alpha", metavar="SECONDS", help="Unserved this long: to the first queue."),
-    ] = None,
-    oldest_share: Annotated[
-        float | None,
-        typer.Option(
-            "--oldest-share",
-            metavar="SHARE",
-            help="Of the time, in order of arrival: bounds what long requests pay.",
-        ),
-    ] = None,
-    reserve: Annotated[
-        float | None,
-        typer.Option("--reserve", metavar="QUANTILE", help="Of recent arrivals' KV that is kept free."),
-    ] = None,
-    kv_strategy: Annotated[
-        KvStrategy | None, typer.Option("--kv-strategy", help="What becomes of KV that does not fit.")
-    ] = None,
-    kv_host_memory: Annotated[
-        int | None, typer.Option("--kv-host-memory", metavar="BYTES", help="Host memory for that KV.")
-    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started.")] = False,
 ) -> None:
     """Look up, start, say when it is ready, and stay until it ends."""
     from coldstart.machine.drawing import draw
     from coldstart.machine.recording import recording
     from coldstart.serve import prediction, serve
-    from coldstart.serve.scheduler import Choice, check
+    from coldstart.serve.scheduler import check
 
     for file in filter(None, (ready_file, timeline)):
         _require_place(file)
     listen = [*(["--host", host] if host else []), *(["--port", str(port)] if port is not None else [])]
-    choice = Choice(scheduler, batch, quantum, eta, alpha, oldest_share, reserve, kv_strategy, kv_host_memory)
     # Before anything is looked up: what was typed wrongly is said at once.
     check(choice, common.vllm_args)
     request = serve.Request(
@@ -132,7 +98,8 @@ def command(
             "bundle": request.found.bundle.ref if request.found.bundle else None,
             **plan.document(),
         }
-        common.out.result(planned, lambda: json.dumps(planned, indent=2))
+        planned["vllm_args"] = secrets.arguments(plan.vllm_args)
+        common.out.result(planned, lambda: json.dumps(secrets.document(planned), indent=2))
         return
     with recording(timeline, wanted=common.out.verbose) as recorded:
         started = serve.start(request, plan)
@@ -164,7 +131,7 @@ def _say(common: Common, report: dict[str, Any], ready_file: Path | None) -> Non
     for fallback in report["fallbacks"]:
         common.out.warn(f"{fallback['section']}: {fallback['reason']}")
     if ready_file:
-        _write(ready_file, json.dumps(report))
+        _write(ready_file, json.dumps(secrets.document(report)))
     common.out.result(report, lambda: _ready(report))
 
 

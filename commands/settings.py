@@ -9,15 +9,15 @@ The file is TOML: a table per command with its flags as names, and the flags eve
 """
 
 import difflib
-import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coldstart.contract import environment
 from coldstart.errors import Usage
 from coldstart.machine import paths
 
-PREFIX = "COLDSTART"
+PREFIX = environment.PREFIX
 
 
 def locate(argv: Sequence[str]) -> Path | None:
@@ -26,7 +26,7 @@ def locate(argv: Sequence[str]) -> Path | None:
 
     Raises Usage when a named file does not exist.
     """
-    named = _flag(argv) or os.environ.get(f"{PREFIX}_CONFIG")
+    named = _flag(argv) or environment.CONFIG.read()
     path = paths.expand(named) if named else paths.config_file()
     if path.is_file():
         return path

@@ -10,6 +10,7 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
 from coldstart.errors import Usage
+from coldstart.machine import secrets
 
 app = group(__doc__)
 Level = Literal["runtime", "engine"]
@@ -38,7 +39,7 @@ def start(
         warm = pool.start(level, plan, request.found.model.name, ready_timeout)
     data = {"level": level, "model": warm.model, "key": warm.key, "pid": warm.pid}
     common.out.result(data, f"{level} template of {warm.model}, pid {warm.pid}")
-    passed = ["--", *common.vllm_args] if common.vllm_args else []
+    passed = ["--", *secrets.arguments(common.vllm_args)] if common.vllm_args else []
     then = shlex.join(["coldstart", "serve", model, "--mode", f"template-{level}", *passed])
     common.out.success("Started a template", then=then)
 

@@ -5,7 +5,6 @@ target still write the report of what was measured.
 """
 
 import json
-import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,13 +13,15 @@ import typer
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
+from coldstart.contract import environment
 from coldstart.errors import Failed, Usage
 from coldstart.measure.replay import RecordStore, Replay, ReplaySettings, Slo, summarize
 from coldstart.measure.replay.compare import compare
 from coldstart.measure.replay.html import page
 from coldstart.measure.replay.plan import TracePlan, run_live, run_simulated
 from coldstart.measure.replay.render import text, write_csv
-from coldstart.scheduling import IterationProfile, MlfqSettings, ProfileError
+from coldstart.scheduling import Choice, IterationProfile, ProfileError, SchedulerSettings, make_policy
+from coldstart.scheduling.settings import FALLBACK_PROFILE
 from coldstart.scheduling.simulate import SimSettings
 from coldstart.traces import TraceReport
 
@@ -31,9 +32,10 @@ def _flag(*names: str, help: str, metavar: str | None = None, **more: Any) -> An
     return typer.Option(*names, help=help, metavar=metavar, **more)
 
 
-@declare()
+@declare(chooses_scheduler=True)
 def command(
     common: Common,
+    choice: Choice,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The trace.")],
     trace_format: Annotated[
         str, _flag("--trace-format", help="mooncake, azure-llm, azure-functions, burstgpt or csv.")
@@ -58,17 +60,15 @@ def command(
     vocabulary: Annotated[int, _flag("--vocabulary", min=11, help="Prompt token ids stay below.")] = 1000,
     timeout: Annotated[float, _flag("--timeout", help="Seconds one request may take.")] = 600.0,
     simulate: Annotated[bool, _flag("--simulate", help="Replay on the simulated engine.")] = False,
-    policy: Annotated[str, _flag("--policy", help="Simulated scheduling policy.")] = "skip-join-mlfq",
     profile: Annotated[
         str | None, _flag("--profile", metavar="REF", help="Bundle, or JSON file, with iteration times.")
     ] = None,
-    batch: Annotated[int, _flag("--batch", min=1, help="Simulated batch.")] = 16,
-    alpha: Annotated[float, _flag("--alpha", help="Simulated starvation limit in seconds.")] = 0.3,
     kv_blocks: Annotated[int | None, _flag("--kv-blocks", help="Simulated device KV blocks.")] = None,
-    strategy: Annotated[str, _flag("--strategy", help="proactive, reactive or recompute.")] = "proactive",
     host: Annotated[
         Path | None, _flag("--host", metavar="FILE", help="Simulate a host of many models: its TOML file.")
     ] = None,
+    policy: Annotated[str | None, _flag("--policy", hidden=True, help="Now --scheduler.")] = None,
+    strategy: Annotated[str | None, _flag("--strategy", hidden=True, help="Now --kv-strategy.")] = None,
     slo: Annotated[str, _flag("--slo", help="Such as ttft=2,tpot=0.1,normalized=0.3.")] = "",
     baseline: Annotated[Path | None, _flag("--baseline", help="A saved JSON result to compare.")] = None,
     csv: Annotated[Path | None, _flag("--csv", help="Write one row per request here.")] = None,
@@ -102,15 +102,12 @@ def command(
         return
     with common.out.phase("replay the trace"):
         if simulate:
-            engine = _engine(batch, kv_blocks, strategy)
-            times = _profile(profile, common)
-            done = run_simulated(
-                plan, policy, times, MlfqSettings(alpha_s=alpha), engine, report, records.add
-            )
+            settings, machine = _engine(_renamed(choice, policy, strategy, common), kv_blocks)
+            done = run_simulated(plan, _profile(profile, common), settings, machine, report, records.add)
         else:
-            settings = ReplaySettings(seed, vocabulary, timeout, balance)
-            key = os.environ.get("OPENAI_API_KEY")
-            done = run_live(plan, target or [], model, settings, report, key, records.add)
+            client = ReplaySettings(seed, vocabulary, timeout, balance)
+            key = environment.OPENAI_API_KEY.read() or None
+            done = run_live(plan, target or [], model, client, report, key, records.add)
     summary = summarize(records, limits, done.duration_s)
     document = {"kind": "simulated" if simulate else "live", "ended": done.ended, **summary}
     document["rows"] = asdict(report)
@@ -153,11 +150,24 @@ def _baseline(path: Path | None) -> dict[str, Any] | None:
     return dict(found)
 
 
-def _engine(batch: int, kv_blocks: int | None, strategy: str) -> SimSettings:
+def _engine(choice: Choice, kv_blocks: int | None) -> tuple[SchedulerSettings, SimSettings]:
     try:
-        return SimSettings(batch=batch, device_blocks=kv_blocks, strategy=strategy)
+        make_policy(choice.policy, FALLBACK_PROFILE)
+        machine = SimSettings(device_blocks=kv_blocks)
+        if choice.host_bytes is not None:
+            machine = replace(machine, host_blocks=choice.host_bytes // machine.block_bytes)
+        return choice.settings(), machine
     except ValueError as problem:
         raise Usage(str(problem)) from problem
+
+
+def _renamed(choice: Choice, policy: str | None, strategy: str | None, common: Common) -> Choice:
+    """The words of the releases before are taken for one more."""
+    if policy is not None:
+        common.out.warn("--policy is now --scheduler, as for serve")
+    if strategy is not None:
+        common.out.warn("--strategy is now --kv-strategy, as for serve")
+    return replace(choice, policy=policy or choice.policy, strategy=strategy or choice.strategy)
 
 
 def _profile(given: str | None, common: Common) -> IterationProfile:

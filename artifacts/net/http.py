@@ -54,12 +54,15 @@ class _Paced:
     """A socket whose reads wait no longer than the answer's pace allows."""
 
     pace: Pace | None = None
+    limit = 0.0
 
     def recv_into(self, buffer: Any, *rest: Any) -> int:
         if self.pace is None:
             return super().recv_into(buffer, *rest)  # type: ignore[misc,no-any-return]
-        began = monotonic()
-        self.settimeout(self.pace.patience())  # type: ignore[attr-defined]
+        left, began = self.pace.patience(), monotonic()
+        if not 0.5 * left <= self.limit <= left:  # each change is a system call
+            self.limit = left
+            self.settimeout(left)  # type: ignore[attr-defined]
         try:
             got: int = super().recv_into(buffer, *rest)  # type: ignore[misc]
         except TimeoutError:
@@ -94,7 +97,7 @@ class _Exchange:
     def getresponse(self) -> Any:
         sock, pace = self.sock, Pace(self.bounds)
         if isinstance(sock, _Paced):
-            sock.pace = pace
+            sock.pace, sock.limit = pace, 0.0
         response = super().getresponse()  # type: ignore[misc]
         pace.body()
         response.pace = pace

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import driver_probes as probes
 import numpy as np
 import torch
+from driver_probes import attempt
 from process import Process, three
 
 from coldstart.graphs import capture, contents, gate, materialize, store
@@ -30,11 +31,14 @@ def probe(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
     """Versions; CUPTI; parameters and attributes of captured nodes; raw-graph edits; tensor-map bytes."""
     del case, where, layers
     process = Process("streams", seed, 1, watch=True)
+    process.work.eager(
+        "decode:8"
+    )  # cuBLAS makes its handle and workspace at the first call, which no capture allows
+    torch.cuda.synchronize()
     graph = process.work.capture("decode:8")
     raw, d = int(graph.raw_cuda_graph()), process.driver
     kernels = [d.kernel_node(n) for n in d.nodes(raw) if d.kind(n) == 0]
     found = [d.kernel(k.function) for k in kernels]
-    masks = _try(lambda: capture.bit_masks(d, bytes(128)))
     return {
         "machine": machine(),
         "cupti": process.notes.get("cupti", "ok"),
@@ -42,17 +46,14 @@ def probe(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
         "kernels": [{"name": k.name, "parameters": len(k.layout), "binary": k.binary} for k in found],
         "node_attributes": sorted({a for k in kernels for a, _ in k.attributes}),
         "edges_with_data": sum(e.type != 0 for e in d.edges(raw)),
-        "raw_graph_edit": _try(lambda: (d.add_empty(raw), d.instantiate(raw)) and "ok"),
-        "tensor_map_bits": masks if isinstance(masks, str) else sum(m != 0 for m in masks),
+        "raw_graph_edit": attempt(lambda: (d.add_empty(raw), d.instantiate(raw)) and "ok"),
+        "kept_class": attempt(probes.kept_graph),
+        "edges_rebuilt": attempt(lambda: probes.programmatic_edges(d, kernels)),
+        "tensor_map": attempt(lambda: probes.tensor_map(d)),
+        "library_cubin": attempt(lambda: probes.library_cubin(d)),
+        "cupti_images": attempt(lambda: probes.images_in_libraries(process.log.images)),
         "pool_segments": [r.size for r in process.framework.pool()],
     }  # fmt: skip
-
-
-def _try(work: Callable[[], Any]) -> Any:
-    try:
-        return work()
-    except Exception as error:  # noqa: BLE001 - a probe reports whatever happens
-        return f"{type(error).__name__}: {error}"
 
 
 def _driver_version() -> int:
@@ -66,7 +67,7 @@ def machine() -> dict[str, Any]:
         "gpu": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1),
         "torch": torch.__version__,
         "cuda": torch.version.cuda, "capability": f"{properties.major}.{properties.minor}",
-        "driver": _try(_driver_version),
+        "driver": attempt(_driver_version),
         "cuda_bindings": import_module("cuda.bindings").__version__, "numpy": np.__version__,
         "python": platform.python_version(),
     }  # fmt: skip

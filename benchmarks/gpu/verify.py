@@ -4,6 +4,7 @@
   P4 restore where nothing ran before (three times) and the publish gate   P5 negatives   P6 other features
 Every phase is a process group of its own with a budget of its own; the failure of one leaves the others running.
 What later phases need comes first; repetitions alternate and come last; P6, which times nothing, runs side by side.
+The first time on a device: --layers 4 --minutes 6, then, in a second call, the whole.
 The report is written anew after every phase, so a run that is cut short leaves what it had.
 Ceiling: capture cannot be beaten below the driver's own time to build and instantiate.
   python benchmarks/gpu/verify.py --out benchmarks/results/graphs-gpu.json

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from tools import range_control
+from support import range_control
 
 from coldstart.model.models import weight_files
 from weight_path import checkpoint

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SOURCE_ENV = "COLDSTART_WEIGHTS_FROM"
-PLAN_ENV = "COLDSTART_WEIGHTS_PLAN"
+from coldstart.contract import environment
+
+SOURCE_ENV = environment.WEIGHTS_FROM
+PLAN_ENV = environment.WEIGHTS_PLAN
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,9 @@ class Asked:
         return {SOURCE_ENV: self.source, PLAN_ENV: str(self.plan)}
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Asked | None:
+    def of(cls, variables: Mapping[str, str]) -> Asked | None:
         """Inverse of `environment`, None where it holds no request."""
-        source, plan = environment.get(SOURCE_ENV), environment.get(PLAN_ENV)
+        source, plan = SOURCE_ENV.read(variables), PLAN_ENV.read(variables)
         return cls(source, Path(plan)) if source and plan else None
 
     def read(self) -> dict[str, Any]:

@@ -12,10 +12,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 
-PLAN_ENV = "COLDSTART_PLAN"
-READY_FD_ENV = "COLDSTART_READY_FD"
+PLAN_ENV = environment.PLAN
+READY_FD_ENV = environment.READY_FD
+CANARY_BATCH = 4
+"""How many requests at once the canary's `batch` tokens answer."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,9 @@ class LaunchPlan:
 
     `vllm_args` are vLLM's own serve arguments, the model included. `key` and `weights` (digests) say for what the
     state was made: a built worker is adopted only for the same two. `compile_dir` is an unpacked `compile` section.
-    `canary` holds prompt token ids and the greedy tokens that must follow them. `env` is set before vLLM is imported.
+    `canary` holds prompt token ids, the greedy tokens that must follow them, and, where it is known, what must follow in
+    a `batch` of several. `env` is set before vLLM is imported.
+    With `must_adopt` a server that cannot take over the built worker ends, saying why, and builds none.
     """
 
     vllm_args: Arguments
@@ -34,6 +39,7 @@ class LaunchPlan:
     canary: dict[str, list[int]] | None = None
     env: dict[str, str] = field(default_factory=dict)
     fallbacks: list[dict[str, str]] = field(default_factory=list)
+    must_adopt: bool = False
 
     def __post_init__(self) -> None:
         # A plan that comes from JSON, or is written down as a list of words.
@@ -56,7 +62,7 @@ class LaunchPlan:
     @classmethod
     def current(cls) -> LaunchPlan:
         """The plan this process was started with; an empty one under an ordinary vLLM."""
-        text = os.environ.get(PLAN_ENV)
+        text = PLAN_ENV.read()
         return cls.from_json(text) if text else cls(Arguments())
 
     def save(self, path: Path) -> None:

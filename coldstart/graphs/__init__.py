@@ -8,6 +8,6 @@ word is a constant.  (MEDUSA, sections 4 to 6, generalised.)
   offline        offline (which processes), rounds (what each does): capture, snapshot, trace, windows, intervals, sides,
                  classify, materialize, builder, contents, references, elf, compare; inputs and gate (the proof)
   online         online (order, canary): restore, link, kernels, rebuild; inputs
-  three drivers  cuda/ (cuda-bindings; a C fake in tests/fake_cuda), sim/ (a simulator); torch_framework
+  three drivers  cuda/ (cuda-bindings; a C fake in tests/support/fake_cuda), sim/ (a simulator); torch_framework
   vLLM           entry (what vLLM loads), vllm/
 """

@@ -54,13 +54,22 @@ def read_cubin(image: bytes) -> Cubin:
 
 def sections(image: Buffer) -> list[Section]:
     """All sections in order. Raises ValueError or struct.error where the file is not whole."""
+    return [Section(name, r[1], r[2], r[6], _body(image, r)) for name, r in _rows(image)]
+
+
+def spans(image: Buffer) -> list[tuple[str, int, int]]:
+    """(name, offset, bytes) of all sections, nothing copied. Raises ValueError or struct.error."""
+    return [(name, row[4], row[5]) for name, row in _rows(image)]
+
+
+def _rows(image: Buffer) -> list[tuple[str, tuple[int, ...]]]:
     head = _HEADER.unpack_from(image)
     if head[0][:6] != b"\x7fELF\x02\x01":
         raise ValueError("no 64-bit little-endian ELF header")
     start, count, names = head[6], head[12], head[13]
     rows = [_SECTION.unpack_from(image, start + i * _SECTION.size) for i in range(count)]
     strings = _body(image, rows[names])
-    return [Section(_string(strings, r[0]), r[1], r[2], r[6], _body(image, r)) for r in rows]
+    return [(_string(strings, row[0]), row) for row in rows]
 
 
 def _body(image: Buffer, row: tuple[int, ...]) -> bytes:

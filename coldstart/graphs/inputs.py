@@ -7,6 +7,7 @@ that are finite numbers of modest size in every float format.  Observed are the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -22,6 +23,7 @@ from coldstart.graphs.table import Region
 
 FOLDER, ENTRY = "inputs", "workload"
 WINDOW = 1 << 20
+SHIFT = 1016  # from one window's numbers to the next one's: no two of a model's first 256 are alike
 # Alone or together these are 1 to 2 as fp16, below 1 as bf16 and fp32, 1 to 1.9 as fp8; the sign is free.
 FINITE = np.array([0x3C, 0x3D, 0x3E, 0x3F, 0xBC, 0xBD, 0xBE, 0xBF], np.uint8)
 Place = tuple[str, int, int]
@@ -134,9 +136,10 @@ class StoredInputs:
             region = self.here(symbol)
             ids = values.integers(0, below, region.size // width).astype(f"<i{width}")
             self.driver.write(region.base, ids.tobytes())
-        for symbol in self.inputs.kv:
-            for address, size in windows(self.here(symbol)):
-                self.driver.write(address, _finite(values, size))
+        spans = [span for symbol in self.inputs.kv for span in windows(self.here(symbol))]
+        for number, (address, size) in enumerate(spans):
+            at = number * SHIFT % (len(_noise(seed)) - 2 * WINDOW)
+            self.driver.write(address, _noise(seed)[at : at + size])
 
     def observe(self, key: str, *, restored: bool = False) -> bytes:
         """Outputs, then KV windows. Raises MissingRegion."""
@@ -165,8 +168,11 @@ class StoredInputs:
                 self.driver.write(address, data)
 
 
-def _finite(values: np.random.Generator, size: int) -> bytes:
-    return bytes(FINITE[values.integers(0, len(FINITE), size)])
+@functools.lru_cache(maxsize=4)
+def _noise(seed: int) -> bytes:
+    """Finite numbers for any window: drawn once, since a model has hundreds of windows and is prepared thousands of times."""
+    values = np.random.default_rng((seed, len(FINITE)))
+    return bytes(FINITE[values.integers(0, len(FINITE), 2 * WINDOW + (1 << 18), np.uint8)])
 
 
 def windows(region: Region) -> list[tuple[int, int]]:

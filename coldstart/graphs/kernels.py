@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from coldstart.graphs.api import DriverApi, FrameworkApi
-from coldstart.graphs.elf import read_cubin
+from coldstart.graphs.elf import Cubin
 from coldstart.graphs.errors import AlteredTable, GraphError, MissingKernel
 from coldstart.graphs.table import Kernel
 
@@ -106,11 +106,11 @@ def ambiguous_names(kernels: Iterable[Kernel]) -> frozenset[str]:
     return frozenset(name for name, count in counts.items() if count > 1)
 
 
-def check_layout(kernel: Kernel, image: bytes) -> None:
+def check_layout(kernel: Kernel, cubin: Cubin) -> None:
     """Raise AlteredTable where the binary declares other parameters than the tables, or lacks the kernel.
 
     A binary that says nothing of its parameters (a newer attribute) is taken at the driver's word.
     """
-    declared = read_cubin(image).kernels.get(kernel.name)
+    declared = cubin.kernels.get(kernel.name)
     if declared is None or (declared and declared != kernel.layout):
         raise AlteredTable(f"kernel {kernel.name}: the binary declares other parameters than the tables")

@@ -1,6 +1,7 @@
 """The offline rounds as seen from outside: which processes to start, until a bundle is proven.
 
-Two processes with two layouts make a bundle; a further layout is taken while words with two readings are left.
+Two processes with two layouts make a bundle; a further layout is taken while words with two readings are left; what
+of it changes while the last of them serves a few steps is refused.
 Then one process that captured nothing of it proves it; graphs that fail are dropped, and what is left is proved
 again.  Nothing here touches a driver: whoever calls says how a process of the engine is started.
 """
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from coldstart.contract.graphs import KERNELS, PROVE, RECORD
-from coldstart.graphs import gate, store
+from coldstart.graphs import gate, live, store
 from coldstart.graphs.builder import drop_unused_regions, subset
 from coldstart.graphs.errors import NotProven, Refused
 from coldstart.graphs.rounds import BUNDLE, REASON, layouts
@@ -25,12 +26,13 @@ def make(work: Path, launch: Launch, *, by_reference: bool = False) -> Path:
 
     Raises Refused or NotProven with the reason when no graph of this model can be restored; what `launch` raises.
     """
-    way = {KERNELS: "reference"} if by_reference else {}
+    way: dict[str, str] = {KERNELS: "reference"} if by_reference else {}
     for number in range(1, MOST + 1):
-        launch(f"record graphs, layout {number}", {RECORD: str(work)} | way)
+        launch(f"record graphs, layout {number}", {RECORD: str(work), **way})
         _expect(work, len(layouts(work)) == number)
         if number >= LEAST and not _ambiguous(work):
             break
+    live.settle(work, work / BUNDLE)
     for _ in range(2):
         launch("prove graphs", {PROVE: str(work)})
         _expect(work, (work / BUNDLE / gate.PROOF).exists() or (work / BUNDLE / gate.REJECTED).exists())

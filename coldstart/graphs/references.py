@@ -1,20 +1,21 @@
-"""Kernels by reference, not by value: (library, build id, offset, size), for who may not copy binaries.
+"""Kernels by reference, not by value: (library, build id, offset, size) of a cubin in a fat binary, packed or not.
 
-Invariant: what `fetch` returns has the digest that the tables name, or MissingKernel is raised.  Only
-binaries that lie uncompressed inside a shared library can be referred to; the others are left to the ladder's
-lower rungs.
+Invariant: what `fetch` returns has the digest that the tables name, or MissingKernel is raised.  What no library
+holds (code that was compiled on the machine) is bundled by value.
 """
 
 from __future__ import annotations
 
 import mmap
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from coldstart.graphs.elf import sections
-from coldstart.graphs.errors import MissingKernel
+from coldstart.graphs.elf import spans
+from coldstart.graphs.errors import AlteredTable, MissingKernel
+from coldstart.graphs.fatbin import library_entries, unpacked
 from coldstart.graphs.store import sha256
 
 NOTE_BUILD_ID = ".note.gnu.build-id"
@@ -22,7 +23,7 @@ NOTE_BUILD_ID = ".note.gnu.build-id"
 
 @dataclass(frozen=True)
 class Reference:
-    """`library` is a file name without its directory; offset and size are bytes of the file."""
+    """`library` is a file name without its directory; offset and size are bytes of the file, still packed."""
 
     library: str
     build_id: str
@@ -41,30 +42,41 @@ def build_id(path: Path) -> str:
     """Hex build id of a library, or "" where it has none."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            notes = [s.data for s in sections(data) if s.name == NOTE_BUILD_ID]
-        except (ValueError, IndexError, UnicodeDecodeError):
+            notes = [data[at : at + size] for name, at, size in spans(data) if name == NOTE_BUILD_ID]
+        except (struct.error, ValueError, IndexError, UnicodeDecodeError):
             return ""
     return notes[0][16:].hex() if notes else ""
 
 
 def refer(binaries: Mapping[str, bytes], libraries: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """References by digest for the binaries that some library holds verbatim; JSON-ready."""
+    """References by digest for the binaries that some library holds; JSON-ready."""
     found: dict[str, dict[str, Any]] = {}
     for path in libraries:
-        open_digests = [digest for digest in binaries if digest not in found]
-        if not open_digests:
+        if len(found) == len(binaries):
             break
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            places = {digest: data.find(binaries[digest]) for digest in open_digests}
-        mine = {digest: at for digest, at in places.items() if at >= 0}
+        mine = {d: place for d, place in _places(path, binaries).items() if d not in found}
         identity = build_id(path) if mine else ""
-        for digest, at in mine.items():
-            found[digest] = asdict(Reference(path.name, identity, at, len(binaries[digest])))
+        for digest, (at, size) in mine.items():
+            found[digest] = asdict(Reference(path.name, identity, at, size))
+    return found
+
+
+def _places(path: Path, binaries: Mapping[str, bytes]) -> dict[str, tuple[int, int]]:
+    """(offset, bytes) of those that lie in this library."""
+    found: dict[str, tuple[int, int]] = {}
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            for entry in library_entries(data):
+                digest = sha256(unpacked(data[entry.offset : entry.offset + entry.size]))
+                if digest in binaries:
+                    found.setdefault(digest, (entry.offset, entry.size))
+        except AlteredTable:
+            return found
     return found
 
 
 def fetch(digest: str, references: Mapping[str, Mapping[str, Any]], libraries: Iterable[Path]) -> bytes:
-    """The binary, read from a library of this machine and verified. Raises MissingKernel."""
+    """The binary, read from a library of this machine and verified. Raises MissingKernel, AlteredTable."""
     if digest not in references:
         raise MissingKernel("its binary is neither bundled nor referred to")
     wanted = Reference(**references[digest])
@@ -73,6 +85,6 @@ def fetch(digest: str, references: Mapping[str, Mapping[str, Any]], libraries: I
             with path.open("rb") as file:
                 file.seek(wanted.offset)
                 data = file.read(wanted.size)
-            if sha256(data) == digest:
-                return data
+            if sha256(image := unpacked(data)) == digest:
+                return image
     raise MissingKernel(f"{wanted.library} with build id {wanted.build_id[:12]} is not on this machine")

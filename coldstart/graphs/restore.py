@@ -7,17 +7,18 @@ of both is raised as Refused and nothing else leaves this module.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from coldstart.graphs.api import Captured, DriverApi, FrameworkApi
+from coldstart.graphs.elf import read_cubin
 from coldstart.graphs.errors import GraphError, MissingRegion, Refused
 from coldstart.graphs.kernels import Ladder, ambiguous_names, check_layout
 from coldstart.graphs.link import Bases, broken_assumptions, launch_rows, relocate
@@ -97,16 +98,19 @@ class Restorer:
 
     def _resolve(self, tables: Tables) -> tuple[list[int], dict[int, str]]:
         self._references = tables.report.get("references", {})
-        ambiguous = ambiguous_names(tables.kernels)
-        self.ladder = Ladder(self.driver, self.framework, self._binary, ambiguous)
+        # Once for each binary, however many kernels are in it: some have 22 MB.
+        read = functools.cache(self._binary)
+        declared = functools.cache(lambda digest: read_cubin(read(digest)))
+        self.ladder = Ladder(self.driver, self.framework, read, ambiguous_names(tables.kernels))
         functions, missing = [0] * len(tables.kernels), {}
         for number, kernel in enumerate(tables.kernels):
             try:
                 if kernel.binary and (self.directory / "kernels" / kernel.binary).exists():
-                    check_layout(kernel, self._binary(kernel.binary))
+                    check_layout(kernel, declared(kernel.binary))
                 functions[number] = self.ladder.resolve(kernel)
             except GraphError as error:
                 missing[number] = str(error)
+        read.cache_clear()
         return functions, missing
 
     def _binary(self, digest: str) -> bytes:
@@ -170,7 +174,7 @@ class Restorer:
         try:
             executable = fill(self.driver, graph, linked, index)
         except GraphError:
-            self._attempt("destroy", partial(self.driver.destroy, graph, 0))
+            self._attempt("destroy", functools.partial(self.driver.destroy, graph, 0))
             raise
         return Replayable(self.driver, self.framework, executable, restored=True, keep=[linked.rows, graph])
 
@@ -233,7 +237,7 @@ class Restorer:
             self._linked = None
             self.fallbacks["*"] = reason
         for graph in restored:
-            self._attempt("destroy", partial(self.driver.destroy, graph.keep[1], graph.executable))
+            self._attempt("destroy", functools.partial(self.driver.destroy, graph.keep[1], graph.executable))
         self._attempt("release", self._bases.release)
 
     def wait(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coldstart.graphs import capture, contents, gate, materialize, references, store
+from coldstart.graphs import capture, contents, gate, live, materialize, references, store
 from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, Workload
 from coldstart.graphs.inputs import InputLog
 from coldstart.graphs.restore import Restorer
@@ -37,9 +37,10 @@ def fail(work: Path, reason: str) -> None:
 def record(
     work: Path, driver: DriverApi, framework: FrameworkApi, captured: dict[str, Captured], workload: Workload,
     log: InputLog, report: Mapping[str, Any], *, by_reference: bool = False,
-) -> None:  # fmt: skip
+) -> live.Watch:  # fmt: skip
     """Leave this process's layout, and from the second on the bundle; `report` is sealed with it.
 
+    Whoever records takes live steps afterwards, calls the watch's `look` after each and saves it into `work`.
     Raises GraphError: the layouts collide, or no graph can be relocated.
     """
     mine, earlier = capture.take(driver, framework, captured), layouts(work)
@@ -47,11 +48,12 @@ def record(
     mine.save(target.with_suffix(".part"))
     target.with_suffix(".part").rename(target)
     if not earlier:
-        return
+        return live.Watch(driver, [])
     first, *more = map(load_snapshot, earlier)
     combined = materialize.combine(first, mine, more)
     tables = contents.minimise(driver, workload, captured, combined, mine.contents)
     _write(work, replace(tables, report=tables.report | dict(report)), mine, log, by_reference)
+    return live.watch(driver, tables, combined.adopted)
 
 
 def _write(work: Path, tables: Tables, mine: Snapshot, log: InputLog, by_reference: bool) -> None:
@@ -60,7 +62,7 @@ def _write(work: Path, tables: Tables, mine: Snapshot, log: InputLog, by_referen
     binaries = {digest: data for digest, data in mine.binaries.items() if digest in used}
     if by_reference:
         tables.report["references"] = references.refer(binaries, references.loaded_libraries())
-        binaries = {}
+        binaries = {d: data for d, data in binaries.items() if d not in tables.report["references"]}
     store.save(tables, part, binaries)
     log.save(part)
     shutil.rmtree(work / BUNDLE, ignore_errors=True)

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from coldstart.artifacts.files import replacing
 from coldstart.graphs.errors import AlteredTable
 from coldstart.graphs.table import ARRAYS, Array, Kernel, Region, Tables, check
 
@@ -47,9 +46,12 @@ def save(tables: Tables, directory: Path, binaries: Mapping[str, bytes]) -> str:
 
 
 def _save_array(path: Path, array: Array) -> str:
-    # Renamed over the old file: `array` itself may be a map of it.
-    with replacing(path) as file:
+    # Renamed over the old file: `array` itself may be a map of it. Not artifacts' own way of doing so, because these graphs
+    # are checked on GPU machines from the bare source tree, where that package is not.
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
         np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+    part.replace(path)
     return sha256(path.read_bytes())
 
 

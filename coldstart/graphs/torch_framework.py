@@ -97,6 +97,16 @@ class TorchFramework:
         return self.torch.as_strided(flat, like["shape"], like["stride"])
 
 
+def kept_class(plain: Any) -> Any:
+    """CUDAGraph with its raw graph kept after instantiation. Its base is pybind's, which only `__init__` reaches."""
+
+    class Kept(plain):  # type: ignore[misc]
+        def __init__(self, keep_graph: bool = True) -> None:
+            super().__init__(True)
+
+    return Kept
+
+
 def consumes_random(graph: Any) -> bool:
     """Whether one replay moves the default generator: such a graph holds offsets that replay() rewrites."""
     import torch

@@ -19,8 +19,8 @@ from coldstart.errors import Usage
 from coldstart.host.configuration import HostFile, load
 from coldstart.host.simulate import HostOutcome, HostRequest, Served, simulate
 from coldstart.measure.replay.plan import TracePlan
-from coldstart.measure.traces import TraceReport, TraceRequest
 from coldstart.scheduling import IterationProfile
+from coldstart.traces import TraceReport, TraceRequest
 
 PERCENTILES = (50, 90, 99)
 

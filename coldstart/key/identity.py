@@ -29,6 +29,19 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
+# What a model brings to be run or to prepare its inputs and weights by. Absent from most, and then from the key.
+_PROCESSOR_FILES = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "image_processor_config.json",
+    "feature_extractor_config.json",
+    "quantize_config.json",
+    "quantization_config.json",
+    "hf_quant_config.json",
+    "adapter_config.json",
+    "params.json",
+)
 
 
 def fields(model: Model) -> dict[str, Scalar]:
@@ -40,7 +53,20 @@ def fields(model: Model) -> dict[str, Scalar]:
         "revision": model.revision,
         "weights": layout_digest(local) if local else None,
         "tokenizer": files_digest(local) if local else None,
+        **(_extra(local) if local else {}),
     }
+
+
+def _extra(directory: Path) -> dict[str, Scalar]:
+    """Digests of a model's own code and of its processors' and quantization's settings, where it has any."""
+    code = sorted(path for path in directory.rglob("*.py") if path.is_file())
+    settings = [path for name in _PROCESSOR_FILES if (path := directory / name).is_file()]
+    found = {"code": code, "processor": settings}
+    return {name: _contents(directory, paths) for name, paths in found.items() if paths}
+
+
+def _contents(directory: Path, paths: list[Path]) -> str:
+    return _digest({str(p.relative_to(directory)): hashlib.sha256(p.read_bytes()).hexdigest() for p in paths})
 
 
 def config_digest(config: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from coldstart.artifacts.store import NotFound, Store
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import NoBundle
 from coldstart.key import keys
-from coldstart.machine import paths
+from coldstart.machine import paths, secrets
 from coldstart.machine.paths import Cache
 from coldstart.model import models
 from coldstart.model.aliases import NAMES
@@ -174,7 +174,7 @@ def miss(found: Lookup) -> NoBundle:
 
 
 def _after(vllm_args: Sequence[str]) -> list[str]:
-    return ["--", *vllm_args] if vllm_args else []
+    return ["--", *secrets.arguments(vllm_args)] if vllm_args else []
 
 
 def trust(bundle: Bundle) -> TrustResult:

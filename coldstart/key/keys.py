@@ -35,10 +35,8 @@ def hardware_fields(*, on_cpu: bool) -> dict[str, Scalar]:
 
     The number of usable processors is in the key of a CPU engine: inductor chooses the loop depth it makes
     parallel by it (decide_parallel_depth, even with the dynamic_threads that vLLM sets), and iteration times
-    are measured with it. A GPU engine's artifacts depend on neither.
+    are measured with it. A GPU engine's artifacts depend on the architecture of the host alone, and on the driver's
+    branch: one fleet has several minor releases of it. What needs the exact driver (CUDA graphs) says so itself.
     """
     cpu = hardware.cpu()
-    if on_cpu:
-        return cpu
-    del cpu["cpu.threads"]
-    return {**cpu, **hardware.gpu()}
+    return cpu if on_cpu else {"cpu.machine": cpu["cpu.machine"], **hardware.gpu()}

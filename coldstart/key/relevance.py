@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from coldstart.machine import secrets
+
 Scalar = str | int | float | bool | None
 
 _SERVER = """
@@ -97,7 +99,16 @@ def engine_fields(arguments: Mapping[str, object]) -> dict[str, Scalar]:
 
 def _counts(name: str, value: object) -> bool:
     plain = name.replace("-", "_")
-    return plain not in IGNORED and not (plain in _DEFAULTS and _DEFAULTS[plain] == value)
+    return (
+        plain not in IGNORED
+        and not secrets.named(plain)
+        and not (plain in _DEFAULTS and _DEFAULTS[plain] == value)
+    )
+
+
+def _left_out(member: str) -> bool:
+    # A key is published with its bundle; what a secret is changes nothing that is compiled.
+    return member in _PLACES or secrets.named(member)
 
 
 def _flat(name: str, value: object) -> dict[str, Scalar]:
@@ -105,7 +116,7 @@ def _flat(name: str, value: object) -> dict[str, Scalar]:
         return {name: _without_path(value)}
     if not isinstance(value, Mapping) or not value or not all(_NAME.fullmatch(str(key)) for key in value):
         return _as_json(name, value)
-    inner = [_flat(f"{name}.{key}", item) for key, item in value.items() if key not in _PLACES]
+    inner = [_flat(f"{name}.{key}", item) for key, item in value.items() if not _left_out(str(key))]
     return {key: item for fields in inner for key, item in fields.items()}
 
 
@@ -116,7 +127,7 @@ def _as_json(name: str, value: object) -> dict[str, Scalar]:
 
 def _without_paths(value: object) -> object:
     if isinstance(value, Mapping):
-        return {str(k): _without_paths(v) for k, v in value.items() if k not in _PLACES}
+        return {str(k): _without_paths(v) for k, v in value.items() if not _left_out(str(k))}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_without_paths(item) for item in value]
     return _without_path(value)

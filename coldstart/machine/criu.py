@@ -11,14 +11,16 @@ import shutil
 import subprocess
 from pathlib import Path
 
-VARIABLE = "COLDSTART_CRIU"
+from coldstart.contract import environment
+
+VARIABLE = environment.CRIU
 # CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE, as bits of CapEff.
 _CAPABILITIES = (1 << 21) | (1 << 40)
 
 
 def command() -> list[str]:
     """The program as an argument vector. Raises FileNotFoundError where there is none."""
-    program = os.environ.get(VARIABLE) or shutil.which("criu")
+    program = VARIABLE.read() or shutil.which("criu")
     if not program or not os.access(program, os.X_OK):
         raise FileNotFoundError(program or "criu")
     return [program]

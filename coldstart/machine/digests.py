@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from coldstart.artifacts.files import make_private
 from coldstart.machine import paths
 
 RACY_S = 2.0
@@ -43,7 +44,7 @@ def cached(files: Iterable[str]) -> str:
     if stamp is not None and mark == stamp[0]:
         return kept
     made = listing(chosen)
-    if stamp is not None and stamp == _stamp(chosen) and abs(time.time() - stamp[1]) > RACY_S:
+    if stamp is not None and stamp == _stamp(chosen) and time.time() - stamp[1] > RACY_S:
         _write(record, f"{stamp[0]}\n{made}")
     return made
 
@@ -61,7 +62,7 @@ def difference(listed: str) -> str | None:
     for line, path, digest in zip(lines, files, found, strict=True):
         if digest != line[:64]:
             return f"{path} (sha256 {line[:12]}), found {'nothing' if digest is None else digest[:12]}"
-    if stamp is not None and stamp == _stamp(files) and abs(time.time() - stamp[1]) > RACY_S:
+    if stamp is not None and stamp == _stamp(files) and time.time() - stamp[1] > RACY_S:
         _write(record, stamp[0])
     return None
 
@@ -88,7 +89,7 @@ def _record(listed: str) -> Path:
 
 def _write(record: Path, text: str) -> None:
     with suppress(OSError):  # a read-only home compares every time
-        record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(record.parent)
         partial = record.with_name(f".{record.name}.{os.getpid()}")
         partial.write_text(text)
         partial.replace(record)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from coldstart.machine import probes
+from coldstart.machine import modes, probes
 from coldstart.machine.paths import Cache
 from coldstart.machine.probes import Probe
 
@@ -32,11 +32,11 @@ def able(found: Sequence[Probe]) -> bool:
 
 
 def start_modes(found: Sequence[Probe]) -> dict[str, bool]:
-    """Which start modes this machine permits."""
+    """Which start modes this machine permits; a template of a GPU engine is one of its runtime."""
     good = {probe.name for probe in found if probe.status == "ok"}
     served = able(found)
     return {
         "fresh": served,
         "template": served and "template" in good,
-        "snapshot": served and bool({"criu", "cuda checkpoint"} & good),
+        "snapshot": served and "criu" in good and modes.refusal("snapshot") is None,
     }

@@ -52,11 +52,16 @@ def usable_threads() -> int:
 
 
 def gpu() -> dict[str, Scalar]:
-    """gpu.* of the first device; empty where there is none. How many are used is an engine argument."""
+    """gpu.* of the first device; empty where there is none. How many are used is an engine argument.
+
+    Where it cannot be told which kind of device is CUDA's first, all kinds are named and nothing else is said.
+    """
     from coldstart.machine import nvml
 
-    found = nvml.query()
-    return _gpu_fields(found[0]) if found else {}
+    found = nvml.machine()
+    if found.undecided:
+        return {"gpu.name": " or ".join(found.undecided)}
+    return _gpu_fields(found.devices[0]) if found.devices else {}
 
 
 def fingerprint() -> dict[str, Scalar]:
@@ -70,7 +75,7 @@ def _gpu_fields(first: "Gpu") -> dict[str, Scalar]:
         "gpu.multiprocessors": first.multiprocessors,
         "gpu.compute_capability": first.compute_capability,
         "gpu.memory_bytes": first.memory_bytes,
-        "gpu.driver": first.driver,
+        "gpu.driver": first.branch,
     }
 
 

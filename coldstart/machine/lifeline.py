@@ -6,7 +6,9 @@ import ctypes
 import os
 import signal
 
-SUPERVISOR_ENV = "COLDSTART_SUPERVISOR_PID"
+from coldstart.contract import environment
+
+SUPERVISOR_ENV = environment.SUPERVISOR_PID
 _PR_SET_PDEATHSIG = 1
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from coldstart.machine import secrets
+
 _CAUSE = re.compile(r"\b\w+(?:Error|Exception): .+")
 # At its end a process whose imports were cut short lists what it leaked, longer than any traceback.
 _NOISE = re.compile(
@@ -19,4 +21,4 @@ def end(log: Path) -> str:
     last = lines[-_END_LINES:]
     named = [found[0] for line in lines[:-_END_LINES] if (found := _CAUSE.search(line))]
     causes = [cause for cause in dict.fromkeys(named) if not any(cause in line for line in last)]
-    return "\n".join([*causes[:_CAUSES], *last])
+    return secrets.text("\n".join([*causes[:_CAUSES], *last]))

@@ -1,15 +1,27 @@
-"""NVIDIA devices through the management library (NVML) by ctypes: no context, no torch, no subprocess."""
+"""NVIDIA devices as CUDA will number them for this process, through the management library: no context, no torch.
 
-import ctypes
+NVML counts devices by PCI bus; CUDA numbers what CUDA_VISIBLE_DEVICES leaves, the fastest first unless CUDA_DEVICE_ORDER
+is PCI_BUS_ID.  The two agree where all devices are of one kind.  Under MIG a process sees one instance, whose figures
+are its own.  A device that does not answer ends the list, as it does for CUDA: no figure is ever guessed.
+(CUDA C++ Programming Guide, "CUDA Environment Variables"; MIG User Guide, "Device Enumeration".)
+"""
+
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from coldstart.contract import environment
 
 # FP32 lanes per multiprocessor by compute capability (CUDA C++ Programming Guide, arithmetic throughput
 # table); NVML counts lanes, the key wants multiprocessors.
 _LANES = {"6.0": 64, "7.0": 64, "7.2": 64, "7.5": 64, "8.0": 64}
 _LANES_DEFAULT = 128
+VISIBLE, ORDER = environment.CUDA_VISIBLE_DEVICES, environment.CUDA_DEVICE_ORDER
 
 
 @dataclass(frozen=True)
@@ -21,92 +33,157 @@ class Gpu:
     compute_capability: str
     memory_bytes: int
     driver: str
+    uuid: str = ""
+    mig: bool = False
+
+    @property
+    def branch(self) -> str:
+        """The driver's release branch: what generated code depends on."""
+        return self.driver.partition(".")[0]
 
 
-class _Memory(ctypes.Structure):
-    _fields_ = (
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    )
+@dataclass
+class Machine:
+    """The devices of this process in order, free bytes of each, and what could not be read or decided.
+
+    `undecided` are the kinds of devices where it cannot be told which of them CUDA takes for its first.
+    """
+
+    devices: list[Gpu] = field(default_factory=list)
+    undecided: tuple[str, ...] = ()
+    free: list[int] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
 def query() -> list[Gpu]:
-    """The devices visible to this process (CUDA_VISIBLE_DEVICES by index), empty without a driver."""
-    with _library() as library:
-        if library is None:
-            return []
-        count = ctypes.c_uint()
-        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-            return []
-        driver = _text(library.nvmlSystemGetDriverVersion)
-        found = [_device(library, index, driver) for index in visible(count.value)]
-        return [device for device in found if device is not None]
+    """The devices visible to this process, empty without a driver."""
+    return machine().devices
 
 
-def free_bytes() -> int | None:
-    """Free memory of the first visible device, None where no driver answers."""
-    with _library() as library:
-        count = ctypes.c_uint()
-        if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-            return None
-        handle, memory = ctypes.c_void_p(), _Memory()
-        for index in visible(count.value):
-            if not library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):
-                library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-                return int(memory.free)
-    return None
+def free_bytes(rank: int = 0) -> int | None:
+    """Free memory of a visible device, None where there is none or no driver answers."""
+    found = machine().free
+    return found[rank] if rank < len(found) else None
 
 
-def visible(count: int) -> list[int]:
-    """Indices below ``count`` that CUDA_VISIBLE_DEVICES leaves; all where it names devices by UUID."""
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None or "GPU-" in wanted or "MIG-" in wanted:
-        return list(range(count))
-    return [int(part) for part in wanted.split(",") if part.strip().isdigit() and int(part) < count]
+def driver() -> str | None:
+    """The exact version of the driver, None where none answers."""
+    found = query()
+    return found[0].driver if found else None
+
+
+def machine() -> Machine:
+    """Devices, free memory and problems, all at one moment."""
+    found = Machine()
+    with _library(found) as library:
+        if library is not None:
+            try:
+                _fill(library, found)
+            except library.NVMLError as error:
+                found.problems.append(f"NVML: {error}")
+    return found
+
+
+def _fill(library: Any, found: Machine) -> None:
+    driver = library.nvmlSystemGetDriverVersion()
+    for handle in _visible(library, found):
+        try:
+            device, free = _device(library, handle, driver)
+        except library.NVMLError as error:
+            found.problems.append(f"device {len(found.devices)}: {error}")
+            return
+        found.devices.append(device)
+        found.free.append(free)
 
 
 @contextmanager
-def _library() -> Iterator[ctypes.CDLL | None]:
+def _library(found: Machine) -> Iterator[Any]:
+    import pynvml
+
     try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        yield None  # no driver on this machine: an answer, not an error
+        pynvml.nvmlInit()
+    except pynvml.NVMLError_LibraryNotFound:
+        yield None  # no driver on this machine: an answer, not a problem
         return
-    if library.nvmlInit_v2():
+    except pynvml.NVMLError as error:
+        found.problems.append(f"NVML: {error}")
         yield None
         return
     try:
-        yield library
+        yield pynvml
     finally:
-        library.nvmlShutdown()
+        pynvml.nvmlShutdown()
 
 
-def _device(library: ctypes.CDLL, index: int, driver: str) -> Gpu | None:
-    handle, memory = ctypes.c_void_p(), _Memory()
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):
-        return None  # fallen off the bus, or not this user's
-    library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-    library.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
-    capability = f"{major.value}.{minor.value}"
-    return Gpu(
-        name=_text(library.nvmlDeviceGetName, handle),
-        multiprocessors=_multiprocessors(library, handle, capability),
-        compute_capability=capability,
-        memory_bytes=memory.total,
-        driver=driver,
-    )
+def _visible(library: Any, found: Machine) -> Iterator[Any]:
+    """Handles in CUDA's order; the first word that names nothing ends the list, as it does for CUDA."""
+    physical = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
+    wanted = os.environ.get(VISIBLE)
+    words = [str(i) for i in range(len(physical))] if wanted is None else wanted.split(",")
+    if any(word.strip().isdigit() for word in words):
+        _check_order(library, physical, found)
+    for word in words:
+        handle = _named(library, physical, word.strip())
+        if handle is None:
+            if word.strip() not in ("", "-1"):
+                found.problems.append(f"{VISIBLE} names {word.strip()}, which is not there")
+            return
+        yield handle
 
 
-def _multiprocessors(library: ctypes.CDLL, handle: ctypes.c_void_p, capability: str) -> int | None:
-    cores = ctypes.c_uint()
-    if library.nvmlDeviceGetNumGpuCores(handle, ctypes.byref(cores)):
+def _check_order(library: Any, physical: list[Any], found: Machine) -> None:
+    kinds = set()
+    for handle in physical:
+        with suppress(library.NVMLError):  # it is named when its turn comes
+            kinds.add(library.nvmlDeviceGetName(handle))
+    if len(kinds) > 1 and os.environ.get(ORDER) != "PCI_BUS_ID":
+        found.undecided = tuple(sorted(kinds))
+        found.problems.append(
+            f"{' and '.join(sorted(kinds))} are numbered by speed, which NVML does not know: set {ORDER}=PCI_BUS_ID"
+        )
+
+
+def _named(library: Any, physical: list[Any], word: str) -> Any:
+    """The device of one word of CUDA_VISIBLE_DEVICES, or None."""
+    if word.startswith("MIG-"):
+        return _or_none(library, lambda: library.nvmlDeviceGetHandleByUUID(word))
+    if word.startswith("GPU-"):
+        matches = [h for h in physical if library.nvmlDeviceGetUUID(h).startswith(word)]
+        return _instance(library, matches[0]) if len(matches) == 1 else None
+    inside = word.isdigit() and int(word) < len(physical)
+    return _instance(library, physical[int(word)]) if inside else None
+
+
+def _instance(library: Any, handle: Any) -> Any:
+    """The device itself or, where it is divided, the first of its instances: the one that CUDA sees."""
+    mode = _or_none(library, lambda: library.nvmlDeviceGetMigMode(handle))
+    if not mode or not mode[0]:
+        return handle
+    for index in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        ask = partial(library.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+        if (instance := _or_none(library, ask)) is not None:
+            return instance
+    return None
+
+
+def _or_none(library: Any, ask: Callable[[], Any]) -> Any:
+    """None where the driver says that there is no such thing; any other error is an error."""
+    try:
+        return ask()
+    except (library.NVMLError_NotSupported, library.NVMLError_NotFound, library.NVMLError_FunctionNotFound):
         return None
-    return cores.value // _LANES.get(capability, _LANES_DEFAULT)
 
 
-def _text(function: Callable[..., int], *arguments: ctypes.c_void_p) -> str:
-    buffer = ctypes.create_string_buffer(96)
-    failed = function(*arguments, buffer, ctypes.c_uint(len(buffer)))
-    return "" if failed else buffer.value.decode(errors="replace")
+def _device(library: Any, handle: Any, driver: str) -> tuple[Gpu, int]:
+    whole = _or_none(library, lambda: library.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle))
+    divided = whole is not None
+    capability = ".".join(map(str, library.nvmlDeviceGetCudaComputeCapability(whole if divided else handle)))
+    memory = library.nvmlDeviceGetMemoryInfo(handle)
+    units: int | None
+    if divided:
+        units = int(library.nvmlDeviceGetAttributes_v2(handle).multiprocessorCount)
+    else:
+        lanes = _or_none(library, lambda: library.nvmlDeviceGetNumGpuCores(handle))
+        units = None if lanes is None else lanes // _LANES.get(capability, _LANES_DEFAULT)
+    name, uuid = library.nvmlDeviceGetName(handle), library.nvmlDeviceGetUUID(handle)
+    return Gpu(name, units, capability, int(memory.total), driver, uuid, divided), int(memory.free)

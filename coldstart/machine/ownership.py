@@ -11,6 +11,8 @@ import os
 import stat
 from pathlib import Path
 
+from coldstart.artifacts import files
+
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -42,7 +44,7 @@ def entry_fault(found: os.stat_result) -> str | None:
 def private(path: Path) -> str | None:
     """Why `path` is no directory of this user's with mode 0700 in a place that is nobody else's; made if missing."""
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_private(path)
         found = path.lstat()
     except OSError as error:
         return f"{path} cannot be made: {error.strerror}"

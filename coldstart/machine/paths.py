@@ -14,12 +14,15 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from coldstart.artifacts import files
+from coldstart.contract import environment
+from coldstart.contract.environment import Variable
 from coldstart.errors import Usage
 from coldstart.machine import ownership
 
 
-def _xdg(variable: str, fallback: str) -> Path:
-    value = os.environ.get(variable, "")
+def _xdg(variable: Variable[str], fallback: str) -> Path:
+    value = variable.read()
     # The specification says that a relative value is invalid and is to be ignored.
     base = Path(value) if Path(value).is_absolute() else Path.home() / fallback
     return base / "coldstart"
@@ -42,8 +45,8 @@ class Cache:
     @classmethod
     def at(cls, override: Path | None = None) -> Cache:
         """The cache at ``override``, else COLDSTART_CACHE_DIR, else $XDG_CACHE_HOME/coldstart."""
-        chosen = override or os.environ.get("COLDSTART_CACHE_DIR")
-        return cls(expand(chosen).absolute() if chosen else _xdg("XDG_CACHE_HOME", ".cache"))
+        chosen = override or environment.CACHE_DIR.read()
+        return cls(expand(chosen).absolute() if chosen else _xdg(environment.XDG_CACHE_HOME, ".cache"))
 
     @property
     def bundles(self) -> Path:
@@ -88,12 +91,12 @@ class Cache:
 
 def state_dir() -> Path:
     """The host's signing key and the keys the user trusts."""
-    return _xdg("XDG_STATE_HOME", ".local/state")
+    return _xdg(environment.XDG_STATE_HOME, ".local/state")
 
 
 def config_file() -> Path:
     """The configuration file read when neither ``--config`` nor COLDSTART_CONFIG names one."""
-    return _xdg("XDG_CONFIG_HOME", ".config") / "config.toml"
+    return _xdg(environment.XDG_CONFIG_HOME, ".config") / "config.toml"
 
 
 def runtime_dir() -> Path:
@@ -101,9 +104,14 @@ def runtime_dir() -> Path:
 
     Raises Usage where none can be had.
     """
-    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    base = environment.XDG_RUNTIME_DIR.read()
     fallback = Path(tempfile.gettempdir()) / f"coldstart-{os.getuid()}"
     return _private(Path(base) / "coldstart" if Path(base).is_absolute() else fallback)
+
+
+def temporary_dir() -> Path:
+    """Where servers have their temporary files: a private directory below the one for such. Raises Usage."""
+    return _private(Path(tempfile.gettempdir()).absolute() / f"coldstart-{os.getuid()}")
 
 
 def frozen_dir() -> Path:
@@ -131,7 +139,7 @@ def _private(wanted: Path) -> Path:
 
 def _stand_in(wanted: Path, remembered: Path) -> Path:
     """A directory of a name that nobody could foresee, remembered by a link: a link is made by one process alone."""
-    remembered.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.make_private(remembered.parent)
     place = (
         wanted.parent
         if wanted.parent.is_dir() and os.access(wanted.parent, os.W_OK)

@@ -23,7 +23,7 @@ Status = Literal["ok", "missing", "note"]
 _OPEN_FILES = 4096
 _SHM_BYTES = 1 << 30
 _FREE_BYTES = 5 << 30
-_CHECKPOINT_DRIVER = 570
+_CHECKPOINT_DRIVER, _CHECKPOINT_CALL = 570, "cuCheckpointProcessLock"
 
 
 @dataclass(frozen=True)
@@ -61,26 +61,35 @@ def memory() -> Probe:
 
 def gpu() -> Probe:
     """The NVIDIA devices; required only where the installed vLLM is built for one."""
-    found = nvml.query()
-    if found:
-        first = found[0]
+    found = nvml.machine()
+    mends = "; ".join(found.problems) or None
+    if found.devices:
+        first = found.devices[0]
         size = first.memory_bytes / 2**30
-        text = f"{len(found)} x {first.name}, {size:.0f} GiB, capability {first.compute_capability}"
-        return Probe("gpu", "ok", text)
+        text = f"{len(found.devices)} x {first.name}, {size:.0f} GiB, capability {first.compute_capability}"
+        return Probe("gpu", "note" if mends else "ok", text, mends)
+    if mends:
+        return Probe("gpu", "missing", "none that answers", mends, required=not runtime.targets_cpu())
     needed = runtime.vllm_distribution() is not None and not runtime.targets_cpu()
     mend = "install the NVIDIA driver, or the CPU engine: pip install 'coldstart[cpu]'" if needed else None
     return Probe("gpu", "missing" if needed else "note", "none", mend, required=needed)
 
 
 def cuda_checkpoint() -> Probe:
-    """The driver's checkpoint interface, which a GPU snapshot needs."""
+    """Whether `vllm snapshot`, which is not driven from here, could checkpoint a GPU engine on this machine."""
     found = nvml.query()
     if not found:
         return Probe("cuda checkpoint", "note", "no GPU, not needed")
-    major = int(found[0].driver.partition(".")[0] or 0)
-    has = major >= _CHECKPOINT_DRIVER and _exports("libcuda.so.1", "cuCheckpointProcessLock")
-    mend = None if has else f"install driver {_CHECKPOINT_DRIVER} or newer"
-    return Probe("cuda checkpoint", "ok" if has else "missing", f"driver {found[0].driver}", mend)
+    if int(found[0].branch or 0) < _CHECKPOINT_DRIVER or not _exports("libcuda.so.1", _CHECKPOINT_CALL):
+        mend = f"install driver {_CHECKPOINT_DRIVER} or newer"
+    elif found[0].mig or len(found) > 1:
+        mend = f"name one whole device in {nvml.VISIBLE}: a snapshot holds one"
+    elif os.geteuid() != 0:
+        mend = "run as root: CRIU and cuda-checkpoint need CAP_SYS_ADMIN and CAP_SYS_PTRACE"
+    else:
+        mend = None
+    label = f"driver {found[0].driver}, for `vllm snapshot` alone"
+    return Probe("cuda checkpoint", "missing" if mend else "note", label, mend)
 
 
 def criu() -> Probe:

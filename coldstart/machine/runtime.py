@@ -15,6 +15,7 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
+from coldstart.contract import environment
 from coldstart.errors import ColdstartError
 
 Scalar = str | int | float | bool | None
@@ -88,7 +89,7 @@ def targets_cpu() -> bool:
 @functools.cache
 def compiler() -> str | None:
     """The C++ compiler that inductor would run, as in "g++ 12.2.0"; None where there is none."""
-    program = shutil.which(os.environ.get("CXX", "g++"))
+    program = shutil.which(environment.CXX.read() or "g++")
     if program is None:
         return None
     command = [program, "-dumpfullversion", "-dumpversion"]

@@ -13,14 +13,16 @@ from __future__ import annotations
 import os
 import time
 
+from coldstart.contract import environment
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-EVENTS_VARIABLE = "COLDSTART_TIMELINE_EVENTS"
+EVENTS_VARIABLE = environment.TIMELINE_EVENTS
 # Seconds to add to this process's clock: a process thawed into a time namespace has one of its own.
-OFFSET_VARIABLE = "COLDSTART_TIMELINE_OFFSET_S"
+OFFSET_VARIABLE = environment.TIMELINE_OFFSET_S
 MAX_BYTES = 64 << 20
 """An events file of this size takes no more: a server may run for months."""
 
@@ -35,11 +37,11 @@ def emit(
     Nor when whoever recorded has gone with the file's directory, which a server outlives, or when the file is full.
     Times are seconds on CLOCK_MONOTONIC. A file that cannot be written ends nothing: a server outlives its timeline.
     """
-    path = os.environ.get(EVENTS_VARIABLE)
+    path = EVENTS_VARIABLE.read()
     if path:
         from contextlib import suppress
 
-        offset_s = float(os.environ.get(OFFSET_VARIABLE, "0"))
+        offset_s = OFFSET_VARIABLE.read()
         with suppress(OSError):
             append(path, Span(name, start_s + offset_s, end_s + offset_s, track, args))
 

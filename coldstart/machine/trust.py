@@ -65,7 +65,7 @@ def why(store: Store, bundle: Bundle) -> Verdict:
     best = next((one for one in selection.best_first(same, judge) if one.trust.ok), None)
     mend = None
     if not total.ok and signatures:
-        mend = "if you know its maker: coldstart trust add FILE, with the public key that `coldstart trust show` prints there"
+        mend = "if you know its maker: coldstart trust add FILE, with what this prints there: coldstart trust show"
     elif not total.ok:
         mend = "have its maker sign it, or make it here: coldstart materialize MODEL"
     return Verdict(total, signatures, best.bundle if best else None, mend)

@@ -20,16 +20,16 @@ import coldstart
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.graphs import RESTORE
+from coldstart.contract.environment import TIMELINE_EVENTS
+from coldstart.contract.graphs import KV_NOTE, RESTORE
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.key.inspection import NOT_MADE
-from coldstart.machine import logs, paths, processes, runtime, timeline
+from coldstart.machine import logs, paths, processes, runtime, secrets, timeline
 from coldstart.machine.timeline import Timeline
 from coldstart.materialize import graphs
 from coldstart.model.models import Model
-from coldstart.serve import fetch, launch, prepare
-from coldstart.vllm.graphs import kv_plan
+from coldstart.serve import caches, fetch, launch, prepare
 from coldstart.weights import plan as weights
 
 Phase = Callable[[str], AbstractContextManager[None]]
@@ -69,11 +69,22 @@ class Assembly:
         """Start the real engine in a child, in empty caches; its results appear in `out`."""
         env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
         env |= prepare.inductor_env(self.work / "unused")
-        plan = LaunchPlan(prepare.base_args(self.model, self.vllm_args), key=self.key, env=env)
         if not runtime.targets_cpu():
-            env[kv_plan.VARIABLE] = "1"  # vLLM then writes down what its profiling found
+            env |= caches.environment(self.work / "caches")
+        plan = LaunchPlan(prepare.base_args(self.model, self.vllm_args), key=self.key, env=env)
         with self._stage("run the engine offline"):
-            self._engine("offline", replace(plan, env=env), str(self.out))
+            self._engine("offline", plan, str(self.out))
+        if not runtime.targets_cpu():
+            self._size_kv(plan)
+            caches.collect(self.work / "caches", self.work / "vllm", self.out / "compile")
+
+    def _size_kv(self, plan: LaunchPlan) -> None:
+        """On a GPU once more in warm caches: the first start's profiling charged its compilation to the model."""
+        notes = self.work / "kv"
+        notes.mkdir()
+        with self._stage("size the KV cache, warm"):
+            env = plan.env | {KV_NOTE: str(notes)}
+            self._engine("offline", replace(plan, env=env), str(self.out), "size")
 
     def graphs(self) -> None:
         """Record CUDA graphs in processes of their own and prove them in another, where this engine captures any."""
@@ -85,6 +96,7 @@ class Assembly:
 
     def _graphs_round(self, name: str, environment: Mapping[str, str]) -> None:
         env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1", **environment}
+        env |= caches.environment(self.work / "caches")
         arguments = prepare.base_args(self.model, self.vllm_args)
         arguments = arguments.before(*graphs.kv_args(self._read("kv"), self.vllm_args))
         with self._stage(name):
@@ -112,12 +124,25 @@ class Assembly:
         Its stage costs, time to ready and memory are the bundle's `stages`: what a fleet or cache policy calculates with.
         """
         with self._stage("prove by a start"):
-            stages = self._proof_start()
+            try:
+                stages = self._proof_start()
+            except Failed as error:
+                if not (self.out / "graphs").is_dir():
+                    raise
+                self._leave_graphs_out(error.message)
+                stages = self._proof_start()
         self._write("stages", stages | ({NOT_MADE: self.not_made} if self.not_made else {}))
+
+    def _leave_graphs_out(self, reason: str) -> None:
+        """A start that is not right with restored graphs costs this section, not the hours behind the others."""
+        self.not_made["graphs"] = f"the proof start failed with them: {reason}"
+        leftover = ("moved-graphs", "moved", "proof-caches", "proof-vllm")
+        for gone in (self.out / "graphs", *(self.work / name for name in leftover)):
+            shutil.rmtree(gone, ignore_errors=True)
 
     def _proof_start(self) -> dict[str, Any]:
         info = self._read("modelinfo")
-        environment = {"COLDSTART_TIMELINE_EVENTS": str(self.events("proof"))}
+        environment = {TIMELINE_EVENTS: str(self.events("proof"))}
         # A short path: a unix socket's may have 107 bytes.
         with (
             (self.work / "proof.log").open("wb") as log,
@@ -154,6 +179,11 @@ class Assembly:
             return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env)
         # A copy elsewhere: the proof is of a bundle that has moved.
         moved = shutil.copytree(compile_dir, self.work / "moved")
+        if not runtime.targets_cpu():
+            # In caches of its own: it must find nothing but what it was brought.
+            env |= {"VLLM_CACHE_ROOT": str(self.work / "proof-vllm")}
+            env |= prepare.compiled_env(moved, self.work / "proof-caches")
+            return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env)
         env |= prepare.inductor_env(moved)
         return LaunchPlan(args, key=self.key, compile_dir=str(moved), canary=info.get("canary"), env=env)
 
@@ -186,7 +216,7 @@ class Assembly:
         return Provenance(
             created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             tool=tool,
-            arguments=list(self.vllm_args),
+            arguments=secrets.arguments(self.vllm_args),
             seconds={name: round(value, 3) for name, value in self.seconds.items()},
             model_name=self.model.name,
         )
@@ -219,7 +249,7 @@ def _require_fast_path(report: Any, made: Sequence[str], *, canary: bool) -> Non
 
 
 def _run_child(command: list[str], log: Path, events: Path) -> None:
-    environment = os.environ | {"COLDSTART_TIMELINE_EVENTS": str(events)}
+    environment = os.environ | {TIMELINE_EVENTS: str(events)}
     with log.open("wb") as sink:
         process = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink, start_new_session=True)
         try:

@@ -25,6 +25,8 @@ def absent(vllm_args: Arguments) -> str | None:
         return "the installed vLLM runs on the processor, which has no CUDA graphs: there are none to materialize"
     if vllm_args.value("enforce_eager") not in (None, False):
         return "--enforce-eager captures no CUDA graphs: there are none to materialize"
+    if any(vllm_args.number(name, 1) > 1 for name in ("tensor_parallel_size", "pipeline_parallel_size")):
+        return "graphs of several ranks hold collectives, whose state no copy has: every start captures them"
     return None
 
 
@@ -46,7 +48,7 @@ def kv_args(sizing: Mapping[str, object], vllm_args: Arguments) -> list[str]:
     """One KV size for all recording processes: regions of different sizes are different regions."""
     if vllm_args.gives("kv_cache_memory_bytes"):
         return []
-    plan = sizing.get("plan")
+    plans = sizing.get("plans")
     # What a start from the bundle will have: vLLM's plan leaves another margin than its profiling.
-    size = plan["kv_cache_memory_bytes"] if isinstance(plan, dict) else sizing["bytes"]
+    size = plans[0]["kv_cache_memory_bytes"] if isinstance(plans, list) and plans else sizing["bytes"]
     return ["--kv-cache-memory-bytes", str(size)]

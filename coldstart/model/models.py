@@ -88,7 +88,7 @@ def ensure_weights(model: Model, *, offline: bool = False) -> Model:
         raise Usage(
             f"{model.name} has a configuration but no weights ({', '.join(hub.WEIGHT_PATTERNS)}).",
             mend="bring them there, or do without them: coldstart materialize "
-            f"{model.argument} --load-format dummy",
+            f"{model.argument} -- --load-format dummy",
         )
     return model
 
@@ -104,9 +104,14 @@ def ensure_tokenizer(model: Model, *, offline: bool = False) -> Model:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The weight files of a model directory by name; safetensors alone where there are any, as in vLLM."""
+    """The weight files of a model directory by name; safetensors alone where there are any, as in vLLM.
+
+    Raises Usage for one that is no regular file: whoever opened a pipe would wait for ever.
+    """
     for pattern in hub.WEIGHT_PATTERNS:
         if found := sorted(directory.glob(pattern)):
+            for file in found:
+                _require_regular(file)
             return found
     return []
 
@@ -148,6 +153,7 @@ def _from_hub(name: str, repo_id: str, revision: str | None, offline: bool) -> M
 
 def _read_config(directory: Path) -> Mapping[str, Any]:
     path = directory / "config.json"
+    _require_regular(path)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -157,6 +163,11 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise Usage(f"{path} is not a JSON object.", mend="fetch the model again")
     return config
+
+
+def _require_regular(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise Usage(f"{path} is no regular file.", mend="fetch the model again")
 
 
 def _unknown(model: str, cause: Exception | None = None) -> Usage:

@@ -5,8 +5,8 @@ Invariant: FCFS never preempts (a started job precedes every job that arrived la
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
-from heapq import nsmallest
 
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.policy import Policy
@@ -47,20 +47,58 @@ class Fcfs(_Listed):
     preemptive = False
 
 
-class FixedPriority(_Listed):
+class _Ranked(_Listed):
+    """Live jobs by a key that changes only where a job is served; equal keys in order of arrival."""
+
+    def __init__(self, profile: IterationProfile) -> None:
+        super().__init__(profile)
+        self._order: list[tuple[float, int, Job]] = []
+        self._places: dict[str, tuple[float, int]] = {}
+        self._arrived = 0
+
+    def key(self, job: Job) -> float:
+        raise NotImplementedError
+
+    def add(self, job: Job, now: float) -> None:
+        super().add(job, now)
+        self._arrived += 1
+        self._insert(job, self._arrived)
+
+    def remove(self, job: Job) -> None:
+        super().remove(job)
+        self._take_out(job)
+
+    def __iter__(self) -> Iterator[Job]:
+        # A copy: whoever asks may serve or evict meanwhile.
+        return (job for _, _, job in list(self._order))
+
+    def _insert(self, job: Job, number: int) -> None:
+        self._places[job.id] = (self.key(job), number)
+        insort(self._order, (*self._places[job.id], job))
+
+    def _take_out(self, job: Job) -> int:
+        key, number = self._places.pop(job.id)
+        del self._order[bisect_left(self._order, (key, number), key=lambda entry: entry[:2])]
+        return number
+
+
+class FixedPriority(_Ranked):
     """The shorter the prompt's first iteration, the higher the priority, for the job's whole life."""
 
     name = "fixed-priority"
 
-    def __iter__(self) -> Iterator[Job]:
-        return iter(sorted(self._jobs.values(), key=lambda job: self.profile.prefill(job.prompt_tokens)))
+    def key(self, job: Job) -> float:
+        return self.profile.prefill(job.prompt_tokens)
 
 
-class Srpt(_Listed):
+class Srpt(_Ranked):
     """Shortest remaining processing time: needs the output length, so it exists in simulation only."""
 
     name = "srpt"
 
-    def __iter__(self) -> Iterator[Job]:
-        count = len(self._jobs)
-        return iter(nsmallest(count, self._jobs.values(), key=lambda job: job.remaining_s(self.profile)))
+    def key(self, job: Job) -> float:
+        return job.remaining_s(self.profile)
+
+    def served(self, job: Job, seconds: float, now: float) -> None:
+        super().served(job, seconds, now)
+        self._insert(job, self._take_out(job))

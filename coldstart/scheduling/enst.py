@@ -23,4 +23,5 @@ def execute_times(counts: Sequence[int], quanta: Sequence[float], batch: int) ->
 
 def promote_time(job: Job, now: float, alpha_s: float) -> float:
     """Seconds until starvation prevention lifts the job to Q1."""
-    return max(0.0, job.unserved_since + alpha_s - now)
+    left = job.unserved_since + alpha_s - now
+    return left if left > 0.0 else 0.0

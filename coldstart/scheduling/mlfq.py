@@ -9,32 +9,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from coldstart.scheduling import enst, quanta
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.policy import Policy
 from coldstart.scheduling.profile import IterationProfile
 from coldstart.scheduling.queues import LevelQueues
-
-
-@dataclass(frozen=True, slots=True)
-class MlfqSettings:
-    """Tunables; None means: take it from the profile.
-
-    `alpha_s` is the paper's starvation limit. Alone it turns the queues into round robin once everybody waits
-    longer than that, so the limit in force is max(alpha_s, alpha_scale * active / B * decode time), and at
-    most `promoted_cap` * B promoted jobs sit in Q1 at a time (None: no cap). `alpha_scale` 0 is the paper.
-    """
-
-    first_quantum_s: float | None = None
-    levels: int | None = None
-    growth: float = 2.0
-    eta: int = 1
-    alpha_s: float = 0.3
-    alpha_scale: float = 0.0
-    promoted_cap: float | None = None
-    demote_to_head: bool = False
+from coldstart.scheduling.settings import SchedulerSettings
 
 
 class SkipJoinMlfq(Policy):
@@ -42,9 +23,9 @@ class SkipJoinMlfq(Policy):
 
     name = "skip-join-mlfq"
 
-    def __init__(self, profile: IterationProfile, settings: MlfqSettings | None = None) -> None:
+    def __init__(self, profile: IterationProfile, settings: SchedulerSettings | None = None) -> None:
         self.profile = profile
-        self.settings = s = settings or MlfqSettings()
+        self.settings = s = settings or SchedulerSettings()
         first = s.first_quantum_s if s.first_quantum_s is not None else profile.shortest_s
         levels = s.levels if s.levels is not None else quanta.levels_for(profile, first, s.growth)
         self.quanta = quanta.geometric(first, levels, s.growth)
@@ -95,7 +76,12 @@ class SkipJoinMlfq(Policy):
     def enst(self, now: float, batch: int) -> Callable[[Job], float]:
         execute = enst.execute_times(self.queues.counts(), self.quanta, batch)
         limit = self.alpha(batch)
-        return lambda job: min(enst.promote_time(job, now, limit), execute[job.level])
+
+        def soonest(job: Job) -> float:
+            promoted, executed = job.unserved_since + limit - now, execute[job.level]
+            return executed if executed < promoted else max(0.0, promoted)
+
+        return soonest
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self.queues)

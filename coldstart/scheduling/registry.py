@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from coldstart.scheduling.baselines import Fcfs, FixedPriority, Srpt
-from coldstart.scheduling.mlfq import MlfqSettings, NaiveMlfq, SkipJoinMlfq
+from coldstart.scheduling.mlfq import NaiveMlfq, SkipJoinMlfq
 from coldstart.scheduling.policy import Policy
 from coldstart.scheduling.profile import IterationProfile
+from coldstart.scheduling.settings import SchedulerSettings
 
-Maker = Callable[[IterationProfile, MlfqSettings], Policy]
+Maker = Callable[[IterationProfile, SchedulerSettings], Policy]
 
 POLICIES: Mapping[str, Maker] = {
     SkipJoinMlfq.name: SkipJoinMlfq,
@@ -20,8 +21,8 @@ POLICIES: Mapping[str, Maker] = {
 }
 
 
-def make_policy(name: str, profile: IterationProfile, settings: MlfqSettings | None = None) -> Policy:
+def make_policy(name: str, profile: IterationProfile, settings: SchedulerSettings | None = None) -> Policy:
     """Raises ValueError naming the known policies."""
     if name not in POLICIES:
         raise ValueError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
-    return POLICIES[name](profile, settings or MlfqSettings())
+    return POLICIES[name](profile, settings or SchedulerSettings())

@@ -165,20 +165,19 @@ def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Argum
         return names  # vLLM will refuse such ranks or such a partition, in its own words
 
 
-def rest(plan: LaunchPlan, config: Mapping[str, Any]) -> Attached | str:
-    """Have what this node's ranks do not need fetched in the background; the reason where that cannot be.
+def rest(plan: LaunchPlan, config: Mapping[str, Any]) -> Attached:
+    """Have what this node's ranks do not need fetched in the background.
 
-    The lease keeps it: close it when nobody will want the rest any more.
+    The lease keeps it: close it when nobody will want the rest any more. Raises client.PrefetchError saying why there is none.
     """
     from coldstart.weights.prefetch import client
 
     asked = Asked.of(plan.env)
     if asked is None:
-        return "the weights are not fetched from anywhere: --weights-from names a source"
+        raise client.PrefetchLost(
+            "the weights are not fetched by a prefetcher: --weights-from names a source"
+        )
     known = asked.read()
     needed = set(_node_names(known, config, plan.vllm_args))
     others = [tensor.name for tensor in tensors.ordered(known) if tensor.name not in needed]
-    try:
-        return client.attach(asked.source, known, names=others, background=True, start=False)
-    except client.PrefetchError as error:
-        return f"the rest of the weights is not fetched: {error}"
+    return client.attach(asked.source, known, names=others, background=True, start=False)

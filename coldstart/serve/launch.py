@@ -147,7 +147,8 @@ def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[Process, i
     Its log goes to `output`, by default to our own standard error.
     """
     reader, writer = os.pipe()
-    environment = os.environ | {READY_FD_ENV: str(writer), SUPERVISOR_ENV: str(os.getpid())} | plan.env
+    ours: dict[str, str] = {READY_FD_ENV: str(writer), SUPERVISOR_ENV: str(os.getpid())}
+    environment = os.environ | ours | plan.env
     sink = output or sys.stderr
     # The plan is a file without a name, so that no end of either process leaves it behind.
     with tempfile.TemporaryFile("w") as file:
@@ -220,4 +221,8 @@ def _acknowledged(process: Process, reader: int, since: float, timeout: float | 
             code = process.wait()
             raise Died(f"The server ended with exit code {code} before it was ready; its log says why.")
         line += chunk
-    return Running(process, json.loads(line), timeline.now() - since)
+    report = json.loads(line)
+    if reason := report.get("unfit"):
+        process.wait()
+        raise Died(f"what was built before is for something else: {reason}")
+    return Running(process, report, timeline.now() - since)

@@ -23,7 +23,7 @@ from typing import IO
 from coldstart.artifacts import files
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed, Usage
-from coldstart.machine import fingerprint, logs, paths, processes
+from coldstart.machine import fingerprint, logs, modes, paths, processes
 from coldstart.serve import environment
 
 LEVELS = ("runtime", "engine")
@@ -90,6 +90,8 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float) -> Warm:
     """
     if level not in LEVELS:
         raise Usage(f"There is no template level {level!r}.", mend=f"take one of {', '.join(LEVELS)}")
+    if found := modes.refusal(f"template-{level}"):
+        raise Usage(f"No template of level {level}: {found.reason}.", mend=found.mend)
     directory = _root() / f"{level}-{plan.key.removeprefix('sha256:')[:12]}"
     with _alone(directory, f"A template of level {level} is being started for {model}."):
         if any(warm.directory == directory and warm.pid for warm in listed()):

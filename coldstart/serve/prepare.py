@@ -17,22 +17,23 @@ from typing import Any, TypeGuard
 from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
+from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.graphs import KV_PLAN, RESTORE
+from coldstart.contract.graphs import COMPILED, KV_PLAN, RESTORE
 from coldstart.contract.plan import LaunchPlan
 from coldstart.graphs.errors import GraphError
 from coldstart.key.inspection import Lookup
-from coldstart.machine import nvml
+from coldstart.machine import nvml, paths, runtime
 from coldstart.machine.processes import available_memory
+from coldstart.machine.unpacked import unpacked
 from coldstart.model.models import Model
-from coldstart.serve import fetch
-from coldstart.serve.unpacked import unpacked
+from coldstart.serve import caches, fetch
 from coldstart.vllm.graphs import kv_plan
 from coldstart.weights import plan as weights
 
 KV_FLAG = "kv_cache_memory_bytes"
 # vLLM's own variable for the same on the CPU: whoever sets it has decided.
-KV_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+KV_VARIABLE = environment.VLLM_CPU_KVCACHE_SPACE
 # Left beside the KV cache for the process itself when the free memory is checked, in bytes.
 HEADROOM = 1 << 30
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.json")
@@ -49,6 +50,12 @@ def inductor_env(compile_dir: Path) -> dict[str, str]:
         "TORCHINDUCTOR_VEC_ISA_OK": "1",
         "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     }
+
+
+def compiled_env(section: Path, root: Path) -> dict[str, str]:
+    """A GPU engine's caches, laid from an unpacked `compile` section as `root`. Raises OSError."""
+    laid = caches.lay(section, root)
+    return caches.environment(laid) | {COMPILED: str(laid / caches.AOT)}
 
 
 def base_args(model: Model, vllm_args: Arguments) -> Arguments:
@@ -81,7 +88,7 @@ def ordinary(
 
 def distrusting(plan: LaunchPlan) -> LaunchPlan:
     """`plan` without anything that was restored: its arguments and vLLM's own caches, and no code of the bundle."""
-    restored = {*inductor_env(Path()), RESTORE}
+    restored = {*inductor_env(Path()), *caches.VARIABLES, COMPILED, RESTORE}
     env = {name: value for name, value in plan.env.items() if name not in restored}
     return replace(plan, compile_dir=None, canary=None, env=env)
 
@@ -137,8 +144,8 @@ class _Preparation:
         if not isinstance(wanted, int) or wanted <= 0:
             self.give_up("kv", f"it names no number of bytes, but {wanted!r}")
             return []
-        if "plan" in sizing:
-            self.startup_plan(sizing["plan"])
+        if not runtime.targets_cpu():
+            self.startup_plans(sizing.get("plans"))
             return []
         free = available_memory()
         if wanted + HEADROOM > free:
@@ -146,10 +153,11 @@ class _Preparation:
             return []
         return ["--kv-cache-memory-bytes", str(wanted)]
 
-    def startup_plan(self, data: object) -> None:
-        """A GPU's KV size goes through vLLM's start-up plan, which checks the free memory once more."""
+    def startup_plans(self, data: object) -> None:
+        """A GPU's KV size goes through vLLM's start-up plan, which checks each rank's free memory once more."""
         try:
-            kv_plan.of(data).check_free(nvml.free_bytes())
+            for plan in kv_plan.all_of(data):
+                plan.check_free(nvml.free_bytes(plan.rank))
         except GraphError as error:
             self.give_up("kv", str(error))
             return
@@ -191,8 +199,11 @@ def prepare(
     env = base_env(cache.vllm(key))
     info = made.modelinfo(env)
     compile_dir = made.compile_dir()
-    if compile_dir is not None:
+    if compile_dir is not None and runtime.targets_cpu():
         env |= inductor_env(compile_dir)
+    elif compile_dir is not None:
+        env |= compiled_env(compile_dir, paths.state_dir() / "compiled" / compile_dir.name)
+        compile_dir = None  # no worker of ours, but vLLM's own, which looks into its own cache
     made.graphs()
     kv_args = made.kv_args(given)
     given = base_args(model, given)
@@ -223,8 +234,9 @@ def _texts(value: object) -> dict[str, str]:
 
 def _canary(value: object) -> dict[str, list[int]] | None:
     given = value if isinstance(value, Mapping) else {}
-    prompt, tokens = given.get("prompt"), given.get("tokens")
-    return {"prompt": prompt, "tokens": tokens} if _are_tokens(prompt) and _are_tokens(tokens) else None
+    lists = {name: given.get(name) for name in ("prompt", "tokens", "batch")}
+    found = {name: value for name, value in lists.items() if _are_tokens(value)}
+    return found if {"prompt", "tokens"} <= set(found) else None
 
 
 def _are_tokens(value: object) -> TypeGuard[list[int]]:

@@ -8,63 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
+from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
+from coldstart.scheduling.registry import make_policy
+from coldstart.scheduling.settings import FALLBACK_PROFILE, FCFS, Choice, SchedulerSettings
 
-# The policies are imported where they are needed: a start with vLLM's own scheduler does without them.
-if TYPE_CHECKING:
-    from coldstart.vllm.scheduling.config import SchedulerSettings
-
-FCFS = "fcfs"
 DEFAULT_HOST_BYTES = 1 << 30
 # Flags by which the scheduler is told to vLLM: a choice and they exclude each other.
 _OURS = ("scheduler_cls", "additional_config", "kv_transfer_config")
-_CPU_CORES = ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A scheduler and its settings; None leaves a setting at its default (config.SchedulerSettings, the bundle's profile).
-
-    `batch` is the largest number of requests per iteration, times are seconds, `host_bytes` of host memory keep the KV of
-    requests that were taken off the device.
-    """
-
-    policy: str = FCFS
-    batch: int | None = None
-    quantum_s: float | None = None
-    eta: int | None = None
-    alpha_s: float | None = None
-    oldest_share: float | None = None
-    reserve: float | None = None
-    strategy: str | None = None
-    host_bytes: int | None = None
-
-    def settings(self, profile: Mapping[str, object] | None) -> SchedulerSettings:
-        """Our scheduler's settings. Raises Usage for a value out of range."""
-        from coldstart.vllm.scheduling.config import SchedulerSettings
-
-        given = {
-            "batch": self.batch,
-            "first_quantum_s": self.quantum_s,
-            "eta": self.eta,
-            "alpha_s": self.alpha_s,
-            "oldest_share": self.oldest_share,
-            "reserve_quantile": self.reserve,
-            "strategy": self.strategy,
-            "profile": profile,
-        }
-        made = SchedulerSettings(policy=self.policy, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
-        try:
-            return SchedulerSettings.read(made.additional_config())
-        except ValueError as problem:
-            raise Usage(f"The scheduler's settings: {problem}.", mend="coldstart serve --help") from problem
+_CPU_CORES = (environment.VLLM_CPU_OMP_THREADS_BIND, environment.VLLM_CPU_NUM_OF_RESERVED_CPU)
 
 
 STOCK = Choice()
@@ -73,15 +31,14 @@ STOCK = Choice()
 
 def check(choice: Choice, vllm_args: Arguments) -> None:
     """Raises Usage where `vllm_args` choose another scheduler or a setting is wrong."""
+    _settings(choice, None)
     if choice.policy == FCFS:
-        return _only_batch(choice)
+        return
     if taken := [name for name in _OURS if vllm_args.gives(name)]:
         flag = "--" + taken[0].replace("_", "-")
         raise Usage(
             f"--scheduler {choice.policy} sets {flag} itself.", mend=f"leave {flag} or --scheduler away"
         )
-    choice.settings(None)
-    return None
 
 
 def apply(made: LaunchPlan, choice: Choice, bundle: Bundle | None, *, on_cpu: bool) -> LaunchPlan:
@@ -91,7 +48,7 @@ def apply(made: LaunchPlan, choice: Choice, bundle: Bundle | None, *, on_cpu: bo
     from coldstart.vllm.scheduling.arguments import serve_arguments
 
     profile, fallbacks = _profile(bundle)
-    settings = choice.settings(profile)
+    settings = _settings(choice, profile)
     flags = serve_arguments(settings, choice.host_bytes or _host_bytes(bundle), on_cpu=on_cpu)
     env = _cores(made.vllm_args) if on_cpu and "--kv-transfer-config" in flags else {}
     return replace(
@@ -102,12 +59,12 @@ def apply(made: LaunchPlan, choice: Choice, bundle: Bundle | None, *, on_cpu: bo
     )
 
 
-def _only_batch(choice: Choice) -> None:
-    if choice != Choice(batch=choice.batch):
-        raise Usage(
-            "fcfs takes --batch alone: the other settings belong to --scheduler skip-join-mlfq.",
-            mend="add --scheduler skip-join-mlfq",
-        )
+def _settings(choice: Choice, profile: Mapping[str, object] | None) -> SchedulerSettings:
+    try:
+        make_policy(choice.policy, FALLBACK_PROFILE)
+        return SchedulerSettings.read(choice.settings(profile).additional_config())
+    except ValueError as problem:
+        raise Usage(f"The scheduler's settings: {problem}.", mend="coldstart serve --help") from problem
 
 
 def _batch_cap(batch: int | None) -> list[str]:
@@ -141,4 +98,4 @@ def _cores(given: Arguments) -> dict[str, str]:
     """vLLM reserves one more core per rank as soon as KV is transferred; our copying needs none of its own."""
     if any(name in os.environ for name in _CPU_CORES):
         return {}
-    return {"VLLM_CPU_NUM_OF_RESERVED_CPU": str(given.value("tensor_parallel_size", 1))}
+    return {environment.VLLM_CPU_NUM_OF_RESERVED_CPU: str(given.value("tensor_parallel_size", 1))}

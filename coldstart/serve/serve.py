@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
+from coldstart.artifacts.net.origin import without_secrets
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed, Usage
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
-from coldstart.machine import peers, runtime, timeline
+from coldstart.machine import modes, peers, runtime, timeline
 from coldstart.model import models
+from coldstart.scheduling.settings import Choice
 from coldstart.serve import fetch, launch, pool, prepare, scheduler
-from coldstart.serve.scheduler import STOCK, Choice
+from coldstart.serve.scheduler import STOCK
 
 if TYPE_CHECKING:
     from coldstart.weights.prefetch.client import Attached
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 8000
 # The fastest first.
 LADDER = ("template-engine", "snapshot", "template-runtime", "fresh")
+# A step down that leaves the start as fast as it was.
+FETCH_REST = "fetch-rest"
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,10 @@ class Start:
             "mode": self.mode,
             "ready_s": round(self.running.ready_s, 4),
             "first_token_s": round(self.running.ready_s, 4),
-            "fast_path": {"mode": not self.steps, **report.get("fast_path", {})},
+            "fast_path": {
+                "mode": all(step["section"] == FETCH_REST for step in self.steps),
+                **report.get("fast_path", {}),
+            },
             "fallbacks": [*self.steps, *report.get("fallbacks", [])],
             "absent": self.absent,
             "canary": report.get("canary"),
@@ -110,7 +117,7 @@ def _prepared(request: Request) -> LaunchPlan:
     else:
         made = prepare.prepare(found, found.bundle, given, trust=request.trust, streamed=streamed)
     if request.weights_from is not None and streamed is None:
-        reason = f"no bundle says what {request.weights_from} must hold: the model's own directory is read"
+        reason = f"no bundle says what {without_secrets(request.weights_from)} must hold: the model's own directory is read"
         made = replace(made, fallbacks=[*made.fallbacks, {"section": "weights", "reason": reason}])
     return made
 
@@ -184,11 +191,13 @@ def _run(mode: str, request: Request, plan: LaunchPlan, began: float) -> launch.
 def _with_rest(started: Start, request: Request) -> Start:
     if not request.fetch_rest:
         return started
-    rest = fetch.rest(started.plan, request.found.model.config)
-    if isinstance(rest, str):
-        started.steps.append({"section": "weights", "reason": rest})
+    from coldstart.weights.prefetch.errors import PrefetchError
+
+    try:
+        return replace(started, rest=fetch.rest(started.plan, request.found.model.config))
+    except (PrefetchError, OSError, ValueError) as error:
+        started.steps.append(_step(FETCH_REST, error))
         return started
-    return replace(started, rest=rest)
 
 
 class _Unavailable(RuntimeError):
@@ -206,6 +215,8 @@ def _ladder(mode: str) -> Sequence[str]:
 def _launch(mode: str, request: Request, plan: LaunchPlan) -> tuple[launch.Process, int]:
     if mode == "fresh":
         return launch.fresh(plan)
+    if refused := modes.refusal(mode):
+        raise _Unavailable(f"{refused.reason}: {refused.mend}")
     if mode == "snapshot":
         return _thaw(request, plan)
     level, found = mode.removeprefix("template-"), request.found
@@ -238,7 +249,7 @@ def _thaw(request: Request, plan: LaunchPlan) -> tuple[launch.Process, int]:
         # Whatever is wrong with an image, or with the place it is unpacked to, another mode starts the server.
         raise _Unavailable(f"{error}") from error
     try:
-        return launch.forked(plan, thawed.socket, thawed)
+        return launch.forked(replace(plan, must_adopt=True), thawed.socket, thawed)
     except BaseException:
         thawed.end()
         raise

@@ -24,8 +24,8 @@ from coldstart.errors import Failed
 from coldstart.machine import criu, fingerprint, ownership, paths
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.machine.paths import Cache
+from coldstart.machine.unpacked import unpacked
 from coldstart.serve import environment, pool
-from coldstart.serve.unpacked import unpacked
 
 ABOUT = "snapshot.json"
 _PREFIX, _GUARDIAN = "thawed-", "guardian"
@@ -55,7 +55,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float) -> None:
         finally:
             process.kill()
             process.wait()
-            (meeting / fingerprint.MODULES).unlink(missing_ok=True)
+            _clear(meeting)
     if done.returncode != 0:
         raise Failed(
             f"CRIU could not freeze the engine: {last_error(out / 'dump.log')}", mend="coldstart doctor"
@@ -63,6 +63,15 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float) -> None:
     read = environment.counted(environment.spawned(os.environ, plan))
     about = {"criu": criu.version(), "environment": read, "meeting": str(meeting)}
     (out / ABOUT).write_text(json.dumps(about, sort_keys=True))
+
+
+def _clear(meeting: Path) -> None:
+    """Remove what the frozen template left where it listened; it is thawed without."""
+    for left in meeting.iterdir():
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        elif left.name != "lock":
+            left.unlink(missing_ok=True)
 
 
 class Thawed:

@@ -1,5 +1,47 @@
-"""Attacks run with a home of their own."""
+"""Attacks run with a home of their own, the engine's fakes, and a second user of this machine."""
 
-from tools.command_line import home, run
+from __future__ import annotations
 
-__all__ = ["home", "run"]
+import json
+import os
+from collections.abc import Callable
+
+import pytest
+from tools.command_line import run
+
+from tests.support.engines import fake_engine, home
+
+__all__ = ["fake_engine", "home", "run"]
+STRANGER = 64321
+"""A user id that nobody has: to the kernel as good a user as any."""
+
+
+@pytest.fixture
+def stranger() -> Callable[[Callable[[], object]], object]:
+    """stranger(act): what `act` returns when another user does it (OSError reads as None)."""
+    if os.getuid() != 0:
+        pytest.skip("a second user needs root: run these tests as root, or in a container")
+    return _as_stranger
+
+
+def _as_stranger(act: Callable[[], object]) -> object:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        os.setgroups([])
+        os.setgid(STRANGER)
+        os.setuid(STRANGER)
+        found: object = None
+        try:
+            found = act()
+        except OSError:
+            found = None
+        finally:
+            os.write(writer, json.dumps(found).encode())
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        said = answer.read()
+    os.waitpid(pid, 0)
+    return json.loads(said)

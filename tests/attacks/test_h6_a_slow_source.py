@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tools.range_server import serving
+from support.range_server import serving
 from tools.raw_server import Asked, answering, dribble
 from weights_tools import FILE, checkpoint, prefetcher
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.range_server import RangeServer, serving
 from support.shortage import busy_s, without_descriptors
-from tools.range_server import RangeServer, serving
 
 from coldstart.machine import ipc
 from coldstart.weights import plan as engine_weights

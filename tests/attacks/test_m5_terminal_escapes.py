@@ -9,7 +9,6 @@ import pytest
 from coldstart.artifacts import canonical
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.store import Store
-from coldstart.commands._output import printable, table
 from tools.bundles import config, key, plant, publish
 from tools.raw_server import answer, answering
 from tools.shell import Run
@@ -56,9 +55,13 @@ def test_m5_a_bundle_whose_provenance_holds_escapes(run: Run, home: Path) -> Non
 
 
 def test_m5_a_cell_stays_in_its_line() -> None:
+    from coldstart.commands._output import table
+
     assert len(table(("a", "b"), [("x\nerror: forged", EVIL)]).splitlines()) == 2
 
 
 def test_m5_what_is_harmless_stays() -> None:
+    from coldstart.commands._output import printable
+
     assert printable("naïve 模型 → 1 µs\n\ttab") == "naïve 模型 → 1 µs\n\ttab"
     assert printable("\ud800") == "\\ud800"

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from tools.range_server import serving
+from support.range_server import serving
 from tools.raw_server import answer, answering
 from weights_tools import checkpoint, prefetcher
 
 from coldstart.weights.prefetch import client, http_source, sources
-from coldstart.weights.prefetch.sources import Unusable
+from coldstart.weights.prefetch.source import Unusable, shown
 
 TOKEN = {http_source.TOKEN_VARIABLE: "s3cret"}
 
@@ -40,10 +40,18 @@ def test_m7_who_adds_a_header_by_hand_is_stopped_too() -> None:
         source.read("f", 4, 0, memoryview(bytearray(4)), lambda _: None)
 
 
+def test_m7_no_session_token_without_tls() -> None:
+    pytest.importorskip("obstore", exc_type=ImportError)
+    given = {"AWS_ENDPOINT_URL": "http://10.0.0.1:9000", "AWS_SESSION_TOKEN": "s3cret", "AWS_REGION": "x"}
+    with pytest.raises(Unusable, match="without TLS"):
+        sources.open_source("s3://b/m", given)
+    sources.open_source("s3://b/m", {**given, "AWS_ENDPOINT_URL": "http://127.0.0.1:9000"}).close()
+
+
 def test_m1_a_signed_address_is_shown_without_its_signature(tmp_path: Path) -> None:
     plan = checkpoint(tmp_path / "w")
     query = "?X-Amz-Signature=s3cret&X-Amz-Credential=AKIA"
-    assert sources.shown(f"https://me:s3cret@b.example/m{query}#s3cret") == "https://b.example/m"
+    assert shown(f"https://me:s3cret@b.example/m{query}#s3cret") == "https://b.example/m"
     with (
         answering(lambda c, _: answer(c, 403)) as server,
         serving(tmp_path / "w") as good,

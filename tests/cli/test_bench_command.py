@@ -14,7 +14,7 @@ from coldstart.measure.bench import floor, plan, request
 from coldstart.measure.bench.launch import Command, Launcher, RunFiles, Unavailable
 from coldstart.measure.bench.launchers import Subject
 
-SERVER = Path(__file__).parents[1] / "unit" / "bench" / "fake_server.py"
+SERVER = Path(__file__).parents[1] / "unit" / "measure" / "bench" / "fake_server.py"
 BEHAVIOUR: dict[str, str] = {}
 
 

@@ -12,7 +12,7 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from graphs_tools import SMALL, proven
+from support.graphs_tools import SMALL, proven
 from tools.bundles import key, provenance
 from tools.shell import Run
 

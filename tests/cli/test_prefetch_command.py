@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tools.range_server import serving
+from support.range_server import serving
 from tools.shell import Run
 
 from coldstart.weights.prefetch import client

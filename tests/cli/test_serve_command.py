@@ -9,7 +9,7 @@ OURS = ("--scheduler", "skip-join-mlfq")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--scheduler", "magic"), "'magic' is not one of"),
+        (("--scheduler", "magic"), "unknown policy 'magic'"),
         ((*OURS, "--", "--scheduler-cls", "x.Y"), "sets --scheduler-cls itself"),
         ((*OURS, "--", "--kv-transfer-config", "{}"), "sets --kv-transfer-config itself"),
         ((*OURS, "--oldest-share", "2"), "oldest_share must be within 0 and 1"),

@@ -44,7 +44,8 @@ def test_a_simulated_replay_writes_every_report(run: Run, trace: Path, home: Pat
 
 def test_two_policies_are_compared_by_baseline(run: Run, trace: Path) -> None:
     common = ("trace-replay", str(trace), "--simulate", "--profile", "profile.json", "--batch", "1")
-    run(*common, "--policy", "fcfs", "--format", "json", "-o", "fcfs.json")
+    run(*common, "--scheduler", "fcfs", "--format", "json", "-o", "fcfs.json")
+    common = (*common, "--scheduler", "skip-join-mlfq")
     done = run(*common, "--baseline", "fcfs.json", "--format", "json")
     assert json.loads(done.stdout)["against_baseline"]["requests_per_s"] > 0
     assert "against the baseline" in run(*common, "--baseline", "fcfs.json").stdout
@@ -122,7 +123,7 @@ def _interrupt_once_asked(server: FakeServer, child: "subprocess.Popen[bytes]") 
     [
         ([], "--simulate"),
         (["--simulate"], "--profile"),
-        (["--simulate", "--profile", "profile.json", "--policy", "magic"], "unknown policy"),
+        (["--simulate", "--profile", "profile.json", "--scheduler", "magic"], "unknown policy"),
         (["--simulate", "--profile", "profile.json", "--on-bad-row", "refuse"], "line 11"),
         (["--simulate", "--profile", "profile.json", "--slo", "x=1"], "--slo"),
         (["--simulate", "--profile", "profile.json", "--trace-format", "xls"], "unknown trace format"),

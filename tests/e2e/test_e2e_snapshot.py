@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
+import stat
+from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from tools.machine import VLLM, Machine, Tokens, criu
 
 from coldstart.machine import criu as engine_criu
 
 pytestmark = pytest.mark.vllm
+PLANTED = {
+    name: f"PLANTED-{name}"
+    for name in (
+        "HF_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "VLLM_API_KEY",
+        "OPENAI_API_KEY",
+        "MY_OWN_VARIABLE",
+        "DB_PASSWORD",
+    )
+}
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +34,8 @@ def frozen(machine: Machine, made: Any) -> str:
         patch.setenv(engine_criu.VARIABLE, criu() or "")
         if (reason := engine_criu.missing()) is not None:
             pytest.skip(reason)
-    said = json.loads(machine.run("materialize", "tiny-llama", "--snapshot", "--format", "json", "--", *VLLM))
+    rich = Machine(machine.root, PLANTED)
+    said = json.loads(rich.run("materialize", "tiny-llama", "--snapshot", "--format", "json", "--", *VLLM))
     assert said["key"] == made.key
     return str(said["ref"])
 
@@ -50,3 +65,50 @@ def test_without_criu_the_start_is_fresh_and_says_why(
         assert served.report["mode"] == "fresh"
         assert "/nonexistent/criu is not to be found" in served.report["fallbacks"][0]["reason"]
         assert served.tokens() == reference
+
+
+def test_no_secret_of_the_maker_stands_in_any_blob(machine: Machine, frozen: str) -> None:
+    blobs = list((machine.cache / "bundles" / "blobs" / "sha256").iterdir())
+    plain = {blob.name: _decompressed(blob) for blob in blobs}
+    assert max(map(len, plain.values())) > 100 << 20  # the memory image is among them
+    assert [name for name, data in plain.items() if b"PLANTED-" in data] == []
+    assert [stat.S_IMODE(blob.stat().st_mode) for blob in blobs if len(plain[blob.name]) > 100 << 20] == [
+        0o600
+    ]
+
+
+def test_a_thawed_server_has_its_callers_environment(machine: Machine, frozen: str) -> None:
+    caller = Machine(machine.root, {"HF_TOKEN": "of-the-caller"})
+    with caller.serving("tiny-llama", "--mode", "snapshot") as served:
+        assert served.report["mode"] == "snapshot"
+        environments = [Path(f"/proc/{one.pid}/environ").read_bytes() for one in served.family()]
+        assert not [held for held in environments if b"PLANTED-" in held]
+
+
+@pytest.mark.parametrize("changed", [{"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}, {"OMP_NUM_THREADS": "1"}])
+def test_another_environment_steps_down_by_name(
+    machine: Machine, frozen: str, reference: Tokens, changed: dict[str, str]
+) -> None:
+    with Machine(machine.root, changed).serving("tiny-llama", "--mode", "snapshot") as served:
+        assert served.report["mode"] == "fresh"
+        assert served.report["fallbacks"][0]["reason"].startswith(next(iter(changed)))
+        assert served.tokens() == reference
+
+
+def test_a_flag_that_the_worker_reads_is_honoured(machine: Machine, frozen: str) -> None:
+    """The worker that was frozen computes log-probabilities; this start asks for logits, which may be positive."""
+    with machine.serving(
+        "tiny-llama", "--mode", "snapshot", vllm=[*VLLM, "--logprobs-mode", "raw_logits"]
+    ) as served:
+        assert served.report["mode"] == "fresh"
+        assert "model_config.logprobs_mode: the built worker has raw_logprobs" in json.dumps(
+            served.report["fallbacks"]
+        )
+
+
+def _decompressed(blob: Path) -> bytes:
+    with blob.open("rb") as file:
+        if file.read(4) != b"\x28\xb5\x2f\xfd":
+            return blob.read_bytes()
+        file.seek(0)
+        return bytes(zstandard.ZstdDecompressor().stream_reader(file).readall())

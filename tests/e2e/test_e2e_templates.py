@@ -55,3 +55,14 @@ def test_without_a_template_the_start_is_fresh_and_says_why(machine: Machine, ma
         assert served.report["mode"] == "fresh" and served.report["fast_path"]["mode"] is False
         (fallback,) = served.report["fallbacks"]
         assert fallback["section"] == "template-runtime" and "template start" in fallback["reason"]
+
+
+def test_a_flag_that_the_worker_reads_is_honoured(machine: Machine, engine_template: None) -> None:
+    """The same key, so the same template; its worker computes log-probabilities, and this start asks for logits."""
+    with machine.serving(
+        "tiny-llama", "--mode", "template-engine", vllm=[*VLLM, "--logprobs-mode", "raw_logits"]
+    ) as served:
+        assert served.report["mode"] == "template-engine" and served.report["fast_path"]["worker"] is False
+        assert "model_config.logprobs_mode: the built worker has raw_logprobs" in json.dumps(
+            served.report["fallbacks"]
+        )

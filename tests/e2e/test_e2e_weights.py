@@ -14,8 +14,8 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from support.range_server import RangeServer, serving
 from tools.machine import VLLM, Machine, Tokens
-from tools.range_server import RangeServer, serving
 
 from coldstart.measure.bench.launch import free_port
 from coldstart.weights import plan as weights

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from coldstart.scheduling.settings import KEY, SchedulerSettings
 from coldstart.vllm import seams
 from coldstart.vllm.scheduling import SCHEDULER_CLS, limits
-from coldstart.vllm.scheduling.config import KEY, SchedulerSettings
 from coldstart.vllm.scheduling.counters import Counters, Exporter
 
 

@@ -12,9 +12,16 @@ from vllm.v1.kv_offload.base import TransferResult
 from vllm.v1.request import Request
 
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
-
-from .engine_double import BLOCK, EngineDouble, Shape, SymbolicWorker, build, expected, make_request
-from .workloads import Checked, Load, random_load
+from tests.support.scheduling.engine_double import (
+    BLOCK,
+    EngineDouble,
+    Shape,
+    SymbolicWorker,
+    build,
+    expected,
+    make_request,
+)
+from tests.support.scheduling.workloads import Checked, Load, random_load
 
 WORKLOADS = int(os.environ.get("COLDSTART_WORKLOADS", "60"))
 FIRST = int(os.environ.get("COLDSTART_FIRST_WORKLOAD", "0"))

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from vllm.v1.request import Request
 
-from coldstart.vllm.scheduling.loads import Loads
-from coldstart.vllm.scheduling.room import RUNNING, Enst, Room
-
-from .workloads import Checked, random_load
+from coldstart.scheduling.placement import Loads, Room
+from tests.support.scheduling.scheduling_rules import RUNNING, Enst
+from tests.support.scheduling.workloads import Checked, random_load
 
 
 def problems(folder: Path, seeds: range) -> str:
@@ -24,11 +23,11 @@ def problems(folder: Path, seeds: range) -> str:
 
 def never_evicts(self: Room, request: Request, later: list[Request], victims: list[Request]) -> bool:
     enough: bool = self.needs(request) <= self.free
-    return enough and (request.status == RUNNING or self._slots() > self._joining)
+    return enough and (request.status == RUNNING or self.view.free_slots() > self._joining)
 
 
 def anybody(self: Room) -> Iterator[Request]:
-    return (r for r in self.scheduler.started if self.scheduler._request_blocks_can_be_freed(r))
+    return iter(self.view.leavable())
 
 
 def soonest_first(self: Room, spared: list[Request], enst: Enst) -> list[Request]:
@@ -37,7 +36,7 @@ def soonest_first(self: Room, spared: list[Request], enst: Enst) -> list[Request
 
 
 def whoever_is_there(self: Loads, request: Request, need: int, kept: list[Request], enst: Enst) -> None:
-    room = self.scheduler.room
+    room = self.room
     for victim in room.leavers(room.victims(kept, enst)[::-1], need - room.free, 0):
         room.evict(victim)
 

@@ -10,8 +10,7 @@ from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, Cano
 from coldstart.machine import timeline
 from coldstart.vllm.scheduling.offload import CpuPoolWorker
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
-
-from .engine_double import BLOCK, EngineDouble, Shape, build, expected, make_request
+from tests.support.scheduling.engine_double import BLOCK, EngineDouble, Shape, build, expected, make_request
 
 PAGE = 2 * BLOCK * 8 * 4
 """Keys and values of one head of 8 float32 numbers, by the double's cache specification."""

@@ -35,3 +35,20 @@ def extension(name: str, directory: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def library(name: str, soname: str, directory: Path) -> Path:
+    """`name`.c as a shared library; once loaded, whoever asks the loader for `soname` gets it."""
+    out = directory / soname
+    command = [
+        "cc",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        f"-Wl,-soname,{soname}",
+        "-o",
+        str(out),
+        str(HERE / f"{name}.c"),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    return out

@@ -25,7 +25,7 @@ _READERS = frozenset(
 def names(directory: Path) -> dict[str, str]:
     """{variable: file that reads it} over every .py below `directory`."""
     found: dict[str, str] = {}
-    for path in sorted(directory.rglob("*.py")):
+    for path in [directory] if directory.is_file() else sorted(directory.rglob("*.py")):
         source = path.read_bytes()
         if not _MENTIONS.search(source):
             continue

@@ -18,6 +18,7 @@ class FakeServer:
     gap_s: float = 0.0
     bodies: list[dict[str, object]] = field(default_factory=list)
     port: int = 0
+    text: str = "too many!"
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -31,7 +32,8 @@ class FakeServer:
 
     async def _answer(self, writer: asyncio.StreamWriter, body: dict[str, object]) -> None:
         if self.mode == "error":
-            writer.write(b"HTTP/1.1 429 Busy\r\nContent-Length: 9\r\n\r\ntoo many!")
+            text = self.text.encode()
+            writer.write(b"HTTP/1.1 429 Busy\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
             return
         if self.mode == "hang":
             await asyncio.sleep(30)

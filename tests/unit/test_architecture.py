@@ -31,6 +31,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "materialize",
         "measure",
         "validate",
+        "host",
         "commands",
     )
 )
@@ -42,6 +43,7 @@ FOREIGN = {
     "scheduling": ("torch", "vllm"),
     "traces": ("torch", "vllm"),
     "key": ("torch", "vllm"),
+    "host": ("torch", "vllm"),
 }
 MOST_ROOMS = 26
 

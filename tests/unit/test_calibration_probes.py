@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from coldstart.measure.replay import RequestRecord, records_of
-from coldstart.scheduling import IterationProfile, Policy, make_policy
+from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.simulate import SimSettings, simulate
 from coldstart.traces import TraceRequest
 
-TRUTH = SimSettings(4, request_s=0.003, context_s=1e-6, crowd_s=2e-4)
+BATCH = 4
+TRUTH = SimSettings(request_s=0.003, context_s=1e-6, crowd_s=2e-4)
 TIMES = IterationProfile.from_points(
     [(1, 0.005), (16, 0.008), (512, 0.12)], [(1, 0.005), (2, 0.0051), (4, 0.0053)]
 )
@@ -32,17 +33,16 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", ["fcfs", "skip-join-mlfq"])
 def test_the_parameters_come_back(probes: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def policy() -> Policy:
-        return make_policy(name, TIMES)
+    settings = SchedulerSettings(name, batch=BATCH)
 
     def send(server: object, rows: Sequence[TraceRequest], seed: int) -> list[RequestRecord]:
-        return records_of(simulate(rows, policy(), TIMES, TRUTH))
+        return records_of(simulate(rows, TIMES, settings, TRUTH))
 
     monkeypatch.setattr(probes, "send", send)
-    found = probes.probe(None, TRUTH.batch, count())
-    settings, profile = found.settings(policy), found.profile()
-    assert settings.request_s == pytest.approx(TRUTH.request_s, rel=0.01)
-    assert settings.context_s == pytest.approx(TRUTH.context_s, rel=0.01)
-    assert settings.crowd_s == pytest.approx(TRUTH.crowd_s, rel=0.1)
+    found = probes.probe(None, BATCH, count())
+    machine, profile = found.settings(settings), found.profile()
+    assert machine.request_s == pytest.approx(TRUTH.request_s, rel=0.01)
+    assert machine.context_s == pytest.approx(TRUTH.context_s, rel=0.01)
+    assert machine.crowd_s == pytest.approx(TRUTH.crowd_s, rel=0.1)
     assert [profile.decode(b) for b in (1, 2, 4)] == pytest.approx([0.005, 0.0051, 0.0053], rel=0.01)
     assert [profile.prefill(n) for n in (1, 16, 512)] == pytest.approx([0.005, 0.008, 0.12], rel=0.01)

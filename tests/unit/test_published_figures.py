@@ -32,6 +32,7 @@ FILES = [
     ("README.md", "readme"),
     ("benchmarks/RESULTS.md", "results"),
     ("benchmarks/SCHEDULING.md", "scheduling"),
+    ("benchmarks/MODEL_CACHE.md", "model_cache"),
 ]
 
 

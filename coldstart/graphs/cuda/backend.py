@@ -74,16 +74,20 @@ class CudaDriver(CudaReader):
 
     def add_edges(self, graph: int, nodes: Sequence[Any], edges: Array) -> None:
         """One call for each distinct record: drivers 580 to 610 give all edges of a call the first one's."""
-        records = edges[["from_port", "to_port", "type"]]
-        for record in np.unique(records):
-            self._add_edges(graph, nodes, edges[records == record], self._edge_data(record))
+        words = (
+            edges["from_port"]
+            | edges["to_port"].astype(np.uint32) << 8
+            | edges["type"].astype(np.uint32) << 16
+        )
+        for word in np.unique(words).tolist():
+            self._add_edges(graph, nodes, edges[words == word], self._edge_data(word))
 
-    def _edge_data(self, row: Any) -> Any:
-        """None for the default record."""
-        if not any(row):
+    def _edge_data(self, word: int) -> Any:
+        """The record of from port, to port and type, a byte each; None for the default one."""
+        if not word:
             return None
         data = self.d.CUgraphEdgeData()
-        raw = bytes([row["from_port"], row["to_port"], row["type"]]).ljust(EDGE_BYTES, b"\0")
+        raw = word.to_bytes(EDGE_BYTES, "little")
         ctypes.memmove(data.getPtr(), raw, EDGE_BYTES)
         return data
 

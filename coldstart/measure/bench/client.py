@@ -2,7 +2,7 @@
 
 Standard library only. While a server starts, one connect attempt every POLL_S on the loopback costs some tens
 of microseconds; once a connection stands, the client sleeps in the kernel until bytes arrive. Times are
-seconds on CLOCK_MONOTONIC. Requests are greedy and ignore the end token, so that every answer has its length.
+seconds on CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from coldstart.measure import openai
+
 POLL_S = 0.004
 STARTING = (404, 502, 503)
-COMPLETIONS = "/v1/completions"
 
 
 class NoAnswer(Exception):
@@ -92,7 +93,7 @@ class Client:
         try:
             connection.connect()
             listening_s = time.monotonic()
-            connection.request("POST", COMPLETIONS, _request(prompt, 1, stream=True), _HEADERS)
+            connection.request("POST", openai.COMPLETIONS, _request(prompt, 1, stream=True), _HEADERS)
             return FirstToken(listening_s, _first_event_s(connection.getresponse()))
         finally:
             connection.close()
@@ -100,7 +101,7 @@ class Client:
     def _post(self, body: bytes) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=self.timeout_s)
         try:
-            connection.request("POST", COMPLETIONS, body, _HEADERS)
+            connection.request("POST", openai.COMPLETIONS, body, _HEADERS)
             response = connection.getresponse()
             return response.status, response.read()
         finally:
@@ -115,16 +116,7 @@ _HEADERS = {"Content-Type": "application/json"}
 
 
 def _request(prompt: str, max_tokens: int, *, stream: bool) -> bytes:
-    return json.dumps(
-        {
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "temperature": 0.0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-            "stream": stream,
-        }
-    ).encode()
+    return json.dumps(openai.request(prompt, max_tokens, stream=stream, token_ids=True)).encode()
 
 
 def _first_event_s(response: http.client.HTTPResponse) -> float:
@@ -133,17 +125,11 @@ def _first_event_s(response: http.client.HTTPResponse) -> float:
     if response.status != 200:
         raise NoAnswer(f"HTTP {response.status}: {response.read(300).decode(errors='replace')}")
     while line := response.readline():
-        if line.startswith(b"data: {"):
-            arrived_s = time.monotonic()
-            if _is_token(json.loads(line[6:])):
-                return arrived_s
+        arrived_s = time.monotonic()
+        try:
+            event = openai.event(line)
+        except openai.ServerError as error:
+            raise NoAnswer(f"the server answered: {error}") from error
+        if event is not None and event.token:
+            return arrived_s
     raise _Starting("the stream ended without a token")
-
-
-def _is_token(event: dict[str, object]) -> bool:
-    if "error" in event:
-        raise NoAnswer(f"the server answered: {event['error']}")
-    choices = event.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else {}
-    # A token may decode to no text (half a character), so the end of a one-token answer counts as well.
-    return bool(choice.get("token_ids") or choice.get("text") or choice.get("finish_reason"))

@@ -231,8 +231,8 @@ def _object(path: Path) -> dict[str, object]:
         value = json.loads(path.read_text())
     except ValueError as error:
         raise Failed(
-            f"the ready file is not JSON: {error}", mend="coldstart serve --ready-file FILE"
+            f"the ready file is not JSON: {error}", mend="coldstart serve MODEL --ready-file FILE"
         ) from error
     if not isinstance(value, dict):
-        raise Failed("the ready file holds no JSON object", mend="coldstart serve --ready-file FILE")
+        raise Failed("the ready file holds no JSON object", mend="coldstart serve MODEL --ready-file FILE")
     return value

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from coldstart.contract import environment
 from coldstart.errors import NO_BUNDLE, Failed, NoBundle
 from coldstart.machine import logs
 from coldstart.machine.timeline import EVENTS_VARIABLE
@@ -190,5 +191,5 @@ def cache_variables(root: Path) -> Mapping[str, str]:
 
 def hub_home() -> Path:
     """Where the hub's downloads are now, found before XDG_CACHE_HOME is moved."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("HF_HOME") or cache / "huggingface")
+    cache = Path(environment.XDG_CACHE_HOME.read() or Path.home() / ".cache")
+    return Path(environment.HF_HOME.read() or cache / "huggingface")

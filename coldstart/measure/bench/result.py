@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 
+from coldstart.machine import secrets
 from coldstart.measure.bench import facts, floor, plan
 from coldstart.measure.bench.measure import Run, Steady
 from coldstart.measure.bench.runner import Measured
@@ -30,9 +31,9 @@ def document(
         "schema_version": SCHEMA_VERSION,
         "kind": "bench",
         "date": facts.today(),
-        "command_line": facts.without_paths(command_line),
+        "command_line": facts.without_paths(secrets.arguments(command_line)),
         "model": facts.without_paths([model])[0],
-        "vllm_args": facts.without_paths(vllm_args),
+        "vllm_args": facts.without_paths(secrets.arguments(vllm_args)),
         "machine": facts.machine(),
         "versions": facts.versions(),
         "tokens_identical": tokens_identical(measured),

@@ -7,14 +7,14 @@ replay exercises prefix caching as the recorded service did.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, islice
 from typing import Protocol
 
-from coldstart.measure.replay.http import Endpoint, HttpError, post_lines
+from coldstart.measure import openai
+from coldstart.measure.replay.http import Endpoint, HttpError, Unreachable, post_lines
 from coldstart.measure.replay.record import RequestRecord
 from coldstart.traces.request import TraceRequest
 
@@ -63,50 +63,49 @@ def _block(block: int, seed: int, vocabulary: int) -> Iterator[int]:
 
 async def send(
     target: Target, prompt: list[int], record: RequestRecord, clock: Callable[[], float], timeout_s: float
-) -> None:
-    """Stream one completion into `record`; failures end up in record.error, never in an exception."""
-    body = {
-        "model": target.model,
-        "prompt": prompt,
-        "max_tokens": record.wanted_tokens,
-        "min_tokens": record.wanted_tokens,
-        "ignore_eos": True,
-        "temperature": 0.0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **({"return_token_ids": True} if target.token_ids else {}),
-    }
+) -> bool:
+    """Stream one completion into `record`; failures end up in record.error, never in an exception.
+
+    Whether the target took the connection.
+    """
+    body = openai.request(
+        prompt,
+        record.wanted_tokens,
+        stream=True,
+        model=target.model,
+        token_ids=target.token_ids,
+        usage=True,
+    )
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     record.target, record.sent_s = target.name, clock()
-    answer = sha256() if target.token_ids else None
+    answer, connected = sha256() if target.token_ids else None, True
     try:
         async with asyncio.timeout(timeout_s):
             async for line in post_lines(target.endpoint, body, headers):
                 _event(line, record, clock, answer)
+    except Unreachable as problem:
+        record.error, connected = str(problem), False
     except TimeoutError:
         record.error = f"no end of the answer within {timeout_s:g} s"
-    except (OSError, HttpError, ValueError) as problem:
+    except (OSError, HttpError, openai.ServerError, ValueError) as problem:
         record.error = f"{type(problem).__name__}: {problem}"
     if record.error is None and record.finished_s is None:
         record.error = "the answer ended without a token"
     record.answer = answer.hexdigest() if answer else None
+    return connected
 
 
 def _event(line: bytes, record: RequestRecord, clock: Callable[[], float], answer: Digest | None) -> None:
     """One server-sent event. Usage, where the server reports it, counts the tokens better than the chunks."""
-    if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
+    event = openai.event(line)
+    if event is None:
         return
-    event = json.loads(line[5:])
-    if "error" in event:
-        raise HttpError(0, str(event["error"])[:300])
-    if event.get("choices"):
+    if event.choice:
         now = clock()
         record.first_token_s = now if record.first_token_s is None else record.first_token_s
         record.finished_s = now
         record.output_tokens += 1
         if answer is not None:
-            answer.update(b"".join(b"%d," % token for token in event["choices"][0].get("token_ids") or ()))
-    usage = event.get("usage")
-    if usage:
-        record.output_tokens = usage.get("completion_tokens", record.output_tokens)
-        record.prompt_tokens = usage.get("prompt_tokens", record.prompt_tokens)
+            answer.update(b"".join(b"%d," % token for token in event.token_ids))
+    record.output_tokens = event.usage.get("completion_tokens", record.output_tokens)
+    record.prompt_tokens = event.usage.get("prompt_tokens", record.prompt_tokens)

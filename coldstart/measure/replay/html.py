@@ -1,6 +1,6 @@
-"""One self-contained HTML page: the table, and a CDF per metric as inline SVG.
+"""A replay as an HTML page: the table, and a CDF per metric as inline SVG.
 
-Invariant: every curve rises from 0 to 1 and its x axis starts at 0; nothing is fetched from elsewhere.
+Invariant: every curve rises from 0 to 1 and its x axis starts at 0.
 """
 
 from __future__ import annotations
@@ -11,31 +11,19 @@ from html import escape
 from coldstart.measure.replay.metrics import percentile
 from coldstart.measure.replay.render import LABELS, MARKS, rows
 from coldstart.measure.replay.store import METRICS, RecordStore
+from coldstart.measure.report.page import page as html
+from coldstart.measure.report.page import section, table
 
 WIDTH, HEIGHT, POINTS = 420, 220, 100
 COLORS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700")
-STYLE = (
-    "body{font:14px system-ui;margin:2em;max-width:60em}table{border-collapse:collapse}"
-    "td,th{padding:.3em .8em;border-bottom:1px solid #ddd;text-align:right}figure{display:inline-block}"
-)
 
 Runs = Mapping[str, RecordStore]
 
 
 def page(title: str, summaries: Mapping[str, Mapping[str, object]], runs: Runs) -> str:
     """Tables and CDFs of one or more named runs over the same axes."""
-    tables = "".join(f"<h2>{escape(name)}</h2>{_table(summary)}" for name, summary in summaries.items())
-    figures = "".join(_figure(metric, runs) for metric in METRICS)
-    return (
-        f'<!doctype html><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
-        f"<h1>{escape(title)}</h1>{tables}<h2>Distributions</h2>{figures}\n"
-    )
-
-
-def _table(summary: Mapping[str, object]) -> str:
-    head = "".join(f"<th>{cell}</th>" for cell in ("seconds", *MARKS))
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows(summary))
-    return f"<table><tr>{head}</tr>{body}</table>"
+    tables = [section(name, table(("seconds", *MARKS), rows(found))) for name, found in summaries.items()]
+    return html(title, *tables, section("Distributions", "".join(_figure(name, runs) for name in METRICS)))
 
 
 def _figure(metric: str, runs: Runs) -> str:

@@ -87,13 +87,13 @@ class _Run:
         prompt = prompt_tokens(row, number, self.settings.seed, self.settings.vocabulary)
         self.outstanding[index] += 1
         try:
-            await send(self.targets[index], prompt, record, self.clock, self.settings.timeout_s)
+            connected = await send(self.targets[index], prompt, record, self.clock, self.settings.timeout_s)
         except asyncio.CancelledError:
-            record.error = "not finished when the replay ended"
+            record.error, connected = "not finished when the replay ended", True
         finally:
             self.outstanding[index] -= 1
             self.keep(record)
-        self._watch(record)
+        self._watch(record, connected)
 
     def _choose(self) -> int:
         count, self.sent = len(self.targets), self.sent + 1
@@ -103,10 +103,9 @@ class _Run:
             return self.random.randrange(count)
         return (self.sent - 1) % count
 
-    def _watch(self, record: RequestRecord) -> None:
+    def _watch(self, record: RequestRecord, connected: bool) -> None:
         self.replay.error = record.error or self.replay.error
-        refused = record.error is not None and record.first_token_s is None and "Connect" in record.error
-        self.refused = self.refused + 1 if refused else 0
+        self.refused = 0 if connected else self.refused + 1
         if self.refused >= DEAD_AFTER:
             self._end("target dead")
 

@@ -16,7 +16,7 @@ from coldstart.measure.replay.client import Target
 from coldstart.measure.replay.http import Endpoint
 from coldstart.measure.replay.open_loop import Keep, Replay, ReplaySettings, replay
 from coldstart.measure.replay.simulated import record_of
-from coldstart.scheduling import IterationProfile, MlfqSettings, make_policy
+from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.simulate import Engine, SimSettings
 from coldstart.traces import TraceReport, TraceRequest, read_trace
 from coldstart.traces.arrivals import rearrive
@@ -83,10 +83,9 @@ def run_live(
 
 def run_simulated(
     plan: TracePlan,
-    policy: str,
     profile: IterationProfile,
-    tunables: MlfqSettings,
-    settings: SimSettings,
+    settings: SchedulerSettings,
+    machine: SimSettings,
     report: TraceReport,
     keep: Keep,
 ) -> Replay:
@@ -95,8 +94,7 @@ def run_simulated(
     Raises Usage for an unknown policy or a request that never fits.
     """
     try:
-        made = make_policy(policy, profile, tunables)
-        engine = Engine(made, profile, settings, finished=lambda job: keep(record_of(job)))
+        engine = Engine(profile, settings, machine, finished=lambda job: keep(record_of(job)))
         with _raising_on_ctrl_c():
             engine.run(plan.rows(report))
     except ValueError as problem:

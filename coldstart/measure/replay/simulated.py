@@ -23,5 +23,5 @@ def record_of(job: SimJob) -> RequestRecord:
         sent_s=job.job.arrival_s,
         first_token_s=job.first_token_s,
         finished_s=job.finished_s,
-        output_tokens=job.job.generated,
+        output_tokens=job.delivered,
     )

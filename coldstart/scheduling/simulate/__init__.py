@@ -1,7 +1,7 @@
-"""An iteration-level model of a serving engine, driven by the same policy objects as the server."""
+"""An iteration-level model of vLLM's engine, driven by the same policy, placement and settings as the server."""
 
 from coldstart.scheduling.simulate.engine import Engine, simulate
-from coldstart.scheduling.simulate.settings import STRATEGIES, SimSettings
-from coldstart.scheduling.simulate.state import Outcome, SimJob
+from coldstart.scheduling.simulate.settings import COPIES, SimSettings
+from coldstart.scheduling.simulate.state import Arrival, Outcome, SimJob
 
-__all__ = ["STRATEGIES", "Engine", "Outcome", "SimJob", "SimSettings", "simulate"]
+__all__ = ["COPIES", "Arrival", "Engine", "Outcome", "SimJob", "SimSettings", "simulate"]

@@ -1,60 +1,139 @@
-"""A simulated job's KV, and what a run leaves behind.
+"""A simulated request, and what a run leaves behind.
 
-Invariant: held device blocks never exceed the pool; latency = queueing + execution + swapping + displacement for each job.
+Invariants: latency >= execution + swapping + displacement for each job; 0 <= computed < context + in flight; a job holds
+device blocks while it runs, is parked, or loads.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from coldstart.scheduling.job import Job
 
 
-class Kv(Enum):
-    """Where a job's KV is. A job without any (new, or dropped) is ready: it computes its context again."""
+class Arrival(Protocol):
+    """A row of a trace."""
 
-    NONE = "none"
-    DEVICE = "device"
-    LEAVING = "leaving"
-    HOST = "host"
+    @property
+    def arrival_s(self) -> float: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def output_tokens(self) -> int: ...
+    @property
+    def model(self) -> str | None: ...
+
+
+class Status(Enum):
+    """vLLM's request states, as far as there are any here."""
+
+    WAITING = "waiting"
     LOADING = "loading"
+    RUNNING = "running"
+    FINISHED = "finished"
 
 
 @dataclass(slots=True, eq=False)
 class SimJob:
     """A job with its memory and its clock readings (seconds of simulated time).
 
-    Where its rank earns a slot and it does not run, `swapping_s` counts the time in which a copy is under way, of its own KV
-    or of what makes room for it, `displaced_s` that in which its KV is on the host and others hold its room.
+    `generated` tokens are sampled or will be by the iterations under way, `delivered` of them are known; `flying` are on
+    their way, `stale` were when the job was evicted; `computed` tokens have KV on the device. `cached` blocks of an evicted
+    job survive there until they are overwritten; the host holds its blocks from `host_from` to `host_to`,
+    of which the scheduler `remembered` so many as loadable when it last asked.
+    Where its rank earns a slot and it does not run, `swapping_s` counts the time in which its KV is under way,
+    `displaced_s` that in which it is on the host and others hold its room.
     """
 
     job: Job
-    kv: Kv = Kv.NONE
+    output: int
+    model: str | None = None
+    status: Status = Status.WAITING
     blocks: int = 0
-    landing_s: float = 0.0
-    progressed: bool = True
+    computed: int = 0
+    generated: int = 0
+    delivered: int = 0
+    flying: int = 0
+    stale: int = 0
+    evictions: int = 0
+    lost: int = 0
+    cached: int = 0
+    host_from: int = 0
+    host_to: int = 0
+    remembered: int | None = None
+    scheduled_step: int = 0
+    stored_step: int = -1
+    stored_s: float = 0.0
+    landing_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
     executing_s: float = 0.0
     swapping_s: float = 0.0
     displaced_s: float = 0.0
-    model: str | None = None
 
     @property
-    def output(self) -> int:
-        return self.job.output_tokens or 1
+    def known(self) -> int:
+        """Tokens that the scheduler has seen: vLLM's num_tokens."""
+        return self.job.prompt_tokens + self.delivered
+
+    @property
+    def context(self) -> int:
+        """Those, and what is in flight."""
+        return self.job.prompt_tokens + self.generated
+
+    @property
+    def pending(self) -> int:
+        """Tokens to compute until the next one."""
+        return self.job.prompt_tokens + self.generated - self.computed
+
+    @property
+    def ending(self) -> bool:
+        """The iterations under way reach its last token."""
+        return self.generated >= self.output
+
+    @property
+    def running(self) -> bool:
+        return self.status is Status.RUNNING
+
+    @property
+    def loading(self) -> bool:
+        """On its way from the host, or back without a slot."""
+        return self.status is Status.LOADING
+
+    @property
+    def finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+
+Served = list[tuple[SimJob, int]]
+"""Jobs and their tokens in one iteration."""
+
+
+@dataclass(slots=True)
+class Step:
+    """One decision: `sampled` jobs get a token, `context` tokens are read by the jobs that decode."""
+
+    served: Served = field(default_factory=list)
+    sampled: list[SimJob] = field(default_factory=list)
+    prefill_tokens: int = 0
+    decodes: int = 0
+    context: int = 0
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Every finished job in order of arrival, and the run's counters."""
+    """Every finished job in order of arrival, and the run's counters; `served` sums the jobs of all iterations."""
 
     jobs: list[SimJob] = field(default_factory=list)
     finished_s: float = 0.0
     iterations: int = 0
+    served: int = 0
     crowded: int = 0
     stalled_s: float = 0.0
+    evictions: int = 0
+    blocks_evicted: int = 0
     blocks_out: int = 0
     blocks_in: int = 0
     recomputed_tokens: int = 0
@@ -62,3 +141,7 @@ class Outcome:
     promotions: int = 0
     peak_blocks: int = 0
     kv_series: list[tuple[float, int]] = field(default_factory=list)
+
+    @property
+    def mean_running(self) -> float:
+        return self.served / max(1, self.iterations)

@@ -101,8 +101,7 @@ def _leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, object]]:
 
 def _members(value: Any) -> list[tuple[str, Any]] | None:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        # Its attributes, not only its declared fields: vLLM's checks set more of them.
-        return sorted(vars(value).items()) if hasattr(value, "__dict__") else _declared(value)
+        return _attributes(value)
     if isinstance(value, Mapping):
         return sorted((str(key), item) for key, item in value.items()) if value else None
     if isinstance(value, list | tuple) and value:
@@ -112,8 +111,11 @@ def _members(value: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def _declared(value: Any) -> list[tuple[str, Any]]:
-    return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """The declared fields, and what vLLM's checks set beside them; not what it fills in privately when it is first asked."""
+    declared = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    public = {name: item for name, item in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+    return sorted((declared | public).items())
 
 
 def _leaf(value: Any) -> object:

@@ -41,7 +41,7 @@ class ColdExecutor(UniProcExecutor):
         die_with_parent()
         use_serving_threads(self.vllm_config)
         built = _kept.pop() if _kept else None
-        reason = adoption.difference(built.facts, facts(self.vllm_config)) if built else None
+        reason = adoption.difference(built.facts, facts(self.vllm_config)) if built is not None else None
         if built is not None and reason is None:
             self._adopt(built.worker)
             return
@@ -64,6 +64,11 @@ def prebuild(config: VllmConfig) -> None:
     executor.collective_rpc("warm_up")
     _kept.append(_Built(executor.driver_worker, given))
     torch.set_num_threads = _set_num_threads
+
+
+def obstacle(config: VllmConfig) -> str | None:
+    """Why the worker that was built in this process is not for `config`, None where it is or there is none."""
+    return adoption.difference(_kept[0].facts, facts(config)) if _kept else None
 
 
 def facts(config: VllmConfig) -> dict[str, object]:

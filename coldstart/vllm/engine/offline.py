@@ -20,8 +20,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any, get_args
 
-from coldstart.contract.plan import LaunchPlan
-from coldstart.machine import timeline
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR, VLLM_CACHE_ROOT
+from coldstart.contract.graphs import KV_NOTE
+from coldstart.contract.plan import CANARY_BATCH, LaunchPlan
+from coldstart.machine import runtime, timeline
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.vllm import seams
 from coldstart.vllm.engine import compiled, server, settle
@@ -92,12 +95,24 @@ class OfflineEngine:
         return finished
 
 
+def synchronous(vllm_args: Arguments) -> Arguments:
+    """Arguments with which `step` returns when its iteration is done: on a GPU it would be when it is launched."""
+    return vllm_args if runtime.targets_cpu() else vllm_args.before("--no-async-scheduling")
+
+
 def canary(engine: OfflineEngine) -> dict[str, list[int]]:
-    """A prompt and the greedy tokens that follow it: what every start from the bundle must answer."""
+    """A prompt and the greedy tokens that follow it: what every start from the bundle must answer.
+
+    `batch` are the tokens that several such requests at once are all answered with, where they are.
+    """
     prompt = engine.prompt(CANARY_PROMPT_TOKENS)
     engine.add(prompt, CANARY_TOKENS)
     (output,) = engine.drain()
-    return {"prompt": prompt, "tokens": list(output.outputs[0].token_ids)}
+    known = {"prompt": prompt, "tokens": list(output.outputs[0].token_ids)}
+    for _ in range(CANARY_BATCH):
+        engine.add(prompt, CANARY_TOKENS)
+    answers = [list(output.outputs[0].token_ids) for output in engine.drain()]
+    return known | ({"batch": answers[0]} if all(answer == answers[0] for answer in answers) else {})
 
 
 def iteration_profile(engine: OfflineEngine) -> dict[str, Any]:
@@ -150,7 +165,7 @@ def write_compiled(engine: OfflineEngine, directory: Path) -> list[str]:
     """The compiled forward functions and the kernels they load; returns the modules' names."""
     directory.mkdir()
     names = compiled.save(engine.worker.model_runner.model, directory)
-    source = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    source = Path(os.environ[TORCHINDUCTOR_CACHE_DIR])
     for file in source.rglob("*"):
         if file.is_file() and file.suffix in _KEPT_SUFFIXES:
             target = directory / compiled.INDUCTOR_DIR / file.relative_to(source)
@@ -161,18 +176,29 @@ def write_compiled(engine: OfflineEngine, directory: Path) -> list[str]:
 
 def modelinfos() -> dict[str, str]:
     """What vLLM found out about the model class by importing itself in another process, by file name."""
-    directory = Path(os.environ["VLLM_CACHE_ROOT"]) / "modelinfos"
+    directory = Path(os.environ[VLLM_CACHE_ROOT]) / "modelinfos"
     return {path.name: path.read_text() for path in sorted(directory.glob("*.json"))}
 
 
-def run(plan: LaunchPlan, out: Path) -> None:
-    """Do the whole offline phase into the existing directory `out`. Raises SystemExit where this vLLM has no way for it."""
+def size(plan: LaunchPlan, out: Path) -> None:
+    """Measure the KV cache alone, in caches that a start before has filled, over what that start has measured."""
+    _begin(plan)
+    with timeline.measure("start engine, warm", track="offline"):
+        _write(out / "kv.json", kv_sizing(OfflineEngine(synchronous(plan.vllm_args))))
+
+
+def _begin(plan: LaunchPlan) -> None:
     require()
     plan.install()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     server.import_runtime()
+
+
+def run(plan: LaunchPlan, out: Path) -> None:
+    """Do the whole offline phase into the existing directory `out`. Raises SystemExit where this vLLM has no way for it."""
+    _begin(plan)
     with timeline.measure("start engine, compile", track="offline"):
-        engine = OfflineEngine(plan.vllm_args)
+        engine = OfflineEngine(synchronous(plan.vllm_args))
     info: dict[str, Any] = {
         "architectures": engine.config.model_config.architectures,
         "vllm_modelinfos": modelinfos(),
@@ -209,27 +235,15 @@ def _saves() -> bool:
 def kv_sizing(engine: OfflineEngine) -> dict[str, Any]:
     """The KV cache that profiling arrived at: bytes, blocks, tokens per block (MEDUSA section 6).
 
-    On a GPU also `plan`, what vLLM's own start-up plan needs to arrive there without profiling.
+    On a GPU also `plans`, by rank: what vLLM's own start-up plan needs to arrive there without profiling.
     """
-    cache = engine.config.cache_config
-    sizing = {
+    cache, notes = engine.config.cache_config, os.environ.get(KV_NOTE)
+    sizing: dict[str, Any] = {
         "bytes": int(engine.core.available_gpu_memory_for_kv_cache),
         "blocks": int(cache.num_gpu_blocks),
         "block_tokens": int(cache.block_size),
     }
-    return sizing | startup_plan()
-
-
-def startup_plan() -> dict[str, Any]:
-    """The plan that vLLM has just written down, if it has and there is one rank."""
-    import vllm
-    from vllm.platforms import current_platform
-
-    if current_platform.is_cpu():
-        return {}
-    root = Path(os.environ["VLLM_CACHE_ROOT"])
-    plans = kv_plan.collect(root, vllm.__version__, current_platform.get_device_name())
-    return {"plan": asdict(plans[0])} if len(plans) == 1 else {}
+    return sizing | ({"plans": [asdict(p) for p in kv_plan.collect(Path(notes))]} if notes else {})
 
 
 def _write(path: Path, value: object) -> None:
@@ -238,7 +252,8 @@ def _write(path: Path, value: object) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    run(LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
+    work = size if sys.argv[3:] == ["size"] else run
+    work(LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
     sys.stdout.flush()
     # Nothing is left to do, and vLLM's teardown takes seconds.
     os._exit(0)

@@ -6,13 +6,14 @@ server listens. The word is one line of JSON on a pipe: what was restored, and w
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
 from typing import Any
 
-from coldstart.contract.graphs import GRAPHS_REPORT, RESTORE
-from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
+from coldstart.contract.graphs import COMPILE_REPORT, COMPILED, GRAPHS_REPORT, KV_PLAN, KV_REPORT, RESTORE
+from coldstart.contract.plan import CANARY_BATCH, READY_FD_ENV, LaunchPlan
 from coldstart.machine import timeline
 
 FALLBACK_PROMPT = [1, 2, 3, 4]
@@ -25,15 +26,18 @@ class Readiness:
         self.plan, self.engine, self.worker_reports = plan, engine, worker_reports
         self.descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))
         self.tokens: list[int] = []
+        self.together: list[list[int]] = []
         self.began = timeline.now()
         self.done = False
 
     async def proven(self) -> bool:
         """Generate the canary's first token; False, after saying so to the starter, when it is another one.
 
-        Asked before the server listens: restored state that answers wrongly never answers a client.
+        Asked before the server listens: restored state that answers wrongly never answers a client. Where graphs were
+        restored, all of its tokens, alone and in a larger batch: the first is a prefill's, and no graph's.
         """
-        self.tokens = await self._first_token()
+        self.tokens = await self._tokens()
+        self.together = await self._batch()
         self.began = timeline.now()
         if self._canary() is not False:
             return True
@@ -57,7 +61,10 @@ class Readiness:
 
     def _canary(self) -> bool | None:
         known = self.plan.canary
-        return self.tokens == known["tokens"][: len(self.tokens)] if known and self.tokens else None
+        if not known or not self.tokens:
+            return None
+        alone = self.tokens == known["tokens"][: len(self.tokens)]
+        return alone and all(answer == known["batch"] for answer in self.together)
 
     async def _report(self) -> dict[str, Any]:
         report: dict[str, Any] = {
@@ -72,6 +79,12 @@ class Readiness:
                     report["fast_path"][name] = taken and report["fast_path"].get(name, True)
                 report["fallbacks"] += worker["fallbacks"]
                 report.setdefault("loads", []).append(worker["load"])
+        if COMPILED in self.plan.env:
+            fallbacks = await compile_fallbacks(self.engine)
+            report["fast_path"]["compile"] = not fallbacks
+            report["fallbacks"] += fallbacks
+        if KV_PLAN in self.plan.env:
+            report["fallbacks"] += await kv_fallbacks(self.engine)
         if RESTORE in self.plan.env:
             fallbacks = await graph_fallbacks(self.engine)
             report["fast_path"]["graphs"] = not fallbacks
@@ -82,21 +95,63 @@ class Readiness:
         """Whether this vLLM has no way for our worker, which then cannot say so itself."""
         return any(fallback["section"] == "worker" for fallback in self.plan.fallbacks)
 
-    async def _first_token(self) -> list[int]:
+    async def _tokens(self) -> list[int]:
+        if "generate" not in await self.engine.get_supported_tasks():
+            return []
+        known, start = self.plan.canary, timeline.now()
+        count = len(known["tokens"]) if known and RESTORE in self.plan.env else 1
+        tokens = await self._answer(known["prompt"] if known else FALLBACK_PROMPT, count, "coldstart")
+        timeline.emit("first token", start, timeline.now(), track="server")
+        return tokens
+
+    async def _batch(self) -> list[list[int]]:
+        """The canary's answers when several ask at once; none where no graph was restored, or no answer is known."""
+        known = self.plan.canary
+        if not known or not self.tokens or RESTORE not in self.plan.env or "batch" not in known:
+            return []
+        count = len(known["batch"])
+        asked = (self._answer(known["prompt"], count, f"coldstart-{n}") for n in range(CANARY_BATCH))
+        with timeline.measure("canary batch", track="server"):
+            return list(await asyncio.gather(*asked))
+
+    async def _answer(self, prompt: list[int], count: int, name: str) -> list[int]:
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
-        if "generate" not in await self.engine.get_supported_tasks():
-            return []
-        canary = self.plan.canary or {"prompt": FALLBACK_PROMPT}
-        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
-        start, tokens = timeline.now(), []
-        async for output in self.engine.generate(
-            TokensPrompt(prompt_token_ids=canary["prompt"]), params, "coldstart"
-        ):
+        params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True, detokenize=False)
+        tokens: list[int] = []
+        async for output in self.engine.generate(TokensPrompt(prompt_token_ids=prompt), params, name):
             tokens = list(output.outputs[0].token_ids)
-        timeline.emit("first token", start, timeline.now(), track="server")
         return tokens
+
+
+async def compile_fallbacks(engine: Any) -> list[dict[str, str]]:
+    """Why workers have compiled although the bundle has what they need."""
+    try:
+        workers = await engine.collective_rpc(COMPILE_REPORT)
+    except Exception as error:  # noqa: BLE001 - the plug-in is not there, whatever vLLM makes of that
+        return [{"section": "compile", "reason": f"the plug-in did not load: {error}"}]
+    reasons = [reason for worker in workers for reason in worker["reasons"]]
+    if not any(worker["loaded"] for worker in workers) and not reasons:
+        reasons = ["vLLM asked for no ahead-of-time artefact"]
+    return [{"section": "compile", "reason": reason} for reason in dict.fromkeys(reasons)]
+
+
+async def kv_fallbacks(engine: Any) -> list[dict[str, str]]:
+    """Why ranks have profiled their KV cache although the bundle has its size."""
+    try:
+        reasons = await engine.collective_rpc(KV_REPORT)
+    except Exception as error:  # noqa: BLE001 - the plug-in is not there, whatever vLLM makes of that
+        reasons = [f"the plug-in did not load: {error}"]
+    return [{"section": "kv", "reason": reason} for reason in dict.fromkeys(filter(None, reasons))]
+
+
+def refuse(reason: str) -> None:
+    """Tell the starter that this process cannot serve it, and why."""
+    descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))
+    if descriptor >= 0:
+        os.write(descriptor, (json.dumps({"unfit": reason}) + "\n").encode())
+        os.close(descriptor)
 
 
 async def graph_fallbacks(engine: Any) -> list[dict[str, str]]:

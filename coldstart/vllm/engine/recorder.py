@@ -1,4 +1,4 @@
-"""An engine that is started for the sake of what a plug-in does while it starts, and asked nothing."""
+"""An engine that is started for the sake of what a plug-in does while it starts, and in its first few steps."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import os
 import sys
 from pathlib import Path
 
+from coldstart.contract.graphs import RECORD
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.vllm.engine import server
 from coldstart.vllm.engine.offline import OfflineEngine, require
+
+PROMPT_TOKENS, LIVE_STEPS = 8, 6
 
 
 def run(plan: LaunchPlan) -> None:
@@ -18,7 +21,10 @@ def run(plan: LaunchPlan) -> None:
     plan.install()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     server.import_runtime()
-    OfflineEngine(plan.vllm_args)
+    engine = OfflineEngine(plan.vllm_args)
+    if RECORD in plan.env and engine.config.model_config.runner_type == "generate":
+        engine.add(engine.prompt(PROMPT_TOKENS), LIVE_STEPS)
+        engine.drain()
 
 
 if __name__ == "__main__":

@@ -22,9 +22,10 @@ from typing import Any
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import timeline
 from coldstart.machine.lifeline import die_with_supervisor
+from coldstart.machine.scratch import scratch
 from coldstart.vllm import seams, stock
 from coldstart.vllm.engine import settle
-from coldstart.vllm.engine.readiness import Readiness
+from coldstart.vllm.engine.readiness import Readiness, refuse
 from coldstart.vllm.scheduling import settle as scheduler
 
 
@@ -40,14 +41,20 @@ def import_runtime() -> None:
 
 
 def import_engine() -> None:
-    """Import what the engine process will need beyond `import_runtime`, whatever the model."""
+    """Import what the engine process will need beyond `import_runtime`, whatever the model.
+
+    The CPU's worker only for the CPU: importing it puts stand-ins in the place of torch.cuda's streams and events.
+    """
+    from vllm.platforms import current_platform
+
     with timeline.measure("import engine", track="server"):
         import vllm.v1.core.sched.scheduler
         import vllm.v1.structured_output  # noqa: F401
         import xgrammar  # noqa: F401
 
-        import coldstart.vllm.engine.executor
-        import coldstart.vllm.engine.worker  # noqa: F401
+        if current_platform.is_cpu():
+            import coldstart.vllm.engine.executor
+            import coldstart.vllm.engine.worker  # noqa: F401
 
 
 def parse_args(vllm_args: Sequence[str]) -> tuple[Namespace, settle.Fallbacks]:
@@ -82,6 +89,8 @@ async def engine_client(args: Namespace, plan: LaunchPlan, warm: bool) -> AsyncI
         config = configure(args)
         if scheduler.settle(args, config, plan):
             config = configure(args)
+    if plan.must_adopt:
+        _require_built_worker(config)
     if args.worker_cls == settle.WORKER:
         # Creating the configuration forces "spawn" on the CPU, for the sake of a worker process that we do not have.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
@@ -106,6 +115,18 @@ async def engine_client(args: Namespace, plan: LaunchPlan, warm: bool) -> AsyncI
         yield engine
     finally:
         engine.shutdown(timeout=config.shutdown_timeout)
+
+
+class Unfit(RuntimeError):
+    """What was built in this process is for something else; the message says what differs."""
+
+
+def _require_built_worker(config: Any) -> None:
+    # A worker that is built in a thawed process dies of an illegal instruction, so none is.
+    from coldstart.vllm.engine import executor
+
+    if reason := executor.obstacle(config):
+        raise Unfit(reason)
 
 
 def _once_after_fork(work: Callable[[], None]) -> None:
@@ -160,6 +181,11 @@ async def serve(args: Namespace, plan: LaunchPlan, warm: bool) -> int:
 def run(plan: LaunchPlan, imported: bool = False) -> int:
     """Run a server for `plan` in this process; returns its exit code when it has ended."""
     plan.install()
+    with scratch():
+        return _run(plan, imported)
+
+
+def _run(plan: LaunchPlan, imported: bool) -> int:
     if reason := seams.check("start"):
         return stock.run(plan, reason)
     gc.disable()
@@ -173,8 +199,12 @@ def run(plan: LaunchPlan, imported: bool = False) -> int:
         return headless.run(args, plan)
     import uvloop
 
-    with scheduler.counted(plan):
-        return uvloop.run(serve(args, plan, imported))
+    try:
+        with scheduler.counted(plan):
+            return uvloop.run(serve(args, plan, imported))
+    except Unfit as reason:
+        refuse(str(reason))
+        return 1
 
 
 if __name__ == "__main__":

@@ -14,13 +14,14 @@ import random
 import selectors
 import signal
 import sys
+import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.machine import fingerprint, timeline
+from coldstart.machine import fingerprint, modes, timeline
 from coldstart.machine.ipc import Channel
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.machine.peers import Listener, PeerError
@@ -33,9 +34,11 @@ def build(plan: LaunchPlan, level: str) -> settle.Fallbacks:
 
     Returns what this vLLM has no way for, beyond what each server finds out by itself.
 
-    Raises RuntimeError where this vLLM has no way for it, when another Python thread is alive, or at level `engine` for more
-    than one rank: such a process must not be forked.
+    Raises RuntimeError where this vLLM has no way for it, when another Python thread is alive, or at level `engine` on a GPU or
+    for more than one rank: such a process must not be forked.
     """
+    if level == "engine" and (found := modes.refusal("template-engine")):
+        raise RuntimeError(f"{found.reason}: {found.mend}")
     if reason := seams.check("start"):
         raise RuntimeError(f"no template can be built: {reason}")
     from tqdm import tqdm
@@ -148,6 +151,7 @@ class Template:
             os.chdir(request["cwd"])
             os.environ.clear()
             os.environ.update(request["env"])
+            tempfile.tempdir = None
             os.environ[READY_FD_ENV] = str(descriptors[3])
             # A thawed process may live in a time namespace whose CLOCK_MONOTONIC is not its client's.
             os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
@@ -216,7 +220,7 @@ def _tell(connection: Channel, message: dict[str, Any]) -> None:
 
 
 def renew_random_state() -> None:
-    """Forked servers must not share random sequences."""
+    """Forked servers must not share random sequences. torch's is left: vLLM seeds it by --seed, for every server alike."""
     import numpy
 
     random.seed()
@@ -228,6 +232,8 @@ def main(argv: list[str]) -> None:
     path, level, plan_file, ready = Path(argv[0]), argv[1], Path(argv[2]), int(argv[3])
     plan = LaunchPlan.from_json(plan_file.read_text())
     gc.disable()
+    # What building leaves in the directory for temporary files goes with the template's own.
+    tempfile.tempdir = tempfile.mkdtemp(prefix="tmp-", dir=path.parent)
     fallbacks = build(plan, level)
     path.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.imported()))
     listener = Listener(path)

@@ -8,6 +8,7 @@ only calls .replay() on what it keeps.  The seams are checked first; where they 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -46,9 +47,9 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def _patched(**wraps: Wrap) -> Callable[[], None]:
     places = _places()
-    saved = {name: getattr(*places[name]) for name in wraps}
-    for name, wrap in wraps.items():
-        setattr(*places[name], wrap(saved[name]))
+    saved = {name: getattr(*place) for name, place in places.items()}
+    for name, place in places.items():
+        setattr(*place, wraps[name](saved[name]))
 
     def undo() -> None:
         for name, original in saved.items():
@@ -58,7 +59,10 @@ def _patched(**wraps: Wrap) -> Callable[[], None]:
 
 
 def _places() -> dict[str, tuple[type, str]]:
-    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    return {"manager": (CudaGraphManager, "capture"), "runner": (GPUModelRunner, "_warmup_and_capture")}
+    """What is patched where. A runner's own module is there; the other's need not be imported to be left alone."""
+    found: dict[str, tuple[type, str]] = {}
+    if module := sys.modules.get("vllm.v1.worker.gpu.cudagraph_utils"):
+        found["manager"] = (module.CudaGraphManager, "capture")
+    if module := sys.modules.get("vllm.v1.worker.gpu_model_runner"):
+        found["runner"] = (module.GPUModelRunner, "_warmup_and_capture")
+    return found

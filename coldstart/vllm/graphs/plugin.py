@@ -13,10 +13,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from coldstart.contract.graphs import CANARY, GRAPHS_REPORT, KERNELS, KV_PLAN, PROVE, RECORD, RESTORE
+from coldstart.contract.graphs import (
+    CANARY,
+    COMPILED,
+    GRAPHS_REPORT,
+    KERNELS,
+    KV_NOTE,
+    KV_PLAN,
+    KV_REPORT,
+    PROVE,
+    RECORD,
+    RESTORE,
+)
 from coldstart.graphs import rounds
 from coldstart.graphs.errors import GraphError
 from coldstart.vllm import late, seams
+from coldstart.vllm.engine import aot
 from coldstart.vllm.graphs import hook, kv_plan
 from coldstart.vllm.graphs.source import log
 
@@ -80,8 +92,10 @@ class Later:
 
 def register() -> None:
     """What vLLM calls in each of its processes."""
-    if KV_PLAN in os.environ:
-        _size_kv_later(os.environ[KV_PLAN])
+    if COMPILED in os.environ:
+        _lay_compiled(aot.Aot(Path(os.environ[COMPILED])))
+    if KV_NOTE in os.environ or KV_PLAN in os.environ:
+        _size_kv()
     if any(os.environ.get(name) for name in (RECORD, PROVE, RESTORE)):
         session = Later(_session, os.environ.get(RECORD) or os.environ.get(PROVE))
         if os.environ.get(RECORD):
@@ -135,16 +149,42 @@ def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
     return capture_model
 
 
-def _size_kv_later(text: str) -> None:
-    if reason := seams.check("kv-plan"):
-        log.warning("the KV cache is profiled as always: %s", reason)
+def _lay_compiled(compiled: aot.Aot) -> None:
+    if reason := seams.check("aot"):
+        log.warning("vLLM compiles as always: %s", reason)
+        compiled.reasons.append(reason)
     else:
-        late.when_imported(WORKER, functools.partial(_size_kv, text))
+        late.when_imported(aot.MODULE, compiled.install)
+    late.when_imported(aot.WORKER, compiled.report_in)
 
 
-def _size_kv(text: str, module: Any) -> None:
+def _size_kv() -> None:
+    reason = seams.check("kv-plan")
+    if reason:
+        log.warning("the KV cache is profiled as always: %s", reason)
+        late.when_imported(WORKER, functools.partial(_report_kv, [reason]))
+        return
+    if directory := os.environ.get(KV_NOTE):
+        late.when_imported(WORKER, functools.partial(_note_kv, Path(directory)))
+    if text := os.environ.get(KV_PLAN):
+        late.when_imported(WORKER, functools.partial(_apply_kv, text))
+
+
+def _note_kv(directory: Path, module: Any) -> None:
+    """Leave what this worker's profiling finds."""
+    original = module.maybe_save_startup_plan
+
+    @functools.wraps(original)
+    def save(worker: Any, kv_cache_memory_bytes: int) -> None:
+        kv_plan.note(directory, worker, kv_cache_memory_bytes)
+        original(worker, kv_cache_memory_bytes)
+
+    module.maybe_save_startup_plan = save
+
+
+def _apply_kv(text: str, module: Any) -> None:
     """Lay the bundle's plan under the fingerprint that this worker computes, then let vLLM's own gate decide."""
-    original = module.maybe_apply_startup_plan
+    original, reasons = module.maybe_apply_startup_plan, list[str]()
 
     @functools.wraps(original)
     def apply(worker: Any) -> None:
@@ -152,6 +192,16 @@ def _size_kv(text: str, module: Any) -> None:
             kv_plan.lay_for(worker, json.loads(text))
         except (GraphError, OSError, ValueError) as error:
             log.warning("the KV cache is profiled as always: %s", error)
+            reasons.append(str(error))
         original(worker)
+        if not reasons and worker.cache_config.kv_cache_memory_bytes is None:
+            reasons.append("vLLM's own gate did not apply the KV plan")
 
     module.maybe_apply_startup_plan = apply
+    _report_kv(reasons, module)
+
+
+def _report_kv(reasons: list[str], module: Any) -> None:
+    """Give vLLM's worker, where it has one, the method by which the server asks."""
+    if (worker := getattr(module, "Worker", None)) is not None:
+        setattr(worker, KV_REPORT, lambda worker: "; ".join(reasons) or None)

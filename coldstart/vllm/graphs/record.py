@@ -8,14 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from coldstart.graphs import rounds
+from coldstart.graphs import live, rounds
 from coldstart.graphs.cuda.backend import CudaDriver
 from coldstart.graphs.cuda.cupti import Watch
 from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.errors import GraphError, Refused
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, Place, StoredInputs, View, finder
 from coldstart.graphs.table import Region
-from coldstart.graphs.torch_framework import TorchFramework, consumes_random
+from coldstart.graphs.torch_framework import TorchFramework, consumes_random, kept_class
+from coldstart.machine import nvml
 from coldstart.vllm.graphs import hook, outputs
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.outputs import Like
@@ -65,7 +66,7 @@ class Recording:
             undo()
         try:
             refuse_parallel(runner)
-            self._save(runner, driver, self.inputs)
+            self._watch_steps(runner, self._save(runner, driver, self.inputs))
         except GraphError as error:
             log.warning("no graphs were recorded: %s", error)
             rounds.fail(self._work, str(error))
@@ -75,7 +76,22 @@ class Recording:
         if self.inputs is not None:
             self.inputs.remember(key, tensor_spans(input_tensors(runner_tensors(runner))))
 
-    def _save(self, runner: Any, driver: CudaDriver, inputs: InputLog) -> None:
+    def _watch_steps(self, runner: Any, watch: live.Watch) -> None:
+        """Look at unnamed memory after each step that this engine takes from now on."""
+        own = runner.execute_model
+
+        def execute_model(*arguments: Any, **keywords: Any) -> Any:
+            result = own(*arguments, **keywords)
+            try:
+                watch.look()
+                watch.save(self._work)
+            except GraphError as error:
+                rounds.fail(self._work, f"unnamed memory cannot be read between steps: {error}")
+            return result
+
+        runner.execute_model = execute_model
+
+    def _save(self, runner: Any, driver: CudaDriver, inputs: InputLog) -> live.Watch:
         graphs = captured_graphs(runner)
         framework = vllm_framework(driver, runner, graphs, _pool(runner))
         captured = {key: framework.capture(key) for key in graphs}
@@ -91,8 +107,9 @@ class Recording:
         )  # fmt: skip
         here = finder(framework.regions, framework.pool)
         workload = StoredInputs(driver, held, inputs.held.__getitem__, here, View(here), None)
-        report = {ENTRY: held.document(), outputs.ENTRY: {"attributes": attributes, "outputs": made}}
-        rounds.record(
+        vllm = {"attributes": attributes, "outputs": made, "driver": nvml.driver()}
+        report = {ENTRY: held.document(), outputs.ENTRY: vllm}
+        return rounds.record(
             self._work, driver, framework, captured, workload, inputs, report, by_reference=self._by_reference
         )
 
@@ -125,16 +142,6 @@ def _pool(runner: Any) -> tuple[int, int]:
     manager = getattr(runner, "cudagraph_manager", None)
     pool: tuple[int, int] = manager.pool if manager is not None else runner.model.graph_pool
     return pool
-
-
-def kept_class(plain: Any) -> Any:
-    """CUDAGraph with its raw graph kept after instantiation. Its base is pybind's, which only `__init__` reaches."""
-
-    class Kept(plain):
-        def __init__(self, keep_graph: bool = True) -> None:
-            super().__init__(True)
-
-    return Kept
 
 
 @contextmanager

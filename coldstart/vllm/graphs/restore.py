@@ -15,7 +15,7 @@ from coldstart.graphs.restore import Restorer
 from coldstart.graphs.store import read_manifest
 from coldstart.graphs.table import Region
 from coldstart.graphs.torch_framework import TorchFramework
-from coldstart.machine import timeline
+from coldstart.machine import nvml, timeline
 from coldstart.vllm.graphs import hook, outputs
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.record import captured_graphs, kept_graphs, vllm_framework
@@ -80,7 +80,6 @@ class Proving:
             return own()
 
     def _prove(self, runner: Any, own: Callable[[], Any]) -> Any:
-
         driver, graphs, result = CudaDriver(), dict[str, Any](), list[Any]()
         make_attributes(runner, self.extras["attributes"])
 
@@ -121,6 +120,7 @@ class Restoring:
         """Link, hook, let vLLM's own capture do what is left, then build the rest behind."""
         try:
             refuse_parallel(runner)
+            self._refuse_another_driver()
             online = self._begin(runner)
             undo = hook.install(runner, self, log.warning)
         except GraphError as error:
@@ -133,6 +133,12 @@ class Restoring:
             undo()
         online.ready()
         return result
+
+    def _refuse_another_driver(self) -> None:
+        """Raises Refused: what a driver keeps in a graph's nodes is its own affair, down to the patch release."""
+        wanted, found = self.extras.get("driver"), nvml.driver()
+        if wanted != found:
+            raise Refused(f"the graphs were recorded under driver {wanted}, here is {found}")
 
     def _begin(self, runner: Any) -> Online:
         driver = CudaDriver()

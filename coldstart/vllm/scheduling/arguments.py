@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.vllm.scheduling import (
     OFFLOADING_MODULE,
     OFFLOADING_SPEC,
@@ -15,7 +16,6 @@ from coldstart.vllm.scheduling import (
     PINNING_POLICY,
     SCHEDULER_CLS,
 )
-from coldstart.vllm.scheduling.config import SchedulerSettings
 
 
 def serve_arguments(settings: SchedulerSettings, host_bytes: int | None, *, on_cpu: bool) -> list[str]:
@@ -30,7 +30,7 @@ def serve_arguments(settings: SchedulerSettings, host_bytes: int | None, *, on_c
         "--additional-config",
         json.dumps(settings.additional_config()),
     ]
-    if host_bytes and settings.strategy != "recompute":
+    if host_bytes and settings.kv_strategy != "recompute":
         flags += ["--kv-transfer-config", json.dumps(kv_transfer_config(host_bytes, on_cpu=on_cpu))]
     return flags
 

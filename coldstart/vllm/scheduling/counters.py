@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from coldstart.contract.environment import PROMETHEUS_MULTIPROC_DIR
+
 PREFIX = "coldstart_scheduler_"
 
 
@@ -42,7 +44,7 @@ class Exporter:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._gauges: dict[str, Any] | None = None
-        if environment.get("PROMETHEUS_MULTIPROC_DIR"):
+        if PROMETHEUS_MULTIPROC_DIR.read(environment):
             self._gauges = _make_gauges()
 
     @property

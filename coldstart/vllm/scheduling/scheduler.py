@@ -16,26 +16,23 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from coldstart.scheduling import Job, SkipJoinMlfq, Turns, make_policy, pick
-from coldstart.scheduling.reserve import ArrivalReserve
+from coldstart.scheduling import Job, SchedulerSettings, SkipJoinMlfq, make_policy
+from coldstart.scheduling.placement import Enst, Placement
 from coldstart.vllm.scheduling import limits
-from coldstart.vllm.scheduling.config import SchedulerSettings
 from coldstart.vllm.scheduling.counters import Counters, Exporter
 from coldstart.vllm.scheduling.events import Events
-from coldstart.vllm.scheduling.fresh import Fresh
 from coldstart.vllm.scheduling.host import HostKv
-from coldstart.vllm.scheduling.loads import Loads
 from coldstart.vllm.scheduling.queue import PickedQueue
-from coldstart.vllm.scheduling.room import Room
 from coldstart.vllm.scheduling.started import PARKED, Started
 from coldstart.vllm.scheduling.states import State, all_in_flight, state_of
 from coldstart.vllm.scheduling.swaps import Swaps
+from coldstart.vllm.scheduling.view import EngineView
 
 __all__ = ["PARKED", "PolicyScheduler"]
 
 
 class PolicyScheduler(AsyncScheduler):
-    """Runs the chosen policy before every schedule(); see config.SchedulerSettings for its settings."""
+    """Runs the chosen policy before every schedule(); see scheduling.settings for its settings."""
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
 
@@ -46,22 +43,24 @@ class PolicyScheduler(AsyncScheduler):
         limits.require(self.vllm_config)
         self.settings = SchedulerSettings.read(self.vllm_config.additional_config)
         self.profile = self.settings.iteration_profile()
-        self.ranking = make_policy(self.settings.policy, self.profile, self.settings.mlfq())
+        self.ranking = make_policy(self.settings.policy, self.profile, self.settings)
         self.batch = min(self.settings.batch or self.max_num_active_reqs, self.max_num_running_reqs)
         self.waiting = self.picked_new = PickedQueue()
         self.kv_holding_waiting = self.picked_holding = PickedQueue()
         self.jobs: dict[str, Job] = {}
-        self.started, self.fresh = Started(), Fresh(self)
+        self.started = Started()
         self.counters, self.exporter = Counters(), Exporter()
         self.events = Events.enabled()
         self.ranking.observer = self.events
         ranks = self.parallel_config.world_size
         self.swaps = Swaps(self.counters, self.kv_cache_config, ranks, self.events)
         self.host = HostKv(self.connector, self.kv_cache_manager)
-        self.reserve = ArrivalReserve(self.settings.load_latency_s, self.settings.reserve_quantile)
-        self.room, self.loads = Room(self), Loads(self)
+        self.view = EngineView(self)
+        self.placement = Placement(
+            self.view, self.ranking, self.jobs, self.settings, keeps_kv=self.connector is not None
+        )
+        self.fresh, self.room, self.loads = self.placement.fresh, self.placement.room, self.placement.loads
         self._last_step_s: float | None = None
-        self.turns = Turns(self.settings.oldest_share)
 
     def add_request(self, request: Request) -> None:
         known = request.request_id in self.requests
@@ -73,9 +72,7 @@ class PolicyScheduler(AsyncScheduler):
             self._last_step_s = None  # what has passed since then was nobody's iteration
         cached = self.kv_cache_manager.get_computed_blocks(request)[1]
         job = Job(request.request_id, now, request.num_prompt_tokens, None, cached, request.priority)
-        self.jobs[job.id] = job
-        self.ranking.add(job, now)
-        self.reserve.arrived(self._request_remaining_blocks(request), now)
+        self.placement.arrived(job, self._request_remaining_blocks(request), now)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         now = self.clock()
@@ -111,40 +108,20 @@ class PolicyScheduler(AsyncScheduler):
             return self.host.hit(request) == 0
         return state is State.NEW or state is State.LOADED
 
-    def pick(self) -> list[Job]:
-        """Whom this step should serve."""
-        # The table has them in order of arrival: no turn sorts every live request.
-        order = self.jobs.values() if self.turns.oldest() else self.ranking
-        return pick(order, self.batch, self.ready)
-
     def _prepare(self, now: float) -> list[Request]:
         """Decide, arrange what vLLM sees, and return the parked requests that it does not see."""
         self.started.refresh()
-        self.ranking.tick(now, self.batch)
-        picked = self.pick()
-        enst = self._enst(now)
-        chosen = self.room.make([self.requests[job.id] for job in picked], enst)
-        loads = self.loads.choose(chosen, enst, now) if self.connector is not None else []
-        self.counters.parks += self.started.arrange(chosen)
-        self._show(chosen, loads)
+        decision = self.placement.decide(now)
+        self.counters.parks += self.started.arrange(decision.chosen)
+        self._show(decision.chosen, decision.loads)
         parked = self.started.parked
         self.running = list(self.started.active)
         if self.room.ample:
             return list(parked)
         # The requests without a token lead: vLLM evicts from the end.
+        enst: Enst[Request] = self.placement.enst(now)
         self.running += sorted(parked, key=lambda r: (r.request_id not in self.fresh, enst(r)))
         return []
-
-    def _enst(self, now: float) -> Callable[[Request], float]:
-        """The policy's ENST of a request, worked out when first asked for: most steps evict nobody."""
-        found: list[Callable[[Job], float]] = []
-
-        def enst(request: Request) -> float:
-            if not found:
-                found.append(self.ranking.enst(now, self.batch))
-            return found[0](self.jobs[request.request_id])
-
-        return enst
 
     def _show(self, chosen: list[Request], loads: list[Request]) -> None:
         waiting = [request for request in chosen if request.status != RequestStatus.RUNNING]
@@ -188,7 +165,7 @@ class PolicyScheduler(AsyncScheduler):
         """Book the time since the last step on what that step decided."""
         step_s = 0.0 if self._last_step_s is None else now - self._last_step_s
         self._last_step_s = now
-        self.turns.passed(step_s)
+        self.placement.turns.passed(step_s)
         self.counters.blocked_on_loads_s += step_s * len(self.loads.blocked)
         self.counters.loading_s += step_s * len(self.loads.loading)
         for request_id in self.loads.blocked:
@@ -203,19 +180,16 @@ class PolicyScheduler(AsyncScheduler):
                 self.exporter.publish(self.counters, self.ranking.queues.counts())
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        job = self.jobs.pop(request.request_id, None)
-        if job is not None:
-            self.ranking.remove(job)
+        self.placement.left(request.request_id)
         self.started.discard(request)
-        self.fresh.discard(request.request_id)
         self.host.back(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         self.counters.evictions += 1
-        self.counters.blocks_evicted += self.room.held(request)
+        self.counters.blocks_evicted += self.view.held(request)
         if self.events:
-            self.events.note("eviction", request=request.request_id, blocks=self.room.held(request))
+            self.events.note("eviction", request=request.request_id, blocks=self.view.held(request))
         self.started.discard(request)
         self.fresh.discard(request.request_id)
         super()._preempt_request(request, *args, **kwargs)

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from coldstart.contract.plan import LaunchPlan
+from coldstart.scheduling.settings import KEY
 from coldstart.vllm import seams
 from coldstart.vllm.scheduling import SCHEDULER_CLS
-from coldstart.vllm.scheduling.config import KEY
 from coldstart.vllm.scheduling.limits import unsupported
 
 METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"

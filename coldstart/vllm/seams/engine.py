@@ -59,6 +59,7 @@ CONFIG = (
     seam("scheduler offline", "config:SchedulerConfig",
           reads="policy enable_chunked_prefill max_num_batched_tokens max_num_seqs"),
     seam("offline", "config:CacheConfig", reads="num_gpu_blocks block_size"),
+    seam("kv-plan", "config:CacheConfig", reads="kv_cache_memory_bytes"),
     seam("compile graphs", "config:CompilationConfig", reads="dynamic_shapes_config static_forward_context"),
     seam("compile", "config.compilation:DynamicShapesConfig", reads="evaluate_guards"),
     seam("compile", "config:set_current_vllm_config", "set_current_vllm_config(vllm_config)"),
@@ -86,6 +87,8 @@ WORKER = (
     seam("compile offline", "compilation.decorators",
           says=("self.aot_compiled_fn", "self.do_not_compile", "self.was_aot_compile_fn_loaded_from_disk",
                 "self.vllm_config", "self.compilation_config")),
+    seam("aot", "compilation.decorators:_try_load_aot_compiled_fn",
+         "_try_load_aot_compiled_fn(model, aot_compilation_path)"),
 )  # fmt: skip
 
 OFFLINE = (
@@ -96,6 +99,7 @@ OFFLINE = (
     seam("offline", "v1.engine.core_client:InprocClient", reads="engine_core"),
     seam("offline", "v1.engine.core:EngineCore", reads="model_executor available_gpu_memory_for_kv_cache"),
     seam("offline", "v1.executor.uniproc_executor:UniProcExecutor", reads="driver_worker"),
+    seam("offline", "engine.arg_utils", says=("--async-scheduling",)),
     seam("offline kv-plan", ":__version__"),
 )  # fmt: skip
 

@@ -11,7 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-PARTITION_ENV = "VLLM_PP_LAYER_PARTITION"
+from coldstart.contract import environment
+
+PARTITION_ENV = environment.VLLM_PP_LAYER_PARTITION
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from coldstart.key.inspection import Lookup
 from coldstart.machine.paths import Cache
 from coldstart.model.models import weight_files
 from coldstart.weights import plan as weights
-from coldstart.weights.prefetch import client, configuration, sources
+from coldstart.weights.prefetch import client, configuration
+from coldstart.weights.prefetch.source import is_local
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def _own_source(found: Lookup) -> str:
         return f"hf://{model.repo_id}" + (f"@{model.revision}" if model.revision else "")
     raise Usage(
         f"{model.name} has no weights here.",
-        mend="say where they are: coldstart prefetch start --weights-from",
+        mend="say where they are: coldstart prefetch start MODEL --weights-from SOURCE",
     )
 
 
@@ -66,7 +67,7 @@ def _plan(found: Lookup, source: str) -> Mapping[str, Any]:
     plan = found.bundle.json("weights") if found.bundle is not None and found.bundle.has("weights") else None
     if isinstance(plan, Mapping):
         return plan
-    local = [Path(source)] if sources.is_local(source) else []
+    local = [Path(source)] if is_local(source) else []
     for directory in (*local, *filter(None, [found.model.path])):
         if weight_files(directory):
             return weights.plan(directory)

@@ -20,7 +20,7 @@ from coldstart.weights.prefetch import layout
 from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost, PrefetchRefused
 from coldstart.weights.prefetch.mapping import Files
 from coldstart.weights.prefetch.ranges import Ranges
-from coldstart.weights.prefetch.sources import is_local
+from coldstart.weights.prefetch.source import is_local
 
 # One that is stopped or swamped does not keep its clients from loading in another way.
 ANSWER_S = 30.0

@@ -13,12 +13,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from coldstart.contract import environment
 from coldstart.machine.ipc import Channel
 from coldstart.machine.timeline import EVENTS_VARIABLE
 from coldstart.weights.prefetch import layout, spawning
 from coldstart.weights.prefetch.attached import ANSWER_S, Attached, names_part, send
 from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost, PrefetchRefused
-from coldstart.weights.prefetch.sources import normal
+from coldstart.weights.prefetch.source import normal
 
 __all__ = [
     "Attached",
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 # What a source may need of its client's environment: the prefetcher has that of whoever started it.
-_HANDED_ON = ("AWS_", "HF_", "COLDSTART_PREFETCH_TOKEN")
+_HANDED_ON = ("AWS_", "HF_", environment.PREFETCH_TOKEN)
 # A prefetcher that ends for idleness may close a connection that it never looked at.
 _TRIES = 3
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
+from time import monotonic
 from urllib.parse import quote, unquote, urlsplit
 
 from coldstart.artifacts.net import http, origin
 from coldstart.artifacts.net.http import Answer, Client, Forbidden, Secret, Unreachable
-from coldstart.weights.prefetch.sources import Count, TooSlow, Unavailable, Unusable, shown
+from coldstart.contract.environment import PREFETCH_TOKEN
+from coldstart.weights.prefetch.source import Count, TooSlow, Unavailable, Unusable, shown
 
-TOKEN_VARIABLE = "COLDSTART_PREFETCH_TOKEN"
-_SLICE = 256 << 10
+TOKEN_VARIABLE = PREFETCH_TOKEN
+# Read at once: as much as comes in a moment, so that a fast source costs few calls and a slow one's progress is seen.
+_LEAST, _MOST, _MOMENT_S = 16 << 10, 1 << 20, 0.05
 _MAX_REDIRECTS = 5
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 
@@ -102,14 +105,17 @@ class HttpSource:
 
 
 def _fill(answer: Answer, into: memoryview, count: Count) -> int:
-    filled = 0
+    filled, step = 0, 4 * _LEAST
     try:
         while filled < len(into):
-            got = answer.readinto(into[filled : filled + _SLICE])
+            began = monotonic()
+            got = answer.readinto(into[filled : filled + step])
             if not got:
                 break
             filled += got
             count(got)
+            quick = monotonic() - began < _MOMENT_S
+            step = min(2 * step, _MOST) if quick else max(step // 2, _LEAST)
     except http.Slow:
         raise
     except Unreachable:

@@ -11,12 +11,13 @@ import json
 from collections.abc import Mapping, Sequence
 from time import monotonic
 
-from coldstart.weights.prefetch import configuration, layout, sources
+from coldstart.weights.prefetch import configuration, layout
 from coldstart.weights.prefetch.errors import PrefetchRefused
 from coldstart.weights.prefetch.model import Model
 from coldstart.weights.prefetch.ranges import Ranges
 from coldstart.weights.prefetch.region import Allocator
 from coldstart.weights.prefetch.schedule import Entry
+from coldstart.weights.prefetch.source import normal
 
 
 class Memory:
@@ -42,7 +43,7 @@ class Memory:
 
     def find(self, source: str, plan: bytes, environment: Mapping[str, str]) -> Model:
         """The model of a source and a plan (its JSON), made if unknown. Raises PrefetchRefused."""
-        address = sources.normal(source)
+        address = normal(source)
         key = hashlib.sha256(address.encode() + b"\n" + plan).hexdigest()
         if key not in self.models:
             try:

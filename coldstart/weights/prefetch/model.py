@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
-from coldstart.weights.prefetch import sources
 from coldstart.weights.prefetch.layout import Layout
 from coldstart.weights.prefetch.ranges import Ranges
 from coldstart.weights.prefetch.region import Region
 from coldstart.weights.prefetch.schedule import Board, Entry, State
+from coldstart.weights.prefetch.source import is_local, origin, shown
 
 MAX_WRONG = 3
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 2.0
@@ -28,11 +28,12 @@ class Model:
     def __init__(self, key: str, address: str, environment: Mapping[str, str], layout: Layout) -> None:
         self.key, self.address, self.environment, self.layout = key, address, environment, layout
         self.board = Board(layout)
-        self.region = None if sources.is_local(address) else Region(layout.total)
+        self.region = None if is_local(address) else Region(layout.total)
         self.leases = 0
         self.generation = 0  # of credentials
         self.flying = 0  # units that streams are working on
-        self.rested = monotonic()  # since when none is
+        self.asked = monotonic()  # when it was last wanted while none was
+        self.origin = origin(address)
         self.taken = self.evicted = self._given_up = False
         self.reported: set[str] = set()  # timelines that have its span already
         self.used = monotonic()
@@ -112,7 +113,7 @@ class Model:
         """For the timeline."""
         stats = self.stats()
         return {
-            "source": sources.shown(self.address),
+            "source": shown(self.address),
             "fetched_bytes": stats["fetched_bytes"],
             "ready_bytes": stats["ready_bytes"],
         }
@@ -122,7 +123,7 @@ class Model:
         stats = self.stats()
         seconds = (self.ended or 0.0) - (self.began or 0.0)
         return {
-            "source": sources.shown(self.address),
+            "source": shown(self.address),
             "key": self.key,
             "total_bytes": sum(file.size for file in self.layout.files),
             "memory_bytes": self.charged,

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from coldstart.artifacts.net import origin
+from coldstart.contract.environment import AWS_ENDPOINT, AWS_ENDPOINT_URL, HF_ENDPOINT, HF_TOKEN
 from coldstart.weights.prefetch.http_source import HttpSource
-from coldstart.weights.prefetch.sources import Count, Source, Unavailable, Unusable
+from coldstart.weights.prefetch.source import Count, Source, Unavailable, Unusable
 
 # The standard variables' values are given on: this process has another environment than its clients.
 _PREFIX = "AWS_"
@@ -24,7 +25,11 @@ class ObjectSource:
             raise Unusable(f"{address} needs a library: pip install obstore") from error
         bucket, _, self._prefix = address.partition("://")[2].partition("/")
         config: Any = {key: value for key, value in environment.items() if key.startswith(_PREFIX)}
-        plain = config.get("AWS_ENDPOINT_URL", config.get("AWS_ENDPOINT", "")).startswith("http://")
+        endpoint = AWS_ENDPOINT_URL.read(config) or AWS_ENDPOINT.read(config)
+        plain = endpoint.startswith("http://")
+        # A signed request shows no key, but a session's token it carries as it is.
+        if plain and "AWS_SESSION_TOKEN" in config and not origin.of(endpoint).may_hear_secrets:
+            raise Unusable(f"{origin.of(endpoint)} would be told AWS_SESSION_TOKEN without TLS")
         # Trying again is the daemon's: it must not keep a stream from other models meanwhile.
         self._store = S3Store(
             bucket, config=config, client_options={"allow_http": plain}, retry_config={"max_retries": 0}
@@ -63,9 +68,9 @@ def hub_source(address: str, environment: Mapping[str, str]) -> Source:
     except ImportError as error:
         raise Unusable(f"{address} needs a library: pip install huggingface_hub") from error
     repository, _, revision = address.partition("://")[2].partition("@")
-    token = environment.get("HF_TOKEN") or get_token()
+    token = HF_TOKEN.read(environment) or get_token()
     given = {"Authorization": f"Bearer {token}"} if token else {}
-    endpoint = environment.get("HF_ENDPOINT")
+    endpoint = HF_ENDPOINT.read(environment) or None
     return HttpSource(
         address,
         given if origin.of(endpoint or _HUB).may_hear_secrets else {},

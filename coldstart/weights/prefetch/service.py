@@ -16,16 +16,16 @@ from typing import Any
 
 from coldstart.machine import ipc, timeline
 from coldstart.machine.peers import Listener, trusted
-from coldstart.weights.prefetch import configuration, sources
+from coldstart.weights.prefetch import configuration
 from coldstart.weights.prefetch.clients import Client
 from coldstart.weights.prefetch.errors import PrefetchRefused
 from coldstart.weights.prefetch.memory import Memory
 from coldstart.weights.prefetch.model import MAX_WRONG, Model
 from coldstart.weights.prefetch.schedule import Entry, Lease, pick
-from coldstart.weights.prefetch.sources import Unavailable, Unusable
+from coldstart.weights.prefetch.source import Unavailable, Unusable, shown
 from coldstart.weights.prefetch.streams import Job, Streams, WrongBytes
 
-# A model none of whose units is under way gets a stream after so long, however many there are; up to so many in all.
+# A source that nothing is fetched from gets a stream after so long, however many there are; up to so many in all.
 STARVED_S, MAX_JOBS = 0.4, 64
 _RECONSIDER_S = 0.1
 
@@ -162,7 +162,7 @@ class Service:
         entries = self.memory.want(client.model, wanted)
         client.lease.add(entries, background=background)
         if not client.model.flying:
-            client.model.rested = monotonic()
+            client.model.asked = monotonic()
 
     # What streams report.
 
@@ -181,7 +181,6 @@ class Service:
         self._streams.jobs.discard(job)
         model, entry, error = job.model, job.entry, job.error
         model.flying -= 1
-        model.rested = monotonic()
         if error is None:
             model.arrived()
             model.board.publish(entry)
@@ -200,9 +199,9 @@ class Service:
         self.memory.settle(model)
 
     def _give_up(self, model: Model, entry: Entry, error: Exception) -> None:
-        reason = f"{sources.shown(model.address)}: {error}"
+        reason = f"{shown(model.address)}: {error}"
         if isinstance(error, WrongBytes):
-            reason = f"{error}, {MAX_WRONG} times, from {sources.shown(model.address)}"
+            reason = f"{error}, {MAX_WRONG} times, from {shown(model.address)}"
         model.note(reason)
         failed = model.board.fail(entry, reason)
         if isinstance(error, Unavailable):
@@ -223,16 +222,18 @@ class Service:
         owners = {client.lease: client.model for client in self.clients if client.lease and client.model}
         now = monotonic()
         slow = {job.model.key for job in self._streams.jobs if job.slow}
+        contested = len({model.key for model in owners.values()}) > 1
 
         def available(lease: Lease) -> bool:
             model = owners[lease]
-            # A slow source gets one stream until it is a fast one.
-            most = 1 if model.key in slow else self.settings.streams
+            # Where others want streams, too, a slow source gets one until it is a fast one.
+            most = 1 if contested and model.key in slow else self.settings.streams
             return model.retry_at <= now and model.flying < most
 
         def starved(lease: Lease) -> bool:
             model = owners[lease]
-            return available(lease) and not model.flying and now - model.rested >= STARVED_S
+            served = any(job.model.address.startswith(model.origin) for job in self._streams.jobs)
+            return available(lease) and not served and now - model.asked >= STARVED_S
 
         while len(self._streams.jobs) < MAX_JOBS:
             full = self._streams.lively(now) >= self.settings.streams

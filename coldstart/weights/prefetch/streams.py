@@ -20,14 +20,15 @@ from coldstart.weights.prefetch.layout import Layout
 from coldstart.weights.prefetch.ranges import Range
 from coldstart.weights.prefetch.region import Region
 from coldstart.weights.prefetch.schedule import Entry
-from coldstart.weights.prefetch.sources import Changed, Source, TooSlow, Unavailable, open_source
+from coldstart.weights.prefetch.source import Changed, Source, TooSlow, Unavailable
+from coldstart.weights.prefetch.sources import open_source
 from coldstart.weights.prefetch.units import Check, Unit, touching
 
 _KEPT_SOURCES = 8
 _STEP = 1 << 20
 _BOUNDS = pace.from_environment()
 # A job that gets less than so many bytes per second between two looks makes room for others.
-SLOW, LOOK_S = 128 << 10, 0.4
+SLOW, LOOK_S = 32 << 10, 0.4
 
 
 class WrongBytes(Exception):

@@ -72,7 +72,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from graphs_tools import SMALL, outputs, proven
+from support.graphs_tools import SMALL, outputs, proven
 
 from coldstart.graphs import capture, store, windows
 from coldstart.graphs.api import Event, NodeKind
@@ -98,7 +98,11 @@ ROWS = [
 
 @pytest.mark.parametrize(("case", "test", "companion"), ROWS, ids=[row[0] for row in ROWS])
 def test_the_table_is_of_tests_that_exist(case: str, test: str, companion: str) -> None:
-    files = [*HERE.glob("*.py"), *(HERE.parents[1] / "unit" / "graphs").glob("*.py")]
+    files = [
+        *HERE.glob("*.py"),
+        *(HERE.parents[1] / "unit" / "graphs").glob("*.py"),
+        *(HERE.parents[1] / "unit/vllm/graphs").glob("*.py"),
+    ]
     names = {
         name for file in files for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
     }

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from graphs_tools import SMALL, offline
+from support.graphs_tools import SMALL, offline
 
 from coldstart.graphs import capture
 from coldstart.graphs.api import NodeKind

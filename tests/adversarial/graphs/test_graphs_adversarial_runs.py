@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from graphs_tools import SMALL, offline, outputs, proven
+from support.graphs_tools import SMALL, offline, outputs, proven
 
 from coldstart.graphs import contents, gate, materialize, store
 from coldstart.graphs.errors import BaseCollision, GraphError, NotProven

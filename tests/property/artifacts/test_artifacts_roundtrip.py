@@ -6,6 +6,7 @@ import tempfile
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 
+import pytest
 from coldstart.artifacts import canonical, oci, tar
 from coldstart.artifacts.archive import export_archive, import_archive
 from coldstart.artifacts.bundle import anyone
@@ -56,6 +57,7 @@ def test_keys_differ_exactly_where_diff_says(
 
 @settings(max_examples=25)
 @given(_FILES, _JSON)
+@pytest.mark.slow
 def test_a_bundle_moves_through_an_archive_unchanged(files: dict[str, bytes], value: object) -> None:
     names = [PurePosixPath(name) for name in files]
     assume(not any(parent in names for name in names for parent in name.parents))
@@ -118,6 +120,7 @@ def test_no_damaged_tar_crashes_or_escapes_the_reader(data: st.DataObject) -> No
 
 @settings(max_examples=25)
 @given(st.binary(max_size=500))
+@pytest.mark.slow
 def test_no_section_bytes_crash_a_validation(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as place:
         for section in ("tokenizer", "kv", "compile"):

@@ -55,7 +55,7 @@ def _assemble(parts: list[tuple[str, int, int, int, bytes]]) -> bytes:
     body, rows = b"", b""
     for at, (_, kind, flags, link, data) in zip(offsets, parts, strict=True):
         rows += _SECTION.pack(at, kind, flags, 0, _HEADER.size + len(body), len(data), link, 0, 8, 0)
-        body += data
+        body += data.ljust(-(-len(data) // 8) * 8, b"\0")
     head = (
         b"\x7fELF\x02\x01\x01".ljust(16, b"\0"),
         2,

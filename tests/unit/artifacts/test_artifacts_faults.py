@@ -57,6 +57,7 @@ def _check_whole(store: Store) -> int:
     return len(bundles)
 
 
+@pytest.mark.slow
 def test_writers_killed_at_random_points_tear_nothing(store: Store) -> None:
     chance, seen = random.Random(7), 0
 

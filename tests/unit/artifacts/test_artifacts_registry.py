@@ -72,7 +72,7 @@ def test_one_bad_chunk_of_a_large_section_is_fetched_alone(host: str, store: Sto
         bundle = draft.publish(provenance())
     entry = bundle.entry("snapshot")
     assert len(entry.chunks) == 3
-    address = remote.push(bundle, f"oci://{host}/large/tiny:v1")
+    address = remote.push(bundle, f"oci://{host}/large/tiny:v1", memory=True)
     path = blob_path(store.root, entry.digest)
     stored = path.read_bytes()
     flip(path, CHUNK + 77)

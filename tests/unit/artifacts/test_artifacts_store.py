@@ -164,11 +164,11 @@ def test_a_directory_with_other_things_is_not_a_store(store: Store, tmp_path: Pa
 def test_a_section_of_a_newer_minor_is_kept_and_reported(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from coldstart.artifacts import bundle as bundle_module
+    from coldstart.artifacts import manifest as manifest_module
 
     made = publish(store, tmp_path)
     known = {name: kind for name, kind in SECTION_TYPES.items() if name != "compile"}
-    monkeypatch.setattr(bundle_module, "SECTION_TYPES", known)
+    monkeypatch.setattr(manifest_module, "SECTION_TYPES", known)
     assert not made.has("compile")
     assert [(f.code, f.severity) for f in made.verify()] == [("CS-SECTION-UNKNOWN", "note")]
     with pytest.raises(SectionUnsupported):

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fake_cuda.build import available, build, run
+from support.fake_cuda.build import available, build, run
 
 from coldstart.graphs.cuda import calls
 from coldstart.graphs.cuda.backend import CudaDriver

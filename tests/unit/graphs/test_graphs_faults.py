@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from graphs_tools import SMALL, outputs
+from support.graphs_tools import SMALL, outputs
 
 from coldstart.graphs.api import DriverApi
 from coldstart.graphs.errors import DriverFailure, Refused

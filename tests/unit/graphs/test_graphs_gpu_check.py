@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "gpu"))
 import phases  # noqa: E402
 import verify  # noqa: E402
 import workloads  # noqa: E402
-from graphs_tools import SMALL  # noqa: E402
+from support.graphs_tools import SMALL  # noqa: E402
 
 from coldstart.graphs.api import Captured  # noqa: E402
 from coldstart.graphs.table import Region  # noqa: E402

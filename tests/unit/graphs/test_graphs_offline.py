@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from graphs_tools import bundle, offline
+from support.graphs_tools import bundle, offline
 
 from coldstart.graphs import inspect as inspection
 from coldstart.graphs.capture import distinct

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from graphs_tools import SMALL, kernel_library
+from support.graphs_tools import SMALL, kernel_library
 
 from coldstart.graphs import references, store
 from coldstart.graphs.errors import MissingKernel

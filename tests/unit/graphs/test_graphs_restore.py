@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from graphs_tools import SMALL, bundle, outputs
+from support.graphs_tools import SMALL, bundle, outputs
 
 from coldstart.graphs import gate, store
 from coldstart.graphs.errors import DriverFailure, NotProven, Refused
@@ -155,3 +155,20 @@ def test_a_proof_remembers_whether_memory_was_adopted(bundle_directory: Path) ->
         Restorer(bundle_directory, model.driver, model, adopt=True), model.driver, model, model
     )
     assert proof.adopt and not proof.failed
+
+
+def test_a_binary_is_read_once_however_many_kernels_it_has(
+    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, seen = store.load(bundle_directory), list[str]()
+    shared = [k.binary for k in tables.kernels if k.binary]
+    assert len(shared) > len(set(shared))
+
+    def load(directory: Path, digest: str) -> bytes:
+        seen.append(digest)
+        return store.load_binary(directory, digest)
+
+    monkeypatch.setattr("coldstart.graphs.restore.load_binary", load)
+    model = SimModel(SMALL, 61)
+    restorer = Restorer(bundle_directory, model.driver, model)
+    assert restorer.link() and sorted(seen) == sorted(set(shared))

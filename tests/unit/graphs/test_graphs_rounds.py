@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from graphs_engine import LIBRARY
-from graphs_processes import KEYS, Launches, engine
-from graphs_tools import kernel_library
+from support.graphs_engine import LIBRARY
+from support.graphs_processes import KEYS, Launches, engine
+from support.graphs_tools import kernel_library
 
 from coldstart.contract.graphs import PROVE, RECORD, RESTORE
 from coldstart.graphs import gate, offline, rounds, store

@@ -15,7 +15,7 @@ from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import Finding
-from graphs_processes import KEYS, Launches, engine
+from support.graphs_processes import KEYS, Launches, engine
 from tools.bundles import key, provenance
 
 from coldstart.contract.arguments import Arguments
@@ -35,7 +35,7 @@ from coldstart.vllm.engine.readiness import graph_fallbacks
 from coldstart.vllm.graphs import kv_plan
 
 PLAN = {
-    "fingerprint": "f",
+    "rank": 0,
     "kv_cache_memory_bytes": 700,
     "free_memory_baseline": 1000,
     "vllm": "0.32",
@@ -85,20 +85,30 @@ def test_untrusted_graphs_are_not_unpacked(place: Path, rounds_bundle: Path) -> 
     assert "not trusted" in reason
 
 
-@pytest.mark.parametrize(("free", "used"), [(999, False), (1000, True), (None, True)])
-def test_a_gpu_sizes_its_kv_cache_through_the_plan(
-    place: Path, rounds_bundle: Path, monkeypatch: pytest.MonkeyPatch, free: int | None, used: bool
+@pytest.mark.parametrize(
+    ("free", "used"),
+    [([999, 2000], False), ([1000, 1000], True), ([None, None], True), ([1000, 999], False)],
+)
+def test_a_gpu_sizes_its_kv_cache_through_a_plan_for_each_rank(
+    place: Path, rounds_bundle: Path, monkeypatch: pytest.MonkeyPatch, free: list[int | None], used: bool
 ) -> None:
-    monkeypatch.setattr(nvml, "free_bytes", lambda: free)
-    plan = prepared(publish(place, rounds_bundle, plan=PLAN), place)
+    monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
+    monkeypatch.setattr(nvml, "free_bytes", free.__getitem__)
+    monkeypatch.setattr(prepare, "available_memory", lambda: pytest.fail("the host's memory was asked for"))
+    plan = prepared(publish(place, rounds_bundle, plans=[PLAN, PLAN | {"rank": 1}]), place)
     assert (KV_PLAN in plan.env) is (kv_plan.VARIABLE in plan.env) is used
     assert ("kv" in [f["section"] for f in plan.fallbacks]) is not used
     assert "--kv-cache-memory-bytes" not in plan.vllm_args
 
 
-@pytest.mark.parametrize("plan", [[], {"fingerprint": "f"}, PLAN | {"kv_cache_memory_bytes": "700"}])
-def test_a_plan_that_is_none_is_a_reason(place: Path, rounds_bundle: Path, plan: object) -> None:
-    made = prepared(publish(place, rounds_bundle, plan=plan), place)
+@pytest.mark.parametrize(
+    "plans", [None, [], [{"rank": 0}], [PLAN | {"kv_cache_memory_bytes": "700"}], [PLAN, PLAN]]
+)
+def test_a_plan_that_is_none_is_a_reason(
+    place: Path, rounds_bundle: Path, monkeypatch: pytest.MonkeyPatch, plans: object
+) -> None:
+    monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
+    made = prepared(publish(place, rounds_bundle, plans=plans), place)
     assert KV_PLAN not in made.env and "kv" in [f["section"] for f in made.fallbacks]
 
 
@@ -118,6 +128,15 @@ def test_eager_engines_capture_none(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (
         "--enforce-eager" in str(graphs.absent(Arguments(["--enforce-eager"])))
         and graphs.absent(Arguments(["--seed", "1"])) is None
+    )
+
+
+@pytest.mark.parametrize("flag", ["--tensor-parallel-size", "-tp", "--pipeline-parallel-size"])
+def test_several_ranks_capture_their_own(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
+    monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
+    assert (
+        "collectives" in str(graphs.absent(Arguments([flag, "2"])))
+        and graphs.absent(Arguments([flag, "1"])) is None
     )
 
 
@@ -141,7 +160,7 @@ def test_an_engine_that_fails_costs_the_section_alone(
 
 def test_recording_engines_have_one_kv_size() -> None:
     assert graphs.kv_args({"bytes": 7}, Arguments()) == ["--kv-cache-memory-bytes", "7"]
-    assert graphs.kv_args({"bytes": 7, "plan": PLAN}, Arguments()) == ["--kv-cache-memory-bytes", "700"]
+    assert graphs.kv_args({"bytes": 7, "plans": [PLAN]}, Arguments()) == ["--kv-cache-memory-bytes", "700"]
     assert graphs.kv_args({"bytes": 7}, Arguments(["--kv-cache-memory-bytes", "9"])) == []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from replicas import extension, missing
 
-from coldstart.vllm.graphs.record import kept_class
+from coldstart.graphs.torch_framework import kept_class
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from coldstart.scheduling import (
     IterationProfile,
     Job,
-    MlfqSettings,
     NaiveMlfq,
+    SchedulerSettings,
     SkipJoinMlfq,
     make_policy,
     pick,
@@ -18,8 +18,11 @@ from coldstart.scheduling.policy import Policy, Turns
 PROFILE = IterationProfile.from_points([(1, 1.0), (100, 4.0), (200, 8.0)], [(1, 1.0), (8, 1.0)])
 
 
+PAPER: dict[str, object] = {"alpha_scale": 0.0, "promoted_cap": None}
+
+
 def mlfq(**tunables: object) -> SkipJoinMlfq:
-    return SkipJoinMlfq(PROFILE, MlfqSettings(levels=5, alpha_s=1000.0, **tunables))  # type: ignore[arg-type]
+    return SkipJoinMlfq(PROFILE, SchedulerSettings(**{**PAPER, "levels": 5, "alpha_s": 1000.0, **tunables}))  # type: ignore[arg-type]
 
 
 def names(policy: Policy) -> list[str]:
@@ -66,7 +69,9 @@ def test_eta_demotes_by_more_than_one_level() -> None:
 
 
 def test_a_starved_job_moves_to_the_tail_of_q1() -> None:
-    policy = SkipJoinMlfq(PROFILE, MlfqSettings(levels=5, alpha_s=10.0))
+    policy = SkipJoinMlfq(
+        PROFILE, SchedulerSettings(alpha_scale=0.0, promoted_cap=None, levels=5, alpha_s=10.0)
+    )
     policy.add(Job("long", 0, 5000), 0)
     policy.add(Job("short", 9, 1), 9)
     policy.tick(9.9, batch=1)
@@ -78,7 +83,9 @@ def test_a_starved_job_moves_to_the_tail_of_q1() -> None:
 
 
 def test_the_cap_bounds_promoted_jobs_in_q1() -> None:
-    policy = SkipJoinMlfq(PROFILE, MlfqSettings(levels=5, alpha_s=1.0, promoted_cap=0.5))
+    policy = SkipJoinMlfq(
+        PROFILE, SchedulerSettings(alpha_scale=0.0, levels=5, alpha_s=1.0, promoted_cap=0.5)
+    )
     jobs = [Job(str(i), 0, 5000) for i in range(6)]
     for job in jobs:
         policy.add(job, 0)
@@ -102,7 +109,10 @@ def test_a_negative_priority_stays_on_top_and_a_positive_one_joins_lower() -> No
 
 
 def test_naive_mlfq_joins_the_top_and_sinks_one_level() -> None:
-    policy, job = NaiveMlfq(PROFILE, MlfqSettings(levels=5, alpha_s=100)), Job("a", 0, 5000)
+    policy, job = (
+        NaiveMlfq(PROFILE, SchedulerSettings(alpha_scale=0.0, promoted_cap=None, levels=5, alpha_s=100)),
+        Job("a", 0, 5000),
+    )
     policy.add(job, 0)
     assert job.level == 0
     policy.served(job, 500.0, 1)
@@ -161,7 +171,7 @@ STEPS = st.lists(
 def test_any_history_keeps_the_invariants(
     steps: list[tuple[str, int]], name: str, cap: float | None, eta: int
 ) -> None:
-    tunables = MlfqSettings(levels=6, alpha_s=7.0, promoted_cap=cap, eta=eta)
+    tunables = SchedulerSettings(alpha_scale=0.0, levels=6, alpha_s=7.0, promoted_cap=cap, eta=eta)
     policy = make_policy(name, PROFILE, tunables)
     assert isinstance(policy, SkipJoinMlfq)
     live: dict[str, Job] = {}

@@ -12,9 +12,9 @@ import obstore
 import pytest
 import requests
 from obstore.store import S3Store
-from tools import range_control
-from tools.range_server import RangeServer, serving
-from tools.range_settings import FOREVER, Sent
+from support import range_control
+from support.range_server import RangeServer, serving
+from support.range_settings import FOREVER, Sent
 
 DATA = Random(1).randbytes(3 << 20)
 NAME = "bucket/w.safetensors"

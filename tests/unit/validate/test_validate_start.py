@@ -12,7 +12,7 @@ from coldstart.measure.bench.measure import Settings
 from coldstart.validate.checks import Level
 from coldstart.validate.start import Pair, Starts
 
-SERVER = Path(__file__).parents[1] / "bench" / "fake_server.py"
+SERVER = Path(__file__).parents[1] / "measure" / "bench" / "fake_server.py"
 
 
 @dataclass

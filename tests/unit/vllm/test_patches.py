@@ -28,6 +28,8 @@ ON_OBJECTS = {
     },
     "engine/executor.py": {"worker.worker.vllm_config.kv_transfer_config"},
     "engine/server.py": {"config.logging_config"},
+    # Not vLLM's: where this process keeps its temporary files.
+    "engine/template.py": {"tempfile.tempdir"},
     "engine/worker.py": {"self.model_runner.__class__"},
     "graphs/manager.py": {"self._manager._candidates", "manager name"},
     "graphs/restore.py": {"manager name", "runner.cudagraph_manager name"},

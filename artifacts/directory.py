@@ -1,0 +1,23 @@
+"""Pull from a directory: an image layout, mounted here or just downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.errors import Ambiguous, NotALayout
+from coldstart.artifacts.source import LayoutSource
+from coldstart.artifacts.store import Store
+
+
+def pull_directory(store: Store, directory: Path, digest: str | None = None) -> Bundle:
+    """The bundle `digest` of a layout, or its only one; of several versions of one key the newest."""
+    other = Store(directory)
+    if not other.layout.exists:
+        raise NotALayout(f"{directory.name} is not an image layout")
+    found = [bundle for bundle in other.list() if digest in (None, bundle.digest)]
+    if not found:
+        raise NotALayout(f"{directory.name} holds no such bundle")
+    if len({bundle.key_digest for bundle in found}) > 1:
+        raise Ambiguous(f"{directory.name} holds bundles of several keys", mend="choose one: DIR@sha256:...")
+    return store.receive(LayoutSource(other), max(found, key=lambda bundle: bundle.version).descriptor)

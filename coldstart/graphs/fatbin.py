@@ -1,0 +1,78 @@
+"""The cubins inside a library: NVIDIA's fat binaries, compressed or not.
+
+A library's section .nv_fatbin is a run of containers: u32 magic, u16 version, u16 bytes of this head, u64 bytes of what
+follows.  In it, entries: u16 kind (1 PTX, 2 cubin), u16, u32 bytes of this head, u64 bytes of the payload, u32 bytes of
+it that are used, at 40 u64 flags (0x8000: a zstd frame, 0x2000: LZ4), at 48 u64 bytes when unpacked.  The format is not
+documented; it was read off files of CUDA 13.0, and `cuobjdump` is what the tests compare with.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from coldstart.graphs.elf import Buffer, spans
+from coldstart.graphs.errors import AlteredTable
+
+SECTIONS = (".nv_fatbin", "__nv_relfatbin")
+MAGIC, ZSTD_MAGIC = 0xBA55ED50, b"\x28\xb5\x2f\xfd"
+CUBIN, LZ4, ZSTD = 2, 0x2000, 0x8000
+LARGEST = 1 << 30
+_CONTAINER = struct.Struct("<IHHQ")
+_ENTRY = struct.Struct("<HHIQI8xI8xQQ")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a cubin lies in the file, packed, in bytes; `architecture` is 80, 90, ..."""
+
+    offset: int
+    size: int
+    architecture: int
+
+
+def library_entries(library: Buffer) -> Iterator[Entry]:
+    """Every cubin of a shared library or of a bare fat binary that can be unpacked. Raises AlteredTable."""
+    try:
+        if library[:4] == MAGIC.to_bytes(4, "little"):
+            yield from entries(library, 0, len(library))
+            return
+        for name, offset, size in spans(library):
+            if name in SECTIONS:
+                yield from entries(library, offset, offset + size)
+    except (struct.error, ValueError, IndexError) as error:
+        raise AlteredTable(f"no library with whole fat binaries: {error}") from error
+
+
+def entries(data: Buffer, at: int, end: int) -> Iterator[Entry]:
+    """The cubins of the containers between two positions; LZ4, which nvcc wrote before 12.8, is left out."""
+    while at + _CONTAINER.size <= end:
+        magic, _, head, size = _CONTAINER.unpack_from(data, at)
+        if magic != MAGIC:
+            at += 8  # containers are aligned
+            continue
+        yield from _container(data, at + head, at + head + size)
+        at += head + size
+
+
+def _container(data: Buffer, at: int, end: int) -> Iterator[Entry]:
+    while at + _ENTRY.size <= end:
+        kind, _, head, size, used, architecture, flags, _ = _ENTRY.unpack_from(data, at)
+        if not head:
+            return
+        if kind == CUBIN and not flags & LZ4:
+            yield Entry(at + head, used if flags & ZSTD else size, architecture)
+        at += head + size
+
+
+def unpacked(packed: bytes) -> bytes:
+    """The cubin of an entry's bytes. Raises AlteredTable."""
+    if packed[:4] != ZSTD_MAGIC:
+        return packed
+    import zstandard  # here: the check on a bare GPU machine has no library of ours
+
+    try:
+        return zstandard.ZstdDecompressor().decompress(packed, max_output_size=LARGEST)
+    except zstandard.ZstdError as error:
+        raise AlteredTable(f"a kernel binary cannot be unpacked: {error}") from error

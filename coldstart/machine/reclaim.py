@@ -1,0 +1,71 @@
+"""What was unpacked from bundles that are gone: directories called by a section's digest, and the records of their judging.
+
+Invariant: nothing of a bundle in the store goes, and nothing that a running process has mapped.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+# Leftovers of a writer that died are called after the digest too: .DIGEST.PID.old, .DIGEST.UUID.partial.
+_NAME = re.compile(r"\.?(?P<digest>[0-9a-f]{64})(\..*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """Directories and records that went (or would), and the bytes they take on disk."""
+
+    paths: tuple[Path, ...]
+    freed: int
+
+
+def reclaim(roots: Iterable[Path], live: Collection[str], *, dry_run: bool) -> Reclaimed:
+    """Remove what lies directly below `roots` under a digest (in hexadecimal) that is not `live`, unless it is mapped."""
+    found = [path for root in roots for path in _named(root) if _digest(path) not in live]
+    mapped = _mapped() if found else set()
+    chosen = tuple(path for path in found if not _in_use(path, mapped))
+    freed = sum(_size(path) for path in chosen)
+    for path in () if dry_run else chosen:
+        _remove(path)
+    return Reclaimed(chosen, freed)
+
+
+def _named(root: Path) -> Iterator[Path]:
+    if root.is_dir():
+        yield from (path for path in sorted(root.iterdir()) if _NAME.fullmatch(path.name))
+
+
+def _digest(path: Path) -> str:
+    matched = _NAME.fullmatch(path.name)
+    return matched["digest"] if matched else ""
+
+
+def _mapped() -> set[str]:
+    """Paths of all files that processes have mapped, as far as this user may see."""
+    found: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            found.update(line.partition("/")[2] for line in maps.read_text(errors="replace").splitlines())
+    return found
+
+
+def _in_use(path: Path, mapped: Collection[str]) -> bool:
+    prefix = str(path.resolve()).lstrip("/") + "/"
+    return any(name.startswith(prefix) for name in mapped)
+
+
+def _size(path: Path) -> int:
+    inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
+    return sum(found.st_blocks * 512 for one in inside if (found := one.lstat()))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,75 @@
+"""A temporary directory of one server: private from birth, and gone with it, however it ends.
+
+vLLM names sockets and a rendezvous file in the directory for temporary files and leaves them there. So a server has a directory
+of its own. It is alive while its lock is held, by the server or by what it forked; the kernel drops the lock with the last of
+them, whatever pids or clocks say, and the next server removes what is dead.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from coldstart.artifacts import files
+from coldstart.machine import paths
+
+SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
+PREFIX = "server-"
+# A unix socket's path may have 107 bytes; vLLM's sockets are called by a UUID.
+_LONGEST = 107 - 1 - 36
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """From here on this process and its children put temporary files and sockets in a directory that ends with the block.
+
+    Raises OSError, and Usage where no private place can be had.
+    """
+    base = _base()
+    with files.locked(base / "scratch.lock"):
+        for dead in filter(Path.is_dir, base.glob(f"{PREFIX}*")):
+            _remove_if_dead(dead)
+        own = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+        held = files.try_lock(own / "lock")
+    before = _use(own)
+    try:
+        yield own
+    finally:
+        _put_back(before)
+        shutil.rmtree(own, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+
+
+def _use(own: Path) -> tuple[str | None, dict[str, str | None]]:
+    """What was used before: tempfile's own directory, and the variables."""
+    before = tempfile.tempdir, {name: os.environ.get(name) for name in ("TMPDIR", SOCKETS_VARIABLE)}
+    tempfile.tempdir = os.environ["TMPDIR"] = str(own)
+    os.environ.setdefault(SOCKETS_VARIABLE, str(own))
+    return before
+
+
+def _put_back(before: tuple[str | None, dict[str, str | None]]) -> None:
+    tempfile.tempdir, variables = before
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _base() -> Path:
+    wanted = paths.temporary_dir()
+    fits = len(os.fsencode(wanted / f"{PREFIX}12345678")) <= _LONGEST
+    return wanted if fits else paths.runtime_dir()
+
+
+def _remove_if_dead(directory: Path) -> None:
+    lock = files.try_lock(directory / "lock")
+    if lock is not None:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(lock)

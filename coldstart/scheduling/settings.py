@@ -1,0 +1,130 @@
+"""What a scheduler can be told: one object with one set of defaults, for the server and for the simulated engine.
+
+Invariants: an unknown member is an error that names the known ones, so a misspelt setting is never ignored; what the
+command line leaves out has the same default in both engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from coldstart.scheduling.profile import IterationProfile
+
+KEY = "coldstart_scheduler"
+"""Where vLLM's --additional-config carries the settings."""
+
+FCFS = "fcfs"
+STRATEGIES = ("proactive", "reactive", "recompute")
+
+FALLBACK_PROFILE = IterationProfile.from_points(
+    [(1, 0.025), (512, 0.1), (8192, 1.6)], [(1, 0.025), (64, 0.04), (256, 0.08)]
+)
+"""Only ratios matter to the queues, so a plausible shape orders jobs until the bundle's profile is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """A policy and its tunables; None means: take it from the profile, or all there is.
+
+    `batch` is B, the jobs per iteration (None: all the active slots). `alpha_s` is FastServe's starvation limit. Alone it
+    turns the queues into round robin once everybody waits longer than that, so the limit in force is max(alpha_s,
+    alpha_scale * active / B * decode time), and at most `promoted_cap` * B promoted jobs sit in Q1 at a time (None: no
+    cap); alpha_scale 0 without a cap is the paper. `oldest_share` s of the time, in order of arrival, keeps every latency
+    near 1/s times that of FCFS. `strategy` says what becomes of KV that does not fit (None: FCFS recomputes, as the
+    engine does, the others are proactive).
+    """
+
+    policy: str = "skip-join-mlfq"
+    batch: int | None = None
+    first_quantum_s: float | None = None
+    levels: int | None = None
+    growth: float = 2.0
+    eta: int = 1
+    alpha_s: float = 0.3
+    alpha_scale: float = 4.0
+    promoted_cap: float | None = 0.25
+    demote_to_head: bool = False
+    oldest_share: float = 0.0
+    strategy: str | None = None
+    reserve_quantile: float = 0.9
+    load_latency_s: float = 0.05
+    profile: Mapping[str, object] | None = None
+
+    @classmethod
+    def read(cls, additional_config: object) -> SchedulerSettings:
+        """Raises ValueError for unknown members or values out of range."""
+        given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
+        known = {field.name for field in fields(cls)}
+        if not isinstance(given, Mapping) or set(given) - known:
+            raise ValueError(f"{KEY} must be an object with members among {', '.join(sorted(known))}")
+        settings = cls(**given)
+        settings.check()
+        if settings.policy == "srpt":
+            raise ValueError("srpt needs output lengths, which no server knows; it exists in simulation only")
+        return settings
+
+    def additional_config(self) -> dict[str, object]:
+        """What to pass as --additional-config: read(s.additional_config()) == s."""
+        default = type(self)()
+        told = {name: value for name, value in asdict(self).items() if value != getattr(default, name)}
+        return {KEY: {"policy": self.policy, **told}}
+
+    @property
+    def kv_strategy(self) -> str:
+        return self.strategy or ("recompute" if self.policy == FCFS else "proactive")
+
+    def iteration_profile(self) -> IterationProfile:
+        return FALLBACK_PROFILE if self.profile is None else IterationProfile.from_json(self.profile)
+
+    def check(self) -> None:
+        """Raises ValueError for a value out of range."""
+        if self.strategy not in (None, *STRATEGIES):
+            raise ValueError(f"unknown KV strategy {self.strategy!r}; one of {', '.join(STRATEGIES)}")
+        if self.batch is not None and self.batch < 1:
+            raise ValueError(f"the batch must be at least 1, got {self.batch}")
+        if not 0 <= self.oldest_share <= 1:
+            raise ValueError(f"oldest_share must be within 0 and 1, got {self.oldest_share}")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the command line says of a scheduler; None leaves a setting at its default.
+
+    `batch` is the largest number of requests per iteration, times are seconds, `host_bytes` of host memory keep the KV of
+    requests that were taken off the device.
+    """
+
+    policy: str = FCFS
+    batch: int | None = None
+    quantum_s: float | None = None
+    eta: int | None = None
+    alpha_s: float | None = None
+    oldest_share: float | None = None
+    reserve: float | None = None
+    strategy: str | None = None
+    host_bytes: int | None = None
+
+    def settings(self, profile: Mapping[str, object] | None = None) -> SchedulerSettings:
+        """Raises ValueError for a value out of range, or for one that the policy does not have."""
+        self._only_batch()
+        given = {
+            "batch": self.batch,
+            "first_quantum_s": self.quantum_s,
+            "eta": self.eta,
+            "alpha_s": self.alpha_s,
+            "oldest_share": self.oldest_share,
+            "reserve_quantile": self.reserve,
+            "strategy": self.strategy,
+            "profile": profile,
+        }
+        told = {name: value for name, value in given.items() if value is not None}
+        settings = SchedulerSettings(policy=self.policy, **told)  # type: ignore[arg-type]
+        settings.check()
+        return settings
+
+    def _only_batch(self) -> None:
+        if self.policy == FCFS and self != Choice(batch=self.batch):
+            raise ValueError(
+                "fcfs takes --batch alone: the other settings belong to --scheduler skip-join-mlfq"
+            )

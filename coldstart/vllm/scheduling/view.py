@@ -1,0 +1,139 @@
+"""vLLM's scheduler as placement sees it: its pool, its slots, and what the host holds.
+
+Invariant: every answer is vLLM's own, read when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from vllm.v1.request import Request, RequestStatus
+
+from coldstart.scheduling.job import Job
+from coldstart.vllm.scheduling.states import State, all_in_flight
+
+if TYPE_CHECKING:
+    from coldstart.vllm.scheduling.scheduler import PolicyScheduler
+
+RUNNING, PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED
+
+
+class EngineView:
+    """A placement.KvView of one vLLM scheduler."""
+
+    def __init__(self, scheduler: PolicyScheduler) -> None:
+        self._scheduler = scheduler
+        manager = scheduler.kv_cache_manager
+        self._pool = manager.block_pool
+        self.batch: int = scheduler.batch
+        self.token_budget: int = scheduler.max_num_scheduled_tokens
+        self.capacity: int = manager.block_pool.num_gpu_blocks - 1
+        self.watermark: int = manager.watermark_blocks
+        self.groups: int = len(scheduler.kv_cache_config.kv_cache_groups)
+        self.speculates = bool(scheduler.num_spec_tokens)
+        self._block: int = scheduler.block_size
+
+    def request(self, name: str) -> Request:
+        return self._scheduler.requests[name]
+
+    def name(self, request: Request) -> str:
+        found: str = request.request_id
+        return found
+
+    def job(self, request: Request) -> Job:
+        return self._scheduler.jobs[request.request_id]
+
+    def ready(self, job: Job) -> bool:
+        return self._scheduler.ready(job)
+
+    def started(self) -> Iterator[Request]:
+        return iter(self._scheduler.started)
+
+    def runs(self, request: Request) -> bool:
+        return bool(request.status == RUNNING)
+
+    def proceeds(self, request: Request) -> bool:
+        return self.runs(request) and not all_in_flight(request)
+
+    def prefilling(self, request: Request) -> bool:
+        return bool(request.is_prefill_chunk)
+
+    def loading(self, name: str) -> bool:
+        request = self._scheduler.picked_holding.get(name)
+        return request is not None and self._scheduler.state(request) is State.LOADING
+
+    def landed(self, request: Request) -> bool:
+        return self._scheduler.state(request) is State.LOADED
+
+    def leavable(self) -> Iterator[Request]:
+        return filter(self._scheduler._request_blocks_can_be_freed, self._scheduler.started)
+
+    def free_blocks(self) -> int:
+        blocks: int = self._pool.get_num_free_blocks()
+        return blocks
+
+    def free_slots(self) -> int:
+        scheduler = self._scheduler
+        taken = len(scheduler.started) + scheduler.num_waiting_for_streaming_input
+        slots: int = scheduler.max_num_running_reqs - taken
+        return slots
+
+    def reserved(self) -> int:
+        # vLLM starts a load only where the prefills under way keep what they still need.
+        blocks: int = self._scheduler._inflight_prefill_reserved_blocks()
+        return blocks
+
+    def needs(self, request: Request) -> int:
+        if self.runs(request) and self.groups == 1 and not self.speculates:
+            # Exact where vLLM's own answer leaves out the next token: a block for each would idle half of a small pool.
+            tokens: int = request.num_tokens + request.num_output_placeholders
+            return max(0, -(-tokens // self._block) - self.held(request))
+        remaining: int = self._scheduler._request_remaining_blocks(request)
+        growth = 0 if self.runs(request) else self.watermark
+        return remaining + growth + self.groups
+
+    def bound(self, request: Request) -> int:
+        tokens: int = request.num_tokens
+        return self.groups * (tokens // self._block + 2)
+
+    def pending(self, request: Request) -> int:
+        tokens: int = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
+        if request.status == PREEMPTED and not request.num_computed_tokens:
+            # What it left in the prefix cache is not computed again.
+            tokens -= self._scheduler.kv_cache_manager.get_computed_blocks(request)[1]
+        return tokens
+
+    def held(self, request: Request) -> int:
+        """Blocks that the request holds, alone or with others."""
+        return sum(map(len, self._scheduler.kv_cache_manager.get_blocks(request.request_id).blocks))
+
+    def freed(self, order: Sequence[Request]) -> Iterator[int]:
+        """A block that others hold too comes free with the last of them."""
+        manager = self._scheduler.kv_cache_manager
+        holders: dict[int, int] = {}
+        for request in order:
+            freed = 0
+            for block in chain.from_iterable(manager.get_blocks(request.request_id).blocks):
+                left = holders.get(block.block_id, block.ref_cnt) - 1
+                holders[block.block_id] = left
+                freed += left == 0 and not block.is_null
+            yield freed
+
+    def evict(self, request: Request) -> None:
+        scheduler = self._scheduler
+        scheduler.started.discard(request)
+        scheduler._preempt_request(
+            request, scheduler.clock(), drop_stale_output=scheduler.requires_kv_delivery
+        )
+
+    def any_away(self) -> bool:
+        return bool(self._scheduler.host.away) or bool(self._scheduler.picked_holding)
+
+    def on_host(self, name: str) -> Request | None:
+        scheduler = self._scheduler
+        request = scheduler.host.away.get(name)
+        if request is None or scheduler.state(request) is not State.HOST:
+            return None
+        return request if scheduler.host.hit(request) else None

@@ -1,0 +1,112 @@
+"""C1: a snapshot published its maker's secrets. No kept process may hold one, and memory is for its owner's eyes alone."""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts.blobs import blob_path
+from coldstart.artifacts.store import Store
+from tools.bundles import key, provenance, write_tree
+
+from coldstart.contract.plan import LaunchPlan
+from coldstart.serve import launch, pool
+
+NAMES = (
+    "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "VLLM_API_KEY",
+    "OPENAI_API_KEY", "WANDB_API_KEY", "GITHUB_TOKEN", "DB_PASSWORD", "PGPASSWORD", "AZURE_CLIENT_SECRET", "SLACK_WEBHOOK_URL",
+    "JWT_SECRET", "S3_SECRET_ACCESS_KEY", "COLDSTART_PREFETCH_TOKEN", "NO_NAME_THAT_TELLS", "VLLM_OF_A_URL",
+)  # fmt: skip
+PLANTED = {name: f"PLANTED-{number:02}" for number, name in enumerate(NAMES)}
+PLANTED["VLLM_OF_A_URL"] = "https://user:PLANTED-17@host/"
+ARGUMENTS = ["serves", "--api-key", "PLANTED-18", "--hf-token=PLANTED-19"]
+
+
+def plan(*arguments: str) -> LaunchPlan:
+    return LaunchPlan(
+        list(arguments), key="sha256:" + "a" * 64, env={"MY_TOKEN": "PLANTED-20", "OMP_NUM_THREADS": "1"}
+    )
+
+
+@pytest.fixture
+def warm(home: Path, fake_engine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> pool.Warm:
+    fake_engine("serves")
+    for name, value in PLANTED.items():
+        monkeypatch.setenv(name, value)
+    return pool.start("engine", plan(*ARGUMENTS), "tiny", 20)
+
+
+def test_a_template_holds_no_secret_of_its_starter(warm: pool.Warm) -> None:
+    try:
+        for name in ("environ", "cmdline"):
+            assert b"PLANTED" not in Path(f"/proc/{warm.pid}/{name}").read_bytes()
+        assert not [path for path, data in _memory(warm.pid or 0) if b"PLANTED-" in data]
+        kept = [
+            path for path in warm.directory.rglob("*") if path.is_file() and b"PLANTED-" in path.read_bytes()
+        ]
+        assert kept == []
+    finally:
+        pool.stop(warm, force=True)
+
+
+def test_a_forked_server_has_the_environment_of_who_asked(
+    warm: pool.Warm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SAID", "by the caller")
+    read = tmp_path / "said"
+    try:
+        with read.open("w") as out:
+            import os
+
+            saved = os.dup(2)
+            os.dup2(out.fileno(), 2)
+            try:
+                process, reader = launch.forked(plan("says"), warm.socket)
+                launch.acknowledged(process, reader, time.monotonic(), 20)
+            finally:
+                os.dup2(saved, 2)
+                os.close(saved)
+        assert "by the caller" in read.read_text()
+    finally:
+        pool.stop(warm, force=True)
+
+
+def test_what_a_template_is_said_to_have_read_holds_no_secret(warm: pool.Warm) -> None:
+    try:
+        about = json.loads((warm.directory / "about.json").read_text())
+        assert about["environment"]["OMP_NUM_THREADS"] == "1" and "PLANTED" not in json.dumps(about)
+    finally:
+        pool.stop(warm, force=True)
+
+
+def test_a_blob_of_memory_is_its_owners_alone(store: Store, tmp_path: Path) -> None:
+    with store.begin(key()) as draft:
+        draft.add_tree("snapshot", write_tree(tmp_path / "image", {"pages-1.img": b"memory"}))
+        draft.add_tree("compile", write_tree(tmp_path / "code", {"k.so": b"code"}))
+        bundle = draft.publish(provenance())
+    modes = {
+        name: stat.S_IMODE(blob_path(store.root, bundle.entry(name).digest).stat().st_mode)
+        for name in ("snapshot", "compile")
+    }
+    assert modes["snapshot"] == 0o600 and modes["compile"] & 0o044
+
+
+def _memory(pid: int) -> list[tuple[str, bytes]]:
+    """Every readable range of a process's memory that is not a file's."""
+    found = []
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            place, mode, _, _, inode, *name = line.split(maxsplit=5)
+            first, last = (int(part, 16) for part in place.split("-"))
+            if (
+                "r" in mode
+                and inode == "0"
+                and not any("vvar" in part or "vsyscall" in part for part in name)
+            ):
+                memory.seek(first)
+                found.append((line, memory.read(last - first)))
+    return found

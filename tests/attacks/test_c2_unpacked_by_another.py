@@ -1,0 +1,164 @@
+"""C2: another user's pickle ran as the victim from a cache root. Nothing runs that somebody else could have put there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import sign
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.store import Store
+from tools.bundles import CODE, key, provenance, write_tree
+
+from coldstart.key import inspection
+from coldstart.machine import ownership, paths
+from coldstart.machine.unpacked import unpacked
+
+GOOD, EVIL = CODE["kernel.so"], b"arbitrary code of another user's"
+Attack = Callable[[Path], None]
+
+
+@pytest.fixture
+def bundle(home: Path, store: Store, tmp_path: Path) -> Bundle:
+    with store.begin(key()) as draft:
+        draft.add_tree("compile", write_tree(tmp_path / "code", CODE))
+        return draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+
+
+def used(bundle: Bundle, root: Path, refused: list[str] | None = None) -> Path:
+    return unpacked(bundle, "compile", root, inspection.trust, refused)
+
+
+def _overwrite(place: Path) -> None:
+    (place / "kernel.so").write_bytes(EVIL)
+
+
+def _same_size_and_times(place: Path) -> None:
+    file = place / "kernel.so"
+    before = file.stat()
+    file.write_bytes(bytes(len(GOOD)))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _replace_file(place: Path) -> None:
+    (place / "other").write_bytes(EVIL)
+    (place / "other").rename(place / "kernel.so")
+
+
+def _replace_directory(place: Path) -> None:
+    place.rename(place.with_name("aside"))
+    shutil.copytree(place.with_name("aside"), place)
+    _overwrite(place)
+
+
+def _link(place: Path) -> None:
+    place.rename(place.with_name("aside"))
+    _overwrite(place.with_name("aside"))
+    place.symlink_to(place.with_name("aside"))
+
+
+def _delete(place: Path) -> None:
+    (place / "kernel.so").unlink()
+
+
+def _open_file(place: Path) -> None:
+    (place / "kernel.so").chmod(0o666)
+
+
+def _open_directory(place: Path) -> None:
+    place.chmod(0o777)
+
+
+def _open_parent(place: Path) -> None:
+    place.parent.chmod(0o777)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        _overwrite,
+        _same_size_and_times,
+        _replace_file,
+        _replace_directory,
+        _link,
+        _delete,
+        _open_file,
+        _open_directory,
+        _open_parent,
+    ],
+)
+def test_what_has_changed_is_not_run(bundle: Bundle, attack: Attack) -> None:
+    place = used(bundle, paths.Cache.at().unpacked)
+    attack(place)
+    refused: list[str] = []
+    again = used(bundle, paths.Cache.at().unpacked, refused)
+    assert (again / "kernel.so").read_bytes() == GOOD and ownership.fault(again) is None
+    assert attack is _open_parent or refused
+    assert used(bundle, paths.Cache.at().unpacked) == again
+
+
+def test_a_cache_that_others_write_is_read_and_not_written(bundle: Bundle, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o777)
+    shared.chmod(0o777)
+    digest = bundle.entry("compile").digest.removeprefix("sha256:")
+    write_tree(shared / digest, {"kernel.so": EVIL})
+    place = used(bundle, shared)
+    assert shared not in place.parents and (place / "kernel.so").read_bytes() == GOOD
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="giving a directory to another user needs root")
+def test_a_cache_of_another_user(bundle: Bundle, tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    digest = bundle.entry("compile").digest.removeprefix("sha256:")
+    write_tree(foreign / digest, {"kernel.so": EVIL})
+    for path in (foreign, foreign / digest, foreign / digest / "kernel.so"):
+        os.chown(path, 64321, 64321)
+    place = used(bundle, foreign)
+    assert foreign not in place.parents and (place / "kernel.so").read_bytes() == GOOD
+
+
+def test_under_an_open_umask_what_is_unpacked_is_closed(bundle: Bundle) -> None:
+    previous = os.umask(0)
+    try:
+        place = used(bundle, paths.Cache.at().unpacked)
+    finally:
+        os.umask(previous)
+    assert [path for path in (place, *place.rglob("*")) if path.stat().st_mode & 0o077] == []
+
+
+def test_a_record_of_another_place_says_nothing_of_this_one(bundle: Bundle, tmp_path: Path) -> None:
+    place = used(bundle, paths.Cache.at().unpacked)
+    copy = tmp_path / "copy" / place.name
+    shutil.copytree(place, copy)
+    _overwrite(copy)
+    again = used(bundle, copy.parent)
+    assert (again / "kernel.so").read_bytes() == GOOD
+
+
+def test_an_older_releases_record_is_refused_with_the_reason(bundle: Bundle) -> None:
+    place = used(bundle, paths.Cache.at().unpacked)
+    for record in (paths.state_dir() / "unpacked").glob(f"{place.name}*"):
+        record.unlink()
+    # As the former release wrote it: the names of the trusted keys, whatever lay there.
+    trusted = "\n".join(sorted(os.listdir(paths.state_dir() / "trust")))  # noqa: PTH208
+    (paths.state_dir() / "unpacked" / place.name).write_text(trusted)
+    _overwrite(place)
+    refused: list[str] = []
+    assert (used(bundle, paths.Cache.at().unpacked, refused) / "kernel.so").read_bytes() == GOOD
+    assert "older coldstart" in refused[0]
+
+
+def test_strict_modes(tmp_path: Path) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    assert ownership.fault(inner) is None and ownership.fault(inner / "not there yet") is None
+    (tmp_path / "a").chmod(0o770)
+    assert "may be written by others (mode 0770)" in str(ownership.fault(inner))
+    (tmp_path / "link").symlink_to(inner)
+    assert str(tmp_path / "a") in str(ownership.fault(tmp_path / "link"))

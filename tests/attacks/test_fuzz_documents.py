@@ -1,0 +1,32 @@
+"""A sample of benchmarks/fuzz_documents.py: no mutation of a document or plain section makes a reader trip or stray."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tools.fuzzed import TARGETS, Fuzz, readers, writes_outside
+
+from coldstart.key import inspection
+from coldstart.machine import runtime
+from coldstart.machine.paths import Cache
+
+
+def test_a_sample_of_mutations(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if runtime.vllm_distribution() is None:
+        pytest.skip("a key needs an installed vLLM")
+    model = home / "my-model"
+    model.mkdir()
+    (model / "config.json").write_text(
+        json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+    )
+    (model / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    key = dict(inspection.look_up(str(model)).key.fields)
+    fuzz = Fuzz(Cache.at().bundles, key, readers(str(model)))
+    fuzz.root.mkdir(parents=True)
+    with writes_outside(home) as strayed:
+        for seed in range(12 * len(TARGETS)):
+            fuzz.one(seed)
+    assert fuzz.findings == [] and strayed == []
+    assert fuzz.refused > 50 and fuzz.read > 50  # some were refused, and not all

@@ -1,0 +1,155 @@
+"""H2: a worker that was built for other flags answered. Whatever a worker could have read is equal, or it is not adopted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import environment_reads
+
+from coldstart.contract.plan import LaunchPlan
+from coldstart.machine import secrets
+from coldstart.serve import environment, launch, pool
+
+# Read where nothing is computed: telemetry, tracing, metrics, the web server, other machines than this tool runs on.
+ELSEWHERE = frozenset(
+    """
+    DO_NOT_TRACK CRIU_CUDA_PLUGIN_DIR RIG_CRIU_IGNORED_FD_MAP OTEL_EXPORTER_OTLP_TRACES_ENDPOINT traceparent tracestate
+    TRACEPARENT TRACESTATE HOST_IP PROMETHEUS_MULTIPROC_DIR XDG_DATA_DIRS XDG_CONFIG_DIRS WINDOWS_CUDA_HOME
+    debug_extract_compiled_graph generated_comment SYSTEMROOT CONDA_EXE ProgramFiles
+    """.split()  # noqa: SIM905
+)
+VARIABLES = (
+    "VLLM_USE_V1", "TORCHINDUCTOR_MAX_AUTOTUNE", "TORCH_LOGS", "OMP_NUM_THREADS", "GLIBC_TUNABLES", "KMP_AFFINITY",
+    "LD_PRELOAD", "MKL_NUM_THREADS", "TORCHDYNAMO_DISABLE", "PYTORCH_ENABLE_MPS_FALLBACK", "HF_HUB_OFFLINE", "PYTHONHASHSEED",
+    "CXX",
+    "VLLM_CPU_KVCACHE_SPACE", "VLLM_A_VARIABLE_OF_NEXT_YEAR",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_variable_that_could_have_been_read_counts(name: str) -> None:
+    reason = environment.difference({}, {name: "1"}, "template")
+    assert reason == f"{name}: the template was made with none, this start has '1'"
+    assert environment.difference({name: "1"}, {name: "2"}, "template") is not None
+    assert (
+        environment.difference({name: "1"}, {name: "1", "HOME": "/x", "HF_TOKEN": "abcdefghi"}, "template")
+        is None
+    )
+
+
+def test_every_exception_says_why() -> None:
+    assert all(reason for reason in environment.IRRELEVANT.values()) and len(environment.IRRELEVANT) < 20
+
+
+def test_what_a_kept_process_is_given_is_what_is_compared() -> None:
+    plan = LaunchPlan([], env={"TORCHINDUCTOR_VEC_ISA_OK": "1"})
+    given = {"OMP_NUM_THREADS": "2", "VLLM_API_KEY": "abcdefgh", "SOMETHING": "else", "PATH": "/bin"}
+    assert environment.spawned(given, plan) == {
+        "OMP_NUM_THREADS": "2",
+        "PATH": "/bin",
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
+    }
+    assert environment.counted(given) == {"OMP_NUM_THREADS": "2"}
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    "part",
+    ["vllm/envs.py", "vllm/platforms", "vllm/v1", "torch/_inductor", "torch/_functorch", "torch/_dynamo"],
+)
+def test_every_variable_that_the_installed_sources_read_is_judged(part: str) -> None:
+    import importlib.util
+
+    package, _, rest = part.partition("/")
+    found = importlib.util.find_spec(package)
+    assert found is not None and found.origin is not None
+    place = Path(found.origin).parent / rest
+    names = environment_reads.names(place)
+    judged = {
+        name
+        for name in names
+        if environment.counts(name)
+        or name in environment.IRRELEVANT
+        or secrets.named(name)
+        or name in environment.PASSED
+        or name.startswith("LC_")
+    }
+    assert names and sorted({*names} - judged - ELSEWHERE) == []
+
+
+@pytest.mark.vllm
+def test_every_leaf_of_the_configuration_counts_but_those_with_a_reason() -> None:
+    from dataclasses import dataclass, field
+
+    from coldstart.vllm.engine import adoption
+
+    @dataclass
+    class Inner:
+        model: str = "/m"
+        logprobs_mode: str = "raw_logprobs"
+        served_model_name: str = "a"
+        hf_token: str = "t"
+
+    @dataclass
+    class Sizes:
+        max_num_seqs: int = 8
+        policy: str = "fcfs"
+
+    @dataclass
+    class Config:
+        model_config: Inner = field(default_factory=Inner)
+        scheduler_config: Sizes = field(default_factory=Sizes)
+        of_next_year: dict[str, list[int]] = field(default_factory=lambda: {"a": [1, 2]})
+
+    built = adoption.facts(Config())
+    same = adoption.facts(
+        Config(Inner("/elsewhere/m", served_model_name="b", hf_token="u"), Sizes(4, "priority"))
+    )
+    assert adoption.difference(built, same) is None
+    for other, named in (
+        (
+            Config(Inner(logprobs_mode="raw_logits")),
+            "model_config.logprobs_mode: the built worker has raw_logprobs",
+        ),
+        (Config(scheduler_config=Sizes(9)), "scheduler_config.max_num_seqs: the built worker has 8"),
+        (Config(of_next_year={"a": [1, 3]}), "of_next_year.a.1: the built worker has 2"),
+    ):
+        assert str(adoption.difference(built, adoption.facts(other))).startswith(named)
+    assert all(adoption.APART.values())
+
+
+@pytest.mark.vllm
+def test_what_is_filled_in_privately_when_it_is_first_asked_is_no_difference() -> None:
+    from dataclasses import dataclass, field
+
+    from coldstart.vllm.engine import adoption
+
+    @dataclass
+    class Inner:
+        model: str = "/m"
+
+    @dataclass
+    class Config:
+        model_config: Inner = field(default_factory=Inner)
+
+    asked = Config()
+    asked.model_config._cache = {"a": False}  # type: ignore[attr-defined]
+    assert adoption.difference(adoption.facts(Config()), adoption.facts(asked)) is None
+    asked.model_config.public = 3  # type: ignore[attr-defined]
+    assert adoption.difference(adoption.facts(Config()), adoption.facts(asked)) is not None
+
+
+def test_a_server_that_what_was_built_does_not_fit_is_replaced_with_the_reason(
+    home: Path, fake_engine: Callable[[str], None]
+) -> None:
+    fake_engine("serves")
+    warm = pool.start("engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20)
+    try:
+        process, reader = launch.forked(LaunchPlan(["unfit"]), warm.socket)
+        with pytest.raises(launch.Died, match="is for something else: a leaf differs"):
+            launch.acknowledged(process, reader, time.monotonic(), 20)
+    finally:
+        pool.stop(warm, force=True)

@@ -1,0 +1,273 @@
+"""Sixty and more ways for a registry and a weights server to misbehave, in one process whose memory is watched.
+
+Each ends within its deadline, tells no secret beyond its origin, and leaves nothing in the store.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import oci, remote
+from coldstart.artifacts.errors import BundleError
+from coldstart.artifacts.net.pace import PATIENCE_VARIABLE
+from coldstart.artifacts.store import Store
+from tools.bundles import publish
+from tools.raw_server import Asked, answer, answering, dribble, flood
+
+from coldstart.weights.prefetch import http_source, sources
+
+SECRET = "hunter2-of-the-origin"
+LOGIN = base64.b64encode(f"me:{SECRET}".encode()).decode()
+DEADLINE_S = 6.0
+RSS = 200 << 20
+BIG = 300 << 20
+Behave = Callable[[socket.socket, Asked], None]
+
+
+def _raw(data: bytes) -> Behave:
+    return lambda connection, _: connection.sendall(data)
+
+
+def _head(status: int, *lines: str) -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {status} Said", *lines, "", ""]).encode("latin-1")
+
+
+def _then(head: bytes, more: Callable[[socket.socket], None]) -> Behave:
+    def behave(connection: socket.socket, _: Asked) -> None:
+        connection.sendall(head)
+        more(connection)
+
+    return behave
+
+
+def _hangs(connection: socket.socket) -> None:
+    time.sleep(30)
+
+
+def _resets(connection: socket.socket, _: Asked) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    connection.close()
+
+
+def _forever(block: bytes) -> Callable[[socket.socket], None]:
+    return lambda connection: flood(connection, block, BIG)
+
+
+def _slowly(data: bytes) -> Callable[[socket.socket], None]:
+    return lambda connection: dribble(connection, data, 0.2)
+
+
+_OK, _CHUNKED = "Content-Type: application/json", "Transfer-Encoding: chunked"
+_RANGE = "Content-Range: bytes 0-4095/4096"
+# What any server of HTTP may do, to a registry's client as to a fetch of weights.
+COMMON: dict[str, Behave] = {
+    "closes at once": lambda c, _: c.close(),
+    "resets": _resets,
+    "says nothing": lambda c, _: _hangs(c),
+    "is no http": _raw(b"220 ftp.example ESMTP\r\n"),
+    "is binary": _raw(bytes(range(256)) * 64),
+    "is http/0.9": _raw(b"<html>hello</html>"),
+    "has an odd version": _raw(b"HTTP/9.9 200 OK\r\n\r\n"),
+    "has a status of words": _raw(b"HTTP/1.1 abc OK\r\n\r\n"),
+    "has status 99999": _raw(b"HTTP/1.1 99999 OK\r\n\r\n"),
+    "continues for ever": _then(b"", _forever(b"HTTP/1.1 100 Continue\r\n\r\n")),
+    "continues slowly": _then(b"", _slowly(b"HTTP/1.1 100 Continue\r\n\r\n")),
+    "has a status line without end": _then(b"HTTP/1.1 200 ", _forever(b"O" * 65536)),
+    "has a header without end": _then(b"HTTP/1.1 200 OK\r\nX: ", _forever(b"y" * 65536)),
+    "has headers without end": _then(b"HTTP/1.1 200 OK\r\n", _forever(b"X: y\r\n" * 4096)),
+    "dribbles its status": _then(b"", _slowly(b"HTTP/1.1 200 OK\r\n")),
+    "dribbles its headers": _then(b"HTTP/1.1 200 OK\r\n", _slowly(b"X: y\r\n")),
+    "dribbles its body": _then(_head(200, "Content-Length: 4096"), _slowly(b"x")),
+    "dribbles a 206": _then(_head(206, "Content-Length: 4096", _RANGE), _slowly(b"x")),
+    "dribbles a chunk's size": _then(_head(200, _CHUNKED), _slowly(b"0")),
+    "stops in its body": _then(_head(206, "Content-Length: 4096", _RANGE) + b"x" * 100, _hangs),
+    "ends too early": _raw(_head(206, "Content-Length: 4096", _RANGE) + b"x" * 100),
+    "has a negative length": _raw(_head(200, "Content-Length: -5") + b"xx"),
+    "has a length of words": _raw(_head(200, "Content-Length: many") + b"xx"),
+    "has two lengths": _raw(_head(200, "Content-Length: 2", "Content-Length: 9") + b"xx"),
+    "has an enormous length": _then(
+        _head(200, "Content-Length: 99999999999999999999"), _forever(b"x" * 65536)
+    ),
+    "has an enormous chunk": _then(_head(200, _CHUNKED) + b"fffffffffffffff\r\n", _forever(b"x" * 65536)),
+    "has a bad chunk": _raw(_head(200, _CHUNKED) + b"zz\r\nxx\r\n"),
+    "has a negative chunk": _raw(_head(200, _CHUNKED) + b"-5\r\nxx\r\n"),
+    "has chunks of nothing": _then(_head(200, _CHUNKED), _forever(b"1;" + b"e" * 4000 + b"\r\nx\r\n")),
+    "has trailers without end": _then(_head(200, _CHUNKED) + b"0\r\n", _forever(b"X: y\r\n" * 4096)),
+    "gzips a bomb": _raw(
+        _head(200, "Content-Encoding: gzip", "Content-Length: 20") + b"\x1f\x8b" + bytes(18)
+    ),
+    "has a body without length": _then(_head(200), _forever(b"x" * 65536)),
+    "errs at length": _then(_head(500, f"Content-Length: {BIG}"), _forever(b"x" * 65536)),
+    "denies at length": _then(_head(403, f"Content-Length: {BIG}"), _forever(b"x" * 65536)),
+    "is not found at length": _then(_head(404, f"Content-Length: {BIG}"), _forever(b"x" * 65536)),
+    "redirects to itself": lambda c, asked: answer(c, 302, {"Location": asked.path}),
+    "redirects nowhere": _raw(_head(302, "Content-Length: 0")),
+    "redirects to a file": _raw(_head(302, "Location: file:///etc/passwd", "Content-Length: 0")),
+    "redirects to ftp": _raw(_head(302, "Location: ftp://127.0.0.1/x", "Content-Length: 0")),
+    "redirects to no host": _raw(_head(302, "Location: http:///x", "Content-Length: 0")),
+    "redirects to a bad port": _raw(_head(302, "Location: http://127.0.0.1:99999/x", "Content-Length: 0")),
+    "redirects with line ends": _raw(_head(302, "Location: /x%0d%0aAuthorization: y", "Content-Length: 0")),
+    "redirects with a login": _raw(_head(302, "Location: http://a:b@127.0.0.1:1/x", "Content-Length: 0")),
+    "redirects at length": _then(
+        _head(302, "Location: /x", f"Content-Length: {BIG}"), _forever(b"x" * 65536)
+    ),
+    "wants a login of no kind": _raw(_head(401, "Content-Length: 0")),
+    "wants a login at length": _raw(
+        _head(401, f"WWW-Authenticate: Bearer {'a=b,' * 9000}", "Content-Length: 0")
+    ),
+    "wants a proxy's login": _raw(_head(407, "Proxy-Authenticate: Basic", "Content-Length: 0")),
+    "switches protocols": _raw(_head(101, "Upgrade: h2c", "Connection: Upgrade")),
+    "has no content": _raw(_head(204)),
+    "asks to wait": _raw(_head(503, "Retry-After: 999999999", "Content-Length: 0")),
+    "sets cookies": _raw(_head(200, *["Set-Cookie: a=b"] * 90, "Content-Length: 2") + b"{}"),
+}
+_MANIFEST = f"Content-Type: {oci.MANIFEST_TYPE}"
+REGISTRY: dict[str, Behave] = COMMON | {
+    "answers an array": lambda c, _: answer(c, 200, {}, b"[]"),
+    "answers deep json": lambda c, _: answer(c, 200, {}, b"[" * 500_000),
+    "answers twice a member": lambda c, _: answer(c, 200, {}, b'{"schemaVersion":2,"schemaVersion":2}'),
+    "answers huge numbers": lambda c, _: answer(c, 200, {}, b'{"schemaVersion":' + b"9" * 5000 + b"}"),
+    "answers no utf-8": lambda c, _: answer(c, 200, {}, b'{"a":"\xff"}'),
+    "answers another digest": lambda c, _: answer(c, 200, {}, b'{"schemaVersion":2}'),
+    "names a realm elsewhere": _raw(
+        _head(401, 'WWW-Authenticate: Bearer realm="http://127.0.0.9:1/token"', "Content-Length: 0")
+    ),
+    "names a realm that is no address": _raw(
+        _head(401, 'WWW-Authenticate: Bearer realm="gopher://x"', "Content-Length: 0")
+    ),
+    "names a realm below itself": _raw(
+        _head(401, 'WWW-Authenticate: Bearer realm="http://127.0.0.1.example/t"', "Content-Length: 0")
+    ),
+    "gives a token with line ends": lambda c, asked: (
+        answer(c, 200, {}, b'{"token":"a\\r\\nX: y"}')
+        if asked.path.startswith("/token")
+        else answer(c, 401, {"WWW-Authenticate": f'Bearer realm="http://{asked.headers["host"]}/token"'})
+    ),
+    "gives a token for ever": lambda c, asked: (
+        answer(c, 200, {}, b'{"token":"abc"}')
+        if asked.path.startswith("/token")
+        else answer(c, 401, {"WWW-Authenticate": f'Bearer realm="http://{asked.headers["host"]}/token"'})
+    ),
+}
+WEIGHTS: dict[str, Behave] = COMMON | {
+    "ignores ranges": lambda c, _: answer(c, 200, {}, b"x" * 4096),
+    "answers another range": lambda c, _: answer(c, 206, {"Content-Range": "bytes 1-4096/4097"}, b"x" * 4096),
+    "answers another size": lambda c, _: answer(c, 206, {"Content-Range": "bytes 0-4095/9"}, b"x" * 4096),
+    "answers many ranges": lambda c, _: answer(c, 206, {"Content-Type": "multipart/byteranges"}, b"x" * 4096),
+    "answers no range": lambda c, _: answer(c, 206, {}, b"x" * 4096),
+    "answers another unit": lambda c, _: answer(c, 206, {"Content-Range": "lines 0-4095/4096"}, b"x" * 4096),
+    "is satisfied with nothing": lambda c, _: answer(c, 416, {"Content-Range": "bytes */0"}),
+    "sends more than it says": _then(_head(206, "Content-Length: 4096", _RANGE), _forever(b"x" * 65536)),
+}
+
+
+class _Watch:
+    """The largest resident size of this process in a block, above what it had before."""
+
+    def __enter__(self) -> _Watch:
+        self.before, self.peak, self._stop = _resident(), 0, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.005):
+            self.peak = max(self.peak, _resident() - self.before)
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_there_are_sixty_at_least() -> None:
+    assert len(REGISTRY) >= 60 and len({*REGISTRY, *WEIGHTS}) >= 65
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_hostile_registry(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PATIENCE_VARIABLE, "0.5")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    with (
+        answering(lambda c, asked: answer(c, 404), "127.0.0.9") as other,
+        answering(REGISTRY[name]) as server,
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({"auths": {server.address: {"auth": LOGIN}}}))
+        store, began = Store(tmp_path / "store"), time.monotonic()
+        with _Watch() as watch, pytest.raises(BundleError):
+            remote.pull(store, f"oci://{server.address}/a/b:v1")
+        assert time.monotonic() - began < DEADLINE_S
+        assert watch.peak < RSS
+        assert not store.list() and not list(store.root.rglob("*.partial"))
+        assert SECRET.encode() not in other.heard and LOGIN.encode() not in other.heard
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_hostile_weights_server(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PATIENCE_VARIABLE, "0.5")
+    into = memoryview(bytearray(4096))
+    with answering(WEIGHTS[name]) as server:
+        given = http_source.headers(server.url.replace("//", f"//me:{SECRET}@"), {})
+        source, began = http_source.HttpSource(server.url, given), time.monotonic()
+        with _Watch() as watch, suppress(sources.Unavailable, sources.Unusable):
+            got = source.read("f", 4096, 0, into, lambda _: None)
+            assert 0 < got <= 4096  # whose digest decides
+        source.close()
+        assert time.monotonic() - began < DEADLINE_S
+        assert watch.peak < RSS
+
+
+@pytest.mark.parametrize("where", ["blob", "referrers", "signature"])
+@pytest.mark.parametrize(
+    "name", ["dribbles its body", "errs at length", "closes at once", "has a body without length"]
+)
+def test_an_honest_beginning(name: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest is honest; what follows is not. A signature that cannot be had vouches for nothing, and stops nothing."""
+    monkeypatch.setenv(PATIENCE_VARIABLE, "0.5")
+    made = publish(Store(tmp_path / "made"), tmp_path)
+    listed = {"mediaType": oci.MANIFEST_TYPE, "digest": f"sha256:{'0' * 64}", "size": 700}
+    index = {
+        "schemaVersion": 2,
+        "mediaType": oci.INDEX_TYPE,
+        "manifests": [listed | {"artifactType": oci.SIGNATURE_TYPE}],
+    }
+    hostile = COMMON[name]
+
+    def registry(connection: socket.socket, asked: Asked) -> None:
+        last = asked.path.rpartition("/")[2]
+        blob = tmp_path / "made" / "blobs" / "sha256" / last.partition(":")[2]
+        if "/referrers/" in asked.path:
+            if where == "referrers":
+                hostile(connection, asked)
+            else:
+                answer(connection, 200, {"Content-Type": oci.INDEX_TYPE}, json.dumps(index).encode())
+        elif "/manifests/" in asked.path and last.startswith("sha256:0000"):
+            hostile(connection, asked)
+        elif "/manifests/" in asked.path and not last.startswith("sha256"):
+            answer(connection, 200, {}, made.image_bytes())
+        elif where == "blob" and blob.exists() and blob.stat().st_size > 1500:
+            hostile(connection, asked)
+        else:
+            answer(
+                connection, 200 if blob.is_file() else 404, {}, blob.read_bytes() if blob.is_file() else b""
+            )
+
+    store = Store(tmp_path / "store")
+    with answering(registry) as server, _Watch() as watch:
+        began = time.monotonic()
+        with suppress(BundleError):
+            remote.pull(store, f"oci://{server.address}/a/b:v1")
+        assert time.monotonic() - began < DEADLINE_S
+    assert watch.peak < RSS
+    assert all(bundle.verify("checksum") == [] for bundle in store.list())

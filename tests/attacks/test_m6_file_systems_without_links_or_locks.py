@@ -1,0 +1,51 @@
+"""M6: without hard links there was no signing key (and a wrong mend), without flock a bare errno."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import sign
+from coldstart.artifacts.errors import BundleError
+from coldstart.artifacts.store import Store
+from tools.bundles import publish
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_m6_a_signing_key_without_hard_links(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    made = sign.host_key(tmp_path)
+    assert sign.host_key(tmp_path).fingerprint == made.fingerprint
+    path = tmp_path / "signing" / "host.pem"
+    assert path.stat().st_mode & 0o077 == 0 and not list(path.parent.glob(".*.partial"))
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_m6_a_store_without_locks_says_so(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(BundleError) as caught:
+        publish(Store(tmp_path / "store"), tmp_path)
+    assert caught.value.code == "CS-LOCK" and "--cache-dir" in caught.value.mend
+
+
+def test_m6_readers_need_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = publish(Store(tmp_path / "store"), tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert Store(tmp_path / "store").list() == [made] and made.verify("checksum") == []

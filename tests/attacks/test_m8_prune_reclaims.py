@@ -1,0 +1,64 @@
+"""M8: prune left what had been unpacked: 495 MB a snapshot, for ever."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts.bundle import Bundle, anyone
+from coldstart.artifacts.store import Store
+from tools.bundles import key, provenance, publish, write_tree
+from tools.shell import Run
+
+from coldstart.machine import paths, reclaim, unpacked
+from coldstart.machine.paths import Cache
+
+
+@pytest.fixture
+def store(home: Path) -> Store:
+    return Store(Cache.at().bundles)
+
+
+def _unpack(bundle: Bundle) -> Path:
+    return unpacked.unpacked(bundle, "compile", Cache.at().unpacked, anyone)
+
+
+def _other(store: Store, home: Path) -> Bundle:
+    """A later version with other code."""
+    with store.begin(key()) as draft:
+        draft.add_tree("compile", write_tree(home / "other", {"k.so": b"\x7fELF" + bytes(200_000)}))
+        return draft.publish(provenance())
+
+
+def test_m8_what_was_unpacked_goes_with_its_bundle(run: Run, store: Store, home: Path) -> None:
+    old = _unpack(publish(store, home / "s"))
+    kept = _unpack(_other(store, home))
+    planned = json.loads(run("prune", "--dry-run", "--format=json").stdout)
+    assert str(old) in planned["unpacked"] and old.is_dir() and planned["freed_bytes"] > 0
+    done = json.loads(run("prune", "--format=json").stdout)
+    assert done["unpacked"] == planned["unpacked"] and done["freed_bytes"] == planned["freed_bytes"]
+    assert not old.exists() and kept.is_dir()
+    assert not (paths.state_dir() / "unpacked" / old.name).exists()
+    run("prune", "org/tiny")
+    assert not kept.exists() and not list(Cache.at().unpacked.glob("[0-9a-f]*"))
+
+
+def test_m8_what_a_process_has_mapped_stays(store: Store, home: Path) -> None:
+    place = _unpack(publish(store, home / "s"))
+    with (
+        (place / "kernel.so").open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ),
+    ):
+        assert reclaim.reclaim([place.parent], [], dry_run=False).paths == () and place.is_dir()
+    assert reclaim.reclaim([place.parent], [], dry_run=False).paths == (place,) and not place.exists()
+
+
+def test_m8_nothing_of_another_name_goes(tmp_path: Path) -> None:
+    for name in ("notes", "a" * 63, "A" * 64, ".keep"):
+        (tmp_path / name).mkdir()
+    left = tmp_path / f".{'a' * 64}.123.old"
+    left.mkdir()
+    assert reclaim.reclaim([tmp_path], [], dry_run=False).paths == (left,)
+    assert len(list(tmp_path.iterdir())) == 4

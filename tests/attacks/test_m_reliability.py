@@ -1,0 +1,179 @@
+"""M1, M2, M3, M9, M10, M11: nothing secret is kept, hostile and read-only nodes work, nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldstart.errors import ColdstartError, Failed, Usage
+from coldstart.key import inspection, relevance
+from coldstart.machine import criu, logs, ownership, paths, scratch
+from coldstart.materialize import materialize
+from coldstart.model import models
+
+Act = Callable[[Callable[[], object]], object]
+PLANTED = "PLANTED-secret"
+
+
+class TestM1Secrets:
+    def test_no_key_holds_one(self) -> None:
+        given = {
+            "api_key": PLANTED,
+            "hf_tok": PLANTED,
+            "kv_transfer_config": {"secret": PLANTED, "kv_role": "both"},
+            "model_loader_extra": json.loads(json.dumps([{"password": PLANTED}])),
+        }
+        fields = relevance.engine_fields(given)
+        assert PLANTED not in json.dumps(fields) and fields["kv_transfer_config.kv_role"] == "both"
+
+    def test_no_mend_repeats_one(self) -> None:
+        assert PLANTED not in " ".join(inspection._after(("--api-key", PLANTED, "--seed", "1")))
+
+    def test_no_log_repeats_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MY_TOKEN", PLANTED)
+        (tmp_path / "log").write_text(f"GET https://h/x?X-Amz-Signature=abc failed\nwith {PLANTED}\n")
+        assert logs.end(tmp_path / "log") == "GET https://h/x?X-Amz-Signature=*** failed\nwith ***"
+
+
+def test_m2_what_cannot_be_written_is_made_elsewhere(home: Path, stranger: Act, tmp_path: Path) -> None:
+    """A cache on a volume of somebody else's: read, never written. (Root may write anywhere: so another user tries.)"""
+    for place in (tmp_path, *tmp_path.parents):
+        if place.stat().st_uid == 0 and place != Path("/") and place != Path("/tmp"):
+            place.chmod(place.stat().st_mode | 0o055)
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o755)
+    own = Path(tempfile.mkdtemp(prefix="cs-"))
+    own.chmod(0o777)
+
+    def act() -> object:
+        os.environ["XDG_STATE_HOME"] = str(own / "state")
+        found = paths.Cache(cache).writable
+        return [str(found), ownership.fault(found)]
+
+    place, fault = stranger(act)  # type: ignore[misc]
+    shutil.rmtree(Path("/var/tmp/coldstart-64321"), ignore_errors=True)
+    shutil.rmtree(own)
+    assert not place.startswith(str(cache)) and fault is None
+    assert paths.Cache(cache).writable == cache
+
+
+class TestM3Squatting:
+    @pytest.fixture
+    def tmp(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A /tmp of our own, in which somebody else was first."""
+        place = home / "tmp"
+        place.mkdir()
+        place.chmod(0o1777)
+        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+        monkeypatch.setattr(tempfile, "tempdir", str(place))
+        return place
+
+    @pytest.mark.parametrize(
+        "squat", ["directory", "file", "link", "dangling link", "pipe", "open directory"]
+    )
+    def test_a_taken_name(self, tmp: Path, squat: str) -> None:
+        name = tmp / f"coldstart-{os.getuid()}"
+        trap = tmp / "trap"
+        trap.mkdir(mode=0o700)
+        if squat.endswith("directory"):
+            name.mkdir()
+            name.chmod(0o777 if squat.startswith("open") else 0o755)
+        elif squat == "pipe":
+            os.mkfifo(name)
+        elif squat == "file":
+            name.write_text("")
+        else:
+            name.symlink_to(trap if squat == "link" else tmp / "nothing")
+        own = paths.runtime_dir()
+        assert own == paths.runtime_dir() and own != name and trap not in (own, *own.parents)
+        assert stat.S_IMODE(own.stat().st_mode) == 0o700 and own.parent == tmp
+        assert list(trap.iterdir()) == []
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="giving a directory to another user needs root")
+    def test_a_directory_of_another_users_that_looks_right(self, tmp: Path) -> None:
+        name = tmp / f"coldstart-{os.getuid()}"
+        name.mkdir(mode=0o700)
+        os.chown(name, 64321, 64321)
+        own = paths.runtime_dir()
+        assert own != name and own.stat().st_uid == os.getuid()
+        os.chown(own, 64321, 64321)  # and the stand-in is not trusted by its name either
+        assert paths.runtime_dir() not in (own, name)
+
+
+class TestM9Litter:
+    def test_a_server_leaves_no_file(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TMPDIR", str(home))
+        monkeypatch.setattr(tempfile, "tempdir", str(home))
+        monkeypatch.delenv(scratch.SOCKETS_VARIABLE, raising=False)
+        base = paths.temporary_dir()
+        with scratch.scratch() as own:
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(f"{os.environ[scratch.SOCKETS_VARIABLE]}/2a420711-d374-4f9f-bb8d-394460a8904e")
+            tempfile.mkstemp()
+            assert len(list(own.iterdir())) == 3 and stat.S_IMODE(own.stat().st_mode) == 0o700
+        assert [path.name for path in base.iterdir()] == ["scratch.lock"]
+
+    def test_what_a_killed_server_left_is_removed_by_the_next_and_what_lives_is_not(self, home: Path) -> None:
+        program = (
+            "import sys, time; from coldstart.machine.scratch import scratch\n"
+            "with scratch() as own: print(own, flush=True); time.sleep(60)"
+        )
+        environment = os.environ | {"TMPDIR": str(home)}
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True
+            )
+            for _ in range(2)
+        ]
+        try:
+            one, two = (Path(process.stdout.readline().strip()) for process in started if process.stdout)
+            started[0].kill()
+            started[0].wait()
+            third = subprocess.run(
+                [sys.executable, "-c", program.replace("time.sleep(60)", "pass")],
+                env=environment,
+                check=True,
+                capture_output=True,
+            )
+            assert third.returncode == 0 and not one.exists() and two.exists()
+        finally:
+            for process in started:
+                process.send_signal(signal.SIGTERM)
+                process.wait()
+
+
+def test_m10_a_snapshot_that_cannot_be_taken_is_refused_before_the_work(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
+    asked: Any = None  # whatever it does with what was looked up, it does too early
+    with pytest.raises(Failed, match="No snapshot can be taken here: /nonexistent/criu is not to be found"):
+        materialize.materialize(asked, materialize.Options(snapshot=True), lambda _: nullcontext())
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "pytorch_model.bin"])
+def test_m11_a_pipe_in_the_place_of_a_file(tmp_path: Path, name: str) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["X"]}')
+    (model / name).unlink(missing_ok=True)
+    os.mkfifo(model / name)
+    began = time.monotonic()
+    with pytest.raises((Usage, ColdstartError), match="is no regular file"):
+        models.ensure_weights(models.resolve(str(model)))
+    assert time.monotonic() - began < 5

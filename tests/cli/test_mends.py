@@ -1,0 +1,128 @@
+"""Every mend that names a command of ours can be typed as it stands: the real command line takes it.
+
+Each `mend` in the source, literal or f-string, is read from the syntax tree; what is filled in at run time is a word here.
+Commands are parsed up to the point of execution. An option that stands alone must be one that some command of ours has.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from coldstart.commands import cli
+
+ROOT = Path(__file__).parents[2]
+COMMAND = re.compile(r"\bcoldstart (?=[a-z])(.*?)(?=$|[,;()]|\. )")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+# Options of other programs and of vLLM: (option, the words around it).
+FOREIGN = {("--shm-size", "container: --shm-size 4g")}
+
+
+def mends() -> Iterator[tuple[str, str]]:
+    """(place, text) of every mend."""
+    for room in ("artifacts", "coldstart", "commands"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                for value in _values(node):
+                    for text in _texts(value):
+                        yield f"{path.relative_to(ROOT)}:{value.lineno}", text
+
+
+def _values(node: ast.AST) -> Iterator[ast.expr]:
+    if isinstance(node, ast.Call):
+        yield from (keyword.value for keyword in node.keywords if keyword.arg == "mend")
+        if isinstance(node.func, ast.Name) and node.func.id == "Probe":
+            yield from node.args[3:4]
+    elif (
+        isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id.lower() == "mend" for target in node.targets)
+    ) or (isinstance(node, ast.AnnAssign) and ast.unparse(node.target).lower() == "mend" and node.value):
+        yield node.value
+
+
+def _texts(node: ast.expr) -> Iterator[str]:
+    """What an expression may say: the branches of a condition, the words of a shlex.join."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.JoinedStr):
+        yield "".join(part.value if isinstance(part, ast.Constant) else "WORD" for part in node.values)  # type: ignore[misc]
+    elif isinstance(node, ast.IfExp):
+        yield from _texts(node.body)
+        yield from _texts(node.orelse)
+    elif isinstance(node, ast.BinOp):
+        yield "".join(text for side in (node.left, node.right) for text in _texts(side))
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) == "shlex.join":
+        words = node.args[0].elts if isinstance(node.args[0], ast.List) else []
+        yield " ".join(
+            str(w.value) if isinstance(w, ast.Constant) else "" if isinstance(w, ast.Starred) else "WORD"
+            for w in words
+        )
+
+
+def parse(words: list[str]) -> None:
+    """What the command line makes of the words, short of doing it. Raises click's UsageError."""
+    own, _ = cli._split(words)
+    command, context = typer.main.get_command(cli.app), None
+    own = [word for word in own if word != "..."]
+    while True:
+        context = command.make_context(command.name or "coldstart", own, parent=context)
+        if not hasattr(command, "resolve_command"):
+            return
+        rest = [*context._protected_args, *context.args]
+        _, command, own = command.resolve_command(context, rest)
+
+
+def every_option() -> set[str]:
+    context = typer.Context(typer.main.get_command(cli.app))
+    found: set[str] = set()
+
+    def collect(command: Any) -> None:
+        for parameter in command.params:
+            found.update(parameter.opts, parameter.secondary_opts)
+        for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
+            collect(command.get_command(context, name))
+
+    collect(typer.main.get_command(cli.app))
+    return found
+
+
+@pytest.mark.parametrize(("place", "text"), [pair for pair in mends() if COMMAND.search(pair[1])])
+def test_a_command_in_a_mend_is_one(place: str, text: str) -> None:
+    for found in COMMAND.finditer(text):
+        words = shlex.split(found[1])
+        try:
+            parse(words)
+        except typer.Exit:
+            assert "--help" in words, place
+
+
+def test_an_option_in_a_mend_is_one_of_ours() -> None:
+    known, wrong = every_option(), []
+    for place, text in mends():
+        bare = COMMAND.sub("", text)
+        wrong += [
+            f"{place}: {option}"
+            for option in OPTION.findall(bare)
+            if option not in known and not any(option == name and around in text for name, around in FOREIGN)
+        ]
+    assert wrong == []
+
+
+def test_the_mends_are_found() -> None:
+    texts = [text for _, text in mends()]
+    assert len(texts) > 90 and sum(bool(COMMAND.search(text)) for text in texts) > 25
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["materialize", "m", "--load-format", "dummy"], ["servee", "m"], ["template", "begin"], ["serve"]],
+)
+def test_the_rule_would_notice(words: list[str]) -> None:
+    with pytest.raises(Exception, match=r"No such|Missing"):
+        parse(words)

@@ -1,0 +1,77 @@
+"""A fake of the engine's processes, for unit tests only; called as the real ones: -m MODULE ARGUMENTS.
+
+The template is the real one with `build` and `server.run` made up. FAKE_BEHAVIOUR says what a server does.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+BEHAVIOUR = os.environ["FAKE_BEHAVIOUR"]
+REPORT = {"fast_path": {"compile": True}, "fallbacks": [], "tokens": [1]}
+
+
+def serve(plan, imported=False):  # type: ignore[no-untyped-def]
+    """What `server.run` does, in short. `vllm_args` of the plan may hold a behaviour of its own."""
+    from coldstart.machine.lifeline import die_with_parent
+
+    die_with_parent()
+    behaviour, *rest = plan.vllm_args or [BEHAVIOUR]
+    if behaviour == "dies":
+        sys.stderr.write("no memory for the engine\n")
+        return 7
+    if behaviour == "dies-forked" and imported:
+        return 7
+    if behaviour == "raises":
+        raise ValueError("the engine's own error")
+    if behaviour == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if behaviour == "says":
+        print(Path.cwd(), os.environ.get("SAID"), sys.stdin.read(), flush=True)
+    if behaviour == "unfit":
+        os.write(int(os.environ["COLDSTART_READY_FD"]), b'{"unfit": "a leaf differs"}\n')
+        return 1
+    wrong = behaviour == "forgets" and plan.canary is not None
+    if behaviour != "never-ready":
+        descriptor = int(os.environ["COLDSTART_READY_FD"])
+        report = REPORT | {"pid": os.getpid(), "args": rest, "canary": not wrong if plan.canary else None}
+        os.write(descriptor, (json.dumps(report) + "\n").encode())
+        os.close(descriptor)
+    if wrong:
+        return 1
+    if behaviour == "ends":
+        return 3
+    time.sleep(60)
+    return 0
+
+
+def template(arguments: list[str]) -> None:
+    """The real template around a made-up engine."""
+    from coldstart.vllm.engine import server
+    from coldstart.vllm.engine import template as real
+
+    if BEHAVIOUR == "dies":
+        sys.exit("no memory for the template")
+    if BEHAVIOUR == "never-ready":
+        time.sleep(60)
+    if BEHAVIOUR == "slow":
+        time.sleep(0.5)
+    server.run = serve  # type: ignore[assignment]
+    real.build = lambda plan, level: None  # type: ignore[assignment]
+    real.main(arguments)
+
+
+def main() -> None:
+    from coldstart.contract.plan import LaunchPlan
+
+    module, arguments = sys.argv[2], sys.argv[3:]
+    if module == "coldstart.vllm.engine.template":
+        template(arguments)
+    else:
+        sys.exit(serve(LaunchPlan.from_json(Path(arguments[0]).read_text())))
+
+
+main()

@@ -1,0 +1,135 @@
+"""An engine process over the simulator: it reads the plug-in's environment and does what a vLLM worker would do.
+
+Every process draws its addresses and handles from the seed that it is given, so no two have a layout in common.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from coldstart.contract.graphs import CANARY, KERNELS, PROVE, RECORD, RESTORE
+from coldstart.graphs import gate, live, rounds
+from coldstart.graphs.errors import GraphError
+from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs, View, finder, stored
+from coldstart.graphs.online import Online
+from coldstart.graphs.restore import Restorer
+from coldstart.graphs.store import read_manifest
+from coldstart.graphs.table import Region
+from tests.support.graphs.decoder import VOCABULARY
+from tests.support.graphs.model import Shape, SimModel
+
+SHAPE = Shape("engine", 2, sizes=(1, 8, 64, 256))
+INPUTS = ("static:ids", "static:positions", "static:slots", "static:lengths")
+LIBRARY, SEED, STEPS, MOVING = "SIM_LIBRARY", "SIM_SEED", "SIM_STEPS", "SIM_MOVING"
+
+
+def regions(model: SimModel, *symbols: str) -> list[Region]:
+    return [model.named[symbol] for symbol in symbols]
+
+
+def inputs(model: SimModel, log: InputLog) -> Inputs:
+    rows = 4 * model.shape.width
+    outputs = {k: [("static:out", 0, model.shape.rows(n) * rows)] for k, n in model.sizes().items()}
+    kv = [symbol for symbol in model.named if symbol.startswith("kv:")]
+    return Inputs({"static:ids": (4, VOCABULARY)}, kv, log.static, outputs)
+
+
+def at_restored(restorer: Restorer) -> Any:
+    return finder(lambda: [Region(r.symbol, r.size, base) for r, base in [restorer.region("static:out")]])
+
+
+def record(model: SimModel, work: Path) -> dict[str, Any]:
+    log, captured = InputLog(model.driver), {}
+    for key in reversed(model.sizes()):
+        model.prepare(key, 40)
+        captured[key] = model.capture(key)
+        log.remember(key, regions(model, *INPUTS))
+    held = inputs(model, log)
+    here = finder(model.regions, model.pool)
+    workload = StoredInputs(model.driver, held, log.held.__getitem__, here, View(here), None)
+    report = {ENTRY: held.document()}
+    by_reference = os.environ.get(KERNELS) == "reference"
+    made = rounds.record(
+        work, model.driver, model, captured, workload, log, report, by_reference=by_reference
+    )
+    for step in range(int(os.environ.get(STEPS, "3"))):
+        _live(model, captured, made, step)
+    made.save(work)
+    return {"bases": sorted(hex(r.base) for r in model.regions())}
+
+
+def _live(model: SimModel, captured: dict[str, Any], made: live.Watch, step: int) -> None:
+    """What an engine does in a step; with MOVING it first rewrites a buffer that no tensor names."""
+    model.prepare("decode:8", step)
+    moving = [block for block in made.blocks if block[0] == os.environ.get(MOVING)]
+    for _, address, size in moving[:1]:
+        held = model.driver.read(address, size)
+        model.driver.write(address, bytes([held[0] ^ (1 + step)]) + held[1:])
+    model.driver.launch(captured["decode:8"].executable, 0)
+    made.look()
+
+
+def workload(model: SimModel, directory: Path, restorer: Restorer) -> StoredInputs:
+    held = Inputs.of(read_manifest(directory)["report"])
+    here = finder(model.regions, model.pool)
+    restored = View(at_restored(restorer))
+    return StoredInputs(model.driver, held, stored(directory), here, View(here), restored)
+
+
+def prove(model: SimModel, work: Path) -> dict[str, Any]:
+    made = rounds.prove(work, model.driver, model, lambda r: workload(model, work / rounds.BUNDLE, r))
+    return {"proven": made.proven, "failed": made.failed}
+
+
+def restore(model: SimModel, directory: Path) -> dict[str, Any]:
+    """Ready with two graphs, then the rest; then every graph against an ordinary capture."""
+    proof = gate.read_proof(directory)
+    restorer = Restorer(directory, model.driver, model, adopt=proof.adopt)
+    every = os.environ.get(CANARY) == "all"
+    online = Online(restorer, proof, workload(model, directory, restorer), every=every)
+    used = online.begin()
+    shown: list[str] = []
+    for key in model.sizes() if used else ():
+        if not online.soon(key):
+            online.later(key, lambda key=key: shown.append(key))  # type: ignore[misc]
+    launches = model.driver.launches
+    if used:
+        online.ready()
+        restorer.wait()
+    graphs = {key: restorer.graph(key) for key in model.sizes()}
+    equal = {key: _outputs(model, g.executable, key) == _outputs(model, model.capture(key).executable, key)
+             for key, g in graphs.items()}  # fmt: skip
+    return {
+        "used": used, "shown": shown, "launches_before_ready": launches, "fallbacks": online.fallbacks,
+        "restored": [key for key, g in graphs.items() if g.restored], "equal": equal,
+    }  # fmt: skip
+
+
+def _outputs(model: SimModel, executable: int, key: str) -> bytes:
+    model.prepare(key, 9)
+    model.driver.launch(executable, 0)
+    return model.observe(key)
+
+
+def main() -> None:
+    if LIBRARY in os.environ:
+        ctypes.CDLL(os.environ[LIBRARY])  # where references to kernels are looked for
+    model = SimModel(SHAPE, int(os.environ[SEED]))
+    jobs = {RECORD: record, PROVE: prove, RESTORE: restore}
+    name = next(name for name in jobs if name in os.environ)
+    try:
+        print(json.dumps(jobs[name](model, Path(os.environ[name]))))
+    except GraphError as error:
+        if name == RESTORE:
+            raise
+        rounds.fail(Path(os.environ[name]), str(error))
+        print(json.dumps({"error": str(error)}), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Simulated engine processes, started as materialize starts real ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+# A layout of which no bundle of these tests was made.
+ELSEWHERE = 1000
+KEYS = ["decode:1", "decode:8", "decode:64", "decode:256"]
+
+
+def engine(environment: Mapping[str, str], seed: int = ELSEWHERE) -> dict[str, Any]:
+    """One simulated engine process to its end; another seed is another address space."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    command = [sys.executable, "-m", "support.graphs_engine"]
+    # The same sums in the same order in every process, whatever the test process has set for its own threads.
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    made = os.environ | threads | {"PYTHONPATH": path, "SIM_SEED": str(seed)} | dict(environment)
+    done = subprocess.run(command, env=made, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout.splitlines()[-1])) if done.stdout.strip() else {}
+
+
+class Launches:
+    """Starts engines and remembers their names and answers; `between` may meddle before each.
+
+    The nth has the seed `first` + n, the same in every run of the tests: where regions touch by chance in all
+    layouts that a bundle is made of, a graph is rightly refused where they do not.
+    """
+
+    def __init__(
+        self, between: Callable[[str], None] = lambda name: None, first: int = 0, **extra: str
+    ) -> None:
+        self.names: list[str] = []
+        self.answers: list[dict[str, Any]] = []
+        self._between, self._first, self._extra = between, first, extra
+
+    def __call__(self, name: str, environment: Mapping[str, str]) -> None:
+        self._between(name)
+        self.names.append(name)
+        self.answers.append(engine(dict(environment) | self._extra, self._first + len(self.names)))

@@ -1,0 +1,167 @@
+"""Random workloads of mixed features, and the invariants checked after every step of one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import RequestStatus
+
+from coldstart.vllm.scheduling.scheduler import PARKED, PolicyScheduler
+from tests.support.scheduling.engine_double import BLOCK, EngineDouble, Shape, build, expected, make_request
+from tests.support.scheduling.scheduling_rules import Rules
+
+MOST_STEPS = 6000
+
+
+@dataclass
+class Load:
+    """Requests by the step they arrive in, and the steps at which one is aborted."""
+
+    shape: Shape
+    arrivals: dict[int, list[tuple[str, list[int], int, int]]] = field(default_factory=dict)
+    aborts: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def wanted(self) -> dict[str, list[int]]:
+        rows = (row for rows in self.arrivals.values() for row in rows)
+        return {name: expected(prompt, output) for name, prompt, output, _ in rows}
+
+
+def random_load(seed: int) -> Load:
+    random = Random(seed)
+    load = Load(_random_shape(random))
+    longest = min(120, (load.shape.blocks - 2) * BLOCK - 2)
+    stems = [[random.randrange(1000) for _ in range(random.randrange(4, 24))] for _ in range(2)]
+    for number in range(random.randrange(2, 16)):
+        stem = random.choice(stems) if random.random() < 0.4 else []
+        prompt = (stem + [random.randrange(1000) for _ in range(random.choice([1, 3, 9, 40]))])[
+            : longest // 2
+        ]
+        output = min(random.choice([1, 2, 6, 30, 60]), longest - len(prompt))
+        when = random.randrange(0, 60)
+        priority = random.choice([0, 0, 0, -1, 2])
+        load.arrivals.setdefault(when, []).append((f"r{number}", prompt, output, priority))
+        if random.random() < 0.15:
+            load.aborts[when + random.randrange(1, 40)] = f"r{number}"
+    return load
+
+
+def _random_shape(random: Random) -> Shape:
+    batch = random.choice([1, 2, 3, 5])
+    return Shape(
+        slots=random.choice([batch, batch + 2, 16]),
+        batch=batch,
+        tokens=random.choice([8, 24, 64]),
+        blocks=random.choice([12, 18, 30, 200]),
+        host_blocks=random.choice([None, None, 3, 12, 60]),
+        prefix=True,
+        depth=random.choice([1, 2]),
+        settings={
+            "policy": random.choice(["skip-join-mlfq"] * 5 + ["naive-mlfq", "fcfs", "fixed-priority"]),
+            "alpha_s": random.choice([0.05, 0.5, 5.0]),
+            "alpha_scale": random.choice([0.0, 4.0]),
+            "promoted_cap": random.choice([None, 0.3]),
+            "oldest_share": random.choice([0.0, 0.0, 0.5]),
+            "strategy": random.choice(["proactive", "reactive"]),
+            "eta": random.choice([1, 2]),
+        },
+    )
+
+
+class Checked:
+    """One workload on one engine; every step is checked."""
+
+    def __init__(
+        self, folder: Path, load: Load, seed: int, cls: type[PolicyScheduler] = PolicyScheduler
+    ) -> None:
+        self.load = load
+        self.scheduler = build(folder, load.shape, cls)
+        self.engine = EngineDouble(self.scheduler, load.shape, seed)
+        self.rules = Rules(self.scheduler)
+        self.steps = self.chunks = self.prefix_hits = 0
+        self.host_full = False
+
+    def run(self) -> Checked:
+        step, last = 0, max([*self.load.arrivals, *self.load.aborts], default=0)
+        while step <= last or self.scheduler.has_requests():
+            assert step < MOST_STEPS, "not finished in bounded steps"
+            for row in self.load.arrivals.get(step, []):
+                self.engine.add(make_request(*row))
+            if step in self.load.aborts:
+                self.engine.abort(self.load.aborts[step])
+            self._step()
+            step += 1
+        self.steps = step
+        self._finished()
+        return self
+
+    def _step(self) -> None:
+        wanted = self._wanted() if self._roomy() else None
+        asked = sum(map(self._tokens, wanted or ()))
+        output = self.engine.step()
+        scheduled = set(output.num_scheduled_tokens)
+        shape = self.load.shape
+        assert len(scheduled) <= shape.batch
+        assert sum(output.num_scheduled_tokens.values()) <= shape.tokens
+        assert len(self.scheduler.running) <= shape.slots
+        for request in self.scheduler.running:
+            assert (request.next_decode_eligible_step == PARKED) <= (request.request_id not in scheduled)
+        if wanted is not None and asked < shape.tokens:
+            assert scheduled == wanted, "a ready job of higher rank idles"
+        self._served(output)
+        self._places()
+        self._note(output)
+
+    def _note(self, output: SchedulerOutput) -> None:
+        """What of the mixed features really occurred."""
+        self.chunks += sum(request.is_prefill_chunk for request in self.scheduler.running)
+        self.prefix_hits += sum(new.num_computed_tokens > 0 for new in output.scheduled_new_reqs)
+        if self.scheduler.connector is not None:
+            manager = self.scheduler.connector.connector_scheduler.manager
+            self.host_full |= not manager._get_num_free_chunks()
+
+    def _served(self, output: SchedulerOutput) -> None:
+        """Whoever was chosen runs; one that had to join may have found a load under way or begun one."""
+        missing = {r for r in self.rules.chosen if r.request_id not in output.num_scheduled_tokens}
+        if self.scheduler.connector is not None:
+            missing = {request for request in missing if request.status == RequestStatus.RUNNING}
+        spent = output.total_num_scheduled_tokens >= self.load.shape.tokens
+        assert spent or not missing, f"chosen but not run: {sorted(r.request_id for r in missing)}"
+
+    def _roomy(self) -> bool:
+        return self.load.shape.blocks == 200 and self.load.shape.slots == 16
+
+    def _wanted(self) -> set[str]:
+        scheduler = self.scheduler
+        scheduler._passed(self.engine.now)  # as the step is about to do: whose turn it is depends on it
+        scheduler.ranking.tick(self.engine.now, scheduler.batch)
+        return {job.id for job in scheduler.placement.pick()}
+
+    def _tokens(self, name: str) -> int:
+        request = self.scheduler.requests.get(name)
+        return 1 if request is None else request.num_tokens + 2 - request.num_computed_tokens
+
+    def _places(self) -> None:
+        """Every live request is in exactly one of vLLM's places, and in the ranking."""
+        scheduler = self.scheduler
+        places = Counter(r.request_id for r in scheduler.running)
+        places.update(r.request_id for r in scheduler.waiting)
+        places.update(r.request_id for r in scheduler.kv_holding_waiting)
+        assert all(count == 1 for count in places.values()), f"in two places: {places}"
+        live = {name for name, request in scheduler.requests.items() if not request.is_finished()}
+        assert set(places) == live == {job.id for job in scheduler.ranking} == set(scheduler.jobs)
+
+    def _finished(self) -> None:
+        for name, wanted in self.load.wanted.items():
+            got = self.engine.outputs.get(name, [])
+            aborted = name in self.load.aborts.values()
+            assert got == wanted[: len(got)] and (aborted or len(got) == len(wanted)), (
+                f"{name} came out wrong"
+            )
+        pool = self.scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == self.load.shape.blocks - 1, "leaked blocks"
+        assert not self.scheduler.jobs and not self.scheduler.fresh and len(self.scheduler.ranking) == 0

@@ -1,0 +1,96 @@
+"""Signatures for others: sigstore's own model reads the bundle, securesystemslib and node's @sigstore/verify verify it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import oci, sign, sigstore
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.source import LayoutSource, signed_by, small
+from coldstart.artifacts.store import Store
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from tools.bundles import publish
+
+
+@pytest.fixture
+def bundle(store: Store, tmp_path: Path) -> Bundle:
+    return publish(store, tmp_path, signer=sign.host_key(tmp_path / "state"))
+
+
+def _attestation(bundle: Bundle) -> tuple[oci.ImageManifest, bytes]:
+    source = LayoutSource(bundle.store)
+    found = signed_by(source, bundle.store.layout.entries(), bundle.descriptor)
+    (image,) = [image for _, image in found if image.artifact_type == oci.SIGSTORE_TYPE]
+    return image, small(source, image.layers[0], 1 << 14)
+
+
+def test_sigstores_own_model_reads_it(bundle: Bundle) -> None:
+    v1 = pytest.importorskip("sigstore_models.bundle.v1")
+    image, document = _attestation(bundle)
+    read = v1.Bundle.from_json(document)
+    assert read.media_type == image.layers[0].media_type == image.artifact_type
+    assert read.verification_material.public_key.hint and image.subject is not None
+    assert image.subject.digest == bundle.digest
+
+
+def test_securesystemslib_verifies_it(bundle: Bundle, tmp_path: Path) -> None:
+    dsse = pytest.importorskip("securesystemslib.dsse")
+    signer = pytest.importorskip("securesystemslib.signer")
+    public = sign.host_key(tmp_path / "state").private.public_key()
+    raw = public.public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
+    key = signer.SSlibKey("k", "ed25519", "ed25519", {"public": raw})
+    envelope = json.loads(_attestation(bundle)[1])["dsseEnvelope"]
+    envelope["signatures"] = [{"keyid": "k", **one} for one in envelope["signatures"]]
+    read = dsse.Envelope.from_dict(envelope)
+    assert read.verify([key], 1)
+    assert read.pae() == sigstore.pae(base64.b64decode(envelope["payload"]))
+    said = json.loads(read.payload)
+    assert said["subject"][0]["digest"]["sha256"] == bundle.digest.removeprefix("sha256:")
+    read.payload = read.payload.replace(b"sha256", b"sha512")
+    with pytest.raises(Exception, match="signatures"):
+        read.verify([key], 1)
+
+
+def test_an_envelope_that_securesystemslib_signed_is_trusted_here(store: Store, tmp_path: Path) -> None:
+    dsse = pytest.importorskip("securesystemslib.dsse")
+    signers = pytest.importorskip("securesystemslib.signer")
+    other = signers.CryptoSigner.generate_ed25519()
+    pem = other._private_key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    sign.trust(tmp_path / "trust", pem, name="theirs")
+
+    class Theirs:
+        def sign(self, digest: str) -> bytes:
+            envelope = dsse.Envelope(sigstore.statement(digest), sigstore.PAYLOAD_TYPE, {})
+            envelope.sign(other)
+            material = {"publicKey": {"hint": "of theirs"}}
+            made = {"mediaType": sigstore.MEDIA_TYPE, "verificationMaterial": material}
+            return json.dumps(made | {"dsseEnvelope": envelope.to_dict()}).encode()
+
+    made = publish(store, tmp_path, signer=Theirs())
+    verdict = sign.trusted(made, tmp_path / "trust")
+    assert verdict.ok and "sigstore" in verdict.reason
+    assert not sign.trusted(made, tmp_path / "nobody").ok
+
+
+@pytest.mark.parametrize("change", ["payload", "sig", "type", "digest", "garbage"])
+def test_a_changed_one_is_no_signature(change: str, tmp_path: Path) -> None:
+    key = sign.host_key(tmp_path / "state")
+    digest = f"sha256:{'a' * 64}"
+    document = json.loads(key.attest(digest))
+    envelope = document["dsseEnvelope"]
+    if change == "payload":
+        envelope["payload"] = base64.b64encode(sigstore.statement(f"sha256:{'b' * 64}")).decode()
+    elif change == "sig":
+        envelope["signatures"] = [{"sig": base64.b64encode(bytes(64)).decode()}]
+    elif change == "type":
+        envelope["payloadType"] = "text/plain"
+    elif change == "garbage":
+        envelope["signatures"] = [{"sig": "!"}] * 3
+    keys = {key.fingerprint: key.private.public_key()}
+    asked = f"sha256:{'b' * 64}" if change in ("payload", "digest") else digest
+    verdict = sign._judge(json.dumps(document).encode(), asked, keys)
+    assert not verdict.ok
+    assert sign._judge(key.attest(digest), digest, keys).ok

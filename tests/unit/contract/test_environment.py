@@ -1,0 +1,121 @@
+"""Every variable is read through the table, and the document is the table."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coldstart.contract import environment
+from coldstart.contract.environment import EVERY, Variable
+
+ROOT = Path(__file__).parents[3]
+HOME = Path("coldstart/contract/environment.py")
+OURS = re.compile(r"COLDSTART_[A-Z0-9_]*")
+READS = ("get", "pop", "setdefault")
+
+
+def modules() -> Iterator[tuple[Path, ast.AST]]:
+    for room in ("artifacts", "coldstart", "commands"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            if (name := path.relative_to(ROOT)) != HOME:
+                yield name, ast.parse(path.read_bytes())
+
+
+def spelled(tree: ast.AST) -> Iterator[str]:
+    """Names of ours that are written out, whole or as the beginning of an f-string."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and OURS.fullmatch(node.value):
+            yield node.value
+
+
+def read_by_literal(tree: ast.AST) -> Iterator[str]:
+    """Names that are looked up in os.environ by a literal."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READS:
+            holder, keys = node.func.value, node.args[:1]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "os.getenv":
+            holder, keys = ast.parse("os.environ", mode="eval").body, node.args[:1]
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            holder, keys = node.value, [node.slice]
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+            holder, keys = node.comparators[0], [node.left]
+        else:
+            continue
+        if ast.unparse(holder) == "os.environ":
+            yield from (str(key.value) for key in keys if isinstance(key, ast.Constant))
+
+
+def test_the_document_is_the_table() -> None:
+    mend = "python -m coldstart.contract.environment > docs/environment.md"
+    assert (ROOT / "docs/environment.md").read_text() == environment.table(), mend
+
+
+def test_no_other_module_spells_a_variable_of_ours() -> None:
+    found = {(path.parts[0], name) for path, tree in modules() for name in spelled(tree)}
+    assert {pair for pair in found if pair[0] != "artifacts"} == set()
+    # artifacts lies below this table and cannot import it: what it spells stands there all the same.
+    assert {name for _, name in found} <= set(EVERY)
+
+
+def test_no_variable_is_read_by_a_literal_name() -> None:
+    found = {(str(path), name) for path, tree in modules() for name in read_by_literal(tree)}
+    assert found == set()
+
+
+def test_the_rules_would_notice() -> None:
+    source = (
+        'import os\nos.environ.get("A"); os.environ["B"]; "C" in os.environ; os.getenv("D"); f"COLDSTART_{x}"'
+    )
+    assert sorted(read_by_literal(ast.parse(source))) == ["A", "B", "C", "D"]
+    assert list(spelled(ast.parse(source))) == ["COLDSTART_"]
+
+
+@pytest.mark.parametrize("variable", EVERY)
+def test_a_default_is_read_where_nothing_is_set(variable: Variable[object]) -> None:
+    assert variable.about.endswith(".")
+    assert variable.read({}) == variable.read({variable: ""}) == variable.default
+
+
+def test_every_variable_stands_in_the_table_once() -> None:
+    assert len(set(EVERY)) == len(EVERY)
+    assert all(variable.startswith("COLDSTART_") == (variable.audience != "foreign") for variable in EVERY)
+
+
+@pytest.mark.parametrize("text", ["none", "0", "-1", "inf", "nan", "1e999"])
+def test_a_number_out_of_bounds_is_named(text: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"COLDSTART_PREFETCH_STREAMS is '{text}', wanted a number of at least 1"
+    ):
+        environment.PREFETCH_STREAMS.read({"COLDSTART_PREFETCH_STREAMS": text})
+
+
+def test_values_are_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(environment.PREFETCH_IDLE_S, "1.5")
+    monkeypatch.setenv(environment.DEBUG, "yes")
+    assert environment.PREFETCH_IDLE_S.read() == 1.5 and environment.DEBUG.read() is False
+    assert environment.DEBUG.read({"COLDSTART_DEBUG": "1"}) is True
+
+
+def test_what_leaves_the_process_is_the_plain_name() -> None:
+    variable = environment.PLAN
+    assert variable == "COLDSTART_PLAN" and hash(variable) == hash("COLDSTART_PLAN")
+    for other in (copy.deepcopy(variable), pickle.loads(pickle.dumps(variable))):
+        assert type(other) is str and other == variable
+    assert json.dumps({variable: 1}) == '{"COLDSTART_PLAN": 1}'
+    shown = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.environ['COLDSTART_PLAN'])"],
+        env={variable: "x"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout == "x\n"

@@ -1,0 +1,68 @@
+"""benchmarks/gpu/serve.py on a machine without a GPU: what it needs, what survives a failed step, its random models."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+PATH = Path(__file__).parents[3] / "benchmarks" / "gpu" / "serve.py"
+
+
+@pytest.fixture(scope="module")
+def serve() -> Any:
+    """Under a name of its own: `serve` is a room of coldstart."""
+    spec = importlib.util.spec_from_file_location("gpu_serve", PATH)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    import sys
+
+    sys.modules["gpu_serve"] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_one_failed_step_takes_no_other_with_it(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console = tmp_path / "coldstart"
+    console.write_text(
+        '#!/bin/sh\n[ $1 = materialize ] && { echo "no device" >&2; exit 2; }\necho "{\\"$1\\": 1}"\n'
+    )
+    console.chmod(console.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setattr(serve, "_console", lambda: str(console))
+    run = serve.Run(tmp_path / "out.json", time.monotonic() + 60, tmp_path)
+    for name in ("doctor", "materialize", "bench"):
+        run.step(name, name)
+    rows = {row["step"]: row for row in json.loads((tmp_path / "out.json").read_text())["steps"]}
+    assert [rows[n]["ok"] for n in ("doctor", "materialize", "bench")] == [True, False, True]
+    assert rows["bench"]["result"] == {"bench": 1} and "IndexError" in rows["materialize"]["error"]
+    late = serve.Run(None, time.monotonic() + 1, tmp_path)
+    assert late.step("doctor", "doctor") is None and "no time was left" in late.report["steps"][0]["error"]
+
+
+def test_what_it_needs_is_said_before_it_starts(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "_console", lambda: str(tmp_path / "absent"))
+    missing = serve.needs(1 << 60, tmp_path)
+    assert len(missing) == 2 and "pip install" in missing[0] and "--work" in missing[1]
+    assert not any("GB" in said for said in serve.needs(0, tmp_path))
+
+
+def test_a_random_model_is_one_that_transformers_opens(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "heads": 4, "kv": 2}
+    monkeypatch.setitem(serve.SHAPES, "tiny", shape)
+    made = serve.random_model("tiny", tmp_path)
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(made, output_loading_info=True)
+    assert not any(found[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert model.num_parameters() > 0 and serve.random_model("tiny", tmp_path) == made

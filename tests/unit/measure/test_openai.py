@@ -1,0 +1,59 @@
+"""A request asks for what is wanted and no more; a line of a stream is a token, a count, an error or nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from coldstart.measure import openai
+from coldstart.measure.openai import Event, ServerError
+
+
+def line(document: object) -> bytes:
+    return b"data: " + json.dumps(document).encode() + b"\r\n"
+
+
+def test_a_plain_request_has_nothing_of_vllms_own() -> None:
+    body = openai.request("hello", 3, stream=False)
+    assert body == {
+        "prompt": "hello",
+        "max_tokens": 3,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "stream": False,
+    }
+
+
+def test_what_is_asked_for_is_in_the_request() -> None:
+    body = openai.request([1, 2], 3, stream=True, model="m", token_ids=True, usage=True)
+    assert body["model"] == "m" and body["return_token_ids"] is True and body["min_tokens"] == 3
+    assert body["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("text", [b"", b"\n", b": a comment\n", b"event: x\n", b"data:\n", b"data: [DONE]\n"])
+def test_what_is_no_event_is_none(text: bytes) -> None:
+    assert openai.event(text) is None
+
+
+@pytest.mark.parametrize(
+    ("document", "found"),
+    [
+        ({"choices": [{"text": "x", "token_ids": [7]}]}, Event(True, True, (7,), {})),
+        ({"choices": [{"text": "", "token_ids": [7]}]}, Event(True, True, (7,), {})),
+        ({"choices": [{"text": "", "token_ids": None}]}, Event(True, False, (), {})),
+        ({"choices": [{"text": "", "finish_reason": "length"}]}, Event(True, True, (), {})),
+        (
+            {"choices": [], "usage": {"completion_tokens": 2}},
+            Event(False, False, (), {"completion_tokens": 2}),
+        ),
+        ({"choices": [{"text": "x"}], "usage": None}, Event(True, True, (), {})),
+    ],
+)
+def test_an_event_says_whether_it_is_a_token(document: object, found: Event) -> None:
+    assert openai.event(line(document)) == found
+
+
+def test_an_error_within_a_stream_is_raised() -> None:
+    with pytest.raises(ServerError, match="out of memory"):
+        openai.event(line({"error": {"message": "out of memory"}}))

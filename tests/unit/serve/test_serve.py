@@ -1,0 +1,374 @@
+"""The ladder of start modes: the asked one, or the next with the reason, down to fresh."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts.bundle import Bundle
+
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.plan import LaunchPlan
+from coldstart.errors import Failed
+from coldstart.key import inspection
+from coldstart.key.inspection import Lookup
+from coldstart.machine import ipc, peers, processes
+from coldstart.machine.paths import Cache
+from coldstart.model.models import Model
+from coldstart.serve import fetch, launch, pool, serve, snapshot
+
+FakeEngine = Callable[[str], None]
+Publish = Callable[..., Bundle]
+CANARY = {"prompt": [5], "tokens": [1]}
+PLAN = LaunchPlan(Arguments(["serves", "--port", "7"]), canary=CANARY)
+
+
+@pytest.fixture
+def found(publish: Publish, model: Model) -> Lookup:
+    bundle = publish(kv={"bytes": 1})
+    return Lookup(model, Arguments(), Cache.at(), bundle.key, bundle)
+
+
+@pytest.fixture
+def started(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[..., serve.Start]]:
+    """started(mode, **changes of the plan): a start that is ended afterwards."""
+    fake_engine("serves")
+    made: list[serve.Start] = []
+
+    def start(mode: str, *, fetch_rest: bool = False, **changes: object) -> serve.Start:
+        request = serve.Request(found, mode=mode, ready_timeout=20, fetch_rest=fetch_rest)
+        made.append(serve.start(request, replace(PLAN, **changes)))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield start
+    for one in made:
+        if one.running.process.poll() is None:
+            one.running.process.signal(signal.SIGKILL)
+            one.running.process.wait()
+
+
+@pytest.fixture
+def template(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[[str], pool.Warm]]:
+    """template(level): a warm template for the bundle's key."""
+    fake_engine("serves")
+    made: list[pool.Warm] = []
+
+    def start(level: str) -> pool.Warm:
+        made.append(pool.start(level, replace(PLAN, key=found.key.digest), "tiny", 20))
+        return made[-1]
+
+    yield start
+    for warm in made:
+        pool.stop(warm, force=True)
+
+
+@pytest.fixture
+def thawed(
+    found: Lookup, fake_engine: FakeEngine, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Thawed]:
+    """The bundle has a snapshot, and thawing it gives an engine template; only CRIU and its namespaces are made up."""
+    fake_engine("serves")
+    socket = home / "thawed"
+    process = pool.spawn("engine", replace(PLAN, key=found.key.digest), socket, subprocess.DEVNULL, 20)
+    thawed, had = Thawed(socket, process), Bundle.has
+    monkeypatch.setattr(Bundle, "has", lambda self, name: name == "snapshot" or had(self, name))
+    monkeypatch.setattr(snapshot, "thaw", lambda *_: thawed)
+    monkeypatch.setattr(processes, "outer_pid", lambda _, pid: pid)
+    yield thawed
+    thawed.end()
+
+
+class Thawed:
+    """Takes snapshot.Thawed's place."""
+
+    def __init__(self, socket: Path, process: subprocess.Popen[bytes]) -> None:
+        self.socket, self.process, self.pid, self.ends = socket, process, process.pid, 0
+
+    def end(self) -> None:
+        self.ends += 1
+        self.process.kill()
+        self.process.wait()
+
+
+Started = Callable[..., serve.Start]
+Template = Callable[[str], pool.Warm]
+
+
+def test_auto_without_a_template_is_fresh_and_no_fallback(started: Started) -> None:
+    one = started("auto")
+    document = one.document()
+    assert one.mode == document["mode"] == "fresh" and document["fallbacks"] == []
+    assert [step["section"] for step in document["absent"]] == [
+        "template-engine",
+        "snapshot",
+        "template-runtime",
+    ]
+    assert "no template-engine runs for tiny" in document["absent"][0]["reason"]
+    assert "the bundle has no snapshot" in document["absent"][1]["reason"]
+    assert document["fast_path"] == {"mode": True, "compile": True}
+    assert document["pid"] == one.running.process.pid and document["ready_s"] > 0
+    assert document["canary"] is True and document["tokens"] == [1]
+
+
+def test_auto_takes_the_warmest_template(started: Started, template: Template) -> None:
+    template("runtime")
+    assert started("auto").mode == "template-runtime"
+    template("engine")
+    assert started("auto").mode == "template-engine"
+
+
+def test_auto_thaws_a_snapshot_that_fits_before_a_runtime_template(
+    started: Started, template: Template, thawed: Thawed
+) -> None:
+    template("runtime")
+    one = started("auto")
+    assert one.mode == "snapshot" and one.steps == [] and one.running.process.poll() is None
+    assert [step["section"] for step in one.absent] == ["template-engine"] and thawed.ends == 0
+    template("engine")
+    assert started("auto").mode == "template-engine"
+
+
+@pytest.mark.parametrize("mode", ["template-runtime", "template-engine"])
+def test_an_asked_mode_that_cannot_be_taken_is_fresh_with_the_reason(started: Started, mode: str) -> None:
+    one = started(mode)
+    (step,) = one.steps
+    assert one.mode == "fresh" and step["section"] == mode
+    assert f"no {mode} runs for tiny: coldstart template start" in step["reason"]
+    assert one.document()["fast_path"]["mode"] is False and one.document()["fallbacks"][0] == step
+    assert one.document()["absent"] == []
+
+
+def test_a_template_that_died_is_stepped_over(started: Started, template: Template) -> None:
+    warm = template("engine")
+    assert warm.pid is not None
+    os.kill(warm.pid, signal.SIGKILL)
+    os.waitpid(warm.pid, 0)
+    assert started("template-engine").mode == "fresh"
+
+
+def test_auto_names_a_template_that_died(started: Started, template: Template) -> None:
+    warm = template("engine")
+    assert warm.pid is not None
+    os.kill(warm.pid, signal.SIGKILL)
+    os.waitpid(warm.pid, 0)
+    document = started("auto").document()
+    assert document["mode"] == "fresh" and document["fast_path"]["mode"] is False
+    assert [step["section"] for step in document["fallbacks"]] == ["template-engine"]
+    assert [step["section"] for step in document["absent"]] == ["snapshot", "template-runtime"]
+
+
+def test_a_template_that_refuses_is_stepped_over(
+    started: Started, template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template("engine")
+    monkeypatch.setattr(ipc.Channel, "send", _refused)
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    one = started("template-engine")
+    assert one.mode == "fresh" and one.steps[0]["reason"] == "not now"
+    monkeypatch.undo()
+    one.running.process.signal(signal.SIGKILL)
+    one.running.process.wait()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1  # noqa: PTH208 - the process's own pidfd
+
+
+@pytest.mark.parametrize("mode", ["fresh", "template-engine"])
+def test_a_wrong_canary_ends_in_an_ordinary_start(started: Started, template: Template, mode: str) -> None:
+    template("engine")
+    env = {"TORCHINDUCTOR_CACHE_DIR": "/unpacked/inductor", "VLLM_CACHE_ROOT": "/cache"}
+    one = started(mode, vllm_args=Arguments(["forgets"]), compile_dir="/unpacked", env=env)
+    assert one.plan.compile_dir is None and one.plan.env == {"VLLM_CACHE_ROOT": "/cache"}
+    (fallback,) = one.document()["fallbacks"]
+    assert fallback["section"] == "canary" and mode in fallback["reason"]
+    assert one.mode == "fresh" and one.document()["canary"] is None
+    assert one.running.process.poll() is None
+
+
+def test_a_server_that_dies_is_the_end_and_no_step(found: Lookup, fake_engine: FakeEngine) -> None:
+    fake_engine("dies")
+    with pytest.raises(Failed, match="exit code 7"):
+        serve.start(serve.Request(found), LaunchPlan(Arguments(["dies"])))
+
+
+@pytest.mark.parametrize("mode", ["template-engine", "template-runtime"])
+def test_a_forked_server_that_dies_is_a_step_down(started: Started, template: Template, mode: str) -> None:
+    template(mode.removeprefix("template-"))
+    for asked in (mode, "auto"):
+        one = started(asked, vllm_args=Arguments(["dies-forked"]))
+        (step,) = one.document()["fallbacks"]
+        assert one.mode == "fresh" and one.running.process.poll() is None
+        assert step["section"] == mode and "exit code 7 before it was ready" in step["reason"]
+        assert one.document()["fast_path"]["mode"] is False
+
+
+def test_a_thawed_server_that_dies_is_a_step_down_and_its_template_is_ended(
+    started: Started, thawed: Thawed
+) -> None:
+    one = started("auto", vllm_args=Arguments(["dies-forked"]))
+    (step,) = one.document()["fallbacks"]
+    assert one.mode == "fresh" and step["section"] == "snapshot" and "exit code 7" in step["reason"]
+    assert thawed.ends == 1 and thawed.process.poll() is not None
+
+
+def test_a_server_that_dies_everywhere_is_the_end(found: Lookup, template: Template) -> None:
+    template("engine")
+    with pytest.raises(launch.Died, match="exit code 7"):
+        serve.start(serve.Request(found), LaunchPlan(Arguments(["dies"])))
+
+
+def test_a_rest_that_is_not_fetched_is_a_fallback(started: Started) -> None:
+    one = started("fresh", fetch_rest=True)
+    (fallback,) = one.document()["fallbacks"]
+    assert fallback["section"] == "fetch-rest" and "--weights-from names a source" in fallback["reason"]
+    assert one.document()["fast_path"]["mode"] is True  # the start was as fast as ever
+    assert one.mode == "fresh" and one.rest is None and one.running.process.poll() is None
+
+
+def test_the_lease_of_the_rest_is_kept_with_the_start(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = object()
+    monkeypatch.setattr(fetch, "rest", lambda plan, config: lease)
+    assert started("fresh").rest is None
+    one = started("fresh", fetch_rest=True)
+    assert one.rest is lease and one.document()["fallbacks"] == []
+
+
+def test_an_interrupted_start_ends_its_server(
+    found: Lookup, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("serves")
+    caught: list[launch.Process] = []
+
+    def interrupted(process: launch.Process, *_: object) -> launch.Running:
+        caught.append(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "acknowledged", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        serve.start(serve.Request(found), PLAN)
+    assert caught[0].poll() == 143
+
+
+def test_a_snapshot_that_is_not_there(started: Started) -> None:
+    one = started("snapshot")
+    assert one.mode == "fresh" and "has no snapshot" in one.steps[0]["reason"]
+
+
+def test_a_snapshot_that_cannot_be_thawed(
+    started: Started, found: Lookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def thaw(*_: object) -> snapshot.Thawed:
+        raise snapshot.Unusable("the snapshot was taken on kernel 5.1, this is 6.18")
+
+    monkeypatch.setattr(Bundle, "has", lambda self, name: True)
+    monkeypatch.setattr(snapshot, "thaw", thaw)
+    one = started("snapshot")
+    assert one.mode == "fresh" and "kernel 5.1" in one.steps[0]["reason"]
+
+
+def test_auto_names_a_snapshot_that_does_not_fit(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    def thaw(*_: object) -> snapshot.Thawed:
+        raise snapshot.Unusable("the snapshot was taken on kernel 5.1, this is 6.18")
+
+    monkeypatch.setattr(Bundle, "has", lambda self, name: True)
+    monkeypatch.setattr(snapshot, "thaw", thaw)
+    document = started("auto").document()
+    (step,) = document["fallbacks"]
+    assert step["section"] == "snapshot" and "kernel 5.1" in step["reason"]
+    assert document["mode"] == "fresh" and document["fast_path"]["mode"] is False
+    assert [one["section"] for one in document["absent"]] == ["template-engine", "template-runtime"]
+
+
+def test_a_thawed_template_that_does_not_answer_is_ended(
+    started: Started, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    class Silent:
+        pid, socket, ends = 1, home / "nobody", 0
+
+        def end(self) -> None:
+            self.ends += 1
+
+    silent = Silent()
+    monkeypatch.setattr(Bundle, "has", lambda self, name: True)
+    monkeypatch.setattr(snapshot, "thaw", lambda *_: silent)
+    one = started("snapshot")
+    assert one.mode == "fresh" and "nobody listens" in one.steps[0]["reason"]
+    assert silent.ends == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ([], "http://127.0.0.1:8000"),
+        (["--port", "9"], "http://127.0.0.1:9"),
+        (["--port", "9", "--port", "10"], "http://127.0.0.1:10"),
+        (["--host", "0.0.0.0"], "http://127.0.0.1:8000"),
+        (["--host", "::1"], "http://[::1]:8000"),
+        (["--ssl-certfile", "a.pem"], "https://127.0.0.1:8000"),
+        (["--uds", "/run/s"], "unix:/run/s"),
+    ],
+)
+def test_where_it_answers(given: list[str], url: str) -> None:
+    assert serve.url(LaunchPlan(Arguments(given))) == url
+
+
+class Fake:
+    """A process that ends with `code` after its signals were sent."""
+
+    pid = 1
+
+    def __init__(self, code: int, *numbers: int) -> None:
+        self.code, self.numbers, self.received = code, numbers, list[int]()
+
+    def poll(self) -> int | None:
+        return None
+
+    def wait(self) -> int:
+        for number in self.numbers:
+            os.kill(os.getpid(), number)
+        return self.code
+
+    def signal(self, number: int) -> None:
+        self.received.append(number)
+
+    def fileno(self) -> int:
+        return -1
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize(
+    ("process", "code", "passed_on"),
+    [
+        (Fake(143, signal.SIGTERM), 143, [signal.SIGTERM]),
+        (Fake(0, signal.SIGTERM), 143, [signal.SIGTERM]),
+        (Fake(0, signal.SIGINT), 130, [signal.SIGTERM]),
+        (Fake(137, signal.SIGINT, signal.SIGINT), 130, [signal.SIGTERM, signal.SIGKILL]),
+        (Fake(1), 1, []),
+        (Fake(0), 1, []),
+        (Fake(137), 1, []),
+        (Fake(3), 1, []),  # which would mean: no bundle
+    ],
+)
+def test_the_exit_code_of_a_server(process: Fake, code: int, passed_on: list[int]) -> None:
+    assert serve.stay(process) == code and process.received == passed_on
+
+
+def test_trust_is_the_users_unless_said_otherwise(found: Lookup) -> None:
+    assert serve.Request(found).trust is inspection.trust
+
+
+def _refused(*_: object) -> None:
+    raise peers.PeerError("not now")

@@ -1,0 +1,361 @@
+"""Where weights come from: our load format where it fits, a plan from the bundle, and fetching before the server imports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.key import Mismatch
+from safetensors.numpy import save_file
+from tools.bundles import key
+
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.asked import Asked
+from coldstart.contract.plan import LaunchPlan
+from coldstart.errors import Failed
+from coldstart.key.inspection import Lookup
+from coldstart.machine import runtime
+from coldstart.machine.paths import Cache
+from coldstart.model.models import Model
+from coldstart.serve import fetch, serve
+from coldstart.weights import plan as weights
+from coldstart.weights.load import stage
+from coldstart.weights.prefetch import client
+
+Publish = Callable[..., Bundle]
+ZEROS = "sha256:" + "0" * 64
+SOURCE = "http://weights.example/tiny"
+OURS = Arguments(["--load-format", "coldstart"])
+NONE = Arguments()
+LLAMA = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 5}
+NAMES = [
+    "model.embed_tokens.weight",
+    *(f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(5)),
+    "model.norm.weight",
+    "lm_head.weight",
+]
+
+
+def planned(names: Sequence[str] = NAMES) -> dict[str, Any]:
+    """A weights plan of one file with a tensor of four bytes per name."""
+    tensors = [
+        {"name": name, "dtype": "F32", "shape": [1], "offset": 8 + 4 * at, "size": 4, "digest": ZEROS}
+        for at, name in enumerate(names)
+    ]
+    chunks = [ZEROS.removeprefix("sha256:")]
+    file = {"name": "model.safetensors", "size": 8 + 4 * len(names), "chunks": chunks, "tensors": tensors}
+    return {"chunk": weights.CHUNK, "files": [file]}
+
+
+class Prefetcher:
+    """Takes the client's place: `asked` is what it was asked for, `closed` how many leases were given back."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        self.refuses, self.closed = refuses, 0
+        self.asked: list[tuple[str, Any, list[str], dict[str, Any]]] = []
+
+    def start_early(self, source: str, plan: Any, names: list[str], **more: Any) -> Prefetcher:
+        if self.refuses:
+            raise client.PrefetchRefused("no room")
+        self.asked.append((source, plan, names, more))
+        return self
+
+    def attach(self, source: str, plan: Any, *, names: list[str], **more: Any) -> Prefetcher:
+        return self.start_early(source, plan, names, **more)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prefetcher]:
+    """use(refuses=False): a prefetcher that is asked from now on."""
+
+    def install(refuses: bool = False) -> Prefetcher:
+        made = Prefetcher(refuses)
+        monkeypatch.setattr(client, "start_early", made.start_early)
+        monkeypatch.setattr(client, "attach", made.attach)
+        return made
+
+    return install
+
+
+@pytest.fixture
+def streaming(home: Path) -> LaunchPlan:
+    """A plan whose weights come from SOURCE."""
+    return LaunchPlan(OURS, env=fetch.remote(SOURCE, planned(), Cache(home)).environment())
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """A model directory with the tensors of NAMES."""
+    save_file({name: np.ones(1, dtype=np.float32) for name in NAMES}, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+Use = Callable[..., Prefetcher]
+
+
+def test_our_format_is_for_local_safetensors_on_the_cpu(
+    local: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
+    sound = replace(model, path=local)
+    seeded, dummy = Arguments(["--seed", "1"]), Arguments(["--load-format=dummy"])
+    assert fetch.loading(seeded, sound) == OURS.before(*seeded)
+    assert fetch.loading(NONE, model) == NONE  # the fixture's file is no safetensors
+    assert fetch.loading(NONE, replace(model, path=None)) == NONE
+    assert fetch.loading(dummy, sound) == dummy
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
+    assert fetch.loading(NONE, sound) == NONE
+
+
+def test_the_users_load_format_is_kept(local: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
+    sound, chosen = replace(model, path=local), Arguments(["--load_format", "auto"])
+    streamed = fetch.Streamed(SOURCE, planned())
+    assert fetch.loading(NONE, sound) == OURS and fetch.loading(chosen, sound) == chosen
+    assert streamed.into(NONE, sound, Cache(local))[0][:2] == OURS
+    assert not {*OURS} & {*streamed.into(chosen, sound, Cache(local))[0]}
+
+
+def test_a_bundle_that_knows_its_weights_can_be_streamed(publish: Publish) -> None:
+    streamed = fetch.Streamed.of(publish(weights=planned()), SOURCE)
+    assert streamed == fetch.Streamed(SOURCE, planned())
+
+
+@pytest.mark.parametrize("sections", [{}, {"weights": []}, {"weights": {"files": 1}}, {"weights": {}}])
+def test_a_bundle_that_does_not_is_refused_with_the_mend(publish: Publish, sections: dict[str, Any]) -> None:
+    with pytest.raises(Failed, match="does not say which weights to fetch") as caught:
+        fetch.Streamed.of(publish(**sections), SOURCE)
+    assert "materialize MODEL --only weights" in str(caught.value.mend)
+
+
+def test_streaming_puts_our_arguments_first_and_the_source_in_the_environment(
+    model: Model, tmp_path: Path
+) -> None:
+    streamed, seeded = fetch.Streamed(SOURCE, planned()), Arguments(["--seed", "1"])
+    given, env, identity = streamed.into(seeded, model, Cache(tmp_path))
+    assert given[:2] == OURS and given[-2:] == seeded
+    assert json.loads(given[given.index("--hf-overrides") + 1]) == {"tie_word_embeddings": False}
+    assert identity == weights.digest(planned())
+    asked = Asked.of(env)
+    assert asked is not None and asked.source == SOURCE and asked.read() == planned()
+
+
+def test_the_plan_lies_under_its_digest_and_is_written_once(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    first = fetch.remote(SOURCE, planned(), cache)
+    assert first.plan.stem == weights.digest(planned()).removeprefix("sha256:")
+    assert tmp_path in first.plan.parents
+    written = first.plan.stat().st_ino
+    assert fetch.remote("s3://other", planned(), cache) == Asked("s3://other", first.plan)
+    assert first.plan.stat().st_ino == written
+    assert fetch.remote(SOURCE, planned(NAMES[:2]), cache).plan != first.plan
+
+
+def test_weights_that_are_no_safetensors_cannot_be_fetched(tmp_path: Path) -> None:
+    with pytest.raises(Failed, match=r"model\.safetensors holds no safetensors") as caught:
+        fetch.remote(SOURCE, planned([]), Cache(tmp_path))
+    assert caught.value.mend == "leave --weights-from away" and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "given", "overridden"),
+    [
+        ({}, NAMES, [], True),
+        ({"tie_word_embeddings": True}, NAMES, [], True),
+        ({"tie_word_embeddings": False}, NAMES, [], False),
+        ({}, NAMES[:-1], [], False),
+        ({}, NAMES, ["--hf-overrides", '{"a": 1}'], False),
+    ],
+)
+def test_a_head_of_its_own_is_not_tied(
+    config: dict[str, Any], names: list[str], given: list[str], overridden: bool
+) -> None:
+    expected = ["--hf-overrides", '{"tie_word_embeddings": false}'] if overridden else []
+    assert fetch.untied(config, planned(names), Arguments(given)) == expected
+
+
+def _missed(model: Model, nearest: Bundle | None, *mismatches: Mismatch) -> Lookup:
+    return Lookup(model, NONE, Cache.at(), key(seed=1), None, nearest, mismatches)
+
+
+ABSENT = Mismatch("model.weights", None, "U8")
+OTHER = Mismatch("model.weights", "U8", "F32")
+FLAG = Mismatch("engine.seed", 1, None)
+UNSET = Mismatch("engine.dtype", None, "half")
+CONFIG = Mismatch("model.config", "a", "b")
+
+
+def test_a_directory_without_weights_has_the_bundle_that_differs_in_them_alone(
+    publish: Publish, model: Model
+) -> None:
+    bundle = publish()
+    found = _missed(model, bundle, ABSENT).without_weights()
+    assert found.bundle == bundle and found.key == bundle.key
+    assert found.nearest is None and found.mismatches == ()
+
+
+@pytest.mark.parametrize("mismatches", [(OTHER,), (ABSENT, FLAG), (ABSENT, UNSET), (FLAG,)])
+def test_any_other_difference_is_a_miss(
+    publish: Publish, model: Model, mismatches: tuple[Mismatch, ...]
+) -> None:
+    missed = _missed(model, publish(), *mismatches)
+    assert missed.without_weights() is missed
+
+
+def test_a_hit_and_an_empty_store_stay_what_they_are(publish: Publish, model: Model) -> None:
+    bundle = publish()
+    for found in (Lookup(model, NONE, Cache.at(), bundle.key, bundle), _missed(model, None)):
+        assert found.without_weights() is found
+
+
+def test_a_plan_is_borrowed_from_the_same_model_alone(publish: Publish, model: Model) -> None:
+    bundle = publish()
+    assert _missed(model, bundle, FLAG).weights_donor == bundle
+    assert _missed(model, bundle, FLAG, ABSENT).weights_donor == bundle
+    assert _missed(model, bundle, OTHER).weights_donor is None
+    assert _missed(model, bundle, FLAG, CONFIG).weights_donor is None
+    assert _missed(model, None).weights_donor is None
+
+
+@pytest.mark.parametrize("mode", sorted(fetch.FETCHING_MODES))
+def test_fetching_begins_before_the_block_and_is_let_go_after_it(
+    streaming: LaunchPlan, use: Use, mode: str
+) -> None:
+    prefetcher = use()
+    with fetch.begun(mode, streaming, LLAMA):
+        assert prefetcher.asked == [(SOURCE, planned(), NAMES, {})] and prefetcher.closed == 0
+    assert prefetcher.closed == 1
+    with pytest.raises(KeyboardInterrupt), fetch.begun(mode, streaming, LLAMA):
+        raise KeyboardInterrupt
+    assert prefetcher.closed == 2
+
+
+def test_only_what_will_load_weights_itself_has_them_fetched(streaming: LaunchPlan, use: Use) -> None:
+    prefetcher, entered = use(), []
+    for mode in set(serve.LADDER) - fetch.FETCHING_MODES:
+        with fetch.begun(mode, streaming, LLAMA):
+            entered.append(mode)
+    with fetch.begun("fresh", replace(streaming, vllm_args=Arguments(["--load-format", "auto"])), LLAMA):
+        entered.append("vllm's own")
+    assert prefetcher.asked == [] and sorted(entered) == ["snapshot", "template-engine", "vllm's own"]
+
+
+def test_without_a_prefetcher_the_server_is_started_all_the_same(streaming: LaunchPlan, use: Use) -> None:
+    prefetcher, entered = use(refuses=True), []
+    with fetch.begun("fresh", streaming, LLAMA):
+        entered.append(1)
+    assert entered == [1] and prefetcher.closed == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (["-pp", "2"], NAMES),
+        (["-pp", "2", "--nnodes", "2"], NAMES[:4]),
+        (["-pp", "2", "--nnodes", "2", "--node-rank", "1"], NAMES[4:]),
+        (["-pp", "2", "-tp", "2", "--nnodes", "4", "--node-rank", "1"], NAMES[:4]),
+        (["-pp", "2", "--nnodes", "2", "--speculative-config", '{"method": "ngram"}'], NAMES),
+        # vLLM refuses these; the refusal must be its own.
+        (["-pp", "2", "--nnodes", "2", "--node-rank", "5"], NAMES),
+        (["-pp", "2", "--nnodes", "0"], NAMES),
+    ],
+)
+def test_a_node_wants_its_own_ranks_tensors(
+    streaming: LaunchPlan, use: Use, given: list[str], names: list[str]
+) -> None:
+    prefetcher = use()
+    with fetch.begun("fresh", replace(streaming, vllm_args=OURS.before(*given)), LLAMA):
+        assert [asked[2] for asked in prefetcher.asked] == [names]
+
+
+@pytest.mark.parametrize(("partition", "names"), [("1,4", NAMES[:2]), ("1,1", NAMES), ("", NAMES)])
+def test_a_partition_of_the_users_decides_or_is_vllms_to_refuse(
+    streaming: LaunchPlan, use: Use, monkeypatch: pytest.MonkeyPatch, partition: str, names: list[str]
+) -> None:
+    monkeypatch.setenv(stage.PARTITION_ENV, partition)
+    prefetcher = use()
+    with fetch.begun("fresh", replace(streaming, vllm_args=OURS.before("-pp", "2", "-n", "2")), LLAMA):
+        assert prefetcher.asked[0][2] == names
+
+
+class Reader:
+    """Takes PageIn's place."""
+
+    def __init__(self, made: list[Reader], paths: Any, tensors: Any) -> None:
+        self.paths, self.names, self.ended = paths, {tensor.name for tensor in tensors}, False
+        made.append(self)
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def test_local_files_are_read_ahead_from_a_size_on(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: list[Reader] = []
+    monkeypatch.setattr(fetch, "PageIn", lambda *args: Reader(readers, *args))
+    made = LaunchPlan(Arguments(["--model", str(local), *OURS, "-pp", "2", "-n", "2"]))
+    with fetch.begun("fresh", made, LLAMA):
+        assert readers == []  # these few bytes are not worth it
+    monkeypatch.setattr(fetch, "PAGE_IN_MIN_BYTES", 1)
+    with pytest.raises(KeyboardInterrupt), fetch.begun("fresh", made, LLAMA):
+        (reader,) = readers
+        assert reader.paths == {"model.safetensors": local / "model.safetensors"}
+        assert reader.names == set(NAMES[:4]) and not reader.ended
+        raise KeyboardInterrupt
+    assert reader.ended
+
+
+def test_the_rest_is_what_the_node_does_not_need(streaming: LaunchPlan, use: Use) -> None:
+    prefetcher = use()
+    first = replace(streaming, vllm_args=OURS.before("-pp", "2", "--nnodes", "2"))
+    lease: object = fetch.rest(first, LLAMA)
+    assert lease is prefetcher and prefetcher.closed == 0
+    assert prefetcher.asked == [(SOURCE, planned(), NAMES[4:], {"background": True, "start": False})]
+
+
+def test_without_a_source_or_a_prefetcher_there_is_no_rest_and_a_reason(
+    streaming: LaunchPlan, use: Use
+) -> None:
+    prefetcher = use()
+    with pytest.raises(client.PrefetchError, match="not fetched by a prefetcher"):
+        fetch.rest(LaunchPlan(OURS), LLAMA)
+    assert prefetcher.asked == []
+    use(refuses=True)
+    with pytest.raises(client.PrefetchError):
+        fetch.rest(streaming, LLAMA)
+
+
+def _planned(found: Lookup) -> LaunchPlan:
+    return serve.plan(serve.Request(found, without_bundle=True, weights_from=SOURCE))
+
+
+@pytest.mark.usefixtures("home")
+def test_a_source_without_any_plan_of_the_weights_is_named_and_the_directory_read(model: Model) -> None:
+    made = _planned(_missed(model, None))
+    assert Asked.of(made.env) is None and made.vllm_args[:2] == ("--model", str(model.path))
+    assert [step["section"] for step in made.fallbacks] == ["bundle", "weights"]
+    reason = made.fallbacks[1]["reason"]
+    assert SOURCE in reason and "the model's own directory is read" in reason
+
+
+def test_a_start_without_a_bundle_streams_by_another_bundles_plan(publish: Publish, model: Model) -> None:
+    bundle = publish(weights=planned())
+    made = _planned(_missed(model, bundle, FLAG, ABSENT))
+    asked = Asked.of(made.env)
+    assert asked is not None and asked.source == SOURCE and made.weights == weights.digest(planned())
+    assert made.vllm_args[:2] == OURS and [step["section"] for step in made.fallbacks] == ["bundle"]
+
+
+def test_a_directory_without_weights_starts_from_the_bundle(publish: Publish, model: Model) -> None:
+    bundle = publish(weights=planned())
+    made = _planned(_missed(model, bundle, ABSENT).without_weights())
+    assert made.key == bundle.key_digest and made.compile_dir is not None
+    assert "bundle" not in {step["section"] for step in made.fallbacks}

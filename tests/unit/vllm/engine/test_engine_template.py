@@ -1,0 +1,213 @@
+"""The accept loop of a template: forks, leases and ends, with a made-up engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.shortage import busy_s, without_descriptors
+
+from coldstart.contract.plan import LaunchPlan
+from coldstart.machine import peers
+from coldstart.machine.ipc import Channel
+from coldstart.measure.bench import usage
+from coldstart.serve import launch, pool
+
+Start = Callable[..., launch.Running]
+
+
+def plan(*behaviour: str) -> LaunchPlan:
+    return LaunchPlan(list(behaviour), key="sha256:" + "a" * 64)
+
+
+@pytest.fixture
+def warm(home: Path, fake_engine: Callable[[str], None]) -> Iterator[pool.Warm]:
+    fake_engine("serves")
+    made = pool.start("engine", plan(), "tiny", 20)
+    yield made
+    pool.stop(made, force=True)
+
+
+def start(warm: pool.Warm, *behaviour: str) -> launch.Running:
+    process, reader = launch.forked(plan(*behaviour), warm.socket)
+    return launch.acknowledged(process, reader, time.monotonic(), 20)
+
+
+def children(warm: pool.Warm) -> int:
+    return len(next(iter(pool.listed())).servers)
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    deadline_s = time.monotonic() + 10
+    while not holds() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return holds()
+
+
+def gone(pid: int) -> Callable[[], bool]:
+    return lambda: (now := usage.snapshot().get(pid)) is None or now.ended
+
+
+@contextmanager
+def raw(warm: pool.Warm, *behaviour: str) -> Iterator[tuple[Channel, int]]:
+    """A client that has a server, and knows nothing of launch.Leased."""
+    reader, writer = os.pipe()
+    request = {"plan": plan(*behaviour).document(), "cwd": "/", "env": dict(os.environ), "now": 0.0}
+    with Channel(peers.connect(warm.socket)) as connection:
+        connection.send(request, (0, 2, 2, writer))
+        os.close(writer)
+        assert select.select([reader], [], [], 20)[0]
+        yield connection, json.loads(os.read(reader, 65536))["pid"]
+    os.close(reader)
+
+
+def test_a_server_is_forked_and_reports_itself(warm: pool.Warm) -> None:
+    running = start(warm, "serves", "--port", "1")
+    assert running.report["args"] == ["--port", "1"]
+    assert running.process.pid == running.report["pid"] != warm.pid
+    assert running.process.poll() is None and children(warm) == 1
+    running.process.signal(signal.SIGTERM)
+    assert running.process.wait() == 143 == running.process.poll()
+    assert eventually(lambda: children(warm) == 0)
+
+
+def test_the_server_takes_the_clients_place(
+    warm: pool.Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SAID", "something")
+    (tmp_path / "in").write_text("read from the client")
+    with (tmp_path / "in").open() as source, (tmp_path / "out").open("w") as sink:
+        saved = os.dup(0), os.dup(2)
+        os.dup2(source.fileno(), 0)
+        os.dup2(sink.fileno(), 2)
+        try:
+            running = start(warm, "says")
+        finally:
+            os.dup2(saved[0], 0)
+            os.dup2(saved[1], 2)
+    assert (tmp_path / "out").read_text().split(maxsplit=2) == [
+        str(tmp_path),
+        "something",
+        "read from the client\n",
+    ]
+    running.process.signal(signal.SIGKILL)
+    assert running.process.wait() == 137
+
+
+@pytest.mark.parametrize(("behaviour", "code"), [("ends", 3), ("raises", 1), ("dies", 7)])
+def test_its_exit_code_is_reported(warm: pool.Warm, behaviour: str, code: int) -> None:
+    process, reader = launch.forked(plan(behaviour), warm.socket)
+    assert process.wait() == code
+    os.close(reader)
+
+
+def test_kill_reaches_a_server_that_ignores_sigterm(warm: pool.Warm) -> None:
+    running = start(warm, "stubborn")
+    running.process.signal(signal.SIGTERM)
+    assert not select.select([running.process], [], [], 0.2)[0]
+    running.process.signal(signal.SIGKILL)
+    assert running.process.wait() == 137
+    running.process.signal(signal.SIGKILL)  # to nobody
+
+
+def test_several_servers_at_once(warm: pool.Warm) -> None:
+    running = [start(warm, "serves", str(n)) for n in range(4)]
+    assert len({one.process.pid for one in running}) == 4 == children(warm)
+    running[1].process.signal(signal.SIGTERM)
+    assert running[1].process.wait() == 143
+    assert [one.process.poll() for one in running] == [None, 143, None, None]
+    for one in (running[0], running[2], running[3]):
+        one.process.signal(signal.SIGKILL)
+        assert one.process.wait() == 137
+
+
+def test_the_end_of_the_lease_ends_the_server_and_not_the_template(warm: pool.Warm) -> None:
+    with raw(warm, "serves") as (_, pid):
+        assert not gone(pid)()
+    assert eventually(gone(pid))
+    assert start(warm, "serves").process.poll() is None
+
+
+def test_a_client_that_goes_at_once_leaves_no_server(warm: pool.Warm) -> None:
+    for _ in range(20):
+        with Channel(peers.connect(warm.socket)) as connection:
+            request = {"plan": plan("serves").document(), "cwd": "/", "env": dict(os.environ), "now": 0.0}
+            reader, writer = os.pipe()
+            connection.send(request, (0, 2, 2, writer))
+        os.close(reader)
+        os.close(writer)
+    assert eventually(lambda: children(warm) == 0)
+    assert start(warm, "serves").process.poll() is None
+
+
+def test_a_server_and_its_client_that_go_in_one_moment(warm: pool.Warm) -> None:
+    with raw(warm, "serves") as (connection, pid), Channel(peers.connect(warm.socket)) as slow:
+        time.sleep(0.2)  # the template waits for what the slow one will say, and meanwhile
+        os.kill(pid, signal.SIGKILL)
+        assert eventually(gone(pid))
+        connection.close()
+        slow.socket.shutdown(socket.SHUT_WR)
+        assert "cut short" in next(slow.replies())["error"]
+    assert start(warm, "serves").process.poll() is None
+
+
+def test_nonsense_is_answered_and_survived(warm: pool.Warm) -> None:
+    for sent in (b"\xff\xff\xff\xff\n", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}"):
+        with Channel(peers.connect(warm.socket)) as client:
+            client.socket.sendall(sent)
+            client.socket.shutdown(socket.SHUT_WR)
+            (answer,) = client.replies()
+            assert "JSON" in answer["error"] or "cut short" in answer["error"]
+    with peers.connect(warm.socket):
+        pass
+    assert start(warm, "serves").process.poll() is None
+
+
+def test_a_request_without_what_a_server_needs_ends_the_server_alone(warm: pool.Warm) -> None:
+    for request in (
+        {},
+        {"cwd": "/nowhere", "env": {}, "plan": {}, "now": 0},
+        {"cwd": "/", "env": {}, "plan": {"x": 1}},
+    ):
+        with Channel(peers.connect(warm.socket)) as client:
+            client.send(request)
+            answers = list(client.replies())
+            assert answers[-1] == {"exit": 1}
+    assert start(warm, "serves").process.poll() is None
+
+
+def test_a_template_without_descriptors_tells_its_client_and_does_not_spin(warm: pool.Warm) -> None:
+    assert warm.pid is not None
+    with Channel(peers.connect(warm.socket)) as client:  # it is up and waits
+        client.socket.shutdown(socket.SHUT_WR)
+        assert list(client.replies())
+    with without_descriptors(warm.pid):
+        with pytest.raises(peers.PeerError, match=r"closed the connection|Broken pipe"):
+            launch.forked(plan("serves"), warm.socket)
+        waiting = [peers.connect(warm.socket) for _ in range(5)]
+        assert busy_s(warm.pid, 0.5) < 0.25
+        assert [one.recv(1) for one in waiting] == [b""] * 5
+    assert start(warm, "serves").process.poll() is None
+
+
+def test_signals_that_nobody_may_ask_for_are_sigterm(warm: pool.Warm) -> None:
+    with raw(warm, "serves") as (connection, pid):
+        connection.send({"signal": signal.SIGSTOP})
+        assert eventually(gone(pid))
+
+
+def test_sigterm_stops_the_template_and_its_servers(warm: pool.Warm) -> None:
+    running = start(warm, "serves")
+    assert warm.pid is not None
+    os.kill(warm.pid, signal.SIGTERM)
+    assert running.process.wait() == 1  # a template that went without a word
+    assert eventually(gone(running.process.pid)) and eventually(lambda: not warm.socket.exists())

@@ -1,0 +1,414 @@
+"""The hook's seams on the installed vLLM, its logic on stand-ins, and KV plans under vLLM's own gate."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coldstart.contract.graphs import COMPILE_REPORT, KV_REPORT
+from coldstart.graphs.errors import AlteredTable, DriverFailure, Refused
+from coldstart.vllm.graphs import hook, kv_plan, plugin
+from coldstart.vllm.graphs import manager as managers
+from coldstart.vllm.graphs import wrapper as wrappers
+from coldstart.vllm.graphs.record import captured_graphs
+from coldstart.vllm.graphs.source import key_of
+
+needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+
+
+class Mode(Enum):
+    FULL = 2
+    PIECEWISE = 1
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    cg_mode: Mode
+    num_tokens: int
+    num_reqs: int | None = None
+    num_ubatches: int = 1
+
+
+class Source:
+    """Restores what it is told to; the rest fails or is absent."""
+
+    def __init__(
+        self, usable: set[int], broken: set[int] = frozenset(), behind: set[int] = frozenset()  # type: ignore[assignment]
+    ) -> None:  # fmt: skip
+        self._usable, self._broken, self._behind = usable, broken, behind
+        self.waiting: dict[int, Any] = {}
+
+    def _tokens(self, key: str) -> int:
+        return int(key.split("num_tokens=")[1].split(",")[0])
+
+    def usable(self, key: str) -> bool:
+        return self._tokens(key) in self._usable
+
+    def soon(self, key: str) -> bool:
+        return self._tokens(key) not in self._behind
+
+    def later(self, key: str, show: Any) -> None:
+        self.waiting[self._tokens(key)] = show
+
+    def replayable(self, key: str) -> Any:
+        if self._tokens(key) in self._broken:
+            raise DriverFailure("cuGraphInstantiate", "OUT_OF_MEMORY")
+        return f"restored {self._tokens(key)}"
+
+    def output(self, key: str) -> Any:
+        return f"output {self._tokens(key)}"
+
+    def attributes(self) -> Mapping[str, Any]:
+        return {"hidden_states": "buffer"}
+
+
+@dataclass
+class Manager:
+    _capture_descs: dict[Mode, list[Descriptor]]
+    graphs: dict[Descriptor, Any] = field(default_factory=dict)
+    hidden_states: Any = None
+    _max_full_descs_to_capture: int | None = None
+    _candidates: dict[Any, list[Descriptor]] = field(default_factory=dict)
+
+
+def _capture(self: Manager, create_forward_fn: Any, progress_bar_desc: str = "") -> None:
+    for rows in self._capture_descs.values():
+        self.graphs |= {row: f"captured {row.num_tokens}" for row in rows}
+
+
+def _feed(self: Manager, create_forward_fn: Any) -> None:
+    for rows in self._capture_descs.values():
+        for row in rows:
+            create_forward_fn(row, warmup=False)
+
+
+def _runner(manager: Any) -> Any:
+    return SimpleNamespace(cudagraph_manager=manager)
+
+
+def _manager() -> Manager:
+    full = [Descriptor(Mode.FULL, n) for n in (4, 2, 1)]
+    return Manager({Mode.FULL: full, Mode.PIECEWISE: [Descriptor(Mode.PIECEWISE, 8)]})
+
+
+def test_the_manager_gets_restored_graphs_and_captures_the_rest() -> None:
+    manager, said = _manager(), []
+    hooked = managers.restoring(_capture, _runner(manager), Source({4, 1, 8}, broken={1}), said.append)
+    hooked(manager, None)
+    found = {(d.cg_mode.name, d.num_tokens): g for d, g in manager.graphs.items()}
+    assert found == {
+        ("FULL", 4): "restored 4", ("FULL", 2): "captured 2", ("FULL", 1): "captured 1",
+        ("PIECEWISE", 8): "captured 8",
+    }  # fmt: skip
+    assert [d.num_tokens for d in manager._capture_descs[Mode.FULL]] == [4, 2, 1]
+    assert manager.hidden_states == "buffer" and "captured normally" in said[0]
+
+
+def test_what_is_built_behind_is_hidden_from_dispatch_until_it_is_there() -> None:
+    manager, source = _manager(), Source({4, 2, 1}, broken={2}, behind={2, 4})
+    full = manager._capture_descs[Mode.FULL]
+    manager._candidates = {(n, 0): [d for d in reversed(full) if d.num_tokens >= n] for n in (1, 2, 3)}
+    managers.restoring(_capture, _runner(manager), source, print)(manager, None)
+    assert [d.num_tokens for d in manager.graphs if d.cg_mode is Mode.FULL] == [1]
+    assert {key: [d.num_tokens for d in rows] for key, rows in manager._candidates.items()} == {
+        (1, 0): [1], (2, 0): [], (3, 0): []
+    }  # fmt: skip
+    source.waiting[4]()
+    assert [d.num_tokens for d in manager._candidates[1, 0]] == [1, 4] and manager.graphs[
+        full[0]
+    ] == "restored 4"
+    with pytest.raises(DriverFailure):
+        source.waiting[2]()
+    assert full[1] not in manager.graphs and full[1] not in manager._candidates[2, 0]
+
+
+@needs_vllm
+def test_vllms_own_dispatch_keeps_away_from_what_is_hidden() -> None:
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
+
+    two, four = (BatchExecutionDescriptor(CUDAGraphMode.FULL, n, n) for n in (2, 4))
+    manager = CudaGraphManager.__new__(CudaGraphManager)
+    vars(manager).update(
+        graphs={}, _graphs_captured=True, _candidates={(2, 0): [two], (4, 0): [four]}, _lora_dispatch_map={},
+        vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1)),
+    )  # fmt: skip
+    curtain = managers.Curtain(manager)
+    curtain.hide(four)
+    assert manager.dispatch(2, 2, None, 0) == two
+    assert manager.dispatch(4, 4, None, 0).cg_mode == CUDAGraphMode.NONE
+    curtain.show(four, "graph")
+    assert manager.dispatch(4, 4, None, 0) == four and manager.graphs == {four: "graph"}
+
+
+@needs_vllm
+def test_the_other_runners_dispatch_as_well() -> None:
+    from vllm.forward_context import BatchDescriptor
+
+    source, desc = Source({4}, behind={4}), BatchDescriptor(4)
+    keys = {Mode.FULL: {desc}}
+    wrapper = SimpleNamespace(concrete_cudagraph_entries={}, is_debugging_mode=False)
+    runner = SimpleNamespace(model=wrapper, cudagraph_dispatcher=SimpleNamespace(cudagraph_keys=keys))
+    wrappers.restoring(lambda *a: pytest.fail("captured"), runner, source, print)(runner, desc, Mode.FULL)
+    assert keys[Mode.FULL] == set() and wrapper.concrete_cudagraph_entries == {}
+    source.waiting[4]()
+    assert keys[Mode.FULL] == {desc} and wrapper.concrete_cudagraph_entries[desc].cudagraph == "restored 4"
+
+
+@needs_vllm
+def test_pieces_are_left_to_vllm() -> None:
+    """A restored piece would read the pool of the bundle where a captured one before it writes its own."""
+    from vllm.compilation.cuda_graph import CUDAGraphWrapper
+
+    before = CUDAGraphWrapper.__call__
+    undo = hook.install(object(), Source({8}), print)
+    assert CUDAGraphWrapper.__call__ is before
+    undo()
+    manager, wrapper = _manager(), SimpleNamespace(concrete_cudagraph_entries={}, is_debugging_mode=False)
+    managers.restoring(_capture, _runner(manager), Source({8}), print)(manager, None)
+    assert {g for d, g in manager.graphs.items() if d.cg_mode is Mode.PIECEWISE} == {"captured 8"}
+    runner, called = SimpleNamespace(model=wrapper), list[Any]()
+    hooked = wrappers.restoring(lambda *a: called.append(a), runner, Source({8}), print)
+    hooked(runner, Descriptor(Mode.PIECEWISE, 8), Mode.PIECEWISE)
+    assert len(called) == 1 and wrapper.concrete_cudagraph_entries == {}
+    assert set(captured_graphs(SimpleNamespace(cudagraph_manager=manager))) == {
+        key_of(d, "FULL") for d in manager.graphs if d.cg_mode is Mode.FULL
+    }
+
+
+@needs_vllm
+def test_a_draft_models_manager_captures_its_own_graphs() -> None:
+    """vLLM's own: it inherits `capture`, and its descriptors have the target's keys."""
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+    from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import SpeculatorCudaGraphManager
+
+    assert issubclass(SpeculatorCudaGraphManager, CudaGraphManager)
+    draft, target, seen = (
+        SpeculatorCudaGraphManager.__new__(SpeculatorCudaGraphManager),
+        _manager(),
+        list[str](),
+    )
+    vars(draft).update(vars(_manager()))
+    managers.restoring(_capture, _runner(target), Source({4, 2, 1}), print)(draft, None)
+    assert set(draft.graphs.values()) == {"captured 4", "captured 2", "captured 1", "captured 8"}
+    managers.watched_capture(_feed, _runner(target), seen.append)(draft, lambda desc, warmup: None)
+    assert seen == []
+
+
+def test_inputs_are_seen_when_they_lie_ready() -> None:
+    manager, seen = _manager(), list[str]()
+    managers.watched_capture(_feed, _runner(manager), seen.append)(manager, lambda desc, warmup: None)
+    assert seen == [key_of(d, "FULL") for d in manager._capture_descs[Mode.FULL]]
+
+
+def test_memory_profiling_captures_as_always() -> None:
+    manager = _manager()
+    manager._max_full_descs_to_capture = 2
+    managers.restoring(_capture, _runner(manager), Source({4}), print)(manager, None)
+    assert "restored 4" not in manager.graphs.values()
+
+
+def test_keys_tell_descriptors_apart() -> None:
+    one, other = Descriptor(Mode.FULL, 4), Descriptor(Mode.FULL, 4, num_reqs=4)
+    assert key_of(one, "FULL") == "FULL:num_tokens=4,num_ubatches=1"
+    assert len({key_of(d, m) for d in (one, other) for m in ("FULL", "PIECEWISE")}) == 4
+
+
+@needs_vllm
+def test_the_wrapper_of_the_other_runner_gets_finished_entries() -> None:
+    from vllm.compilation.cuda_graph import CUDAGraphEntry
+    from vllm.forward_context import BatchDescriptor
+
+    called: list[int] = []
+    wrapper = SimpleNamespace(concrete_cudagraph_entries={}, is_debugging_mode=False)
+    runner = SimpleNamespace(model=wrapper)
+    hooked = wrappers.restoring(
+        lambda self, desc, mode: called.append(desc.num_tokens), runner, Source({4}), print
+    )
+    for tokens in (4, 2):
+        hooked(runner, BatchDescriptor(tokens), Mode.FULL)
+    (entry,) = wrapper.concrete_cudagraph_entries.values()
+    assert (
+        isinstance(entry, CUDAGraphEntry) and entry.cudagraph == "restored 4" and entry.output == "output 4"
+    )
+    assert called == [2]
+    wrapper.is_debugging_mode = True
+    hooked(runner, BatchDescriptor(4), Mode.FULL)
+    assert called == [2, 4]
+    wrapper.is_debugging_mode = False
+    hooked(SimpleNamespace(model=wrapper), BatchDescriptor(4), Mode.FULL)
+    assert called == [2, 4, 4]
+
+
+@needs_vllm
+def test_install_and_undo() -> None:
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+
+    before = CudaGraphManager.capture
+    undo = hook.install(object(), Source(set()), print)
+    assert CudaGraphManager.capture is not before
+    undo()
+    assert CudaGraphManager.capture is before
+
+
+def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook.seams, "check", lambda feature: f"{feature} differ.")
+    monkeypatch.setattr(hook, "_patched", lambda **_: pytest.fail("patched"))
+    with pytest.raises(Refused, match=r"graphs differ\."):
+        hook.install(object(), Source(set()), print)
+    with pytest.raises(Refused, match=r"graphs differ\."):
+        hook.watch(object(), print)
+
+
+@pytest.mark.parametrize("variable", ["KV_PLAN", "KV_NOTE"])
+def test_without_vllms_gate_the_cache_is_profiled_as_always(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variable: str
+) -> None:
+    hooked: list[tuple[str, Any]] = []
+    monkeypatch.setattr(plugin.seams, "check", lambda feature: f"{feature} is gone.")
+    monkeypatch.setattr(plugin.late, "when_imported", lambda *pair: hooked.append(pair))
+    for name in (plugin.COMPILED, plugin.KV_NOTE, plugin.RECORD, plugin.PROVE, plugin.RESTORE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(getattr(plugin, variable), "{}")
+    plugin.register()
+    assert "kv-plan is gone." in caplog.text
+    # Only the report is given to the worker, and nothing to a module that has none.
+    ((name, work),) = hooked
+    module = SimpleNamespace(Worker=type("Worker", (), {}))
+    work(module)
+    work(SimpleNamespace())
+    assert name == plugin.WORKER and vars(module).keys() == {"Worker"}
+    assert getattr(module.Worker(), plugin.KV_REPORT)() == "kv-plan is gone."
+
+
+def test_without_vllms_look_up_the_server_is_told_that_it_compiles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hooked: dict[str, Any] = {}
+    monkeypatch.setattr(plugin.seams, "check", lambda feature: f"{feature} is gone.")
+    monkeypatch.setattr(plugin.late, "when_imported", hooked.__setitem__)
+    for name in (plugin.KV_NOTE, plugin.KV_PLAN, plugin.RECORD, plugin.PROVE, plugin.RESTORE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(plugin.COMPILED, str(tmp_path))
+    plugin.register()
+    module = SimpleNamespace(Worker=type("Worker", (), {}))
+    hooked.pop(plugin.aot.WORKER)(module)
+    assert hooked == {}
+    report = getattr(module.Worker(), COMPILE_REPORT)()
+    assert report == {"loaded": 0, "reasons": ["aot is gone."]}
+
+
+def _plan(baseline: int = 1000) -> kv_plan.KvPlan:
+    return kv_plan.KvPlan(0, 700, baseline, "0.32", "one device")
+
+
+FINGERPRINT = "0123456789abcdef"
+
+
+@needs_vllm
+def test_each_rank_leaves_its_own_plan_with_a_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's gate is a strict comparison, and one refusal changes the size that graphs are bound to."""
+    import vllm
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "get_device_name", classmethod(lambda *_: "H200"))
+    saved: list[tuple[int, int]] = []
+    module = SimpleNamespace(maybe_save_startup_plan=lambda worker, size: saved.append((worker.rank, size)))
+    plugin._note_kv(tmp_path, module)
+    for rank in (1, 0):
+        worker = SimpleNamespace(rank=rank, init_snapshot=SimpleNamespace(free_memory=80 << 30))
+        module.maybe_save_startup_plan(worker, (60 << 30) + rank)
+    plans = kv_plan.collect(tmp_path)
+    less = 256 << 20
+    assert [(p.rank, p.kv_cache_memory_bytes, p.free_memory_baseline) for p in plans] == [
+        (0, (60 << 30) - less, (80 << 30) - less), (1, (60 << 30) + 1 - less, (80 << 30) - less),
+    ]  # fmt: skip
+    assert {(p.vllm, p.device) for p in plans} == {(vllm.__version__, "H200")}
+    assert saved == [(1, (60 << 30) + 1), (0, 60 << 30)]
+
+
+def test_less_free_memory_means_profiling(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="profiles again"):
+        kv_plan.lay(_plan(), tmp_path, FINGERPRINT, free=999)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+@needs_vllm
+def test_vllm_itself_takes_the_plan_and_applies_its_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.worker import startup_plan
+
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    kv_plan.lay(_plan(), tmp_path, FINGERPRINT)
+    assert startup_plan._plan_path(FINGERPRINT) == str(kv_plan.path(tmp_path, FINGERPRINT))
+    held = startup_plan._load_plan(FINGERPRINT)
+    assert held is not None and startup_plan.PLAN_SCHEMA_VERSION == kv_plan.SCHEMA
+    assert startup_plan._applicable_kv_cache_memory_bytes(held, 1000) == 700
+    assert startup_plan._applicable_kv_cache_memory_bytes(held, 999) is None
+
+
+@needs_vllm
+def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM names the model's path in its fingerprint; the plan is laid under the one that the worker computes."""
+    import vllm
+    from vllm.platforms import current_platform
+    from vllm.v1.worker import gpu_worker, startup_plan
+
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    monkeypatch.setenv(kv_plan.VARIABLE, "1")
+    monkeypatch.setattr(
+        startup_plan, "compute_plan_fingerprint", lambda config, rank, world: f"here-{rank}-{world}"
+    )
+    monkeypatch.setattr(
+        type(current_platform), "get_device_name", classmethod(lambda cls, device_id=0: "H200")
+    )
+    original = gpu_worker.maybe_apply_startup_plan
+    monkeypatch.setattr(gpu_worker, "maybe_apply_startup_plan", original)
+    monkeypatch.setattr(gpu_worker.Worker, KV_REPORT, None, raising=False)
+
+    def worker(free: int, rank: int = 1) -> Any:
+        return SimpleNamespace(
+            vllm_config=None, rank=rank, parallel_config=SimpleNamespace(world_size=2),
+            init_snapshot=SimpleNamespace(free_memory=free), cache_config=SimpleNamespace(kv_cache_memory_bytes=None),
+        )  # fmt: skip
+
+    plan = {"rank": 0, "kv_cache_memory_bytes": 500, "free_memory_baseline": 800,
+            "vllm": vllm.__version__, "device": "H200"}  # fmt: skip
+    plans = [plan, plan | {"rank": 1, "kv_cache_memory_bytes": 700, "free_memory_baseline": 1000}]
+
+    def applied(plans: object, one: Any) -> tuple[int | None, str | None]:
+        gpu_worker.maybe_apply_startup_plan = original
+        plugin._apply_kv(json.dumps(plans), gpu_worker)
+        gpu_worker.maybe_apply_startup_plan(one)
+        return one.cache_config.kv_cache_memory_bytes, getattr(gpu_worker.Worker, KV_REPORT)(one)
+
+    size, reason = applied(plans, worker(999))
+    assert size is None and "999 bytes are free to rank 1" in str(reason)
+    assert not list(tmp_path.rglob("*.json"))
+    assert applied(plans, worker(1000)) == (700, None)
+    assert [p.name for p in tmp_path.rglob("*.json")] == ["startup_plan_here-1-2.json"]
+    assert applied(plans, worker(800, rank=0)) == (500, None)
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "empty"))
+    for wrong, said in (
+        ([plan], "1 ranks, here are 2"),
+        ([plan | {"device": "A"}, plans[1]], "on A, here is"),
+    ):
+        size, reason = applied(wrong, worker(1 << 40, rank=0))
+        assert size is None and said in str(reason)
+    monkeypatch.delenv(kv_plan.VARIABLE)
+    assert applied(plans, worker(1 << 40)) == (None, "vLLM's own gate did not apply the KV plan")
+
+
+@pytest.mark.parametrize("data", [None, {}, {"rank": 1}, []])
+def test_what_is_no_plan_is_refused(data: object) -> None:
+    with pytest.raises(AlteredTable):
+        kv_plan.of(data)

@@ -1,0 +1,238 @@
+"""The vLLM plug-in's parts that need no GPU: names, keys, outputs, and doing nothing when not asked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.graphs_tools import SMALL
+
+from coldstart.graphs import gate, store
+from coldstart.graphs.errors import MissingRegion, NotProven, Refused
+from coldstart.graphs.restore import Restorer
+from coldstart.graphs.table import Region
+from coldstart.vllm.graphs import outputs, plugin, record
+from coldstart.vllm.graphs.names import runner_tensors
+from coldstart.vllm.graphs.restore import Restoring
+from coldstart.vllm.graphs.source import refuse_parallel
+from tests.support.graphs.model import SimModel
+
+torch = pytest.importorskip("torch")
+
+
+class Buffers:
+    """Looks like one of vLLM's own classes."""
+
+    __module__ = "vllm.v1.worker.gpu.input_batch"
+
+    def __init__(self) -> None:
+        self.ids, self.nested = torch.zeros(4), {"a": [torch.ones(2), None]}
+        self.me = self
+
+
+class Foreign:
+    """Not vLLM's: never entered."""
+
+    def __init__(self) -> None:
+        self.hidden = torch.zeros(9)
+
+
+def _runner() -> Any:
+    model = torch.nn.Linear(2, 2)
+    wrapper = SimpleNamespace(unwrap=lambda: model)
+    layers = {
+        "layers.0": SimpleNamespace(kv_cache=torch.zeros(3)),
+        "layers.1": SimpleNamespace(kv_cache=[torch.zeros(3)] * 2),
+    }
+    runner = type("Runner", (), {"__module__": "vllm.v1.worker.gpu.model_runner"})()
+    runner.__dict__ |= {
+        "model": wrapper, "input_buffers": Buffers(), "other": Foreign(),
+        "compilation_config": SimpleNamespace(static_forward_context=layers),
+        "parallel_config": SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+    }  # fmt: skip
+    return runner
+
+
+def test_names_of_everything_a_runner_reaches() -> None:
+    assert sorted(runner_tensors(_runner(), lambda tensor: True)) == [
+        "kv:layers.0", "kv:layers.1.0", "kv:layers.1.1", "param:bias", "param:weight",
+        "static:input_buffers.ids", "static:input_buffers.nested.a.0",
+    ]  # fmt: skip
+
+
+def test_only_device_tensors_are_named() -> None:
+    assert runner_tensors(_runner()) == {}
+
+
+def test_not_asked_nothing_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (plugin.RECORD, plugin.PROVE, plugin.RESTORE, plugin.KV_PLAN):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(plugin.late, "when_imported", lambda name, work: pytest.fail(f"patched {name}"))
+    plugin.register()
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Stands for vLLM's modules: what the plug-in patches, by module."""
+    made: dict[str, Any] = {}
+
+    def module(name: str) -> Any:
+        runner = type(
+            "GPUModelRunner", (), {"capture_model": lambda self: "own", "load_model": lambda self: "loaded"}
+        )
+        return made.setdefault(name, SimpleNamespace(GPUModelRunner=runner, Worker=type("Worker", (), {})))
+
+    monkeypatch.setattr(plugin.late, "when_imported", lambda name, work: work(module(name)))
+    monkeypatch.setattr(plugin.hook, "require", lambda: None)
+    for name in (plugin.RECORD, plugin.PROVE, plugin.RESTORE, plugin.KV_PLAN):
+        monkeypatch.delenv(name, raising=False)
+    return made
+
+
+def test_a_bundle_without_proof_is_not_used_and_the_server_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, Any]
+) -> None:
+    monkeypatch.setenv(plugin.RESTORE, str(tmp_path))
+    plugin.register()
+    assert installed[plugin.RUNNERS[0]].GPUModelRunner().capture_model() == "own"
+    worker = installed[plugin.WORKER].Worker()
+    assert "proof" in getattr(worker, plugin.GRAPHS_REPORT)()["*"]
+    with pytest.raises(NotProven):
+        Restoring(tmp_path)
+
+
+def test_a_round_that_cannot_be_held_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, Any]
+) -> None:
+    def refuse() -> None:
+        raise Refused("no adapter for vLLM 9")
+
+    monkeypatch.setattr(plugin.hook, "require", refuse)
+    monkeypatch.setenv(plugin.RECORD, str(tmp_path))
+    plugin.register()
+    assert (tmp_path / "reason").read_text() == "no adapter for vLLM 9"
+
+
+def test_memory_is_scattered_before_the_weights_are_loaded(
+    installed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(plugin.RECORD, "/nowhere")
+    done: list[str] = []
+
+    class Session(plugin.Declined):
+        def before_load(self) -> None:
+            done.append("scattered")
+
+    plugin._install(plugin.Later(lambda: Session("x")))
+    assert installed[plugin.RUNNERS[1]].GPUModelRunner().load_model() == "loaded" and done == ["scattered"]
+
+
+def test_several_ranks_are_refused() -> None:
+    runner = _runner()
+    refuse_parallel(runner)
+    runner.parallel_config.tensor_parallel_size = 2
+    with pytest.raises(Refused, match="collectives"):
+        refuse_parallel(runner)
+
+
+def test_profiling_captures_are_left_alone() -> None:
+    seen: list[Any] = []
+    hooked = plugin._wrapped(lambda self, profile_only=False: "own", lambda runner, own: seen.append(own()))
+    assert hooked(object(), profile_only=True) == "own" and seen == []
+    hooked(object())
+    assert seen == ["own"]
+
+
+def test_outputs_are_places_in_the_pool() -> None:
+    tensor = torch.zeros(4, 8, dtype=torch.bfloat16)
+    pool = [Region("pool:0", 4096, tensor.data_ptr() - 512)]
+    found = outputs.describe(tensor[2:], pool)
+    assert found == {
+        "symbol": "pool:0",
+        "offset": 512 + 32,
+        "shape": [2, 8],
+        "stride": [8, 1],
+        "dtype": "bfloat16",
+    }
+    assert outputs.describe(tensor, []) is None and outputs.describe((tensor, 3), pool) is None
+    both = outputs.describe((tensor[2:], [tensor]), pool)
+    assert [like["offset"] for like in outputs.leaves(both)] == [544, 512]
+    assert outputs.view(both, lambda like: like["offset"]) == (544, [512])
+    assert [outputs.size(like) for like in outputs.leaves(both)] == [32, 64]
+    assert outputs.spans((tensor, tensor[2:])) == [(tensor.data_ptr(), 64), (tensor.data_ptr() + 32, 32)]
+    assert outputs.spans(None) is None and outputs.spans((tensor, 3)) is None
+    with pytest.raises(Refused):
+        outputs.view(None, list)
+
+
+def test_graphs_of_either_runner_by_key() -> None:
+    from dataclasses import make_dataclass
+
+    descriptor = make_dataclass("D", ["num_tokens"], frozen=True)(4)
+    entries = {
+        descriptor: SimpleNamespace(cudagraph="g", output="o"),
+        "empty": SimpleNamespace(cudagraph=None),
+    }
+    one = SimpleNamespace(model=SimpleNamespace(concrete_cudagraph_entries=entries))
+    assert record.captured_graphs(one) == {"FULL:num_tokens=4": (descriptor, "g", "o")}
+
+
+def test_a_bundle_of_another_engine_is_not_used(bundle_directory: Path) -> None:
+    with pytest.raises(Refused, match="not recorded from vLLM"):
+        Restoring(bundle_directory)
+
+
+def test_a_refused_start_runs_the_ordinary_capture(
+    bundle_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copytree(bundle_directory, tmp_path / "b"))
+    report = {outputs.ENTRY: {"attributes": {}, "outputs": {}}}
+    tables = store.load(copy)
+    tables.report |= report
+    seal = store.save(tables, copy, {})
+    proof = json.loads((copy / gate.PROOF).read_text())
+    (copy / gate.PROOF).write_text(json.dumps(proof | {"seal": seal}))
+    session = Restoring(copy)
+
+    def broken(runner: Any) -> None:
+        raise Refused("no device")
+
+    monkeypatch.setattr(session, "_begin", broken)
+    assert session.run(_runner(), lambda: "captured") == "captured"
+    assert session.fallbacks() == {"*": "no device"}
+
+
+def test_the_hook_asks_the_restorer(bundle_directory: Path) -> None:
+    model = SimModel(SMALL, 41)
+    restorer = Restorer(bundle_directory, model.driver, model)
+    assert not restorer.holds("decode:1")
+    restorer.link()
+    assert restorer.holds("decode:1") and not restorer.holds("decode:3")
+    region, base = restorer.region("static:out")
+    assert (region.symbol, base) == ("static:out", model.named["static:out"].base)
+    with pytest.raises(MissingRegion):
+        restorer.region("pool:99")
+
+
+def test_modules_are_worked_on_when_they_are_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coldstart.vllm.late import when_imported
+
+    (tmp_path / "late_module.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[int] = []
+    when_imported("late_module", lambda module: seen.append(module.value))
+    when_imported("late_module", lambda module: seen.append(module.value + 1))
+    assert seen == [] and "late_module" not in sys.modules
+    import late_module  # type: ignore[import-not-found]
+
+    assert sorted(seen) == [1, 2]
+    when_imported("late_module", lambda module: seen.append(3))
+    assert seen[-1] == 3 and late_module.value == 1
+    assert not [f for f in sys.meta_path if type(f).__name__ == "_Finder"]

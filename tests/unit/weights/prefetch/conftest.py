@@ -1,0 +1,47 @@
+"""A checkpoint of two small files, its plan with small chunks, a server of ranges, and a prefetcher of the test's own."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from prefetching import CHUNK, Weights, write
+from support.range_server import RangeServer, serving
+
+from coldstart.weights.prefetch import client
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    """5 MiB in 2 files: tensors of many sizes, so that chunks and tensors cut each other everywhere."""
+    directory = tmp_path_factory.mktemp("weights")
+    chance = random.Random(5)
+    sizes = [0, 2, CHUNK, 3 * CHUNK + 6, *(2 * chance.randrange(1, CHUNK) for _ in range(48))]
+    write(directory / "model-00001.safetensors", {f"a.{n}": size for n, size in enumerate(sizes)})
+    write(directory / "model-00002.safetensors", {f"b.{n}": size for n, size in enumerate(sizes[:12])})
+    return Weights.of(directory)
+
+
+@pytest.fixture
+def server(weights: Weights) -> Iterator[RangeServer]:
+    """Serves the checkpoint."""
+    with serving(weights.directory) as running:
+        yield running
+
+
+@pytest.fixture
+def runtime(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime directory; whatever prefetcher runs there ends with the test."""
+    directory = tmp_path_factory.mktemp("rt")
+    monkeypatch.setenv("COLDSTART_PREFETCH_MEMORY_BYTES", str(64 << 20))
+    monkeypatch.setenv("COLDSTART_PREFETCH_PATIENCE_S", "20")
+    monkeypatch.setenv("COLDSTART_PREFETCH_IDLE_S", "30")
+    for name in [name for name in os.environ if name.startswith(("AWS_", "HF_"))]:
+        monkeypatch.delenv(name)
+    yield directory
+    with suppress(client.PrefetchError):
+        client.request("stop", directory=directory)

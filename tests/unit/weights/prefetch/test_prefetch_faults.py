@@ -1,0 +1,213 @@
+"""Servers that die, bytes that are wrong, prefetchers that are killed, memory that is short."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from prefetching import CHUNK, Weights, check_tensors, check_whole, write
+from support.range_server import RangeServer, serving
+from support.range_settings import FOREVER
+
+from coldstart.weights.prefetch import attached as attached_module
+from coldstart.weights.prefetch import client
+
+FILE = "model-00001.safetensors"
+STREAMS = 4
+
+
+def _total(weights: Weights) -> int:
+    return sum(map(len, weights.data.values()))
+
+
+def _pid(runtime: Path) -> int:
+    return int(client.request("status", directory=runtime)["pid"])
+
+
+def test_a_server_that_dies_and_returns(weights: Weights, server: RangeServer, runtime: Path) -> None:
+    server.settings.rate = 6e6
+    with client.attach(server.url, weights.plan, directory=runtime) as attached:
+        attached.wait(FILE, 0, 4 * CHUNK)
+        server.down()
+        back = threading.Timer(0.5, server.up)
+        back.start()
+        check_whole(attached, weights)
+        back.join()
+        assert server.total() - _total(weights) <= STREAMS * CHUNK
+        assert attached.stats()["errors"]
+
+
+def test_connections_cut_midway_resume_where_they_were(
+    weights: Weights, server: RangeServer, runtime: Path
+) -> None:
+    server.settings.cut_after, server.settings.cuts = CHUNK // 3, FOREVER
+    with client.attach(server.url, weights.plan, directory=runtime) as attached:
+        check_whole(attached, weights)
+        assert attached.stats()["fetched_bytes"] == _total(weights) == server.total()
+
+
+def test_a_server_in_trouble_is_asked_again(weights: Weights, server: RangeServer, runtime: Path) -> None:
+    server.settings.refusals = 3
+    with client.attach(server.url, weights.plan, directory=runtime) as attached:
+        check_whole(attached, weights)
+
+
+def test_a_server_that_stays_away_is_given_up(
+    weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLDSTART_PREFETCH_PATIENCE_S", "0.2")
+    server.down()
+    with client.attach(server.url, weights.plan, directory=runtime) as attached:
+        with pytest.raises(client.PrefetchFailed, match=server.url):
+            attached.wait(FILE, 0, 1)
+        server.up()
+        attached.want(None)
+        check_whole(attached, weights)
+
+
+def test_a_server_without_ranges_is_named(weights: Weights, server: RangeServer, runtime: Path) -> None:
+    server.settings.ignore_range = True
+    with (
+        client.attach(server.url, weights.plan, directory=runtime) as attached,
+        pytest.raises(client.PrefetchFailed, match="does not serve byte ranges"),
+    ):
+        attached.wait(FILE, 0, 1)
+
+
+def test_a_file_of_another_size_is_refused(
+    weights: Weights, server: RangeServer, runtime: Path, tmp_path: Path
+) -> None:
+    for name, data in weights.data.items():
+        (tmp_path / name).write_bytes(data + b"more")
+    with serving(tmp_path) as other:
+        for source in (other.url, str(tmp_path)):
+            with (
+                client.attach(source, weights.plan, directory=runtime) as attached,
+                pytest.raises(client.PrefetchFailed, match=f"has {len(weights.data[FILE]) + 4} bytes"),
+            ):
+                attached.wait(FILE, 0, 1)
+
+
+def test_a_wrong_byte_is_fetched_again_and_reported(
+    weights: Weights, server: RangeServer, runtime: Path
+) -> None:
+    _, offset, _ = weights.tensor("a.20")
+    server.settings.flips = [(FILE, offset + 5, 1)]
+    with client.attach(server.url, weights.plan, directory=runtime) as attached:
+        check_whole(attached, weights)
+        (error,) = attached.stats()["errors"]
+        assert FILE in error and f"'a.20' at offset {offset}" in error
+        assert CHUNK >= attached.stats()["refetched"] > 0
+
+
+@pytest.mark.parametrize("names", [None, ["a.20", "a.21"]])
+def test_a_byte_that_stays_wrong_is_never_served(
+    weights: Weights, server: RangeServer, runtime: Path, names: list[str] | None
+) -> None:
+    _, offset, size = weights.tensor("a.20")
+    server.settings.flips = [(FILE, offset + size // 2, FOREVER)]
+    with client.attach(server.url, weights.plan, names=names, directory=runtime) as attached:
+        with pytest.raises(
+            client.PrefetchFailed, match=f"{FILE}: tensor 'a.20' at offset {offset} "
+        ) as caught:
+            attached.wait(FILE, offset, size)
+        assert "3 times" in str(caught.value)
+        assert attached.file(FILE)[offset + size // 2] == 0
+        with pytest.raises(client.PrefetchFailed):
+            attached.finished(["a.20"])
+        check_tensors(attached, weights, ["a.40", "b.3"] if names is None else [])
+
+
+def test_a_killed_prefetcher_is_noticed_at_once_and_replaced(
+    weights: Weights, server: RangeServer, runtime: Path
+) -> None:
+    server.settings.rate = 2e6
+    with client.attach(server.url, weights.plan, directory=runtime) as attached:
+        attached.wait(FILE, 0, CHUNK)
+        os.kill(_pid(runtime), signal.SIGKILL)
+        with pytest.raises(client.PrefetchLost):
+            attached.wait("model-00002.safetensors", 0, 1)
+        with pytest.raises(client.PrefetchLost):
+            attached.stats()
+        assert attached.file(FILE)[:CHUNK] == weights.data[FILE][:CHUNK]
+    server.settings.rate = None
+    with client.attach(server.url, weights.plan, directory=runtime) as again:
+        check_whole(again, weights)
+    assert {path.name for path in runtime.iterdir()} == {"prefetch.socket", "prefetch.lock", "prefetch.log"}
+
+
+def test_without_a_prefetcher_none_is_started_against_the_will(weights: Weights, runtime: Path) -> None:
+    with pytest.raises(client.PrefetchLost, match="No prefetcher runs"):
+        client.attach("/nowhere", weights.plan, start=False, directory=runtime)
+    assert list(runtime.iterdir()) == []
+
+
+def test_too_little_memory_is_refused(
+    weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLDSTART_PREFETCH_MEMORY_BYTES", str(_total(weights) - 1))
+    with pytest.raises(client.PrefetchRefused, match=f"{_total(weights)} bytes are wanted"):
+        client.attach(server.url, weights.plan, directory=runtime)
+    with client.attach(server.url, weights.plan, names=["a.3"], directory=runtime) as attached:
+        check_tensors(attached, weights, ["a.3"])
+        with pytest.raises(client.PrefetchRefused):
+            attached.want(None)
+        check_tensors(attached, weights, ["a.3"])
+
+
+def test_a_model_makes_room_for_another_when_nobody_holds_it(
+    weights: Weights, server: RangeServer, runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLDSTART_PREFETCH_MEMORY_BYTES", str(2 * _total(weights)))
+    write(tmp_path / FILE, {"c": _total(weights)}, seed=2)
+    other = Weights.of(tmp_path)
+    with serving(tmp_path) as second:
+        with client.attach(server.url, weights.plan, directory=runtime) as attached:
+            check_whole(attached, weights)
+            with pytest.raises(client.PrefetchRefused, match="held by models in use"):
+                client.attach(second.url, other.plan, directory=runtime)
+        with client.attach(second.url, other.plan, directory=runtime) as attached:
+            check_whole(attached, other)
+            (left,) = client.request("status", directory=runtime)["models"]
+            assert left["source"] == second.url
+
+
+def test_two_models_at_once(weights: Weights, server: RangeServer, runtime: Path, tmp_path: Path) -> None:
+    write(tmp_path / FILE, {"c": 700_000, "d": 900_000}, seed=2)
+    other = Weights.of(tmp_path)
+    with (
+        serving(tmp_path) as second,
+        client.attach(server.url, weights.plan, directory=runtime) as one,
+        client.attach(second.url, other.plan, directory=runtime) as two,
+    ):
+        check_whole(two, other)
+        check_whole(one, weights)
+
+
+def test_why_it_could_not_come_up_is_said(
+    weights: Weights, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLDSTART_PREFETCH_STREAMS", "many")
+    with pytest.raises(client.PrefetchLost, match="COLDSTART_PREFETCH_STREAMS is 'many'"):
+        client.attach("/nowhere", weights.plan, directory=runtime)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc")
+    with pytest.raises(client.PrefetchError, match="no place for"):
+        client.attach("/nowhere", weights.plan)
+
+
+def test_one_that_does_not_answer_keeps_nobody(
+    weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client.attach(server.url, weights.plan, directory=runtime):
+        pid = _pid(runtime)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            monkeypatch.setattr(client, "ANSWER_S", 0.2)
+            monkeypatch.setattr(attached_module, "ANSWER_S", 0.3)
+            with pytest.raises(client.PrefetchLost):
+                client.attach(server.url, weights.plan, directory=runtime)
+        finally:
+            os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,152 @@
+"""Bytes that arrive: all, some, from each kind of source; each byte once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from concurrent import futures
+from pathlib import Path
+
+import pytest
+from prefetching import CHUNK, Weights, check_tensors, check_whole
+from support.range_server import RangeServer
+
+from coldstart.weights.prefetch import client
+
+
+def test_every_byte_arrives_once(weights: Weights, server: RangeServer, runtime: Path) -> None:
+    with client.attach(server.url, weights.plan, directory=runtime) as attached:
+        check_whole(attached, weights)
+        total = sum(map(len, weights.data.values()))
+        stats = attached.stats()
+        assert stats["fetched_bytes"] == stats["ready_bytes"] == stats["wanted_bytes"] == total
+        assert stats["refetched"] == 0 and server.total() == total
+        assert attached.finished()
+
+
+def test_a_local_directory_is_mapped_itself(weights: Weights, runtime: Path) -> None:
+    with client.attach(str(weights.directory), weights.plan, directory=runtime) as attached:
+        check_whole(attached, weights)
+        assert client.request("status", directory=runtime)["memory_bytes"] == 0
+
+
+def test_a_rank_fetches_its_own_tensors_bytes_and_no_others(
+    weights: Weights, server: RangeServer, runtime: Path
+) -> None:
+    names = [name for name in weights.names("a.") if int(name[2:]) >= 30] + ["b.2", "b.7"]
+    own = sum(weights.tensor(name)[2] for name in names)
+    with client.attach(server.url, weights.plan, names=names, directory=runtime) as attached:
+        check_tensors(attached, weights, names)
+        assert server.total() == attached.stats()["fetched_bytes"]
+        assert own <= server.total() <= 1.02 * own
+        with pytest.raises(client.PrefetchRefused, match="not wanted"):
+            attached.wait("model-00001.safetensors", 0, 8)
+
+
+def test_what_is_wanted_later_is_fetched_then_and_the_rest_not_again(
+    weights: Weights, server: RangeServer, runtime: Path
+) -> None:
+    first, second = weights.names()[::2], weights.names()[1::2]
+    with client.attach(server.url, weights.plan, names=first, directory=runtime) as attached:
+        check_tensors(attached, weights, first)
+        assert not attached.finished(second)
+        attached.want(second, background=True)
+        check_tensors(attached, weights, second)
+        assert attached.finished(second) and attached.stats()["refetched"] == 0
+
+
+def test_the_whole_after_a_part_comes_with_the_headers(
+    weights: Weights, server: RangeServer, runtime: Path
+) -> None:
+    with client.attach(server.url, weights.plan, names=["a.9", "b.1"], directory=runtime) as attached:
+        check_tensors(attached, weights, ["a.9", "b.1"])
+        attached.want(None)
+        check_whole(attached, weights)
+        assert server.total() == sum(map(len, weights.data.values()))
+
+
+def test_the_foreground_of_one_comes_before_the_background_of_another(
+    weights: Weights, server: RangeServer, runtime: Path
+) -> None:
+    server.settings.rate = 4e6
+    later, now = weights.names("a."), weights.names("b.")
+    with (
+        client.attach(server.url, weights.plan, names=later, background=True, directory=runtime) as behind,
+        client.attach(server.url, weights.plan, names=now, directory=runtime) as ahead,
+    ):
+        check_tensors(ahead, weights, now)
+        assert not behind.finished(later)
+        check_tensors(behind, weights, later)
+    files = [entry.file for entry in server.sent]
+    last = len(files) - 1 - files[::-1].index("model-00002.safetensors")
+    # The streams that were under way when the foreground came, and no more.
+    assert files[:last].count("model-00001.safetensors") <= 4
+
+
+def test_what_nobody_wants_any_more_is_not_fetched(
+    weights: Weights, server: RangeServer, runtime: Path
+) -> None:
+    server.settings.rate = 1e6
+    with client.attach(server.url, weights.plan, directory=runtime) as gone:
+        gone.wait("model-00001.safetensors", 0, CHUNK)
+    server.settings.rate = None
+    with client.attach(server.url, weights.plan, names=["b.11"], directory=runtime) as attached:
+        check_tensors(attached, weights, ["b.11"])
+        total = sum(map(len, weights.data.values()))
+        assert attached.stats()["wanted_bytes"] < total / 2 and server.total() < total / 2
+
+
+def test_early_fetching_goes_on_until_somebody_takes_over(
+    weights: Weights, server: RangeServer, runtime: Path
+) -> None:
+    with (
+        client.start_early(server.url, weights.plan, directory=runtime),
+        client.attach(server.url, weights.plan, directory=runtime) as attached,
+    ):
+        check_whole(attached, weights)
+        (model,) = client.request("status", directory=runtime)["models"]
+        assert model["leases"] == 1
+    assert server.total() == sum(map(len, weights.data.values()))
+
+
+@pytest.mark.slow
+def test_twenty_workers_share_one_copy(weights: Weights, server: RangeServer, runtime: Path) -> None:
+    server.settings.rate = 20e6
+    with futures.ThreadPoolExecutor(20) as pool:
+        runs = [pool.submit(_worker, server.url, weights, runtime) for _ in range(20)]
+        assert [run.result() for run in runs] == [0] * 20
+    assert server.total() == sum(map(len, weights.data.values()))
+    (model,) = client.request("status", directory=runtime)["models"]
+    assert model["ready_bytes"] == server.total()
+
+
+def _worker(url: str, weights: Weights, runtime: Path) -> int:
+    code = (
+        "import json, sys, pathlib\n"
+        "from coldstart.weights.prefetch import client\n"
+        "url, plan, runtime, weights = sys.argv[1:]\n"
+        "plan = json.loads(pathlib.Path(plan).read_text())\n"
+        "with client.attach(url, plan, directory=pathlib.Path(runtime)) as attached:\n"
+        "    for file in plan['files']:\n"
+        "        attached.wait(file['name'], 0, file['size'])\n"
+        "        assert attached.file(file['name']) == pathlib.Path(weights, file['name']).read_bytes()\n"
+    )
+    plan = runtime / f"plan-{threading.get_ident()}.json"
+    plan.write_text(json.dumps(weights.plan))
+    arguments = [url, str(plan), str(runtime), str(weights.directory)]
+    return subprocess.run([sys.executable, "-c", code, *arguments], check=False).returncode
+
+
+def test_local_files_are_verified_as_well(weights: Weights, runtime: Path, tmp_path: Path) -> None:
+    for name, data in weights.data.items():
+        (tmp_path / name).write_bytes(data)
+    file, offset, size = weights.tensor("a.3")
+    with (tmp_path / file).open("r+b") as spoilt:
+        spoilt.seek(offset + size - 1)
+        spoilt.write(bytes([weights.data[file][offset + size - 1] ^ 1]))
+    with client.attach(str(tmp_path), weights.plan, names=["a.3", "b.3"], directory=runtime) as attached:
+        check_tensors(attached, weights, ["b.3"])
+        with pytest.raises(client.PrefetchFailed, match=f"tensor 'a.3' at offset {offset} "):
+            attached.wait(file, offset, size)

@@ -1,0 +1,151 @@
+"""Nothing is left: memory, descriptors, threads, processes and files are where they were."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from prefetching import Weights, check_tensors, check_whole
+from support.range_server import RangeServer
+
+from coldstart.weights.prefetch import client
+
+CYCLES = 100
+
+
+def _descriptors(pid: int | str = "self") -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
+
+
+def _threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208
+
+
+def _regions(pid: int | str = "[0-9]*") -> dict[int, set[str]]:
+    """Which processes hold a prefetcher's region, by its inode; only those of `pid`."""
+    found: dict[int, set[str]] = {}
+    for link in Path("/proc").glob(f"{pid}/fd/*"):
+        with suppress(OSError):
+            if "coldstart-weights" in os.readlink(link):  # noqa: PTH115 - it names no path
+                found.setdefault(link.stat().st_ino, set()).add(link.parts[2])
+    return found
+
+
+def _mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("coldstart-weights")
+
+
+def _children() -> list[str]:
+    return (Path("/proc/self/task") / str(os.getpid()) / "children").read_text().split()
+
+
+@pytest.mark.slow
+def test_a_hundred_starts_and_stops(weights: Weights, server: RangeServer, runtime: Path) -> None:
+    names = weights.names("b.")[:3]
+
+    def cycle() -> set[int]:
+        with client.attach(server.url, weights.plan, names=names, directory=runtime) as attached:
+            check_tensors(attached, weights, names)
+            held = _regions(client.request("status", directory=runtime)["pid"])
+        client.request("stop", directory=runtime)
+        return set(held)
+
+    cycle()
+    children, before = set(_children()), (_mappings(), sorted(runtime.iterdir()))
+    # The test's own server has threads and connections that end in their own time.
+    open_files, threads, regions = _descriptors(), threading.active_count(), set[int]()
+    for _ in range(CYCLES):
+        regions |= cycle()
+    _settled(lambda: threading.active_count() <= threads and _descriptors() <= open_files)
+    assert (_mappings(), sorted(runtime.iterdir())) == before
+    assert set(_children()) <= children  # ended ones of other tests may have been reaped meanwhile
+    assert _descriptors() <= open_files and threading.active_count() <= threads
+    assert regions and not regions & _regions().keys()
+
+
+def test_a_hundred_clients_of_one_prefetcher(weights: Weights, server: RangeServer, runtime: Path) -> None:
+    def cycle() -> None:
+        with client.attach(server.url, weights.plan, directory=runtime) as attached:
+            check_whole(attached, weights)
+
+    cycle()
+    pid = int(client.request("status", directory=runtime)["pid"])
+    before, mapped, own = (_descriptors(pid), _threads(pid)), _mappings(), _descriptors()
+    for _ in range(CYCLES):
+        cycle()
+    status = client.request("status", directory=runtime)
+    _settled(lambda: _descriptors(pid) <= before[0])
+    # It may have been seen with the first client's descriptor still open.
+    assert _descriptors(pid) <= before[0] and _threads(pid) == before[1] and int(status["pid"]) == pid
+    assert _mappings() == mapped and _descriptors() == own
+    assert [model["leases"] for model in status["models"]] == [0]
+    assert server.total() == sum(map(len, weights.data.values()))
+
+
+def test_the_memory_of_a_killed_prefetcher_is_gone(
+    weights: Weights, server: RangeServer, runtime: Path
+) -> None:
+    with client.attach(server.url, weights.plan, directory=runtime) as attached:
+        check_whole(attached, weights)
+        pid = int(client.request("status", directory=runtime)["pid"])
+        (region,) = _regions(pid)
+        assert _regions()[region] == {str(pid), str(os.getpid())}
+        os.kill(pid, 9)
+        with pytest.raises(client.PrefetchLost):
+            attached.want(["a.1"])
+        assert _mappings() == 1
+    del attached
+    assert region not in _regions() and _mappings() == 0
+
+
+def test_an_idle_prefetcher_ends_by_itself(
+    weights: Weights, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLDSTART_PREFETCH_IDLE_S", "0.05")
+    with client.attach(str(weights.directory), weights.plan, directory=runtime) as attached:
+        check_whole(attached, weights)
+        pidfd = os.pidfd_open(int(client.request("status", directory=runtime)["pid"]))
+    assert _ended(pidfd)
+    assert not (runtime / "prefetch.socket").exists()
+    with client.attach(str(weights.directory), weights.plan, directory=runtime) as attached:
+        check_whole(attached, weights)
+
+
+def test_of_two_started_at_once_one_stays(weights: Weights, server: RangeServer, runtime: Path) -> None:
+    starts: list[client.Early] = []
+
+    def start() -> None:
+        starts.append(client.start_early(server.url, weights.plan, directory=runtime))
+
+    together = [threading.Thread(target=start) for _ in range(4)]
+    for thread in together:
+        thread.start()
+    for thread in together:
+        thread.join()
+    with client.attach(server.url, weights.plan, directory=runtime) as attached:
+        check_whole(attached, weights)
+        assert server.total() == sum(map(len, weights.data.values()))
+    for early in starts:
+        early.close()
+
+
+def _ended(pidfd: int) -> bool:
+    import select
+
+    try:
+        return bool(select.select([pidfd], [], [], 10)[0])
+    finally:
+        os.close(pidfd)
+
+
+def _settled(done: Callable[[], bool]) -> None:
+    """Give what ends by itself (a server's thread, a closed socket's other end) the time to do so."""
+    import time
+
+    deadline = time.monotonic() + 5
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.01)

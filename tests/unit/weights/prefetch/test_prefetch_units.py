@@ -1,0 +1,183 @@
+"""What is fetched at once: exactly the wanted bytes, each checked, nothing that waits for itself."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from itertools import pairwise
+from typing import Any
+
+from coldstart.weights.prefetch import layout
+from coldstart.weights.prefetch.ranges import Ranges
+from coldstart.weights.prefetch.schedule import Board, Entry, Lease, State, pick
+
+CHUNK = 100
+# Cheap, and each finds what others do not: all of them, in one case.
+SEEDS = range(300)
+
+
+def _tensor(name: str, offset: int, data: bytes) -> dict[str, Any]:
+    digest = "sha256:" + hashlib.sha256(data).hexdigest()
+    place = {"offset": offset, "size": len(data)}
+    return {"name": name, "dtype": "U8", "shape": [len(data)], **place, "digest": digest}
+
+
+def _made(chance: random.Random) -> tuple[layout.Layout, bytes]:
+    """A file of random tensors behind a header, as safetensors lays them out."""
+    at = header = chance.randrange(1, 2 * CHUNK)
+    sizes = [
+        chance.choice([0, 1, 7, CHUNK, chance.randrange(5 * CHUNK)]) for _ in range(chance.randrange(1, 9))
+    ]
+    data = chance.randbytes(header + sum(sizes))
+    tensors: list[dict[str, Any]] = []
+    for number, size in enumerate(sizes):
+        tensors.append(_tensor(f"t{number}", at, data[at : at + size]))
+        at += size
+    chunks = [hashlib.sha256(data[i : i + CHUNK]).hexdigest() for i in range(0, len(data), CHUNK)]
+    file = {"name": "f", "size": len(data), "chunks": chunks, "tensors": tensors}
+    return layout.read({"chunk": CHUNK, "files": [file]}), data
+
+
+def _fetch_all(board: Board, lease: Lease, data: bytes) -> int:
+    """Run a lease as the service does; every check must hold over verified bytes. Bytes fetched."""
+    fetched = 0
+    while chosen := pick([lease], lambda _: True):
+        unit = chosen[1].unit
+        ready = Ranges(board.ready[unit.file])
+        for start, end in unit.pieces:
+            assert 0 <= start < end <= len(data)
+            ready.add(start, end)
+            fetched += end - start
+        checked = Ranges((check.start, check.end) for check in unit.checks)
+        assert all(checked.covers(*piece) for piece in unit.pieces), "bytes that nothing vouches for"
+        for check in unit.checks:
+            assert ready.covers(check.start, check.end), "checked before it is there"
+            assert hashlib.sha256(data[check.start : check.end]).hexdigest() == check.digest
+        board.publish(chosen[1])
+    return fetched
+
+
+def _want(board: Board, lease: Lease, names: list[str] | None, *, background: bool = False) -> None:
+    wanted = board.layout.wanted(names)
+    lease.add(board.want(wanted, board.new_units(wanted)), background=background)
+
+
+def test_wants_are_met_exactly_and_everything_is_checked() -> None:
+    for seed in SEEDS:
+        _meets_wants(seed)
+
+
+def _meets_wants(seed: int) -> None:
+    chance = random.Random(seed)
+    made, data = _made(chance)
+    board = Board(made)
+    lease = Lease(board)
+    names = list(made.tensors)
+    first = [name for name in names if chance.random() < 0.5]
+    rest = [name for name in names if name not in first]
+    _want(board, lease, first)
+    own = sum(made.tensors[name].end - made.tensors[name].offset for name in first)
+    assert _fetch_all(board, lease, data) == (len(data) if len(first) == len(names) else own)
+    _want(board, lease, rest, background=chance.random() < 0.5)
+    _fetch_all(board, lease, data)
+    assert all(board.ready[0].covers(t.offset, t.end) for t in made.tensors.values())
+    left = len(data) - board.ready_bytes
+    _want(board, lease, None)
+    assert _fetch_all(board, lease, data) == left
+    assert board.ready[0].covers(0, len(data)) and board.ready_bytes == board.planned_bytes == len(data)
+    assert not lease.unfinished() and not lease.unfinished(background=True)
+
+
+def test_released_units_are_forgotten_and_planned_anew() -> None:
+    for seed in SEEDS:
+        _releases(seed)
+
+
+def _releases(seed: int) -> None:
+    chance = random.Random(seed)
+    made, data = _made(chance)
+    board = Board(made)
+    first, gone, stays = Lease(board), Lease(board), Lease(board)
+    names = list(made.tensors)
+    kept = [name for name in names if chance.random() < 0.4]
+    _want(board, first, [name for name in names if chance.random() < 0.3])
+    _want(board, gone, None)
+    _want(board, stays, kept)
+    if chosen := pick([gone], lambda _: True):
+        board.publish(chosen[1])
+    first.release()
+    gone.release()
+    _fetch_all(board, stays, data)
+    assert all(board.ready[0].covers(made.tensors[n].offset, made.tensors[n].end) for n in kept)
+    assert board.planned_bytes == board.ready_bytes and not stays.unfinished()
+    stays.release()
+    _want(board, stays, None)
+    _fetch_all(board, stays, data)
+    assert board.ready_bytes == len(data)
+
+
+def test_ranges_are_sets_of_numbers() -> None:
+    for seed in SEEDS:
+        _counts(seed)
+
+
+def _counts(seed: int) -> None:
+    chance, ranges, numbers = random.Random(seed), Ranges(), set[int]()
+    for _ in range(60):
+        start, end = sorted((chance.randrange(50), chance.randrange(50)))
+        if chance.random() < 0.6:
+            ranges.add(start, end)
+            numbers |= set(range(start, end))
+        else:
+            ranges.remove(start, end)
+            numbers -= set(range(start, end))
+        spans = list(ranges)
+        assert {n for a, b in spans for n in range(a, b)} == numbers and ranges.total == len(numbers)
+        assert all(a < b for a, b in spans) and all(x[1] < y[0] for x, y in pairwise(spans))
+        start, end = sorted((chance.randrange(50), chance.randrange(50)))
+        asked = set(range(start, end))
+        assert ranges.covers(start, end) == (asked <= numbers)
+        assert ranges.overlaps(start, end) == bool(asked & numbers)
+        assert {n for a, b in ranges.missing(start, end) for n in range(a, b)} == asked - numbers
+
+
+def _board() -> Board:
+    return Board(_made(random.Random(3))[0])
+
+
+def test_background_waits_for_every_foreground() -> None:
+    one, two = Lease(_board()), Lease(_board())
+    _want(one.board, one, None, background=True)
+    _want(two.board, two, None)
+    taken: list[Entry] = []
+    while chosen := pick([one, two], lambda _: True):
+        assert chosen[0] is two
+        chosen[1].state = State.BUSY
+        taken.append(chosen[1])
+    for entry in taken[:-1]:
+        two.board.publish(entry)
+    assert pick([one, two], lambda _: True) is None, "a unit of the foreground is still under way"
+    two.board.fail(taken[-1], "gone")
+    chosen = pick([one, two], lambda _: True)
+    assert chosen is not None and chosen[0] is one
+
+
+def test_what_needs_a_failed_unit_fails_with_it_and_can_be_wanted_anew() -> None:
+    sizes = [10, 3 * CHUNK, 10]
+    data = bytes(sum(sizes) + 30)
+    tensors, at = [], 30
+    for number, size in enumerate(sizes):
+        tensors.append(_tensor(f"t{number}", at, data[at : at + size]))
+        at += size
+    chunks = [hashlib.sha256(data[i : i + CHUNK]).hexdigest() for i in range(0, len(data), CHUNK)]
+    file = {"name": "f", "size": len(data), "chunks": chunks, "tensors": tensors}
+    board = Board(layout.read({"chunk": CHUNK, "files": [file]}))
+    lease = Lease(board)
+    _want(board, lease, ["t1"])
+    chosen = pick([lease], lambda _: True)
+    assert chosen is not None and chosen[1].unit.pieces == ((100, 200),)
+    failed = board.fail(chosen[1], "wrong")
+    assert len(failed) > 1 and all(entry.state is State.FAILED for entry in failed)
+    _want(board, lease, ["t1"])
+    _fetch_all(board, lease, data)
+    assert board.ready[0].covers(40, 340)
