@@ -1,5 +1,5 @@
-"""What is set at run time on things of vLLM's, place by place: README says that classes and modules are set for graphs and KV
-plans on a GPU alone. A new place has to be written down here, and there.
+"""What is set at run time on things of vLLM's, place by place: README says that classes and modules are set for compiled
+code, graphs and KV plans on a GPU alone. A new place has to be written down here, and there.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from pathlib import Path
 ROOM = Path(__file__).parents[3] / "coldstart" / "vllm"
 
 ON_CLASSES_AND_MODULES = {
-    "graphs/hook.py": {"*places[name]"},
+    "engine/aot.py": {"module._try_load_aot_compiled_fn", "worker COMPILE_REPORT"},
+    "graphs/hook.py": {"*places[name]", "*place"},
     "graphs/plugin.py": {
-        "kind.capture_model", "kind.load_model", "module.maybe_apply_startup_plan", "module.Worker GRAPHS_REPORT",
+        "kind.capture_model", "kind.load_model", "module.maybe_apply_startup_plan",
+        "module.maybe_save_startup_plan", "module.Worker GRAPHS_REPORT", "worker KV_REPORT",
     },
     # Not vLLM's: torch's, while graphs are recorded or proved, and while a template is built.
     "graphs/record.py": {"torch.cuda.CUDAGraph"},
@@ -31,6 +33,7 @@ ON_OBJECTS = {
     # Not vLLM's: where this process keeps its temporary files.
     "engine/template.py": {"tempfile.tempdir"},
     "engine/worker.py": {"self.model_runner.__class__"},
+    "graphs/record.py": {"runner.execute_model"},
     "graphs/manager.py": {"self._manager._candidates", "manager name"},
     "graphs/restore.py": {"manager name", "runner.cudagraph_manager name"},
     "scheduling/host.py": {"connector.get_num_new_matched_tokens"},
