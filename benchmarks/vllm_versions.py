@@ -56,7 +56,9 @@ def run(version: str | None) -> dict[str, Any]:
             "features": {"materialize": json.loads(said)["ref"]} | _features(here, model, bare, expected),
         }
         _keep(found, "run")  # the rest takes minutes, too
-        return found | {"step_downs": _step_downs(here, model, expected)}
+        found["step_downs"] = _step_downs(here, model, expected)
+        here.run("prefetch", "stop")  # it would keep the weights for the next server
+        return found
 
 
 def _features(here: Environment, model: Path, bare: Path, expected: list[list[str]]) -> dict[str, Any]:
