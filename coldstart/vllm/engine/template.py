@@ -152,6 +152,7 @@ class Template:
             # A thawed process may live in a time namespace whose CLOCK_MONOTONIC is not its client's.
             os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
             renew_random_state()
+            tiles.ask()  # the leave is lost where this template was thawed
             plan = LaunchPlan(**request["plan"])
             plan.fallbacks.extend(self.fallbacks)
             code = server.run(plan, imported=True)
