@@ -219,7 +219,8 @@ def _root() -> Path:
 
 def _is_template(pid: int) -> bool:
     try:
-        return b"coldstart.vllm.engine.template" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        # Of whatever release: what an older one started is refused with the reason, and ended by `stop`.
+        return b".engine.template" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
