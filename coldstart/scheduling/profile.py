@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -97,5 +98,6 @@ def _points(document: Mapping[object, object], name: str) -> list[Point]:
 
 def _point(row: object, name: str) -> Point:
     if isinstance(row, list | tuple) and len(row) == 2 and all(isinstance(v, int | float) for v in row):
-        return float(row[0]), float(row[1])
+        with suppress(OverflowError):  # JSON has whole numbers that no float can hold
+            return float(row[0]), float(row[1])
     raise ProfileError(f"iteration profile: '{name}' holds {row!r}, expected [size, seconds]")

@@ -48,6 +48,7 @@ def test_a_mixed_iteration_costs_more_than_either_part() -> None:
         ({"prefill": [[1, 0]], "decode": [[1, 1]]}, "not positive"),
         ({"prefill": [[1, 1], [1, 2]], "decode": [[1, 1]]}, "twice"),
         ({"prefill": [["a", 1]], "decode": [[1, 1]]}, "expected [size, seconds]"),
+        ({"prefill": [[10**400, 1]], "decode": [[1, 1]]}, "expected [size, seconds]"),
     ],
 )
 def test_a_bad_profile_says_what_is_wrong(document: object, words: str) -> None:
