@@ -59,17 +59,26 @@ def attach(
     wanted = made.wanted(names)
     began = monotonic()
     for attempt in range(_TRIES):
-        channel = _ask(source, plan, names, directory, start=start, background=background)
+        channel = None
         try:
+            # One that is being killed may still take a connection, and nothing over it.
+            channel = _ask(source, plan, names, directory, start=start, background=background)
             return Attached(channel, made, wanted, normal(source))
         except PrefetchLost as error:
-            channel.close()
+            if channel is None and not start:
+                raise
+            _closed(channel)
             if attempt + 1 == _TRIES or monotonic() - began > ANSWER_S:
                 raise PrefetchLost(f"{error}{spawning.last_words(directory)}") from error
         except BaseException:
-            channel.close()
+            _closed(channel)
             raise
     raise AssertionError("the last attempt returns or raises")
+
+
+def _closed(channel: Channel | None) -> None:
+    if channel is not None:
+        channel.close()
 
 
 def start_early(
