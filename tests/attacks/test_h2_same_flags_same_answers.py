@@ -122,6 +122,26 @@ def test_every_leaf_of_the_configuration_counts_but_those_with_a_reason() -> Non
 
 
 @pytest.mark.vllm
+@pytest.mark.parametrize("policy", ["fcfs", "skip-join-mlfq"])
+def test_what_the_choice_of_a_scheduler_adds_keeps_no_worker_from_being_adopted(policy: str) -> None:
+    """The scheduler is the engine's: one template serves every choice of it."""
+    from dataclasses import fields
+
+    from vllm.config import SchedulerConfig
+
+    from coldstart.contract.arguments import Arguments
+    from coldstart.scheduling.settings import Choice
+    from coldstart.serve import scheduler
+    from coldstart.vllm.engine import adoption
+
+    plan = scheduler.apply(LaunchPlan(Arguments()), Choice(policy, batch=4), None, on_cpu=True)
+    added = {word[2:].replace("-", "_") for word in plan.vllm_args if word.startswith("--")}
+    its = {field.name for field in fields(SchedulerConfig)}
+    leaves = [f"scheduler_config.{name}" if name in its else name for name in added - {"no_async_scheduling"}]
+    assert leaves and [leaf for leaf in leaves if adoption.apart(leaf) is None] == []
+
+
+@pytest.mark.vllm
 def test_what_is_filled_in_privately_when_it_is_first_asked_is_no_difference() -> None:
     from dataclasses import dataclass, field
 

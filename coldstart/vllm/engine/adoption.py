@@ -25,6 +25,7 @@ APART: Mapping[str, str] = {
     "scheduler_config.scheduler_cls": _ENGINE,
     "scheduler_config.policy": _ENGINE,
     "scheduler_config.max_num_queued": _ENGINE,
+    "scheduler_config.max_num_active_seqs": _ENGINE,
     "scheduler_config.long_prefill_token_threshold": _ENGINE,
     "scheduler_config.prefill_schedule_interval": _ENGINE,
     "scheduler_config.stream_interval": _ENGINE,
