@@ -9,7 +9,8 @@ def register() -> None:
     """Hook vLLM where the launch plan asks for it; in a vLLM that has none, nothing is read or imported."""
     if not PLAN.read():
         return
-    from coldstart.contract.plan import EngineTask, LaunchPlan
+    from coldstart.contract.graphs import EngineTask
+    from coldstart.contract.plan import LaunchPlan
 
     if (task := LaunchPlan.current().engine) != EngineTask():
         from coldstart.vllm.graphs import plugin
