@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TIMELINE_EVENTS
-from coldstart.contract.graphs import KV_NOTE, RESTORE
+from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Failed
 from coldstart.key.inspection import NOT_MADE
@@ -83,8 +83,7 @@ class Assembly:
         notes = self.work / "kv"
         notes.mkdir()
         with self._stage("size the KV cache, warm"):
-            env = plan.env | {KV_NOTE: str(notes)}
-            self._engine("offline", replace(plan, env=env), str(self.out), "size")
+            self._engine("offline", replace(plan, engine=EngineTask(kv_note=notes)), str(self.out), "size")
 
     def graphs(self) -> None:
         """Record CUDA graphs in processes of their own and prove them in another, where this engine captures any."""
@@ -94,13 +93,13 @@ class Assembly:
         if reason:
             self.not_made["graphs"] = reason
 
-    def _graphs_round(self, name: str, environment: Mapping[str, str]) -> None:
-        env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1", **environment}
+    def _graphs_round(self, name: str, task: EngineTask) -> None:
+        env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
         env |= caches.environment(self.work / "caches")
         arguments = prepare.base_args(self.model, self.vllm_args)
         arguments = arguments.before(*graphs.kv_args(self._read("kv"), self.vllm_args))
         with self._stage(name):
-            self._engine("recorder", LaunchPlan(arguments, key=self.key, env=env))
+            self._engine("recorder", LaunchPlan(arguments, key=self.key, env=env, engine=task))
 
     def _engine(self, module: str, plan: LaunchPlan, *arguments: str) -> None:
         """Run a child process of the engine package over `plan` to its end."""
@@ -168,24 +167,27 @@ class Assembly:
         }
 
     def _proof_plan(self, socket: Path) -> LaunchPlan:
-        info, compile_dir = self._read("modelinfo"), self.out / "compile"
+        info, compile_dir, task = self._read("modelinfo"), self.out / "compile", EngineTask()
         env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
         args = prepare.base_args(self.model, self.vllm_args).before("--uds", str(socket))
         if (self.out / "graphs").is_dir():
             args = args.before(*graphs.kv_args(self._read("kv"), self.vllm_args))
-            env[RESTORE] = str(shutil.copytree(self.out / "graphs", self.work / "moved-graphs"))
+            task = EngineTask(restore=shutil.copytree(self.out / "graphs", self.work / "moved-graphs"))
         args = fetch.loading(args, self.model)
         if not compile_dir.is_dir():
-            return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env)
+            return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env, engine=task)
         # A copy elsewhere: the proof is of a bundle that has moved.
         moved = shutil.copytree(compile_dir, self.work / "moved")
         if not runtime.targets_cpu():
             # In caches of its own: it must find nothing but what it was brought.
             env |= {"VLLM_CACHE_ROOT": str(self.work / "proof-vllm")}
-            env |= prepare.compiled_env(moved, self.work / "proof-caches")
-            return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env)
+            more, compiled = prepare.compiled_env(moved, self.work / "proof-caches")
+            env, task = env | more, replace(task, compiled=compiled)
+            return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env, engine=task)
         env |= prepare.inductor_env(moved)
-        return LaunchPlan(args, key=self.key, compile_dir=str(moved), canary=info.get("canary"), env=env)
+        return LaunchPlan(
+            args, key=self.key, compile_dir=str(moved), canary=info.get("canary"), env=env, engine=task
+        )
 
     def add(self, draft: Draft, name: str) -> None:
         """Add one section, if this model has it."""

@@ -85,9 +85,12 @@ def spawned(environment: Mapping[str, str], plan: LaunchPlan) -> dict[str, str]:
 
 
 def told(plan: LaunchPlan) -> LaunchPlan:
-    """What of `plan` a kept process is told: neither its secret arguments nor its secret variables."""
-    kept_env = secrets.harmless(plan.env, plan.env)
-    return replace(plan, vllm_args=Arguments(secrets.without(plan.vllm_args)), env=kept_env)
+    """What of `plan` a kept process is told: no secret argument or variable, and no source with credentials in its URL."""
+    kept_env, request = secrets.harmless(plan.env, plan.env), plan.weights_from
+    if request is not None and secrets.text(request.source, plan.env) != request.source:
+        request = None
+    given = Arguments(secrets.without(plan.vllm_args))
+    return replace(plan, vllm_args=given, env=kept_env, weights_from=request)
 
 
 def _may_pass(name: str) -> bool:

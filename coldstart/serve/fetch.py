@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from coldstart.artifacts import files
 from coldstart.artifacts.errors import BundleError
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.asked import Asked
 from coldstart.contract.plan import LaunchPlan
+from coldstart.contract.weights import WeightsRequest
 from coldstart.errors import Failed
 from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
@@ -73,14 +73,14 @@ class Streamed:
             mend="where the weights are: coldstart materialize MODEL --only weights --force",
         )
 
-    def into(self, given: Arguments, model: Model, cache: Cache) -> tuple[Arguments, dict[str, str], str]:
-        """vLLM's arguments with ours before them, the environment that names the source, the weights' identity."""
-        env = remote(self.source, self.plan, cache).environment()
+    def into(self, given: Arguments, model: Model, cache: Cache) -> tuple[Arguments, WeightsRequest, str]:
+        """vLLM's arguments with ours before them, the request that names the source, the weights' identity."""
+        request = remote(self.source, self.plan, cache)
         ours = [*_format(given), *untied(model.config, self.plan, given)]
-        return given.after(*ours), env, weights.digest(self.plan)
+        return given.after(*ours), request, weights.digest(self.plan)
 
 
-def remote(source: str, plan: Mapping[str, Any], cache: Cache) -> Asked:
+def remote(source: str, plan: Mapping[str, Any], cache: Cache) -> WeightsRequest:
     """The request for `plan` from `source`; the plan is put where the server's processes find it, under its digest.
 
     Raises Failed for weights that are not safetensors.
@@ -96,7 +96,7 @@ def remote(source: str, plan: Mapping[str, Any], cache: Cache) -> Asked:
     if not path.exists():
         place.mkdir(parents=True, exist_ok=True)
         files.write_atomic(path, json.dumps(plan).encode())
-    return Asked(source, path)
+    return WeightsRequest(source, path)
 
 
 def untied(config: Mapping[str, Any], plan: Mapping[str, Any], given: Arguments) -> list[str]:
@@ -115,7 +115,7 @@ def begun(mode: str, plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[No
     if mode not in FETCHING_MODES or given.value("load_format") != LOAD_FORMAT:
         yield
         return
-    if asked := Asked.of(plan.env):
+    if asked := plan.weights_from:
         from coldstart.weights.prefetch import client
 
         try:
@@ -172,7 +172,7 @@ def rest(plan: LaunchPlan, config: Mapping[str, Any]) -> Attached:
     """
     from coldstart.weights.prefetch import client
 
-    asked = Asked.of(plan.env)
+    asked = plan.weights_from
     if asked is None:
         raise client.PrefetchLost(
             "the weights are not fetched by a prefetcher: --weights-from names a source"

@@ -14,7 +14,8 @@ from coldstart.artifacts.store import Store
 from tools.bundles import key, provenance, write_tree
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.serve import launch, pool
+from coldstart.contract.weights import WeightsRequest
+from coldstart.serve import environment, launch, pool
 
 NAMES = (
     "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "VLLM_API_KEY",
@@ -28,7 +29,10 @@ ARGUMENTS = ["serves", "--api-key", "PLANTED-18", "--hf-token=PLANTED-19"]
 
 def plan(*arguments: str) -> LaunchPlan:
     return LaunchPlan(
-        list(arguments), key="sha256:" + "a" * 64, env={"MY_TOKEN": "PLANTED-20", "OMP_NUM_THREADS": "1"}
+        list(arguments),
+        key="sha256:" + "a" * 64,
+        env={"MY_TOKEN": "PLANTED-20", "OMP_NUM_THREADS": "1"},
+        weights_from=WeightsRequest("https://user:PLANTED-21@host/weights", Path("/plan.json")),
     )
 
 
@@ -73,6 +77,20 @@ def test_a_forked_server_has_the_environment_of_who_asked(
         assert "by the caller" in read.read_text()
     finally:
         pool.stop(warm, force=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "kept"),
+    [
+        ("s3://bucket/w", True),
+        ("https://me:word@host/w", False),
+        ("https://host/w?X-Amz-Signature=ab", False),
+    ],
+)
+def test_a_source_is_told_where_it_holds_no_credential(source: str, kept: bool) -> None:
+    request = WeightsRequest(source, Path("/plan.json"))
+    told = environment.told(LaunchPlan([], weights_from=request))
+    assert told.weights_from == (request if kept else None)
 
 
 def test_what_a_template_is_said_to_have_read_holds_no_secret(warm: pool.Warm) -> None:

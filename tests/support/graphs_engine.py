@@ -1,4 +1,4 @@
-"""An engine process over the simulator: it reads the plug-in's environment and does what a vLLM worker would do.
+"""An engine process over the simulator: it reads the launch plan and does what a vLLM worker would do.
 
 Every process draws its addresses and handles from the seed that it is given, so no two have a layout in common.
 """
@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from coldstart.contract.graphs import CANARY, KERNELS, PROVE, RECORD, RESTORE
+from coldstart.contract.graphs import CANARY
+from coldstart.contract.plan import LaunchPlan
 from coldstart.graphs import gate, live, rounds
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs, View, finder, stored
@@ -53,7 +54,7 @@ def record(model: SimModel, work: Path) -> dict[str, Any]:
     here = finder(model.regions, model.pool)
     workload = StoredInputs(model.driver, held, log.held.__getitem__, here, View(here), None)
     report = {ENTRY: held.document()}
-    by_reference = os.environ.get(KERNELS) == "reference"
+    by_reference = LaunchPlan.current().engine.by_reference
     made = rounds.record(
         work, model.driver, model, captured, workload, log, report, by_reference=by_reference
     )
@@ -90,7 +91,7 @@ def restore(model: SimModel, directory: Path) -> dict[str, Any]:
     """Ready with two graphs, then the rest; then every graph against an ordinary capture."""
     proof = gate.read_proof(directory)
     restorer = Restorer(directory, model.driver, model, adopt=proof.adopt)
-    every = os.environ.get(CANARY) == "all"
+    every = CANARY.read() == "all"
     online = Online(restorer, proof, workload(model, directory, restorer), every=every)
     used = online.begin()
     shown: list[str] = []
@@ -120,14 +121,15 @@ def main() -> None:
     if LIBRARY in os.environ:
         ctypes.CDLL(os.environ[LIBRARY])  # where references to kernels are looked for
     model = SimModel(SHAPE, int(os.environ[SEED]))
-    jobs = {RECORD: record, PROVE: prove, RESTORE: restore}
-    name = next(name for name in jobs if name in os.environ)
+    task = LaunchPlan.current().engine
+    jobs = [(record, task.record), (prove, task.prove), (restore, task.restore)]
+    job, directory = next((job, directory) for job, directory in jobs if directory)
     try:
-        print(json.dumps(jobs[name](model, Path(os.environ[name]))))
+        print(json.dumps(job(model, directory)))
     except GraphError as error:
-        if name == RESTORE:
+        if job is restore:
             raise
-        rounds.fail(Path(os.environ[name]), str(error))
+        rounds.fail(directory, str(error))
         print(json.dumps({"error": str(error)}), file=sys.stderr)
 
 

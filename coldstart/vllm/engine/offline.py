@@ -22,7 +22,6 @@ from typing import Any, get_args
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR, VLLM_CACHE_ROOT
-from coldstart.contract.graphs import KV_NOTE
 from coldstart.contract.plan import CANARY_BATCH, LaunchPlan
 from coldstart.machine import runtime, timeline
 from coldstart.machine.lifeline import die_with_parent
@@ -237,13 +236,13 @@ def kv_sizing(engine: OfflineEngine) -> dict[str, Any]:
 
     On a GPU also `plans`, by rank: what vLLM's own start-up plan needs to arrive there without profiling.
     """
-    cache, notes = engine.config.cache_config, os.environ.get(KV_NOTE)
+    cache, notes = engine.config.cache_config, LaunchPlan.current().engine.kv_note
     sizing: dict[str, Any] = {
         "bytes": int(engine.core.available_gpu_memory_for_kv_cache),
         "blocks": int(cache.num_gpu_blocks),
         "block_tokens": int(cache.block_size),
     }
-    return sizing | ({"plans": [asdict(p) for p in kv_plan.collect(Path(notes))]} if notes else {})
+    return sizing | ({"plans": [asdict(p) for p in kv_plan.collect(notes)]} if notes else {})
 
 
 def _write(path: Path, value: object) -> None:

@@ -27,6 +27,7 @@ from coldstart.machine.lifeline import die_with_parent
 from coldstart.machine.peers import Listener, PeerError
 from coldstart.vllm import seams
 from coldstart.vllm.engine import server, settle
+from coldstart.vllm.engine.readiness import refuse
 
 
 def build(plan: LaunchPlan, level: str) -> settle.Fallbacks:
@@ -157,15 +158,22 @@ class Template:
             os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
             renew_random_state()
             tiles.ask()  # the leave is lost where this template was thawed
-            plan = LaunchPlan(**request["plan"])
-            plan.fallbacks.extend(self.fallbacks)
-            code = server.run(plan, imported=True)
+            code = self._serve(request["plan"])
         except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and leave
             sys.stderr.write(f"coldstart: the forked server ended: {type(error).__name__}: {error}\n")
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+
+    def _serve(self, document: object) -> int:
+        try:
+            plan = LaunchPlan.of(document)
+        except ValueError as error:
+            refuse(str(error))
+            return 1
+        plan.fallbacks.extend(self.fallbacks)
+        return server.run(plan, imported=True)
 
     def _shed(self, connection: Channel) -> None:
         os.setsid()

@@ -19,7 +19,7 @@ from vllm.config.utils import replace
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-from coldstart.contract.asked import Asked
+from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import ColdstartError
 from coldstart.machine import timeline
 from coldstart.vllm.weights.in_place import InPlace
@@ -72,7 +72,7 @@ class ColdLoader(DefaultModelLoader):
 
     def download_model(self, model_config: ModelConfig) -> None:
         """As vLLM's; weights that a prefetcher brings are not downloaded."""
-        if Asked.of(os.environ) is None:
+        if LaunchPlan.current().weights_from is None:
             super().download_model(model_config)
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
@@ -146,7 +146,7 @@ class _Wanted:
     """What this process's rank needs, and the rungs that may give it. `paths` is None when there are no files."""
 
     def __init__(self, loader: ColdLoader, model_config: ModelConfig) -> None:
-        self.asked = Asked.of(os.environ)
+        self.asked = LaunchPlan.current().weights_from
         self.plan = self.asked.read() if self.asked else None
         self.paths = _files(loader, model_config, optional=self.plan is not None)
         if self.plan is None:

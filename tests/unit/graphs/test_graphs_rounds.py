@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from support.graphs_engine import LIBRARY
 from support.graphs_processes import KEYS, Launches, engine
 from support.graphs_tools import kernel_library
 
-from coldstart.contract.graphs import PROVE, RECORD, RESTORE
+from coldstart.contract.graphs import EngineTask
 from coldstart.graphs import gate, offline, rounds, store
 from coldstart.graphs.builder import subset
 from coldstart.graphs.errors import NotProven, Refused
@@ -28,7 +27,7 @@ def test_two_layouts_and_a_proof_or_one_layout_more(rounds_made: tuple[Path, Lau
 
 
 def test_restored_where_nothing_was_captured(rounds_made: tuple[Path, Launches]) -> None:
-    done = engine({RESTORE: str(rounds_made[0])})
+    done = engine(EngineTask(restore=rounds_made[0]))
     assert done["used"] and done["fallbacks"] == {} and done["restored"] == KEYS
     assert done["shown"] == ["decode:64", "decode:8"]
     assert done["launches_before_ready"] == 0 and all(done["equal"].values())
@@ -40,7 +39,7 @@ def test_kernels_by_reference_from_end_to_end(tmp_path: Path) -> None:
     directory = offline.make(tmp_path / "w", Launches(**{LIBRARY: library}), by_reference=True)
     assert list((directory / "kernels").iterdir()) == []
     assert {r["library"] for r in store.load(directory).report["references"].values()} == {"libkernels.so"}
-    done = engine({RESTORE: str(directory), LIBRARY: library})
+    done = engine(EngineTask(restore=directory), **{LIBRARY: library})
     assert done["restored"] == KEYS and all(done["equal"].values())
 
 
@@ -50,7 +49,7 @@ def test_an_altered_input_is_caught_by_the_canary_and_all_graphs_are_captured(
     copy = shutil.copytree(rounds_made[0], tmp_path / "b")
     for path in (copy / "inputs").iterdir():
         path.write_bytes(bytes(len(path.read_bytes())))
-    done = engine({RESTORE: str(copy)})
+    done = engine(EngineTask(restore=copy))
     assert not done["used"] and done["restored"] == [] and "canary" in done["fallbacks"]["*"]
     assert all(done["equal"].values())
 
@@ -87,12 +86,13 @@ def test_a_graph_that_fails_the_gate_is_dropped_and_the_rest_is_proved_again(tmp
 
 def test_an_engine_that_leaves_nothing_is_a_reason(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="captured no graph, or did not load the plug-in"):
-        offline.make(tmp_path, lambda name, environment: None)
+        offline.make(tmp_path, lambda name, task: None)
 
 
 def test_what_the_process_says_is_the_reason(tmp_path: Path) -> None:
-    def launch(name: str, environment: Mapping[str, str]) -> None:
-        rounds.fail(Path(environment[RECORD]), "graphs of several ranks hold collectives")
+    def launch(name: str, task: EngineTask) -> None:
+        assert task.record is not None
+        rounds.fail(task.record, "graphs of several ranks hold collectives")
 
     with pytest.raises(Refused, match="several ranks"):
         offline.make(tmp_path, launch)
@@ -112,4 +112,4 @@ def test_a_layout_is_whole_or_absent(rounds_made: tuple[Path, Launches]) -> None
         "layout-1",
         "layout-2",
     ]
-    assert PROVE not in os.environ and subset(store.load(rounds_made[0]), lambda key: False).keys == []
+    assert subset(store.load(rounds_made[0]), lambda key: False).keys == []

@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.asked import Asked
 from coldstart.contract.plan import LaunchPlan
+from coldstart.contract.weights import WeightsRequest
 from coldstart.errors import Failed
 from coldstart.key.inspection import Lookup
 from coldstart.machine import runtime
@@ -89,7 +89,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prefetcher]:
 @pytest.fixture
 def streaming(home: Path) -> LaunchPlan:
     """A plan whose weights come from SOURCE."""
-    return LaunchPlan(OURS, env=fetch.remote(SOURCE, planned(), Cache(home)).environment())
+    return LaunchPlan(OURS, weights_from=fetch.remote(SOURCE, planned(), Cache(home)))
 
 
 @pytest.fixture
@@ -141,12 +141,11 @@ def test_streaming_puts_our_arguments_first_and_the_source_in_the_environment(
     model: Model, tmp_path: Path
 ) -> None:
     streamed, seeded = fetch.Streamed(SOURCE, planned()), Arguments(["--seed", "1"])
-    given, env, identity = streamed.into(seeded, model, Cache(tmp_path))
+    given, request, identity = streamed.into(seeded, model, Cache(tmp_path))
     assert given[:2] == OURS and given[-2:] == seeded
     assert json.loads(given[given.index("--hf-overrides") + 1]) == {"tie_word_embeddings": False}
     assert identity == weights.digest(planned())
-    asked = Asked.of(env)
-    assert asked is not None and asked.source == SOURCE and asked.read() == planned()
+    assert request.source == SOURCE and request.read() == planned()
 
 
 def test_the_plan_lies_under_its_digest_and_is_written_once(tmp_path: Path) -> None:
@@ -155,7 +154,7 @@ def test_the_plan_lies_under_its_digest_and_is_written_once(tmp_path: Path) -> N
     assert first.plan.stem == weights.digest(planned()).removeprefix("sha256:")
     assert tmp_path in first.plan.parents
     written = first.plan.stat().st_ino
-    assert fetch.remote("s3://other", planned(), cache) == Asked("s3://other", first.plan)
+    assert fetch.remote("s3://other", planned(), cache) == WeightsRequest("s3://other", first.plan)
     assert first.plan.stat().st_ino == written
     assert fetch.remote(SOURCE, planned(NAMES[:2]), cache).plan != first.plan
 
@@ -340,7 +339,7 @@ def _planned(found: Lookup) -> LaunchPlan:
 @pytest.mark.usefixtures("home")
 def test_a_source_without_any_plan_of_the_weights_is_named_and_the_directory_read(model: Model) -> None:
     made = _planned(_missed(model, None))
-    assert Asked.of(made.env) is None and made.vllm_args[:2] == ("--model", str(model.path))
+    assert made.weights_from is None and made.vllm_args[:2] == ("--model", str(model.path))
     assert [step["section"] for step in made.fallbacks] == ["bundle", "weights"]
     reason = made.fallbacks[1]["reason"]
     assert SOURCE in reason and "the model's own directory is read" in reason
@@ -349,7 +348,7 @@ def test_a_source_without_any_plan_of_the_weights_is_named_and_the_directory_rea
 def test_a_start_without_a_bundle_streams_by_another_bundles_plan(publish: Publish, model: Model) -> None:
     bundle = publish(weights=planned())
     made = _planned(_missed(model, bundle, FLAG, ABSENT))
-    asked = Asked.of(made.env)
+    asked = made.weights_from
     assert asked is not None and asked.source == SOURCE and made.weights == weights.digest(planned())
     assert made.vllm_args[:2] == OURS and [step["section"] for step in made.fallbacks] == ["bundle"]
 

@@ -103,6 +103,15 @@ def test_the_server_takes_the_clients_place(
     assert running.process.wait() == 137
 
 
+def test_a_plan_of_another_release_is_refused_with_the_reason(
+    warm: pool.Warm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = {name: value for name, value in plan().document().items() if name != "engine"}
+    monkeypatch.setattr(LaunchPlan, "document", lambda _: older)
+    with pytest.raises(launch.Died, match="is of another release of coldstart: only one knows engine"):
+        start(warm)
+
+
 @pytest.mark.parametrize(("behaviour", "code"), [("ends", 3), ("raises", 1), ("dies", 7)])
 def test_its_exit_code_is_reported(warm: pool.Warm, behaviour: str, code: int) -> None:
     process, reader = launch.forked(plan(behaviour), warm.socket)

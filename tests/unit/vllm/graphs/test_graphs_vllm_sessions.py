@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support.graphs_tools import SMALL
 
-from coldstart.contract.graphs import PROVE, RECORD
+from coldstart.contract.graphs import EngineTask
 from coldstart.graphs import gate, offline, rounds, store
 from coldstart.graphs.api import Captured
 from coldstart.graphs.errors import DriverFailure, Refused
@@ -168,12 +168,10 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
 def sessions(here: dict[str, SimModel], work: Path) -> Path:
     """materialize's rounds, each with a model of its own in place of a process."""
 
-    def launch(name: str, environment: Any) -> None:
+    def launch(name: str, task: EngineTask) -> None:
         here["model"] = model = SimModel(SMALL, 100 + len(seeds))
         seeds.append(name)
-        session = (
-            record.Recording(work) if RECORD in environment else restore.Proving(Path(environment[PROVE]))
-        )
+        session = record.Recording(work) if task.prove is None else restore.Proving(task.prove)
         runner = Runner(model)
         assert session.run(runner, runner.own) == "captured"
         assert [runner.execute_model(n) for n in range(3)] == ["step 0", "step 1", "step 2"]
