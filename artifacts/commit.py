@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from coldstart.artifacts import oci
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.layout import Layout
+from coldstart.artifacts.layout import OciLayout
 from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.staging import Staging
 
@@ -22,7 +22,7 @@ _SIGSTORE = {
 
 
 def publish(
-    layout: Layout,
+    layout: OciLayout,
     staging: Staging,
     descriptor: oci.Descriptor,
     identity: Mapping[str, str],
@@ -106,7 +106,7 @@ def _close_memory(staging: Staging, descriptor: oci.Descriptor) -> None:
             staging.blobs[layer.digest].chmod(0o600)
 
 
-def _place(layout: Layout, staging: Staging, manifests: set[str]) -> None:
+def _place(layout: OciLayout, staging: Staging, manifests: set[str]) -> None:
     staged = sorted(staging.blobs.items())
     layout.place(item for item in staged if item[0] not in manifests)
     layout.place(item for item in staged if item[0] in manifests)

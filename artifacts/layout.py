@@ -17,7 +17,7 @@ from coldstart.artifacts.limits import LIMITS
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class OciLayout:
     """The layout at `root`; locks and staging live in `root/.coldstart`, which OCI clients ignore."""
 
     root: Path

@@ -17,10 +17,10 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import InvalidReference, MissingBlob, RemoteFailed
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.net import origin
-from coldstart.artifacts.net.http import Answer, Unreachable
+from coldstart.artifacts.net.http import Answer, RemoteUnreachable
 from coldstart.artifacts.net.pace import Bounds
 from coldstart.artifacts.ranges import read_full
-from coldstart.artifacts.registry_auth import Session
+from coldstart.artifacts.registry_auth import RegistrySession
 from coldstart.artifacts.source import MAX_SIGNATURES, LayoutSource, payloads, signed_by
 
 _REFERENCE = re.compile(
@@ -39,7 +39,7 @@ class Repository:
     host: str
     name: str
     reference: str | None
-    session: Session
+    session: RegistrySession
 
     def url(self, kind: str, what: str) -> str:
         """An address below this repository."""
@@ -152,7 +152,7 @@ class _Body:
         """Up to `size` bytes, never more than a MiB at once. Raises RemoteFailed."""
         try:
             return self.answer.read(size if size >= 0 else 1 << 20)
-        except Unreachable as error:
+        except RemoteUnreachable as error:
             raise RemoteFailed(f"the connection broke: {error}") from error
 
     def __enter__(self) -> _Body:
@@ -188,7 +188,7 @@ def repository(reference: str, bounds: Bounds | None = None) -> Repository:
         raise InvalidReference(f"{reference!r} is not a registry reference", mend=mend)
     chosen = matched["tag"] or matched["digest"]
     host, name = matched["host"], matched["name"]
-    return Repository(host, name, chosen, Session(host, name, bounds))
+    return Repository(host, name, chosen, RegistrySession(host, name, bounds))
 
 
 def _document(answer: Answer, cap: int) -> bytes:
@@ -206,7 +206,7 @@ def _expect(answer: Answer, *statuses: int) -> Answer:
     where = urlsplit(answer.url).path
     try:
         said = answer.up_to(_SAID).decode(errors="replace")
-    except Unreachable as error:
+    except RemoteUnreachable as error:
         said = str(error)
     raise RemoteFailed(f"{where} answered {answer.status}: {said}")
 

@@ -15,7 +15,7 @@ from coldstart.artifacts import canonical, credentials, fields
 from coldstart.artifacts.credentials import Login
 from coldstart.artifacts.errors import BundleError, RemoteDenied, RemoteFailed
 from coldstart.artifacts.net import origin
-from coldstart.artifacts.net.http import Answer, Client, Forbidden, Secret, Unreachable
+from coldstart.artifacts.net.http import Answer, Forbidden, HttpClient, RemoteUnreachable, Secret
 from coldstart.artifacts.net.pace import Bounds
 
 REALMS_VARIABLE = "COLDSTART_TOKEN_REALMS"
@@ -25,12 +25,12 @@ _TOKEN_CAP = 128 << 10
 _READS = frozenset({"GET", "HEAD"})
 
 
-class Session:
+class RegistrySession:
     """Requests to one repository; asks for a token when it is told to, for reading or for writing."""
 
     def __init__(self, host: str, name: str, bounds: Bounds | None = None) -> None:
         self._host, self._name = host, name
-        self._client = Client(bounds)
+        self._client = HttpClient(bounds)
         self._origin = origin.of(self.base(host))
         self._secret: Secret | None = None
 
@@ -66,7 +66,7 @@ class Session:
             return self._client.ask(method, url, headers=headers, secret=secret, body=body)
         except Forbidden as error:
             raise RemoteFailed(f"{self._host}: {error}") from error
-        except Unreachable as error:
+        except RemoteUnreachable as error:
             raise RemoteFailed(f"{self._host} cannot be reached: {error}") from error
 
     def _authorization(self, answer: Answer, method: str) -> str:
@@ -85,7 +85,7 @@ class Session:
         try:
             answer = self._ask_realm(challenge["realm"], realm, scope, login)
             status, data = answer.status, answer.up_to(_TOKEN_CAP + 1)
-        except (Unreachable, Forbidden) as error:
+        except (RemoteUnreachable, Forbidden) as error:
             raise RemoteDenied(f"{realm} gives no token for {self._name}: {error}") from error
         if status != 200:
             raise RemoteDenied(f"{realm} gives no token for {self._name}: it answers {status}")

@@ -9,7 +9,7 @@ from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.directory import pull_directory
 from coldstart.artifacts.errors import InvalidReference, NotALayout
-from coldstart.artifacts.source import LayoutSource, Source
+from coldstart.artifacts.source import BundleSource, LayoutSource
 from coldstart.artifacts.store import Store
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def pull(store: Store, address: str) -> Bundle:
     return pull_directory(store, _directory(path), f"sha256:{digest}" if digest else None)
 
 
-def source(address: str) -> Source:
+def source(address: str) -> BundleSource:
     """Where repair may fetch blobs from: a directory, an archive file, or a registry.
 
     Raises InvalidReference for the hub, from which single blobs are not fetched; NotALayout, RemoteFailed.

@@ -21,7 +21,7 @@ MAX_SIGNATURES, _MAX_LISTED = 64, 8192
 _SIGNATURE_MANIFEST = 64 << 10
 
 
-class Source(Protocol):
+class BundleSource(Protocol):
     """What a receiver asks of a source; bytes are verified by the receiver."""
 
     def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
@@ -51,7 +51,7 @@ class LayoutSource:
 
 
 def signed_by(
-    source: Source, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
+    source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
 ) -> list[tuple[oci.Descriptor, oci.ImageManifest]]:
     """Of the first `tries` signatures among `entries`, each readable manifest whose subject is `subject`."""
     signed = [
@@ -65,14 +65,14 @@ def signed_by(
 
 
 def payloads(
-    source: Source, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
+    source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
 ) -> list[bytes]:
     """The documents of `signed_by` that can be read."""
     made = (_payload(source, image.layers[0]) for _, image in signed_by(source, entries, subject, tries))
     return [payload for payload in made if payload is not None]
 
 
-def small(source: Source, blob: oci.Descriptor, cap: int) -> bytes:
+def small(source: BundleSource, blob: oci.Descriptor, cap: int) -> bytes:
     """A whole small blob, verified. Raises TooLarge, DigestMismatch, MissingBlob."""
     if blob.size > cap:
         raise TooLarge(f"blob {blob.digest} is {blob.size} bytes, the cap is {cap}")
@@ -83,7 +83,9 @@ def small(source: Source, blob: oci.Descriptor, cap: int) -> bytes:
     return data
 
 
-def _signature(source: Source, entry: oci.Descriptor, subject: oci.Descriptor) -> oci.ImageManifest | None:
+def _signature(
+    source: BundleSource, entry: oci.Descriptor, subject: oci.Descriptor
+) -> oci.ImageManifest | None:
     try:
         image = oci.parse_manifest(small(source, entry, _SIGNATURE_MANIFEST))
     except BundleError:
@@ -93,7 +95,7 @@ def _signature(source: Source, entry: oci.Descriptor, subject: oci.Descriptor) -
     return image if fits else None
 
 
-def _payload(source: Source, layer: oci.Descriptor) -> bytes | None:
+def _payload(source: BundleSource, layer: oci.Descriptor) -> bytes | None:
     try:
         return small(source, layer, LIMITS.signature)
     except BundleError:

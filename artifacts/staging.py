@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from coldstart.artifacts import files, oci
 from coldstart.artifacts.errors import TooLarge, named_os_errors
-from coldstart.artifacts.layout import Layout
+from coldstart.artifacts.layout import OciLayout
 from coldstart.artifacts.limits import CHUNK, LIMITS
 
 _LOCK = "lock"
@@ -106,7 +106,7 @@ class Staging:
 
 
 @contextmanager
-def staging(layout: Layout) -> Iterator[Staging]:
+def staging(layout: OciLayout) -> Iterator[Staging]:
     """A fresh staging directory, removed at the end. Raises ReadOnlyStore or NoSpace."""
     layout.create()
     # Under the index lock, so that prune cannot collect the directory before its own lock is held.
@@ -122,7 +122,7 @@ def staging(layout: Layout) -> Iterator[Staging]:
             os.close(handle)
 
 
-def abandoned(layout: Layout) -> list[Path]:
+def abandoned(layout: OciLayout) -> list[Path]:
     """Staging directories whose writer is dead. Call under the index lock."""
     return [path for path in sorted(layout.staging.iterdir()) if _is_dead(path)]
 

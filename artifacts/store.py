@@ -16,7 +16,7 @@ from coldstart.artifacts import commit, files, oci, selection
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import Ambiguous, BundleError, InvalidReference
 from coldstart.artifacts.key import Key, Mismatch, diff
-from coldstart.artifacts.layout import Layout
+from coldstart.artifacts.layout import OciLayout
 from coldstart.artifacts.staging import Staging, staging
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from coldstart.artifacts.draft import Draft
     from coldstart.artifacts.prune import Pruned
     from coldstart.artifacts.repair import Repair
-    from coldstart.artifacts.source import Source
+    from coldstart.artifacts.source import BundleSource
 
     Repairs = list[Repair]
 Bundles = list[Bundle]
@@ -56,7 +56,7 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
-        self.layout = Layout(self.root)
+        self.layout = OciLayout(self.root)
 
     @contextmanager
     def begin(self, key: Key) -> Iterator[Draft]:
@@ -163,7 +163,7 @@ class Store:
 
         return prune.prune(self.layout, doomed, dry_run=dry_run)
 
-    def repair(self, bundle: Bundle, sources: Sequence[Source]) -> Repairs:
+    def repair(self, bundle: Bundle, sources: Sequence[BundleSource]) -> Repairs:
         """Fetch each bad blob, or only its bad chunks, from the first source that has it.
 
         Good ones stay untouched.
@@ -172,7 +172,7 @@ class Store:
 
         return repair.repair(self, bundle, sources)
 
-    def receive(self, source: Source, descriptor: oci.Descriptor) -> Bundle:
+    def receive(self, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
         """Take a bundle over from another store, an archive, a registry or the hub."""
         from coldstart.artifacts.receive import receive
 

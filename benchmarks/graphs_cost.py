@@ -22,7 +22,7 @@ from coldstart.graphs import store
 from coldstart.graphs.api import LAUNCH
 from coldstart.graphs.link import launch_rows, relocate
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.table import EDGE, GRAPH, NODE, RELOCATION, Kernel, Region, Tables, empty_tables
+from coldstart.graphs.table import EDGE, GRAPH, NODE, RELOCATION, Kernel, SymbolRegion, Tables, empty_tables
 
 GRAPHS, PER_GRAPH = 35, 400
 POINTERS = 4
@@ -55,7 +55,7 @@ def tables(digest: str) -> Tables:
         empty_tables(), graphs=graphs, nodes=nodes, edges=edges, relocations=rows,
         payload=np.zeros(count * PAYLOAD, np.uint8), keys=[f"decode:{i}" for i in range(1, GRAPHS + 1)],
         kernels=[Kernel("k_add", digest, LAYOUTS["k_add"])],
-        regions=[Region(symbol, size) for symbol, size in NAMED.items()],
+        regions=[SymbolRegion(symbol, size) for symbol, size in NAMED.items()],
     )  # fmt: skip
 
 

@@ -6,14 +6,14 @@ from coldstart.artifacts import selection
 from coldstart.artifacts.bundle import Bundle
 from coldstart.commands._options import Common
 
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.key import inspection
 
 
 def report(common: Common, bundles: Sequence[Bundle], made: str) -> None:
-    """Render the references; warn for each bundle whose signer nobody trusts. Raises Failed for none."""
+    """Render the references; warn for each bundle whose signer nobody trusts. Raises CommandFailed for none."""
     if not bundles:
-        raise Failed(
+        raise CommandFailed(
             "There is no bundle in it.",
             mend="name an archive that was exported, or an address that was pushed to",
         )

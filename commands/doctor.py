@@ -6,7 +6,7 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.machine import doctor
 from coldstart.machine.probes import Probe
 
@@ -21,7 +21,9 @@ def command(common: Common) -> None:
     common.out.result(data, lambda: _text(found, modes), brief="yes" if able else "no")
     if not able:
         first = next(probe for probe in found if probe.required and probe.status == "missing")
-        raise Failed(f"Cold starts cannot be served here: {first.name}: {first.found}.", mend=first.mend)
+        raise CommandFailed(
+            f"Cold starts cannot be served here: {first.name}: {first.found}.", mend=first.mend
+        )
     common.out.success("Examined this machine", then="coldstart materialize tiny-llama")
 
 

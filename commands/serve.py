@@ -76,7 +76,7 @@ def command(
     listen = [*(["--host", host] if host else []), *(["--port", str(port)] if port is not None else [])]
     # Before anything is looked up: what was typed wrongly is said at once.
     check(choice, common.vllm_args)
-    request = serve.Request(
+    request = serve.ServeRequest(
         _found(
             common, model, revision, on_miss, anyone if untrusted else None, remote=weights_from is not None
         ),

@@ -31,7 +31,7 @@ def start(
     """Start one for the model's bundle."""
     from coldstart.serve import pool, serve
 
-    request = serve.Request(common.look_up(model, None, anyone if untrusted else None))
+    request = serve.ServeRequest(common.look_up(model, None, anyone if untrusted else None))
     plan = serve.plan(request)
     for note in request.found.notes:
         common.out.warn(note)

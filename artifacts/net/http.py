@@ -30,11 +30,11 @@ _BLOCK = 1 << 17
 _SLICE = 1 << 20
 
 
-class Unreachable(Exception):
+class RemoteUnreachable(Exception):
     """No answer, a broken one, or too slow a one: it may be better next time."""
 
 
-class Slow(Unreachable):
+class Slow(RemoteUnreachable):
     """It answers, and slower than the floor: asking again at once will not help."""
 
 
@@ -145,7 +145,7 @@ class Answer:
         self.headers: Mapping[str, str] = response.headers
 
     def readinto(self, into: memoryview) -> int:
-        """Up to a MiB into the caller's memory; 0 at the end. Raises Unreachable."""
+        """Up to a MiB into the caller's memory; 0 at the end. Raises RemoteUnreachable."""
         into = into[:_SLICE]
         try:
             # urllib3's own readinto reads into memory of its own and copies.
@@ -157,12 +157,12 @@ class Answer:
         return got
 
     def read(self, size: int) -> bytes:
-        """Up to `size` bytes, at most a MiB; b"" at the end. Raises Unreachable."""
+        """Up to `size` bytes, at most a MiB; b"" at the end. Raises RemoteUnreachable."""
         buffer = bytearray(min(size, _SLICE))
         return bytes(memoryview(buffer)[: self.readinto(memoryview(buffer))])
 
     def up_to(self, cap: int) -> bytes:
-        """The body, or the first `cap` bytes of it; closed afterwards. Raises Unreachable."""
+        """The body, or the first `cap` bytes of it; closed afterwards. Raises RemoteUnreachable."""
         parts: list[bytes] = []
         with self:
             while cap > 0 and (part := self.read(cap)):
@@ -184,7 +184,7 @@ class Answer:
         self.close()
 
 
-class Client:
+class HttpClient:
     """Keeps connections; for one thread. Proxies are those of the environment, none for this machine itself."""
 
     def __init__(self, bounds: Bounds | None = None) -> None:
@@ -203,7 +203,7 @@ class Client:
     ) -> Answer:
         """One request; a GET or HEAD follows redirects, of which the last answer is given.
 
-        Raises Unreachable, Forbidden.
+        Raises RemoteUnreachable, Forbidden.
         """
         follow, first = redirects and method in ("GET", "HEAD"), url
         for _ in range(_MAX_REDIRECTS):
@@ -269,10 +269,10 @@ def redirected(url: str, location: str) -> str:
     return target
 
 
-def failed(error: BaseException) -> Unreachable:
+def failed(error: BaseException) -> RemoteUnreachable:
     """What went wrong, in one line without the address, which may hold a secret."""
     slow = next((cause for cause in _chain(error) if isinstance(cause, TooSlow)), None)
-    return Slow(str(slow)) if slow else Unreachable(_reason(error))
+    return Slow(str(slow)) if slow else RemoteUnreachable(_reason(error))
 
 
 def _reason(error: BaseException) -> str:

@@ -21,7 +21,7 @@ from coldstart.graphs.errors import BaseCollision
 from coldstart.graphs.intervals import NONE, Reading
 from coldstart.graphs.sides import Pairing, Side, Symbols, Words
 from coldstart.graphs.snapshot import Snapshot
-from coldstart.graphs.table import ABSOLUTE, TENSOR_MAP, TENSOR_MAP_BYTES, Array, Region
+from coldstart.graphs.table import ABSOLUTE, TENSOR_MAP, TENSOR_MAP_BYTES, Array, SymbolRegion
 
 Found = tuple[Array, Array, Array, Array]
 
@@ -205,15 +205,17 @@ def check_collision(a: Snapshot, b: Snapshot) -> None:
             )
 
 
-def unmoved(a: Snapshot, b: Snapshot) -> list[Region]:
+def unmoved(a: Snapshot, b: Snapshot) -> list[SymbolRegion]:
     """Named regions, driver allocations and traced allocations with one address in both."""
     theirs, ranges = set(b.regions), {r.base for r in b.ranges}
     found = [r for r in a.regions if r in theirs]
-    found += [Region("a driver allocation", r.size, r.base) for r in a.ranges if r.base in ranges]
+    found += [SymbolRegion("a driver allocation", r.size, r.base) for r in a.ranges if r.base in ranges]
     one, other = (s.trace[s.trace["kind"] == 0] for s in (a, b))
     count = min(len(one), len(other))
     same = np.flatnonzero(one["address"][:count] == other["address"][:count])
-    return found + [Region(f"alloc#{i}", int(one["size"][i]), int(one["address"][i])) for i in same.tolist()]
+    return found + [
+        SymbolRegion(f"alloc#{i}", int(one["size"][i]), int(one["address"][i])) for i in same.tolist()
+    ]
 
 
 def choose(place: Array, proven: Array) -> Array:

@@ -28,7 +28,7 @@ Ranges = list[tuple[int, int]]
 
 
 @dataclass
-class Bench:
+class ReplayHarness:
     """A live process whose captured graphs can be replayed over chosen contents.
 
     `areas` are the adopted regions as (address, size, position in `contents`), blocks are numbered through them.
@@ -112,7 +112,7 @@ def without(ranges: Ranges, taken: Ranges) -> Ranges:
     return out
 
 
-def needed_blocks(bench: Bench, fixed: Ranges) -> Ranges:
+def needed_blocks(bench: ReplayHarness, fixed: Ranges) -> Ranges:
     """The blocks that some graph needs; `fixed` ones are needed without trial."""
     # Before anything is poisoned: replays in any order are what these graphs are for.
     want = {key: bench.replay(key) for key in bench.captured}
@@ -127,7 +127,7 @@ def needed_blocks(bench: Bench, fixed: Ranges) -> Ranges:
     return needed
 
 
-def _survives(bench: Bench, key: str, want: bytes, pattern: int, poisoned: Ranges) -> bool:
+def _survives(bench: ReplayHarness, key: str, want: bytes, pattern: int, poisoned: Ranges) -> bool:
     return bench.survives(key, want, poisoned, pattern)
 
 
@@ -170,7 +170,7 @@ def minimise(
     ]
     contents = b"".join(live[address][:size] for address, size, _, _ in blocks)
     captured = {key: captured[key] for key in tables.keys}
-    bench = Bench(driver, workload, captured, [b[:3] for b in blocks], contents)
+    bench = ReplayHarness(driver, workload, captured, [b[:3] for b in blocks], contents)
     needed = needed_blocks(bench, bench.blocks(tables.content_relocations["place"].tolist()))
     pieces = [
         (blocks[number][3], size, at - blocks[number][2], at) for number, (_, size, at) in bench.spans(needed)

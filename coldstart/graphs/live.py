@@ -20,7 +20,7 @@ from coldstart.graphs import store
 from coldstart.graphs.api import DriverApi
 from coldstart.graphs.builder import drop_unused_regions, subset
 from coldstart.graphs.errors import Refused
-from coldstart.graphs.table import Region, Tables
+from coldstart.graphs.table import SymbolRegion, Tables
 
 FILE = "live.json"
 LEAST = 2
@@ -28,7 +28,7 @@ UNNAMED = ("lib:", "alloc#")
 
 
 @dataclass
-class Watch:
+class ContentWatch:
     """`blocks` are (symbol, address, bytes) of needed contents; `look` after every live step."""
 
     driver: DriverApi
@@ -51,11 +51,13 @@ class Watch:
         (work / FILE).write_text(json.dumps({"steps": self.steps, "changed": sorted(self.changed)}))
 
 
-def watch(driver: DriverApi, tables: Tables, adopted: Sequence[Region]) -> Watch:
+def watch(driver: DriverApi, tables: Tables, adopted: Sequence[SymbolRegion]) -> ContentWatch:
     """A watch over the contents that these tables keep of memory without a name; `adopted` says where it is here."""
     base = {region.symbol: region.base for region in adopted if region.symbol.startswith(UNNAMED)}
     rows = [(tables.regions[r].symbol, offset, size) for r, size, offset, _ in tables.blocks.tolist()]
-    return Watch(driver, [(symbol, base[symbol] + at, size) for symbol, at, size in rows if symbol in base])
+    return ContentWatch(
+        driver, [(symbol, base[symbol] + at, size) for symbol, at, size in rows if symbol in base]
+    )
 
 
 def settle(work: Path, bundle: Path) -> None:

@@ -26,7 +26,7 @@ from coldstart.graphs.table import (
     RELOCATION,
     TENSOR_MAP_BYTES,
     Array,
-    Region,
+    SymbolRegion,
     Tables,
 )
 
@@ -38,7 +38,7 @@ class Combined:
     """The bundle's tables with whole contents of pool and library regions, and where those live in `b`."""
 
     tables: Tables
-    adopted: list[Region]
+    adopted: list[SymbolRegion]
 
 
 def combine(a: Snapshot, b: Snapshot, more: Sequence[Snapshot] = ()) -> Combined:
@@ -138,17 +138,17 @@ def relocations(found: Classified) -> Array:
     return rows
 
 
-def _adopted(b: Snapshot, found: Classified) -> list[Region]:
+def _adopted(b: Snapshot, found: Classified) -> list[SymbolRegion]:
     """Pool segments and library allocations, with their addresses in `b`."""
     pool = [r for r in b.regions if r.symbol.startswith("pool:")]
-    libraries = [Region(f"lib:{n}", r.size, r.base) for n, r in enumerate(found.libraries.theirs)]
+    libraries = [SymbolRegion(f"lib:{n}", r.size, r.base) for n, r in enumerate(found.libraries.theirs)]
     return [*pool, *libraries, *_unnamed(b)]
 
 
-def _unnamed(snapshot: Snapshot) -> list[Region]:
+def _unnamed(snapshot: Snapshot) -> list[SymbolRegion]:
     """Live traced allocations whose contents were kept: memory of tensors that have no name."""
     live = traces.live_blocks(snapshot.trace)
-    return [Region(f"alloc#{i}", n, a) for i, (a, n) in live.items() if a in snapshot.contents]
+    return [SymbolRegion(f"alloc#{i}", n, a) for i, (a, n) in live.items() if a in snapshot.contents]
 
 
 def _with_contents(tables: Tables, a: Snapshot, b: Snapshot, found: Classified, symbols: Symbols) -> Tables:

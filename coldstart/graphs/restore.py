@@ -25,7 +25,7 @@ from coldstart.graphs.link import Bases, broken_assumptions, launch_rows, reloca
 from coldstart.graphs.rebuild import Linked, fill
 from coldstart.graphs.references import fetch, loaded_libraries
 from coldstart.graphs.store import load, load_binary
-from coldstart.graphs.table import Array, Region, Tables
+from coldstart.graphs.table import Array, SymbolRegion, Tables
 
 Note = Callable[[str, float, float, str], None]
 Built = Callable[[str, "Replayable"], None]
@@ -210,7 +210,7 @@ class Restorer:
         """Whether the linked bundle has this graph."""
         return key in self.sizes()
 
-    def region(self, symbol: str) -> tuple[Region, int]:
+    def region(self, symbol: str) -> tuple[SymbolRegion, int]:
         """A symbol and its address here. Raises MissingRegion."""
         for number, region in enumerate(self._linked.tables.regions if self._linked else []):
             if self._linked is not None and region.symbol == symbol:

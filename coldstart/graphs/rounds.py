@@ -37,7 +37,7 @@ def fail(work: Path, reason: str) -> None:
 def record(
     work: Path, driver: DriverApi, framework: FrameworkApi, captured: dict[str, Captured], workload: Workload,
     log: InputLog, report: Mapping[str, Any], *, by_reference: bool = False,
-) -> live.Watch:  # fmt: skip
+) -> live.ContentWatch:  # fmt: skip
     """Leave this process's layout, and from the second on the bundle; `report` is sealed with it.
 
     Whoever records takes live steps afterwards, calls the watch's `look` after each and saves it into `work`.
@@ -48,7 +48,7 @@ def record(
     mine.save(target.with_suffix(".part"))
     target.with_suffix(".part").rename(target)
     if not earlier:
-        return live.Watch(driver, [])
+        return live.ContentWatch(driver, [])
     first, *more = map(load_snapshot, earlier)
     combined = materialize.combine(first, mine, more)
     tables = contents.minimise(driver, workload, captured, combined, mine.contents)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from coldstart.graphs.errors import AlteredTable
-from coldstart.graphs.table import ARRAYS, Array, Kernel, Region, Tables, check
+from coldstart.graphs.table import ARRAYS, Array, Kernel, SymbolRegion, Tables, check
 
 FORMAT = 1
 MANIFEST = "graphs.json"
@@ -95,7 +95,7 @@ def load(directory: Path, *, verify: bool = True) -> Tables:
         keys=list(manifest["keys"]),
         kernels=[_kernel(k) for k in manifest["kernels"]],
         attributes=[tuple((int(i), str(v)) for i, v in a) for a in manifest["attributes"]],
-        regions=[Region(**r) for r in manifest["regions"]],
+        regions=[SymbolRegion(**r) for r in manifest["regions"]],
         refused=manifest["refused"],
         report=manifest["report"],
     )

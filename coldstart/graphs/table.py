@@ -78,7 +78,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Region:
+class SymbolRegion:
     """A symbol of the linker: `size` bytes that every process holds somewhere; `base` in this process."""
 
     symbol: str
@@ -105,7 +105,7 @@ class Tables:
     keys: list[str]
     kernels: list[Kernel]
     attributes: list[Attributes]
-    regions: list[Region]
+    regions: list[SymbolRegion]
     refused: dict[str, str] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
 

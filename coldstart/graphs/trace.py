@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from coldstart.graphs.api import Event
+from coldstart.graphs.api import AllocationEvent
 from coldstart.graphs.table import Array
 
 TRACE = np.dtype([("kind", "u1"), ("address", "<u8"), ("size", "<u8")])
@@ -21,7 +21,7 @@ Match = tuple[int, int, int]  # ordinal, offset, size
 Matches = tuple[Match | None, Match | None]  # inside a block, one past the end of a block
 
 
-def pack(events: Sequence[Event]) -> Array:
+def pack(events: Sequence[AllocationEvent]) -> Array:
     """Events as rows."""
     return np.array([(_KINDS.index(e.kind), e.address, e.size) for e in events], TRACE)
 
@@ -89,7 +89,7 @@ def live_blocks(trace: Array) -> dict[int, tuple[int, int]]:
     return {number: (base, size) for number, base, size in live.values()}
 
 
-def live_allocation(events: Sequence[Event], ordinal: int) -> tuple[int, int] | None:
+def live_allocation(events: Sequence[AllocationEvent], ordinal: int) -> tuple[int, int] | None:
     """(address, size) of allocation `ordinal` if it is still live at the end of the trace."""
     count, found = -1, None
     for event in events:

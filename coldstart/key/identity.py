@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.model import safetensors
-from coldstart.model.models import Model, weight_files
+from coldstart.model.models import ResolvedModel, weight_files
 
 Scalar = str | int | float | bool | None
 
@@ -44,7 +44,7 @@ _PROCESSOR_FILES = (
 )
 
 
-def fields(model: Model) -> dict[str, Scalar]:
+def fields(model: ResolvedModel) -> dict[str, Scalar]:
     """The model.* fields without prefix: architecture, revision, digests of config, weights and tokenizer."""
     local = model.path if model.revision is None else None
     return {

@@ -22,7 +22,7 @@ from coldstart.machine import paths, secrets
 from coldstart.machine.paths import Cache
 from coldstart.model import models
 from coldstart.model.aliases import NAMES
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 
 # In `stages`: what a materialization could not make.
 NOT_MADE = "not_made"
@@ -38,7 +38,7 @@ class Lookup:
     and ``notes`` say what is worth knowing of the choice.
     """
 
-    model: Model
+    model: ResolvedModel
     vllm_args: Arguments
     cache: Cache
     key: Key

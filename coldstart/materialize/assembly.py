@@ -23,12 +23,12 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TIMELINE_EVENTS
 from coldstart.contract.graphs import KV_NOTE, RESTORE
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.key.inspection import NOT_MADE
 from coldstart.machine import logs, paths, processes, runtime, secrets, timeline
 from coldstart.machine.timeline import Timeline
 from coldstart.materialize import graphs
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 from coldstart.serve import caches, fetch, launch, prepare
 from coldstart.weights import plan as weights
 
@@ -47,7 +47,7 @@ class Assembly:
     """The stages of one run over its work directory; `out` collects the sections as they are made."""
 
     def __init__(
-        self, model: Model, vllm_args: Arguments, key: str, work: Path, phase: Phase, kernels: graphs.Kernels = "value"
+        self, model: ResolvedModel, vllm_args: Arguments, key: str, work: Path, phase: Phase, kernels: graphs.Kernels = "value"
     ) -> None:  # fmt: skip
         self.model, self.vllm_args, self.key = model, vllm_args, key
         self.work, self.phase = work, phase
@@ -58,7 +58,7 @@ class Assembly:
         self.not_made: dict[str, str] = {}
 
     def run(self, *, with_graphs: bool = True) -> None:
-        """All stages in order. Raises Failed when the engine or the proof fails."""
+        """All stages in order. Raises CommandFailed when the engine or the proof fails."""
         self.offline()
         self.weights()
         if with_graphs:
@@ -126,7 +126,7 @@ class Assembly:
         with self._stage("prove by a start"):
             try:
                 stages = self._proof_start()
-            except Failed as error:
+            except CommandFailed as error:
                 if not (self.out / "graphs").is_dir():
                     raise
                 self._leave_graphs_out(error.message)
@@ -155,8 +155,10 @@ class Assembly:
                 made = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
                 _require_fast_path(running.report, made, canary="canary" in info)
                 memory = processes.memory_bytes(process.pid)
-            except Failed as error:
-                raise Failed(f"{error.message} Its end:\n{logs.end(self.work / 'proof.log')}") from error
+            except CommandFailed as error:
+                raise CommandFailed(
+                    f"{error.message} Its end:\n{logs.end(self.work / 'proof.log')}"
+                ) from error
             finally:
                 process.signal(signal.SIGTERM)
                 process.wait()
@@ -241,11 +243,13 @@ class Assembly:
 
 def _require_fast_path(report: Any, made: Sequence[str], *, canary: bool) -> None:
     if not all(report["fast_path"].get(name) for name in made):
-        raise Failed(
+        raise CommandFailed(
             f"The proof start did not take its fast path: {report['fallbacks']}. Nothing was published."
         )
     if canary and not report.get("canary"):
-        raise Failed("The proof start answered another token than the reference. Nothing was published.")
+        raise CommandFailed(
+            "The proof start answered another token than the reference. Nothing was published."
+        )
 
 
 def _run_child(command: list[str], log: Path, events: Path) -> None:
@@ -259,4 +263,6 @@ def _run_child(command: list[str], log: Path, events: Path) -> None:
             process.wait()
             raise
     if code != 0:
-        raise Failed(f"The engine's offline run ended with exit code {code}. Its end:\n{logs.end(log)}")
+        raise CommandFailed(
+            f"The engine's offline run ended with exit code {code}. Its end:\n{logs.end(log)}"
+        )

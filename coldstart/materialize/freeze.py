@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import paths, timeline
@@ -27,7 +27,7 @@ _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 def add_snapshot(found: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
     """Freeze an engine template started from `bundle` and publish both as the key's next version.
 
-    Raises Failed where snapshots cannot be taken, with the reason.
+    Raises CommandFailed where snapshots cannot be taken, with the reason.
     """
     plan = prepare.prepare(found, bundle, found.vllm_args, trust=inspection.trust, root=paths.frozen_dir())
     began = timeline.now()
@@ -37,8 +37,10 @@ def add_snapshot(found: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
         with tempfile.TemporaryDirectory(dir=found.cache.work) as name:
             try:
                 snapshot.freeze(replace(plan, env=plan.env | _LOOPBACK), Path(name), _TIMEOUT_S)
-            except snapshot.Unusable as error:
-                raise Failed(f"No snapshot can be taken here: {error}.", mend="coldstart doctor") from error
+            except snapshot.SnapshotUnusable as error:
+                raise CommandFailed(
+                    f"No snapshot can be taken here: {error}.", mend="coldstart doctor"
+                ) from error
             draft.add_tree("snapshot", Path(name), level=1, threads=-1)
         made = bundle.manifest.provenance
         seconds = {**made.seconds, "freeze a built engine": round(timeline.now() - began, 3)}

@@ -17,7 +17,7 @@ from pathlib import Path
 from coldstart.artifacts import files, sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Draft
-from coldstart.errors import Failed, Usage
+from coldstart.errors import CommandFailed, Usage
 from coldstart.key.inspection import Lookup
 from coldstart.machine import criu, modes, paths
 from coldstart.materialize import freeze
@@ -57,12 +57,12 @@ class Options:
 def materialize(asked: Lookup, options: Options, phase: Phase) -> Bundle:
     """Make and publish the bundle; `phase(name)` is entered around each stage for whoever shows progress.
 
-    Raises Failed when the engine or the proof fails, or no snapshot can be taken (asked first), NoSpace and ReadOnlyStore.
+    Raises CommandFailed when the engine or the proof fails, or no snapshot can be taken (asked first); NoSpace, ReadOnlyStore.
     """
     if options.snapshot and (refused := modes.refusal("snapshot")):
-        raise Failed(f"No snapshot can be taken here: {refused.reason}.", mend=refused.mend)
+        raise CommandFailed(f"No snapshot can be taken here: {refused.reason}.", mend=refused.mend)
     if options.snapshot and (reason := criu.missing()) is not None:
-        raise Failed(f"No snapshot can be taken here: {reason}.", mend="coldstart doctor")
+        raise CommandFailed(f"No snapshot can be taken here: {reason}.", mend="coldstart doctor")
     with asked.store.lock(asked.key):
         # Looked up again: another process may have made it while this one waited for the lock.
         found = asked.again()

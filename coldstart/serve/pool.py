@@ -22,7 +22,7 @@ from typing import IO
 
 from coldstart.artifacts import files
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Failed, Usage
+from coldstart.errors import CommandFailed, Usage
 from coldstart.machine import fingerprint, logs, modes, paths, processes
 from coldstart.serve import environment
 
@@ -86,7 +86,7 @@ def obstacle(warm: Warm, plan: LaunchPlan) -> str | None:
 def start(level: str, plan: LaunchPlan, model: str, timeout: float) -> Warm:
     """Start a template and wait until it listens.
 
-    Raises Usage when one runs already, Failed when it dies or is not ready in `timeout` seconds.
+    Raises Usage when one runs already, CommandFailed when it dies or is not ready in `timeout` seconds.
     """
     if level not in LEVELS:
         raise Usage(f"There is no template level {level!r}.", mend=f"take one of {', '.join(LEVELS)}")
@@ -133,15 +133,15 @@ def _spawn_logged(level: str, plan: LaunchPlan, directory: Path, timeout: float)
     except BaseException as error:
         tail = logs.end(directory / "log")
         shutil.rmtree(directory, ignore_errors=True)
-        if isinstance(error, Failed):
-            raise Failed(f"{error.message} The end of its log:\n{tail}", mend=error.mend) from error
+        if isinstance(error, CommandFailed):
+            raise CommandFailed(f"{error.message} The end of its log:\n{tail}", mend=error.mend) from error
         raise
 
 
 def spawn(
     level: str, plan: LaunchPlan, socket: Path, log: IO[bytes] | int, timeout: float
 ) -> subprocess.Popen[bytes]:
-    """A template process that listens at `socket`. Raises Failed when it dies or is not ready in `timeout` seconds.
+    """A template process that listens at `socket`. Raises CommandFailed when it dies or is not ready in `timeout` seconds.
 
     It has no variable and no argument that could hold a secret: it is forked for others, and may be frozen.
     """
@@ -182,18 +182,18 @@ def spawn(
 
 def _await(reader: int, timeout: float) -> None:
     if not select.select([reader], [], [], timeout)[0]:
-        raise Failed(
+        raise CommandFailed(
             f"The template was not ready within {timeout:g} s.",
             mend="give it longer: --ready-timeout SECONDS",
         )
     if os.read(reader, 1) == b"":
-        raise Failed("The template ended.")
+        raise CommandFailed("The template ended.")
 
 
 def stop(warm: Warm, *, force: bool = False) -> None:
-    """End a template and forget it. Raises Failed while servers that it forked run, unless `force`."""
+    """End a template and forget it. Raises CommandFailed while servers that it forked run, unless `force`."""
     if warm.servers and not force:
-        raise Failed(
+        raise CommandFailed(
             f"{len(warm.servers)} server(s) forked from this template still run and would end with it.",
             mend="stop them first, or: coldstart template stop --force",
         )

@@ -26,7 +26,7 @@ from coldstart.key.inspection import Lookup
 from coldstart.machine import nvml, paths, runtime
 from coldstart.machine.processes import available_memory
 from coldstart.machine.unpacked import unpacked
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 from coldstart.serve import caches, fetch
 from coldstart.vllm.graphs import kv_plan
 from coldstart.weights import plan as weights
@@ -58,7 +58,7 @@ def compiled_env(section: Path, root: Path) -> dict[str, str]:
     return caches.environment(laid) | {COMPILED: str(laid / caches.AOT)}
 
 
-def base_args(model: Model, vllm_args: Arguments) -> Arguments:
+def base_args(model: ResolvedModel, vllm_args: Arguments) -> Arguments:
     """vLLM's arguments for `model`: its directory, served under the name the user typed."""
     named = [] if vllm_args.gives("served_model_name") else ["--served-model-name", model.name]
     return vllm_args.after("--model", str(model.path), *named)

@@ -18,7 +18,7 @@ from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.net.origin import without_secrets
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Failed, Usage
+from coldstart.errors import CommandFailed, Usage
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import modes, peers, runtime, timeline
@@ -38,7 +38,7 @@ FETCH_REST = "fetch-rest"
 
 
 @dataclass(frozen=True)
-class Request:
+class ServeRequest:
     """What the user asked for, and what there is for it.
 
     `listen` are vLLM's host and port arguments, `mode` is one of LADDER or "auto", `without_bundle` starts vLLM's ordinary way
@@ -61,7 +61,7 @@ class Request:
 
 
 @dataclass
-class Start:
+class StartedServer:
     """A started server: how it was asked for, how it came up.
 
     `steps` name each faster mode that was there and could not be taken, `absent` those that there are not.
@@ -95,7 +95,7 @@ class Start:
         }
 
 
-def plan(request: Request) -> LaunchPlan:
+def plan(request: ServeRequest) -> LaunchPlan:
     """The plan of the start that was asked for, its scheduler checked. Raises NoBundle where one is needed."""
     found = request.found
     if found.bundle is None and not request.without_bundle:
@@ -106,7 +106,7 @@ def plan(request: Request) -> LaunchPlan:
     return scheduler.apply(made, request.scheduler, found.bundle, on_cpu=runtime.targets_cpu())
 
 
-def _prepared(request: Request) -> LaunchPlan:
+def _prepared(request: ServeRequest) -> LaunchPlan:
     found, donor = request.found, request.found.weights_donor
     streamed = fetch.Streamed.of(donor, request.weights_from) if donor and request.weights_from else None
     ensure = models.ensure_weights if streamed is None else models.ensure_tokenizer
@@ -125,7 +125,7 @@ def _prepared(request: Request) -> LaunchPlan:
 def _require_signature(bundle: Bundle, trust: Trust) -> None:
     judged = trust(bundle)
     if not judged.ok:
-        raise Failed(
+        raise CommandFailed(
             f"{bundle.ref} is not signed by anyone trusted here: {judged.reason}.",
             mend="coldstart trust add FILE, with the signer's public key",
         )
@@ -142,10 +142,10 @@ def url(plan: LaunchPlan) -> str:
     return f"{scheme}://{shown}:{given.value('port', DEFAULT_PORT)}"
 
 
-def start(request: Request, plan: LaunchPlan) -> Start:
+def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
     """Start the server by the asked mode, stepping down where it cannot be taken, and wait until it is ready.
 
-    Raises Failed when the server dies or is not ready in time.
+    Raises CommandFailed when the server dies or is not ready in time.
     """
     began, config = timeline.now(), request.found.model.config
     steps: list[dict[str, str]] = []
@@ -166,7 +166,7 @@ def start(request: Request, plan: LaunchPlan) -> Start:
                 steps.append(_step(mode, reason))
                 continue
         if running.report.get("canary") is not False:
-            return _with_rest(Start(mode, plan, running, steps, absent, began=began), request)
+            return _with_rest(StartedServer(mode, plan, running, steps, absent, began=began), request)
         running.process.wait()
         wrong = (
             f"a {mode} start did not answer the bundle's canary with its token: started without the bundle"
@@ -174,7 +174,7 @@ def start(request: Request, plan: LaunchPlan) -> Start:
         steps.append({"section": "canary", "reason": wrong})
         plain = prepare.distrusting(plan)
         running = _run("fresh", request, plain, began)
-        return _with_rest(Start("fresh", plain, running, steps, absent, began=began), request)
+        return _with_rest(StartedServer("fresh", plain, running, steps, absent, began=began), request)
     raise AssertionError("the ladder ends with fresh, which is always there")
 
 
@@ -182,13 +182,13 @@ def _step(mode: str, reason: Exception) -> dict[str, str]:
     return {"section": mode, "reason": str(reason)}
 
 
-def _run(mode: str, request: Request, plan: LaunchPlan, began: float) -> launch.Running:
+def _run(mode: str, request: ServeRequest, plan: LaunchPlan, began: float) -> launch.Running:
     process, reader = _launch(mode, request, plan)
     with ending(process):
         return launch.acknowledged(process, reader, began, request.ready_timeout)
 
 
-def _with_rest(started: Start, request: Request) -> Start:
+def _with_rest(started: StartedServer, request: ServeRequest) -> StartedServer:
     if not request.fetch_rest:
         return started
     from coldstart.weights.prefetch.errors import PrefetchError
@@ -212,7 +212,7 @@ def _ladder(mode: str) -> Sequence[str]:
     return LADDER if mode == "auto" else tuple(dict.fromkeys((mode, "fresh")))
 
 
-def _launch(mode: str, request: Request, plan: LaunchPlan) -> tuple[launch.Process, int]:
+def _launch(mode: str, request: ServeRequest, plan: LaunchPlan) -> tuple[launch.ServerProcess, int]:
     if mode == "fresh":
         return launch.fresh(plan)
     if refused := modes.refusal(mode):
@@ -237,7 +237,7 @@ def _no_template(level: str, found: Lookup) -> _Unavailable:
     return _Absent(f"no template-{level} runs for {name}: coldstart template start {name} --level {level}")
 
 
-def _thaw(request: Request, plan: LaunchPlan) -> tuple[launch.Process, int]:
+def _thaw(request: ServeRequest, plan: LaunchPlan) -> tuple[launch.ServerProcess, int]:
     from coldstart.serve import snapshot
 
     bundle = request.found.bundle
@@ -245,7 +245,7 @@ def _thaw(request: Request, plan: LaunchPlan) -> tuple[launch.Process, int]:
         raise _Absent("the bundle has no snapshot: coldstart materialize MODEL --snapshot")
     try:
         thawed = snapshot.thaw(bundle, plan, request.found.cache, request.trust)
-    except (snapshot.Unusable, Usage, OSError, LookupError, ValueError, TypeError) as error:
+    except (snapshot.SnapshotUnusable, Usage, OSError, LookupError, ValueError, TypeError) as error:
         # Whatever is wrong with an image, or with the place it is unpacked to, another mode starts the server.
         raise _Unavailable(f"{error}") from error
     try:
@@ -256,7 +256,7 @@ def _thaw(request: Request, plan: LaunchPlan) -> tuple[launch.Process, int]:
 
 
 @contextmanager
-def ending(process: launch.Process) -> Iterator[None]:
+def ending(process: launch.ServerProcess) -> Iterator[None]:
     """End the server if the block is left by an exception (Ctrl-C included)."""
     try:
         yield
@@ -267,7 +267,7 @@ def ending(process: launch.Process) -> Iterator[None]:
         raise
 
 
-def stay(process: launch.Process) -> int:
+def stay(process: launch.ServerProcess) -> int:
     """Live as long as the server, passing SIGINT and SIGTERM on; the exit code that this process should end with.
 
     130 or 143 when a signal ended it; 1 when it ended by itself, whatever it said: a server is not expected to.

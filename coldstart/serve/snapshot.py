@@ -20,7 +20,7 @@ from pathlib import Path
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.files import locked
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.machine import criu, fingerprint, ownership, paths
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.machine.paths import Cache
@@ -34,17 +34,17 @@ _OPTIONS = ["--file-locks", "--ext-unix-sk", "--tcp-established", "--link-remap"
 _THAW = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
-class Unusable(RuntimeError):
+class SnapshotUnusable(RuntimeError):
     """The snapshot cannot be thawed here; the message says what was wanted and what was found."""
 
 
 def freeze(plan: LaunchPlan, out: Path, timeout: float) -> None:
     """Build an engine template for `plan` and freeze it into the existing directory `out`.
 
-    Raises Unusable where CRIU is missing or may not run, Failed when the template or the dump fails.
+    Raises SnapshotUnusable where CRIU is missing or may not run, CommandFailed when the template or the dump fails.
     """
     if (reason := criu.missing()) is not None:
-        raise Unusable(reason)
+        raise SnapshotUnusable(reason)
     meeting = meeting_dir()
     # One at a time: every frozen template listens at the same place.
     with locked(meeting / "lock"):
@@ -57,7 +57,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float) -> None:
             process.wait()
             _clear(meeting)
     if done.returncode != 0:
-        raise Failed(
+        raise CommandFailed(
             f"CRIU could not freeze the engine: {last_error(out / 'dump.log')}", mend="coldstart doctor"
         )
     read = environment.counted(environment.spawned(os.environ, plan))
@@ -95,10 +95,10 @@ class Thawed:
 def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed:
     """Thaw the bundle's snapshot for the server that `plan` describes.
 
-    Raises Unusable with the reason, BundleError when the section is missing, damaged or not trusted.
+    Raises SnapshotUnusable with the reason, BundleError when the section is missing, damaged or not trusted.
     """
     if (reason := criu.missing()) is not None:
-        raise Unusable(reason)
+        raise SnapshotUnusable(reason)
     images = unpacked(bundle, "snapshot", cache.unpacked, trust)
     if bundle.has("compile"):
         _unpack_kernels(bundle, images, trust)
@@ -107,13 +107,13 @@ def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed
 
 
 def _meeting(images: Path) -> Path:
-    """Where the frozen template listened; its kernels lie beside. Raises Unusable where that is no private place here."""
+    """Where the frozen template listened, beside its kernels. Raises SnapshotUnusable where that is no private place here."""
     try:
         meeting = Path(json.loads((images / ABOUT).read_text())["meeting"])
     except (OSError, ValueError, KeyError) as error:
-        raise Unusable("the snapshot does not say where it was frozen") from error
+        raise SnapshotUnusable("the snapshot does not say where it was frozen") from error
     if (reason := ownership.private(meeting.parent)) is not None:
-        raise Unusable(f"the snapshot was frozen at {meeting.parent}, and {reason}")
+        raise SnapshotUnusable(f"the snapshot was frozen at {meeting.parent}, and {reason}")
     return meeting
 
 
@@ -122,17 +122,17 @@ def _unpack_kernels(bundle: Bundle, images: Path, trust: Trust) -> None:
     try:
         unpacked(bundle, "compile", _meeting(images).parent, trust, exact=True)
     except OSError as error:
-        raise Unusable(f"the kernels that the snapshot maps cannot be unpacked: {error}") from error
+        raise SnapshotUnusable(f"the kernels that the snapshot maps cannot be unpacked: {error}") from error
 
 
 def check(images: Path, plan: LaunchPlan) -> None:
-    """Raise Unusable unless this machine has what the image was made of, and this start asks for what it has read."""
+    """Raise SnapshotUnusable unless this machine has what the image was made of, and this start asks for what it has read."""
     reason = fingerprint.obstacle(images, "snapshot")
     if reason is None:
         read = json.loads((images / ABOUT).read_text())["environment"]
         reason = environment.difference(read, os.environ | plan.env, "snapshot")
     if reason is not None:
-        raise Unusable(reason)
+        raise SnapshotUnusable(reason)
 
 
 def _restore(images: Path, meeting: Path) -> Thawed:
@@ -150,7 +150,7 @@ def _restore(images: Path, meeting: Path) -> Thawed:
     if ended:
         reason = last_error(own / "restore.log")
         thawed.end()
-        raise Unusable(f"CRIU could not thaw the snapshot: {reason}")
+        raise SnapshotUnusable(f"CRIU could not thaw the snapshot: {reason}")
     return thawed
 
 

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from coldstart.artifacts.verify import Finding
-from coldstart.validate.checks import FailLevel, Report
+from coldstart.validate.checks import FailLevel, ValidationReport
 
 GITHUB_COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 
 
-def document(reports: Sequence[Report], fail_level: FailLevel) -> Mapping[str, object]:
+def document(reports: Sequence[ValidationReport], fail_level: FailLevel) -> Mapping[str, object]:
     """The JSON result."""
     bundles = [
         {
@@ -31,7 +31,7 @@ def document(reports: Sequence[Report], fail_level: FailLevel) -> Mapping[str, o
     return {"level": level, "ok": all(bundle["ok"] for bundle in bundles), "bundles": bundles}
 
 
-def text(reports: Sequence[Report], fail_level: FailLevel) -> str:
+def text(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
     """One line per bundle, and below it one or two per finding."""
     lines = []
     for report in reports:
@@ -43,7 +43,7 @@ def text(reports: Sequence[Report], fail_level: FailLevel) -> str:
     return "\n".join(lines)
 
 
-def junit(reports: Sequence[Report], fail_level: FailLevel) -> str:
+def junit(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
     """One suite; a case per bundle that passed, and a case per finding."""
     cases = [case for report in reports for case in _cases(report, fail_level)]
     failed = sum(case.find("failure") is not None for case in cases)
@@ -57,22 +57,22 @@ def junit(reports: Sequence[Report], fail_level: FailLevel) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode")
 
 
-def github(reports: Sequence[Report], fail_level: FailLevel) -> str:
+def github(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
     """One workflow command per finding; what does not fail the run is not shown as an error."""
     return "\n".join(_command(report, finding) for report in reports for finding in report.findings)
 
 
-def _cases(report: Report, fail_level: FailLevel) -> list[ElementTree.Element]:
+def _cases(report: ValidationReport, fail_level: FailLevel) -> list[ElementTree.Element]:
     if not report.findings:
         return [ElementTree.Element("testcase", {"classname": _xml(report.ref), "name": report.level})]
     return [_case(report, finding, fail_level) for finding in report.findings]
 
 
-def _case(report: Report, finding: Finding, fail_level: FailLevel) -> ElementTree.Element:
+def _case(report: ValidationReport, finding: Finding, fail_level: FailLevel) -> ElementTree.Element:
     name = f"{finding.code} {finding.subject}"
     case = ElementTree.Element("testcase", {"classname": _xml(report.ref), "name": _xml(name)})
     body = _xml(f"{finding.message}\nmend: {finding.mend}")
-    if Report(report.ref, report.level, (finding,)).fails(fail_level):
+    if ValidationReport(report.ref, report.level, (finding,)).fails(fail_level):
         about = {"type": finding.code, "message": _xml(finding.message)}
         ElementTree.SubElement(case, "failure", about).text = body
     else:
@@ -88,7 +88,7 @@ def _xml(value: str) -> str:
     )
 
 
-def _command(report: Report, finding: Finding) -> str:
+def _command(report: ValidationReport, finding: Finding) -> str:
     title = _property(f"{finding.code} {finding.subject}")
     mend = f"; mend: {finding.mend}" if finding.mend else ""
     return f"::{GITHUB_COMMANDS[finding.severity]} title={title}::" + _data(

@@ -18,7 +18,7 @@ HOST = "host"
 
 
 @dataclass(frozen=True)
-class Request:
+class ValidationRequest:
     """What to validate. `against` is "host" or the name of a fingerprint file; `vllm_args` override the
     arguments that the bundle was made with, for load and replay.
     """
@@ -33,7 +33,7 @@ class Request:
     cache: Cache = field(default_factory=Cache.at)
 
 
-def run(store: Store, request: Request) -> list[checks.Report]:
+def run(store: Store, request: ValidationRequest) -> list[checks.ValidationReport]:
     """One report per reference.
 
     Raises NotFound for a reference that names no bundle, Usage for an unreadable fingerprint.
@@ -42,7 +42,9 @@ def run(store: Store, request: Request) -> list[checks.Report]:
     return [_one(store, store.get(ref), validation, request) for ref in request.refs]
 
 
-def _one(store: Store, bundle: Bundle, validation: checks.Validation, request: Request) -> checks.Report:
+def _one(
+    store: Store, bundle: Bundle, validation: checks.Validation, request: ValidationRequest
+) -> checks.ValidationReport:
     if not request.repair and not request.repair_from:
         return validation.run(bundle)
     sources = [remote.source(address) for address in request.repair_from]
@@ -58,7 +60,7 @@ def _fingerprint(wanted: str | None) -> dict[str, checks.Scalar] | None:
     return against.host() if wanted == HOST else against.load(Path(wanted))
 
 
-def _starter(request: Request) -> checks.StartCheck | None:
+def _starter(request: ValidationRequest) -> checks.StartCheck | None:
     if request.level not in ("load", "replay"):
         return None
     from coldstart.measure.bench.launchers import Subject
@@ -75,12 +77,12 @@ def _starter(request: Request) -> checks.StartCheck | None:
     return with_graphs(Starts(real_pair(subject)))
 
 
-def _common_arguments(request: Request) -> tuple[str, ...]:
+def _common_arguments(request: ValidationRequest) -> tuple[str, ...]:
     cache = ("--cache-dir", str(request.cache.root))
     return (*cache, "--offline") if request.offline else cache
 
 
-def check_request(request: Request) -> None:
+def check_request(request: ValidationRequest) -> None:
     """Raises Usage for options that mean nothing together."""
     if request.vllm_args and request.level not in ("load", "replay"):
         raise Usage(f"level {request.level} starts no server, so nothing may follow --.", mend="--level load")

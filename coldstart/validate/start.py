@@ -13,16 +13,16 @@ from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.verify import Finding
-from coldstart.errors import ColdstartError, Failed
+from coldstart.errors import ColdstartError, CommandFailed
 from coldstart.measure.bench import result, usage
-from coldstart.measure.bench.launch import Launcher, Unavailable
+from coldstart.measure.bench.launch import Launcher, ModeUnavailable
 from coldstart.measure.bench.launchers import Subject, launchers
-from coldstart.measure.bench.measure import Run, Settings, run
+from coldstart.measure.bench.measure import Run, RunSettings, run
 from coldstart.measure.bench.plan import FRESH, VLLM_COLD
 from coldstart.measure.bench.runner import PROMPTS
 from coldstart.validate.checks import Level
 
-REPLAY = Settings(prompts=PROMPTS, steady=False)
+REPLAY = RunSettings(prompts=PROMPTS, steady=False)
 Pair = tuple[Launcher, Launcher]
 MEND = "coldstart materialize {} --force"
 
@@ -32,7 +32,7 @@ class Starts:
     """Starts servers: `pair` gives coldstart's launcher and vLLM's for a bundle and an empty directory."""
 
     pair: Callable[[Bundle, Path], Pair]
-    settings: Settings = REPLAY
+    settings: RunSettings = REPLAY
 
     def __call__(self, bundle: Bundle, level: Level) -> list[Finding]:
         """Findings of `level`. Raises NoBundle and other errors that are not about the bundle."""
@@ -59,7 +59,7 @@ class Starts:
         try:
             launcher.prepare()
             return run(launcher, directory, settings, 0)
-        except (Failed, Unavailable) as error:
+        except (CommandFailed, ModeUnavailable) as error:
             message = error.message if isinstance(error, ColdstartError) else str(error)
             return Finding(code, "error", message, MEND.format(bundle.name), launcher.mode)
         finally:

@@ -19,7 +19,7 @@ from coldstart.artifacts.files import replacing
 from coldstart.errors import Usage
 from coldstart.model import safetensors
 from coldstart.model.models import weight_files
-from coldstart.weights.checkpoint import Checkpoint, File, Tensor
+from coldstart.weights.checkpoint import Checkpoint, CheckpointFile, Tensor
 
 CHUNK = 16 << 20
 _READ = 1 << 20
@@ -62,7 +62,7 @@ def _stamp(path: Path) -> list[str | int]:
     return [path.name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
-def _file(path: Path) -> File:
+def _file(path: Path) -> CheckpointFile:
     tensors = _checked(path) if path.suffix == ".safetensors" else []
     hashes = [hashlib.sha256() for _ in tensors]
     chunks: list[str] = []
@@ -79,7 +79,7 @@ def _file(path: Path) -> File:
         chunks.append(chunk.hexdigest())
     digests = ("sha256:" + state.hexdigest() for state in hashes)
     named = tuple(replace(tensor, digest=digest) for tensor, digest in zip(tensors, digests, strict=True))
-    return File(path.name, position, tuple(chunks), named)
+    return CheckpointFile(path.name, position, tuple(chunks), named)
 
 
 def _feed(tensors: list[Tensor], hashes: list[Any], position: int, data: bytes) -> None:
@@ -92,7 +92,7 @@ def _feed(tensors: list[Tensor], hashes: list[Any], position: int, data: bytes) 
 
 def headers(paths: Iterable[Path]) -> dict[str, Any]:
     """A plan without digests, from the headers of safetensors files alone. Raises as `plan`."""
-    files = (File(path.name, path.stat().st_size, None, tuple(_checked(path))) for path in paths)
+    files = (CheckpointFile(path.name, path.stat().st_size, None, tuple(_checked(path))) for path in paths)
     return Checkpoint(CHUNK, tuple(files)).document()
 
 

@@ -11,7 +11,7 @@ import pytest
 from coldstart.commands import cli
 
 from coldstart.measure.bench import floor, plan, request
-from coldstart.measure.bench.launch import Command, Launcher, RunFiles, Unavailable
+from coldstart.measure.bench.launch import Command, Launcher, ModeUnavailable, RunFiles
 from coldstart.measure.bench.launchers import Subject
 
 SERVER = Path(__file__).parents[1] / "unit" / "measure" / "bench" / "fake_server.py"
@@ -28,7 +28,7 @@ class Fake:
 
     def prepare(self) -> None:
         if BEHAVIOUR.get(self.mode) == "unavailable":
-            raise Unavailable("no CRIU here")
+            raise ModeUnavailable("no CRIU here")
 
     def command(self, files: RunFiles) -> Command:
         argv = [sys.executable, "-I", "-S", str(SERVER), str(files.port), str(files.ready)]

@@ -19,7 +19,7 @@ from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs, View,
 from coldstart.graphs.online import Online
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.store import read_manifest
-from coldstart.graphs.table import Region
+from coldstart.graphs.table import SymbolRegion
 from tests.support.graphs.decoder import VOCABULARY
 from tests.support.graphs.model import Shape, SimModel
 
@@ -28,7 +28,7 @@ INPUTS = ("static:ids", "static:positions", "static:slots", "static:lengths")
 LIBRARY, SEED, STEPS, MOVING = "SIM_LIBRARY", "SIM_SEED", "SIM_STEPS", "SIM_MOVING"
 
 
-def regions(model: SimModel, *symbols: str) -> list[Region]:
+def regions(model: SimModel, *symbols: str) -> list[SymbolRegion]:
     return [model.named[symbol] for symbol in symbols]
 
 
@@ -40,7 +40,9 @@ def inputs(model: SimModel, log: InputLog) -> Inputs:
 
 
 def at_restored(restorer: Restorer) -> Any:
-    return finder(lambda: [Region(r.symbol, r.size, base) for r, base in [restorer.region("static:out")]])
+    return finder(
+        lambda: [SymbolRegion(r.symbol, r.size, base) for r, base in [restorer.region("static:out")]]
+    )
 
 
 def record(model: SimModel, work: Path) -> dict[str, Any]:
@@ -63,7 +65,7 @@ def record(model: SimModel, work: Path) -> dict[str, Any]:
     return {"bases": sorted(hex(r.base) for r in model.regions())}
 
 
-def _live(model: SimModel, captured: dict[str, Any], made: live.Watch, step: int) -> None:
+def _live(model: SimModel, captured: dict[str, Any], made: live.ContentWatch, step: int) -> None:
     """What an engine does in a step; with MOVING it first rewrites a buffer that no tensor names."""
     model.prepare("decode:8", step)
     moving = [block for block in made.blocks if block[0] == os.environ.get(MOVING)]

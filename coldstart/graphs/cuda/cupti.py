@@ -45,7 +45,7 @@ def library() -> ctypes.CDLL:
     raise DriverFailure("dlopen libcupti", "not found: pip install nvidia-cuda-cupti")
 
 
-class Watch:
+class ModuleWatch:
     """Feeds a ModuleLog from now until stop(). Raises DriverFailure where CUPTI refuses a subscriber."""
 
     def __init__(self, log: ModuleLog) -> None:

@@ -42,7 +42,7 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class CompletionClient:
     """Asks one server at host:port."""
 
     host: str

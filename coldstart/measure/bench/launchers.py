@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart.contract import environment
-from coldstart.errors import NO_BUNDLE, Failed, NoBundle
+from coldstart.errors import NO_BUNDLE, CommandFailed, NoBundle
 from coldstart.machine import logs
 from coldstart.machine.timeline import EVENTS_VARIABLE
 from coldstart.measure.bench import plan
@@ -83,7 +83,7 @@ class ColdstartLauncher:
     _started: bool = False
 
     def prepare(self) -> None:
-        """Start the template. Raises NoBundle, or Failed when it does not come up."""
+        """Start the template. Raises NoBundle, or CommandFailed when it does not come up."""
         if self._is_template:
             self._template("start", self.subject.model, *self._level(), *self._passed())
             self._started = True
@@ -103,7 +103,7 @@ class ColdstartLauncher:
         return Command(argv, {**self._environment(), EVENTS_VARIABLE: str(files.events)})
 
     def close(self) -> None:
-        """Stop the template. Raises Failed when it does not stop."""
+        """Stop the template. Raises CommandFailed when it does not stop."""
         if self._started:
             self._started = False
             self._template("stop", *self._level())
@@ -131,7 +131,7 @@ class ColdstartLauncher:
             raise (
                 NoBundle(message)
                 if done.returncode == NO_BUNDLE
-                else Failed(message, mend="coldstart doctor")
+                else CommandFailed(message, mend="coldstart doctor")
             )
 
     def _level(self) -> list[str]:

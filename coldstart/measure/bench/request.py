@@ -14,13 +14,13 @@ from coldstart.errors import Usage
 from coldstart.machine.paths import Cache
 from coldstart.measure.bench import compare, plan, result
 from coldstart.measure.bench.launchers import Subject, launchers
-from coldstart.measure.bench.measure import Settings
+from coldstart.measure.bench.measure import RunSettings
 from coldstart.measure.bench.runner import PROMPTS, Bench, Progress
 from coldstart.model import models
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchRequest:
     """What to bench. `modes` None means all; a mode that was asked for by name has to run."""
 
     model: str
@@ -38,7 +38,7 @@ class Request:
     command_line: Sequence[str] = ()
 
 
-def run(request: Request, progress: Progress) -> result.Document:
+def run(request: BenchRequest, progress: Progress) -> result.Document:
     """The document; its `failures` say whether the bench passed.
 
     Raises Usage for an impossible request, NoBundle, and what resolving the model raises.
@@ -55,7 +55,7 @@ def run(request: Request, progress: Progress) -> result.Document:
     return document
 
 
-def subject(request: Request) -> Subject:
+def subject(request: BenchRequest) -> Subject:
     """The model as coldstart and as vLLM are told of it, its files fetched."""
     model = models.resolve(
         request.model, revision=request.revision, offline=request.offline, cache=request.cache
@@ -67,8 +67,10 @@ def subject(request: Request) -> Subject:
     return Subject(request.model, target, tuple(request.vllm_args), common, request.revision)
 
 
-def _measure(request: Request, about: Subject, modes: Sequence[str], progress: Progress) -> result.Document:
-    settings = Settings(PROMPTS, ready_timeout_s=request.ready_timeout_s, steady=request.steady)
+def _measure(
+    request: BenchRequest, about: Subject, modes: Sequence[str], progress: Progress
+) -> result.Document:
+    settings = RunSettings(PROMPTS, ready_timeout_s=request.ready_timeout_s, steady=request.steady)
     with tempfile.TemporaryDirectory(prefix="coldstart-bench-") as name:
         bench = Bench(launchers(about, modes, Path(name)), settings, Path(name), progress)
         measured = bench.measure(request.runs, request.warmup)
@@ -77,7 +79,7 @@ def _measure(request: Request, about: Subject, modes: Sequence[str], progress: P
     )
 
 
-def _judge(document: result.Document, request: Request, then: result.Document | None) -> None:
+def _judge(document: result.Document, request: BenchRequest, then: result.Document | None) -> None:
     failures, modes = document["failures"], document["modes"]
     if not isinstance(failures, list) or not isinstance(modes, dict):
         raise TypeError("a bench document holds a list of failures and an object of modes")

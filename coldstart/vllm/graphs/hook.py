@@ -15,7 +15,7 @@ from typing import Any
 from coldstart.graphs.errors import Refused
 from coldstart.vllm import seams
 from coldstart.vllm.graphs import manager, wrapper
-from coldstart.vllm.graphs.source import Log, Source
+from coldstart.vllm.graphs.source import GraphSource, Log
 
 
 def require() -> None:
@@ -24,7 +24,7 @@ def require() -> None:
         raise Refused(reason)
 
 
-def install(runner: Any, source: Source, log: Log) -> Callable[[], None]:
+def install(runner: Any, source: GraphSource, log: Log) -> Callable[[], None]:
     """Patch both kinds of runner, for this one; returns the undo. Raises Refused, having patched nothing."""
     require()
     return _patched(

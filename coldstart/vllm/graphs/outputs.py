@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from coldstart.graphs.errors import Refused
-from coldstart.graphs.table import Region
+from coldstart.graphs.table import SymbolRegion
 
 ENTRY = "vllm"
 Like = dict[str, Any]
 WIDTHS = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 
 
-def describe(output: Any, pool: Sequence[Region]) -> Any:
+def describe(output: Any, pool: Sequence[SymbolRegion]) -> Any:
     """JSON-ready; None for what is no tensor of the pool or holds one."""
     if isinstance(output, tuple | list):
         parts = [describe(part, pool) for part in output]

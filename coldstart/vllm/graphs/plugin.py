@@ -37,7 +37,7 @@ WORKER = "vllm.v1.worker.gpu_worker"
 Run = Callable[[Any, Callable[[], Any]], Any]
 
 
-class Session(Protocol):
+class CaptureSession(Protocol):
     """One of record, prove, restore: what runs instead of `capture_model`, and what is said of it afterwards."""
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
@@ -63,10 +63,10 @@ class Declined:
 class Later:
     """A session that is made when it is first asked: most processes never capture."""
 
-    def __init__(self, make: Callable[[], Session], work: str | None = None) -> None:
-        self._make, self._work, self._made = make, work, list[Session]()
+    def __init__(self, make: Callable[[], CaptureSession], work: str | None = None) -> None:
+        self._make, self._work, self._made = make, work, list[CaptureSession]()
 
-    def get(self) -> Session:
+    def get(self) -> CaptureSession:
         """The session, or a declined one with the reason."""
         if not self._made:
             try:
@@ -103,12 +103,12 @@ def register() -> None:
         _install(session)
 
 
-def _session() -> Session:
+def _session() -> CaptureSession:
     hook.require()
     if directory := os.environ.get(RECORD):
-        from coldstart.vllm.graphs.record import Recording
+        from coldstart.vllm.graphs.record import GraphRecording
 
-        return Recording(Path(directory), by_reference=os.environ.get(KERNELS) == "reference")
+        return GraphRecording(Path(directory), by_reference=os.environ.get(KERNELS) == "reference")
     from coldstart.vllm.graphs.restore import Proving, Restoring
 
     if directory := os.environ.get(PROVE):

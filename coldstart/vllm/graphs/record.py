@@ -10,11 +10,11 @@ from typing import Any
 
 from coldstart.graphs import live, rounds
 from coldstart.graphs.cuda.backend import CudaDriver
-from coldstart.graphs.cuda.cupti import Watch
+from coldstart.graphs.cuda.cupti import ModuleWatch
 from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.errors import GraphError, Refused
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, Place, StoredInputs, View, finder
-from coldstart.graphs.table import Region
+from coldstart.graphs.table import SymbolRegion
 from coldstart.graphs.torch_framework import TorchFramework, consumes_random, kept_class
 from coldstart.machine import nvml
 from coldstart.vllm.graphs import hook, outputs
@@ -27,14 +27,14 @@ SMALL = 1 << 20
 PADDING = (1 << 21, 1 << 26)
 
 
-class Recording:
+class GraphRecording:
     """An offline round; `directory` is the work directory of rounds.py."""
 
     def __init__(self, directory: Path, *, by_reference: bool = False) -> None:
         self._work, self._by_reference, self.modules = directory, by_reference, ModuleLog()
         self._padding: list[Any] = []
         try:
-            self._watch = Watch(self.modules)
+            self._watch = ModuleWatch(self.modules)
         except GraphError as error:
             log.warning("kernels are recorded by name, without their binaries: %s", error)
         self.inputs: InputLog | None = None
@@ -76,7 +76,7 @@ class Recording:
         if self.inputs is not None:
             self.inputs.remember(key, tensor_spans(input_tensors(runner_tensors(runner))))
 
-    def _watch_steps(self, runner: Any, watch: live.Watch) -> None:
+    def _watch_steps(self, runner: Any, watch: live.ContentWatch) -> None:
         """Look at unnamed memory after each step that this engine takes from now on."""
         own = runner.execute_model
 
@@ -91,7 +91,7 @@ class Recording:
 
         runner.execute_model = execute_model
 
-    def _save(self, runner: Any, driver: CudaDriver, inputs: InputLog) -> live.Watch:
+    def _save(self, runner: Any, driver: CudaDriver, inputs: InputLog) -> live.ContentWatch:
         graphs = captured_graphs(runner)
         framework = vllm_framework(driver, runner, graphs, _pool(runner))
         captured = {key: framework.capture(key) for key in graphs}
@@ -163,11 +163,13 @@ def input_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
     return {symbol: t for symbol, t in static.items() if not t.is_floating_point() or t.nbytes <= SMALL}
 
 
-def tensor_spans(tensors: dict[str, Any]) -> list[Region]:
+def tensor_spans(tensors: dict[str, Any]) -> list[SymbolRegion]:
     """The whole storage of each, once."""
     found = {t.untyped_storage().data_ptr(): (s, t.untyped_storage()) for s, t in reversed(tensors.items())}
     return [
-        Region(symbol, int(held.nbytes()), base) for base, (symbol, held) in found.items() if held.nbytes()
+        SymbolRegion(symbol, int(held.nbytes()), base)
+        for base, (symbol, held) in found.items()
+        if held.nbytes()
     ]
 
 

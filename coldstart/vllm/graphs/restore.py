@@ -13,7 +13,7 @@ from coldstart.graphs.inputs import Inputs, Span, StoredInputs, View, finder, st
 from coldstart.graphs.online import Online
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.store import read_manifest
-from coldstart.graphs.table import Region
+from coldstart.graphs.table import SymbolRegion
 from coldstart.graphs.torch_framework import TorchFramework
 from coldstart.machine import nvml, timeline
 from coldstart.vllm.graphs import hook, outputs
@@ -27,9 +27,9 @@ def workload(
 ) -> StoredInputs:
     """The bundle's own inputs on this process's memory. Raises AlteredTable."""
 
-    def restored(symbol: str) -> Region:
+    def restored(symbol: str) -> SymbolRegion:
         region, base = restorer.region(symbol)
-        return Region(symbol, region.size, base)
+        return SymbolRegion(symbol, region.size, base)
 
     held = Inputs.of(read_manifest(restorer.directory)["report"])
     read = stored(restorer.directory)

@@ -12,7 +12,7 @@ log = logging.getLogger("vllm.coldstart.graphs")
 Log = Callable[[str], None]
 
 
-class Source(Protocol):
+class GraphSource(Protocol):
     """What the hook asks of the restoring side, by graph key."""
 
     def usable(self, key: str) -> bool:

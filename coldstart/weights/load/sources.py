@@ -31,7 +31,7 @@ class Lost(RuntimeError):
     """This source will give no more bytes; the message says why."""
 
 
-class Source(ABC):
+class TensorSource(ABC):
     """Where the bytes of tensors come from."""
 
     @abstractmethod
@@ -47,7 +47,7 @@ class Source(ABC):
         """Let go of everything; views that are still held stay valid."""
 
 
-class Region(Source):
+class PrefetchSource(TensorSource):
     """The prefetcher's shared memory."""
 
     def __init__(self, attached: Attached) -> None:
@@ -56,7 +56,7 @@ class Region(Source):
         self._addresses: dict[str, int] = {}
 
     def bytes_of(self, tensor: Tensor) -> memoryview:
-        """As Source; blocks until the bytes are fetched and verified."""
+        """As TensorSource; blocks until the bytes are fetched and verified."""
         from coldstart.weights.prefetch.errors import PrefetchError
 
         try:
@@ -70,7 +70,7 @@ class Region(Source):
         return self._files[tensor.file][tensor.offset : tensor.offset + tensor.size]
 
     def fetched(self) -> dict[str, Any]:
-        """As Source: the prefetcher's account of this model, by all its clients."""
+        """As TensorSource: the prefetcher's account of this model, by all its clients."""
         from coldstart.weights.prefetch.errors import PrefetchError
 
         try:
@@ -79,12 +79,12 @@ class Region(Source):
             return {}
 
     def close(self) -> None:
-        """As Source; gives the lease back."""
+        """As TensorSource; gives the lease back."""
         self._files.clear()
         self.attached.close()
 
 
-class Files(Source):
+class FileSource(TensorSource):
     """The files themselves, mapped privately. With `ahead`, their pages are read in the order of the tensors meanwhile.
 
     A tensor with a digest is checked against it: the files then stand in for a source whose bytes were promised.
@@ -97,7 +97,7 @@ class Files(Source):
         self._reading = PageIn(paths, tensors) if ahead else None
 
     def bytes_of(self, tensor: Tensor) -> memoryview:
-        """As Source."""
+        """As TensorSource."""
         try:
             view = self._mapped(tensor.file)
         except (OSError, ValueError, KeyError) as error:
@@ -121,7 +121,7 @@ class Files(Source):
         return self._maps[name]
 
     def close(self) -> None:
-        """As Source; also ends the reading ahead."""
+        """As TensorSource; also ends the reading ahead."""
         if self._reading is not None:
             self._reading.end()
         self._maps.clear()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts.bundle import Trust
-from coldstart.errors import Failed, Usage
+from coldstart.errors import CommandFailed, Usage
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine.paths import Cache
@@ -79,7 +79,7 @@ def fetch_all(
 ) -> dict[str, Any]:
     """Start a prefetcher with `settings` if none runs, and have everything fetched that is wanted; the lease's stats.
 
-    Raises Usage for settings while one runs already or that are no good, Failed when it cannot be done.
+    Raises Usage for settings while one runs already or that are no good, CommandFailed when it cannot be done.
     """
     _settle(settings, directory)
     try:
@@ -87,7 +87,7 @@ def fetch_all(
             attached.complete(names)
             return attached.stats()
     except client.PrefetchError as error:
-        raise Failed(str(error), mend="coldstart prefetch status") from error
+        raise CommandFailed(str(error), mend="coldstart prefetch status") from error
 
 
 def _settle(settings: Mapping[str, str], directory: Path | None) -> None:

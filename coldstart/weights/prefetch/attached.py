@@ -18,7 +18,7 @@ from typing import Any
 from coldstart.machine.ipc import Channel, sealed
 from coldstart.weights.prefetch import layout
 from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost, PrefetchRefused
-from coldstart.weights.prefetch.mapping import Files
+from coldstart.weights.prefetch.mapping import LayoutFiles
 from coldstart.weights.prefetch.ranges import Ranges
 from coldstart.weights.prefetch.source import is_local
 
@@ -29,7 +29,9 @@ ANSWER_S = 30.0
 class Attached:
     """A lease on the weights of one plan. A context manager; safe to use from several threads."""
 
-    def __init__(self, channel: Channel, made: layout.Layout, wanted: list[Ranges], source: str) -> None:
+    def __init__(
+        self, channel: Channel, made: layout.RegionLayout, wanted: list[Ranges], source: str
+    ) -> None:
         self._channel, self._layout, self._wanted = channel, made, wanted
         self._ready = [Ranges() for _ in made.files]
         self._wanting = wanted
@@ -43,7 +45,7 @@ class Attached:
         self._take("attached")
         channel.socket.settimeout(None)
         descriptor = None if is_local(source) else channel.take()
-        self._files = Files(made, Path(source), descriptor)
+        self._files = LayoutFiles(made, Path(source), descriptor)
 
     def file(self, name: str) -> memoryview:
         """The whole file, writable, mapped privately. Raises KeyError for a name that is not in the plan.

@@ -7,20 +7,20 @@ import socket
 from typing import Any
 
 from coldstart.machine.ipc import Channel, encode, send_some
-from coldstart.weights.prefetch.model import Model
-from coldstart.weights.prefetch.schedule import Entry, Lease, State
+from coldstart.weights.prefetch.model import PrefetchedModel
+from coldstart.weights.prefetch.schedule import Lease, UnitEntry, UnitState
 
 # A client that does not read what it asked for is let go before it takes the daemon's memory.
 _MAX_UNSENT = 16 << 20
 
 
-class Client:
+class ClientConnection:
     """One connection. Never blocks; `gone` is set when it is to be dropped."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self.channel = Channel(connection)
-        self.model: Model | None = None
+        self.model: PrefetchedModel | None = None
         self.lease: Lease | None = None
         self.early = self.gone = False
         self.events: str | None = None
@@ -54,13 +54,15 @@ class Client:
         except OSError:
             self.gone = True
 
-    def tell(self, entries: list[Entry]) -> None:
+    def tell(self, entries: list[UnitEntry]) -> None:
         """Which units are ready, or given up and why."""
-        ready = [[e.unit.file, *piece] for e in entries if e.state is State.READY for piece in e.unit.pieces]
+        ready = [
+            [e.unit.file, *piece] for e in entries if e.state is UnitState.READY for piece in e.unit.pieces
+        ]
         if ready:
             self.say({"ready": ready})
         for entry in entries:
-            if entry.state is State.FAILED:
+            if entry.state is UnitState.FAILED:
                 pieces = [[entry.unit.file, *piece] for piece in entry.unit.pieces]
                 self.say({"failed": pieces, "reason": entry.reason})
 

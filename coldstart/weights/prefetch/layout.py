@@ -16,7 +16,7 @@ ALIGN = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class RegionFile:
     """One file: `base` is its offset in the region; `chunks` are sha256 in hexadecimal."""
 
     name: str
@@ -27,11 +27,11 @@ class File:
 
 
 @dataclass(frozen=True)
-class Layout:
+class RegionLayout:
     """A valid plan. `total` is the size of the region in bytes."""
 
     chunk: int
-    files: tuple[File, ...]
+    files: tuple[RegionFile, ...]
     total: int
     tensors: Mapping[str, Tensor]
     numbers: Mapping[str, int]
@@ -62,11 +62,11 @@ class Layout:
             raise PrefetchRefused(f"The plan has no tensor {name!r}.") from None
 
 
-def read(document: Mapping[str, Any]) -> Layout:
+def read(document: Mapping[str, Any]) -> RegionLayout:
     """Check a plan as `coldstart.weights.plan.plan` makes it. Raises PrefetchRefused naming what is wrong."""
     try:
         plan = checkpoint.parse(document)
-    except checkpoint.Malformed as error:
+    except checkpoint.InvalidWeightsPlan as error:
         raise PrefetchRefused(f"The weights plan is malformed: {error}.") from error
     files = tuple(_placed(plan.files))
     tensors = {tensor.name: tensor for file in files for tensor in file.tensors}
@@ -75,15 +75,15 @@ def read(document: Mapping[str, Any]) -> Layout:
         raise PrefetchRefused(f"The weights plan describes {total} bytes.")
     if not all(tensor.digest for tensor in tensors.values()):
         raise PrefetchRefused("The weights plan has no digests.")
-    return Layout(plan.chunk, files, total, tensors, {file.name: n for n, file in enumerate(files)})
+    return RegionLayout(plan.chunk, files, total, tensors, {file.name: n for n, file in enumerate(files)})
 
 
-def _placed(files: Iterable[checkpoint.File]) -> Iterable[File]:
+def _placed(files: Iterable[checkpoint.CheckpointFile]) -> Iterable[RegionFile]:
     base = 0
     for file in files:
         if file.chunks is None:
             raise PrefetchRefused(f"The weights plan has no digests of {file.name}.")
-        yield File(file.name, file.size, base, file.chunks, file.tensors)
+        yield RegionFile(file.name, file.size, base, file.chunks, file.tensors)
         base += _rounded(file.size)
 
 

@@ -13,18 +13,18 @@ from time import monotonic
 
 from coldstart.weights.prefetch import configuration, layout
 from coldstart.weights.prefetch.errors import PrefetchRefused
-from coldstart.weights.prefetch.model import Model
+from coldstart.weights.prefetch.model import PrefetchedModel
 from coldstart.weights.prefetch.ranges import Ranges
 from coldstart.weights.prefetch.region import Allocator
-from coldstart.weights.prefetch.schedule import Entry
+from coldstart.weights.prefetch.schedule import UnitEntry
 from coldstart.weights.prefetch.source import normal
 
 
 class Memory:
     """Models by the digest of their source and plan."""
 
-    def __init__(self, settings: configuration.Settings) -> None:
-        self.models: dict[str, Model] = {}
+    def __init__(self, settings: configuration.PrefetchSettings) -> None:
+        self.models: dict[str, PrefetchedModel] = {}
         self._settings = settings
         self._budget: int | None = settings.memory_bytes
         self._allocator = Allocator()
@@ -41,7 +41,7 @@ class Memory:
         """Bytes that are held or promised."""
         return sum(model.charged for model in self.models.values())
 
-    def find(self, source: str, plan: bytes, environment: Mapping[str, str]) -> Model:
+    def find(self, source: str, plan: bytes, environment: Mapping[str, str]) -> PrefetchedModel:
         """The model of a source and a plan (its JSON), made if unknown. Raises PrefetchRefused."""
         address = normal(source)
         key = hashlib.sha256(address.encode() + b"\n" + plan).hexdigest()
@@ -56,13 +56,13 @@ class Memory:
         self.models[key].newest(environment)
         return self.models[key]
 
-    def _add(self, key: str, address: str, environment: Mapping[str, str], made: layout.Layout) -> None:
+    def _add(self, key: str, address: str, environment: Mapping[str, str], made: layout.RegionLayout) -> None:
         try:
-            self.models[key] = Model(key, address, environment, made)
+            self.models[key] = PrefetchedModel(key, address, environment, made)
         except OSError as error:
             raise PrefetchRefused(f"No shared memory for {made.total} bytes: {error.strerror}.") from error
 
-    def want(self, model: Model, wanted: Sequence[Ranges]) -> list[Entry]:
+    def want(self, model: PrefetchedModel, wanted: Sequence[Ranges]) -> list[UnitEntry]:
         """Plan what is wanted of a model, making room. Raises PrefetchRefused when there is none to make."""
         units = model.board.new_units(wanted)
         if model.region is None:
@@ -75,14 +75,14 @@ class Memory:
             self._allocator.ahead(model.region, pieces)
         return entries
 
-    def release(self, model: Model) -> None:
+    def release(self, model: PrefetchedModel) -> None:
         """One lease less; a model that holds nothing is forgotten with its last one."""
         model.leases -= 1
         model.used = monotonic()
         if not model.leases and not model.board.planned_bytes and not model.evicted:
             self._evict(model)
 
-    def _make_room(self, model: Model, needed: int) -> None:
+    def _make_room(self, model: PrefetchedModel, needed: int) -> None:
         if needed > self.budget:
             raise PrefetchRefused(
                 f"{needed} bytes are wanted, the prefetcher may hold {self.budget} "
@@ -98,12 +98,12 @@ class Memory:
                 f"{needed} bytes are wanted, {self.used} of {self.budget} are held by models in use."
             )
 
-    def _evict(self, model: Model) -> None:
+    def _evict(self, model: PrefetchedModel) -> None:
         del self.models[model.key]
         model.evicted = True
         self.settle(model)
 
-    def settle(self, model: Model) -> None:
+    def settle(self, model: PrefetchedModel) -> None:
         """Close an evicted model once no stream writes to it any longer."""
         if model.evicted and not model.flying:
             model.close()

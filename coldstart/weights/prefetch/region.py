@@ -18,7 +18,7 @@ _STEP = 32 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-class Region:
+class SharedRegion:
     """`total` bytes, none of them allocated at first. Raises OSError when the kernel has no memfd to give."""
 
     def __init__(self, total: int) -> None:
@@ -58,7 +58,7 @@ class Allocator:
         self._queue: SimpleQueue[tuple[int, list[Range]]] = SimpleQueue()
         self._started = False
 
-    def ahead(self, region: Region, ranges: Iterable[Range]) -> None:
+    def ahead(self, region: SharedRegion, ranges: Iterable[Range]) -> None:
         """Allocate these ranges of the region, some time soon."""
         # A descriptor of its own: the region may be closed meanwhile and its number be another's.
         self._queue.put((os.dup(region.descriptor), list(ranges)))

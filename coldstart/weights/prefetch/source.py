@@ -1,7 +1,7 @@
 """What a source of weights is: it reads byte ranges of named files.
 
-Each stream opens its own, so none needs to be safe for threads. What may pass is Unavailable (and tried again), what will
-not is Unusable.
+Each stream opens its own, so none needs to be safe for threads. What may pass is SourceUnavailable (and tried again), what will
+not is SourceUnusable.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ Count = Callable[[int], None]
 SCHEMES = ("http", "https", "s3", "hf")
 
 
-class Unavailable(Exception):
+class SourceUnavailable(Exception):
     """It does not answer, or broke off; it may come back."""
 
 
-class TooSlow(Unavailable):
+class SourceTooSlow(SourceUnavailable):
     """It answers slower than the floor: not asked again at once."""
 
 
-class Changed(Unavailable):
+class Changed(SourceUnavailable):
     """Another file than a moment ago: what came before belongs to the old one."""
 
 
-class Unusable(Exception):
+class SourceUnusable(Exception):
     """It answers, and the answer will not change: no such file, no byte ranges, another size, no permission."""
 
 
-class Source(Protocol):
+class RangeSource(Protocol):
     """Byte ranges of files."""
 
     def read(self, name: str, size: int, start: int, into: memoryview, count: Count) -> int:
         """Fill `into` from byte `start` of file `name`, which has `size` bytes; how many bytes came before it broke off.
 
-        Calls `count` with every number of bytes received. Raises Unavailable when none came, and Unusable.
+        Calls `count` with every number of bytes received. Raises SourceUnavailable when none came, and SourceUnusable.
         """
 
     def version(self, name: str) -> str:

@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from coldstart.weights.prefetch.source import Count, Source, Unusable
+from coldstart.weights.prefetch.source import Count, RangeSource, SourceUnusable
 
 
-def open_source(address: str, environment: Mapping[str, str]) -> Source:
-    """A new source for one stream; `environment` is that of the client. Raises Unusable."""
+def open_source(address: str, environment: Mapping[str, str]) -> RangeSource:
+    """A new source for one stream; `environment` is that of the client. Raises SourceUnusable."""
     scheme = address.partition("://")[0]
     if scheme in ("http", "https"):
         from coldstart.weights.prefetch.http_source import HttpSource, headers
@@ -35,21 +35,21 @@ class LocalSource:
         self._open: dict[str, int] = {}
 
     def read(self, name: str, size: int, start: int, into: memoryview, count: Count) -> int:
-        """As Source."""
+        """As RangeSource."""
         try:
             descriptor = self._descriptor(name, size)
             # One long request to the disk, where the kernel's own reading ahead would make many short ones.
             os.posix_fadvise(descriptor, start, len(into), os.POSIX_FADV_WILLNEED)
             got = os.preadv(descriptor, [into], start)
         except OSError as error:
-            raise Unusable(f"{self.directory / name}: {error.strerror}") from error
+            raise SourceUnusable(f"{self.directory / name}: {error.strerror}") from error
         if not got:
-            raise Unusable(f"{self.directory / name} has become shorter")
+            raise SourceUnusable(f"{self.directory / name} has become shorter")
         count(got)
         return got
 
     def version(self, name: str) -> str:
-        """As Source: a file that is open stays what it is."""
+        """As RangeSource: a file that is open stays what it is."""
         return ""
 
     def _descriptor(self, name: str, size: int) -> int:
@@ -57,10 +57,12 @@ class LocalSource:
             descriptor = os.open(self.directory / name, os.O_RDONLY | os.O_CLOEXEC)
             self._open[name] = descriptor
             if (found := os.fstat(descriptor).st_size) != size:
-                raise Unusable(f"{self.directory / name} has {found} bytes, the weights plan says {size}")
+                raise SourceUnusable(
+                    f"{self.directory / name} has {found} bytes, the weights plan says {size}"
+                )
         return self._open[name]
 
     def close(self) -> None:
-        """As Source."""
+        """As RangeSource."""
         while self._open:
             os.close(self._open.popitem()[1])

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from coldstart.weights.checkpoint import Tensor
-from coldstart.weights.prefetch.layout import Layout
+from coldstart.weights.prefetch.layout import RegionLayout
 from coldstart.weights.prefetch.ranges import Range, Ranges
 
 
@@ -40,7 +40,7 @@ class Unit:
         return sum(end - start for start, end in self.pieces)
 
 
-def split(layout: Layout, file: int, wanted: Ranges) -> list[Unit]:
+def split(layout: RegionLayout, file: int, wanted: Ranges) -> list[Unit]:
     """The units that make up `wanted` bytes of a file: whole tensors, or all of the file that is not planned already."""
     units: list[Unit] = []
     rest: list[Range] = []
@@ -65,12 +65,12 @@ def _by_chunk(chunk: int, wanted: Ranges) -> dict[int, list[Range]]:
     return found
 
 
-def _gapped(layout: Layout, file: int, piece: Range) -> bool:
+def _gapped(layout: RegionLayout, file: int, piece: Range) -> bool:
     known = Ranges((tensor.offset, tensor.end) for tensor in touching(layout, file, *piece))
     return bool(known.missing(*piece))
 
 
-def _joined(layout: Layout, file: int, pieces: list[Range]) -> list[list[Range]]:
+def _joined(layout: RegionLayout, file: int, pieces: list[Range]) -> list[list[Range]]:
     """Pieces in groups: those that one tensor reaches into wait for each other, so they are one."""
     groups: list[list[Range]] = []
     reach = 0
@@ -83,7 +83,7 @@ def _joined(layout: Layout, file: int, pieces: list[Range]) -> list[list[Range]]
     return groups
 
 
-def _of_tensors(layout: Layout, file: int, pieces: list[Range]) -> Unit:
+def _of_tensors(layout: RegionLayout, file: int, pieces: list[Range]) -> Unit:
     tensors = {tensor.offset: tensor for piece in pieces for tensor in touching(layout, file, *piece)}
     checks = tuple(Check(t.offset, t.end, t.sha256, t.name) for t in tensors.values())
     own = Ranges(pieces)
@@ -91,7 +91,7 @@ def _of_tensors(layout: Layout, file: int, pieces: list[Range]) -> Unit:
     return Unit(file, tuple(pieces), checks, needs)
 
 
-def touching(layout: Layout, file: int, start: int, end: int) -> list[Tensor]:
+def touching(layout: RegionLayout, file: int, start: int, end: int) -> list[Tensor]:
     """The tensors of a file that have bytes in [start, end), in order."""
     tensors = layout.files[file].tensors
     found = []

@@ -75,7 +75,7 @@ import pytest
 from support.graphs_tools import SMALL, outputs, proven
 
 from coldstart.graphs import capture, store, windows
-from coldstart.graphs.api import Event, NodeKind
+from coldstart.graphs.api import AllocationEvent, NodeKind
 from coldstart.graphs.errors import AlteredTable, GraphError
 from coldstart.graphs.kernels import Ladder
 from coldstart.graphs.restore import Restorer
@@ -155,7 +155,7 @@ def test_naive_one_capture_relocates_a_word_that_is_no_one_pointer() -> None:
 # --- address reuse in whole processes ---
 
 
-def _traces() -> tuple[SimModel, SimModel, list[Event], int]:
+def _traces() -> tuple[SimModel, SimModel, list[AllocationEvent], int]:
     """A process whose table took a freed address, one whose table did not, and the table's true ordinal."""
     reusing, other = SimModel(SMALL, 1, reuse=1.0), SimModel(SMALL, 2, reuse=0.0)
     (match, _), *_ = match_backwards(pack(reusing.trace()), [(-1, reusing.rope_table)]).values()

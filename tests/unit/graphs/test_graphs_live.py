@@ -51,7 +51,7 @@ class Memory:
 @given(st.lists(st.binary(min_size=8, max_size=8), min_size=2, max_size=6))
 def test_any_change_between_any_two_steps_is_seen(states: list[bytes]) -> None:
     memory: Any = Memory()
-    watch = live.Watch(memory, [("lib:0", 0, 4), ("alloc#7", 4, 4)])
+    watch = live.ContentWatch(memory, [("lib:0", 0, 4), ("alloc#7", 4, 4)])
     for memory.data in states:
         watch.look()
     halves = {"lib:0": [s[:4] for s in states], "alloc#7": [s[4:] for s in states]}

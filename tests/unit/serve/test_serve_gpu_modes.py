@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Failed, Usage
+from coldstart.errors import CommandFailed, Usage
 from coldstart.machine import runtime
 from coldstart.materialize import materialize
 from coldstart.serve import pool
@@ -50,6 +50,6 @@ def test_a_built_engine_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_a_snapshot_by_fork_is_refused_before_any_work() -> None:
-    with pytest.raises(Failed, match="no CUDA state") as caught:
+    with pytest.raises(CommandFailed, match="no CUDA state") as caught:
         materialize.materialize(None, materialize.Options(snapshot=True), pytest.fail)  # type: ignore[arg-type]
     assert "vllm snapshot create" in str(caught.value.mend)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Failed, Usage
+from coldstart.errors import CommandFailed, Usage
 from coldstart.serve import launch, pool
 
 KEY = "sha256:" + "a" * 64
@@ -76,7 +76,9 @@ def test_a_second_start_is_refused_while_the_first_is_under_way(fake_engine: Fak
 
 def test_the_log_of_a_template_that_died_is_in_the_error(fake_engine: FakeEngine) -> None:
     fake_engine("dies")
-    with pytest.raises(Failed, match=r"ended\. The end of its log:\nno memory for the template") as caught:
+    with pytest.raises(
+        CommandFailed, match=r"ended\. The end of its log:\nno memory for the template"
+    ) as caught:
         pool.start("engine", PLAN, "tiny", 20)
     assert caught.value.exit_code == 1
     assert list(pool._root().glob("*/")) == []
@@ -84,7 +86,7 @@ def test_the_log_of_a_template_that_died_is_in_the_error(fake_engine: FakeEngine
 
 def test_a_template_that_is_not_ready_in_time_is_ended(fake_engine: FakeEngine) -> None:
     fake_engine("never-ready")
-    with pytest.raises(Failed, match=r"not ready within 0\.3 s") as caught:
+    with pytest.raises(CommandFailed, match=r"not ready within 0\.3 s") as caught:
         pool.start("engine", PLAN, "tiny", 0.3)
     assert caught.value.mend == "give it longer: --ready-timeout SECONDS"
     assert list(pool._root().glob("*/")) == []
@@ -117,7 +119,7 @@ def test_stopping_is_refused_while_servers_run(fake_engine: FakeEngine) -> None:
     process, reader = launch.forked(PLAN, next(iter(pool.listed())).socket)
     (warm,) = pool.listed()
     assert warm.servers == (process.pid,)
-    with pytest.raises(Failed, match="1 server"):
+    with pytest.raises(CommandFailed, match="1 server"):
         pool.stop(warm)
     assert process.poll() is None
     pool.stop(warm, force=True)

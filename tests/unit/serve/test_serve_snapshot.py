@@ -19,7 +19,7 @@ from coldstart.artifacts.store import Store
 from tools.bundles import key, provenance, write_tree
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.key import inspection
 from coldstart.machine import criu, digests, fingerprint, paths
 from coldstart.machine.paths import Cache
@@ -93,18 +93,24 @@ class TestWhereItFits:
         snapshot.check(images(tmp_path), PLAN)
 
     def test_another_kernel(self, tmp_path: Path) -> None:
-        with pytest.raises(snapshot.Unusable, match=rf"taken on kernel 3\.1, this is {platform.release()}"):
+        with pytest.raises(
+            snapshot.SnapshotUnusable, match=rf"taken on kernel 3\.1, this is {platform.release()}"
+        ):
             snapshot.check(images(tmp_path, kernel="3.1"), PLAN)
 
     def test_a_file_that_is_gone(self, tmp_path: Path) -> None:
         listed = f"{'0' * 64}  /nonexistent/lib.so\n"
-        with pytest.raises(snapshot.Unusable, match=r"made with /nonexistent/lib\.so .*, found nothing"):
+        with pytest.raises(
+            snapshot.SnapshotUnusable, match=r"made with /nonexistent/lib\.so .*, found nothing"
+        ):
             snapshot.check(images(tmp_path, files=listed), PLAN)
 
     def test_another_environment(self, tmp_path: Path) -> None:
         read = environment.counted(os.environ) | {"OMP_NUM_THREADS": "1"}
         made = images(tmp_path, environment=read)
-        with pytest.raises(snapshot.Unusable, match=r"OMP_NUM_THREADS: .* made with '1', this start has '2'"):
+        with pytest.raises(
+            snapshot.SnapshotUnusable, match=r"OMP_NUM_THREADS: .* made with '1', this start has '2'"
+        ):
             snapshot.check(made, replace(PLAN, env={"OMP_NUM_THREADS": "2"}))
 
 
@@ -138,7 +144,7 @@ class TestCriuItself:
 class TestThaw:
     def test_without_criu(self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
-        with pytest.raises(snapshot.Unusable, match="is not to be found"):
+        with pytest.raises(snapshot.SnapshotUnusable, match="is not to be found"):
             thaw(frozen(store, tmp_path))
 
     def test_without_a_section(self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]) -> None:
@@ -161,7 +167,7 @@ class TestThaw:
     ) -> None:
         calls = fake_criu(1)
         bundle = frozen(store, tmp_path)
-        with pytest.raises(snapshot.Unusable):
+        with pytest.raises(snapshot.SnapshotUnusable):
             thaw(bundle)
         calls.unlink()
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
@@ -173,7 +179,7 @@ class TestThaw:
         self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]
     ) -> None:
         calls = fake_criu(0)
-        with pytest.raises(snapshot.Unusable, match=r"kernel 3\.1"):
+        with pytest.raises(snapshot.SnapshotUnusable, match=r"kernel 3\.1"):
             thaw(frozen(store, tmp_path, kernel="3.1"))
         assert not calls.exists()
 
@@ -186,7 +192,7 @@ class TestThaw:
         with store.begin(key()) as draft:
             draft.add_tree("snapshot", write_tree(tmp_path / "images", tree))
             bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
-        with pytest.raises(snapshot.Unusable):
+        with pytest.raises(snapshot.SnapshotUnusable):
             thaw(bundle)
         assert not calls.exists()
 
@@ -196,7 +202,7 @@ class TestThaw:
     ) -> None:
         calls = fake_criu(1)
         with pytest.raises(
-            snapshot.Unusable, match=r"could not thaw the snapshot: Error .* no such terminal"
+            snapshot.SnapshotUnusable, match=r"could not thaw the snapshot: Error .* no such terminal"
         ):
             thaw(frozen(store, tmp_path, meeting=str(home / "meeting")))
         assert "restore -D" in calls.read_text()
@@ -214,7 +220,7 @@ def test_a_dump_that_fails_leaves_no_template(
     calls = fake_criu(1)
     monkeypatch.setattr(snapshot, "meeting_dir", lambda: home)
     (tmp_path / "out").mkdir()
-    with pytest.raises(Failed, match=r"could not freeze the engine: Error .* no such terminal"):
+    with pytest.raises(CommandFailed, match=r"could not freeze the engine: Error .* no such terminal"):
         snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
     pid = int(calls.read_text().split(" -t ")[1].split()[0])
     assert not Path(f"/proc/{pid}").exists()

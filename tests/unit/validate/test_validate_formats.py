@@ -7,10 +7,10 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from coldstart.validate import formats, sarif
-from coldstart.validate.checks import Report
+from coldstart.validate.checks import ValidationReport
 
 
-def test_junit_parses_and_counts(reports: list[Report]) -> None:
+def test_junit_parses_and_counts(reports: list[ValidationReport]) -> None:
     root = ElementTree.fromstring(formats.junit(reports, "error").encode())
     (suite,) = root.findall("testsuite")
     cases = suite.findall("testcase")
@@ -23,12 +23,12 @@ def test_junit_parses_and_counts(reports: list[Report]) -> None:
     assert failure.text is not None and "<broken> & gone" in failure.text
 
 
-def test_junit_fails_from_the_fail_level_on(reports: list[Report]) -> None:
+def test_junit_fails_from_the_fail_level_on(reports: list[ValidationReport]) -> None:
     counted = [formats.junit(reports, level).count("<failure") for level in ("error", "warning", "note")]
     assert counted == [1, 2, 3]
 
 
-def test_github_escapes_data_and_properties(reports: list[Report]) -> None:
+def test_github_escapes_data_and_properties(reports: list[ValidationReport]) -> None:
     lines = formats.github(reports, "error").split("\n")
     assert [line.split(" ")[0] for line in lines] == ["::error", "::warning", "::notice"]
     grammar = re.compile(r"::(error|warning|notice) title=([^:,\r\n]+)::([^\r\n]+)")
@@ -40,7 +40,7 @@ def test_github_escapes_data_and_properties(reports: list[Report]) -> None:
     assert '50% of "it":\r\n<broken>' in data
 
 
-def test_sarif_has_what_the_standard_requires(reports: list[Report]) -> None:
+def test_sarif_has_what_the_standard_requires(reports: list[ValidationReport]) -> None:
     log = json.loads(sarif.render(reports, "error"))
     assert log["version"] == "2.1.0"
     assert log["$schema"].endswith("sarif-schema-2.1.0.json")
@@ -58,14 +58,14 @@ def test_sarif_has_what_the_standard_requires(reports: list[Report]) -> None:
     assert len(prints) == 3
 
 
-@pytest.mark.parametrize("none", [[], [Report("a", "manifest", ())]])
-def test_nothing_found_is_still_a_log(none: list[Report]) -> None:
+@pytest.mark.parametrize("none", [[], [ValidationReport("a", "manifest", ())]])
+def test_nothing_found_is_still_a_log(none: list[ValidationReport]) -> None:
     assert json.loads(sarif.render(none, "error"))["runs"][0]["results"] == []
     ElementTree.fromstring(formats.junit(none, "error").encode())
     assert formats.github(none, "error") == ""
 
 
-def test_text_and_json_agree(reports: list[Report]) -> None:
+def test_text_and_json_agree(reports: list[ValidationReport]) -> None:
     found = formats.document(reports, "error")
     text = formats.text(reports, "error")
     assert found["ok"] is False

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from coldstart.weights import checkpoint, plan
-from coldstart.weights.checkpoint import Malformed
+from coldstart.weights.checkpoint import InvalidWeightsPlan
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -68,5 +68,5 @@ def _tensor(**changes: Any) -> Change:
 def test_what_is_wrong_is_named(document: dict[str, Any], change: Change, said: str) -> None:
     wrong = copy.deepcopy(document)
     change(wrong)
-    with pytest.raises(Malformed, match=said):
+    with pytest.raises(InvalidWeightsPlan, match=said):
         checkpoint.parse(wrong)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from coldstart.measure.bench import plan
-from coldstart.measure.bench.launch import Command, RunFiles, Unavailable
-from coldstart.measure.bench.measure import Settings
+from coldstart.measure.bench.launch import Command, ModeUnavailable, RunFiles
+from coldstart.measure.bench.measure import RunSettings
 
 SERVER = Path(__file__).with_name("fake_server.py")
 
@@ -26,7 +26,7 @@ class FakeLauncher:
 
     def prepare(self) -> None:
         if self.behaviour == "unavailable":
-            raise Unavailable("no CRIU here")
+            raise ModeUnavailable("no CRIU here")
 
     def command(self, files: RunFiles) -> Command:
         argv = [sys.executable, "-I", "-S", str(SERVER), str(files.port), str(files.ready)]
@@ -42,5 +42,5 @@ def fake() -> Callable[..., FakeLauncher]:
 
 
 @pytest.fixture
-def settings() -> Settings:
-    return Settings(prompts=("a", "b c"), max_tokens=4, ready_timeout_s=20.0, steady=False)
+def settings() -> RunSettings:
+    return RunSettings(prompts=("a", "b c"), max_tokens=4, ready_timeout_s=20.0, steady=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.errors import Failed, NoBundle
+from coldstart.errors import CommandFailed, NoBundle
 from coldstart.measure.bench import floor, launchers, plan
 from coldstart.measure.bench.launch import RunFiles
 
@@ -112,7 +112,7 @@ def test_a_template_is_started_and_stopped_once(tmp_path: Path, calls: Callable[
     ]
 
 
-@pytest.mark.parametrize(("status", "error"), [("1", Failed), ("3", NoBundle)])
+@pytest.mark.parametrize(("status", "error"), [("1", CommandFailed), ("3", NoBundle)])
 def test_a_template_that_does_not_come_up(
     tmp_path: Path,
     calls: Callable[[], list[list[str]]],

@@ -15,7 +15,7 @@ from support.graphs_tools import SMALL
 from coldstart.graphs import gate, store
 from coldstart.graphs.errors import MissingRegion, NotProven, Refused
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.table import Region
+from coldstart.graphs.table import SymbolRegion
 from coldstart.vllm.graphs import outputs, plugin, record
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.restore import Restoring
@@ -150,7 +150,7 @@ def test_profiling_captures_are_left_alone() -> None:
 
 def test_outputs_are_places_in_the_pool() -> None:
     tensor = torch.zeros(4, 8, dtype=torch.bfloat16)
-    pool = [Region("pool:0", 4096, tensor.data_ptr() - 512)]
+    pool = [SymbolRegion("pool:0", 4096, tensor.data_ptr() - 512)]
     found = outputs.describe(tensor[2:], pool)
     assert found == {
         "symbol": "pool:0",

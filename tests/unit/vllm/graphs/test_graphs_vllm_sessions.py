@@ -19,7 +19,7 @@ from coldstart.contract.graphs import PROVE, RECORD
 from coldstart.graphs import gate, offline, rounds, store
 from coldstart.graphs.api import Captured
 from coldstart.graphs.errors import DriverFailure, Refused
-from coldstart.graphs.table import Region
+from coldstart.graphs.table import SymbolRegion
 from coldstart.machine import nvml
 from coldstart.vllm.graphs import hook, record, restore
 from coldstart.vllm.graphs.source import refuse_parallel
@@ -43,7 +43,7 @@ class Descriptor:
 class Tensor:
     """A region of the simulated memory, as torch would show it."""
 
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: SymbolRegion) -> None:
         self._region, self.nbytes, self.shape = region, region.size, (region.size // 4,)
         self.dtype = "torch.float32"
 
@@ -98,7 +98,7 @@ class Framework:
     def sizes(self) -> dict[str, int]:
         return self._sizes
 
-    def regions(self) -> list[Region]:
+    def regions(self) -> list[SymbolRegion]:
         return [replace(r, symbol=OUT) if s == "static:out" else r for s, r in self._model.named.items()]
 
     def capture(self, key: str) -> Captured:
@@ -172,7 +172,9 @@ def sessions(here: dict[str, SimModel], work: Path) -> Path:
         here["model"] = model = SimModel(SMALL, 100 + len(seeds))
         seeds.append(name)
         session = (
-            record.Recording(work) if RECORD in environment else restore.Proving(Path(environment[PROVE]))
+            record.GraphRecording(work)
+            if RECORD in environment
+            else restore.Proving(Path(environment[PROVE]))
         )
         runner = Runner(model)
         assert session.run(runner, runner.own) == "captured"
@@ -286,7 +288,7 @@ def test_several_ranks_are_captured(here: dict[str, SimModel], made: Path, tmp_p
     session = restore.Restoring(made)
     assert session.run(runner, runner.own) == "captured" and "collectives" in session.fallbacks()["*"]
     (tmp_path / "ranks").mkdir()
-    record.Recording(tmp_path / "ranks").run(runner, runner.own)
+    record.GraphRecording(tmp_path / "ranks").run(runner, runner.own)
     assert "collectives" in (tmp_path / "ranks" / rounds.REASON).read_text()
     with pytest.raises(Refused):
         refuse_parallel(runner)

@@ -22,7 +22,7 @@ from prefetching import Weights, check_tensors, check_whole
 from support.range_server import RangeServer, serving
 
 from coldstart.weights.prefetch import client, http_source
-from coldstart.weights.prefetch.source import Unavailable, Unusable, shown
+from coldstart.weights.prefetch.source import SourceUnavailable, SourceUnusable, shown
 
 
 class _Scripted(BaseHTTPRequestHandler):
@@ -102,7 +102,7 @@ def test_a_redirect_is_remembered_and_asked_anew_when_it_has_expired() -> None:
         _read(source)
         assert [path for path, _ in handler.asked] == ["/f", "/signed", "/signed"]
         handler.script["/signed"] = (403, {}, b"expired")
-        with pytest.raises(Unavailable, match="403"):
+        with pytest.raises(SourceUnavailable, match="403"):
             _read(source)
         handler.script["/signed"] = GOOD
         assert _read(source) == b"data"
@@ -125,13 +125,16 @@ def test_a_redirect_is_remembered_and_asked_anew_when_it_has_expired() -> None:
     ],
 )
 def test_what_is_no_range_is_no_weights(answer: tuple[int, dict[str, str], bytes], message: str) -> None:
-    with _scripted({"/f": answer}) as (url, _), pytest.raises(Unusable, match=message):
+    with _scripted({"/f": answer}) as (url, _), pytest.raises(SourceUnusable, match=message):
         _read(http_source.HttpSource(url, {}))
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_what_passes_is_tried_again(status: int) -> None:
-    with _scripted({"/f": (status, {}, b"")}) as (url, _), pytest.raises(Unavailable, match=str(status)):
+    with (
+        _scripted({"/f": (status, {}, b"")}) as (url, _),
+        pytest.raises(SourceUnavailable, match=str(status)),
+    ):
         _read(http_source.HttpSource(url, {}))
 
 
@@ -176,13 +179,13 @@ def test_tls_with_a_trusted_certificate_and_no_other(tmp_path: Path, monkeypatch
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     with _scripted({"/f": GOOD}, context) as (url, handler):
-        with pytest.raises(Unavailable, match="certificate"):
+        with pytest.raises(SourceUnavailable, match="certificate"):
             _read(http_source.HttpSource(url, {}))
         assert handler.asked == []
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         assert _read(http_source.HttpSource(url, {})) == b"data"
         handler.script["/f"] = (302, {"Location": url.replace("https", "http") + "/g"}, b"")
-        with pytest.raises(Unusable, match="without TLS"):
+        with pytest.raises(SourceUnusable, match="without TLS"):
             _read(http_source.HttpSource(url, {}))
 
 
