@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from coldstart.artifacts import oci
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.layout import OciLayout
+from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.staging import Staging
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.errors import Ambiguous, NotALayout
-from coldstart.artifacts.source import LayoutSource
 from coldstart.artifacts.store import Store
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from coldstart.artifacts import blobs, oci
 from coldstart.artifacts.errors import BundleError, named_os_errors
-from coldstart.artifacts.layout import OciLayout
 from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.staging import abandoned
 
 

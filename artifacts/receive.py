@@ -13,10 +13,10 @@ from uuid import uuid4
 
 from coldstart.artifacts import blobs, manifest, oci
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle_source import BundleSource, small
 from coldstart.artifacts.errors import DigestMismatch, TooLarge
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.section import blob_mode
-from coldstart.artifacts.source import BundleSource, small
 from coldstart.artifacts.staging import HashingFile, Staging, staging
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from coldstart.artifacts import canonical, credentials, fields
 from coldstart.artifacts.credentials import Login
 from coldstart.artifacts.errors import BundleError, RemoteDenied, RemoteFailed
 from coldstart.artifacts.net import origin
-from coldstart.artifacts.net.http import Answer, Forbidden, HttpClient, RemoteUnreachable, Secret
+from coldstart.artifacts.net.http_client import Answer, Forbidden, HttpClient, RemoteUnreachable, Secret
 from coldstart.artifacts.net.pace import Bounds
 
 REALMS_VARIABLE = "COLDSTART_TOKEN_REALMS"

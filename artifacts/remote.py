@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle_source import BundleSource, LayoutSource
 from coldstart.artifacts.directory import pull_directory
 from coldstart.artifacts.errors import InvalidReference, NotALayout
-from coldstart.artifacts.source import BundleSource, LayoutSource
 from coldstart.artifacts.store import Store
 
 if TYPE_CHECKING:
-    from coldstart.artifacts.registry import Repository
+    from coldstart.artifacts.oci_registry import Repository
 
 OCI, HUB, DIRECTORY = "oci://", "hf://", "dir://"
 
@@ -80,6 +80,6 @@ def _directory(address: str) -> Path:
 
 
 def _repository(address: str) -> Repository:
-    from coldstart.artifacts.registry import repository
+    from coldstart.artifacts.oci_registry import repository
 
     return repository(address.removeprefix(OCI))

@@ -11,12 +11,12 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from coldstart.artifacts import blobs, oci, ranges
+from coldstart.artifacts.bundle_source import BundleSource
 from coldstart.artifacts.errors import BundleError, DigestMismatch, MissingBlob, RemoteFailed, named_os_errors
 from coldstart.artifacts.limits import CHUNK
 from coldstart.artifacts.manifest import SectionEntry
 from coldstart.artifacts.receive import fetch
 from coldstart.artifacts.section import blob_mode
-from coldstart.artifacts.source import BundleSource
 from coldstart.artifacts.staging import Staging, staging
 
 if TYPE_CHECKING:

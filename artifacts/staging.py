@@ -19,8 +19,8 @@ from uuid import uuid4
 
 from coldstart.artifacts import files, oci
 from coldstart.artifacts.errors import TooLarge, named_os_errors
-from coldstart.artifacts.layout import OciLayout
 from coldstart.artifacts.limits import CHUNK, LIMITS
+from coldstart.artifacts.oci_layout import OciLayout
 
 _LOCK = "lock"
 

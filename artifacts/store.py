@@ -16,15 +16,15 @@ from coldstart.artifacts import commit, files, oci, selection
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import Ambiguous, BundleError, InvalidReference
 from coldstart.artifacts.key import Key, Mismatch, diff
-from coldstart.artifacts.layout import OciLayout
+from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.staging import Staging, staging
 
 if TYPE_CHECKING:
     # What only writers need is imported where it is used: readers start servers, and their time is counted.
+    from coldstart.artifacts.bundle_source import BundleSource
     from coldstart.artifacts.draft import Draft
     from coldstart.artifacts.prune import Pruned
     from coldstart.artifacts.repair import Repair
-    from coldstart.artifacts.source import BundleSource
 
     Repairs = list[Repair]
 Bundles = list[Bundle]
@@ -125,7 +125,7 @@ class Store:
 
     def signatures(self, bundle: Bundle) -> Sequence[bytes]:
         """Signature documents about `bundle`, unverified; sign.trusted judges them."""
-        from coldstart.artifacts.source import LayoutSource
+        from coldstart.artifacts.bundle_source import LayoutSource
 
         return LayoutSource(self).signatures(bundle.descriptor)
 

@@ -17,7 +17,7 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
 from coldstart.errors import CommandFailed, Usage
-from coldstart.measure.bench.request import BenchRequest, run
+from coldstart.measure.bench.benchmark import BenchRequest, run
 from coldstart.measure.report import html, markdown, rows
 
 EXPORTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {

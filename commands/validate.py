@@ -14,17 +14,17 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
 from coldstart.errors import CommandFailed
-from coldstart.validate import formats, sarif
+from coldstart.validate import renderers, sarif
 from coldstart.validate.checks import FailLevel, Level, ValidationReport
-from coldstart.validate.request import ValidationRequest, check_request, run
+from coldstart.validate.validation import ValidationRequest, check_request, run
 
 ReportFormat = Annotated[
     Literal["text", "json", "junit", "github", "sarif"], typer.Option("--format", help="Form of the result.")
 ]
 RENDERERS = {
-    "text": formats.text,
-    "junit": formats.junit,
-    "github": formats.github,
+    "text": renderers.text,
+    "junit": renderers.junit,
+    "github": renderers.github,
     "sarif": sarif.render,
 }
 
@@ -63,7 +63,7 @@ def command(
 def _show(common: Common, reports: list[ValidationReport], fail_level: FailLevel) -> None:
     form = str(common.out.format)
     if form == "json":
-        common.out.result(formats.document(reports, fail_level), "")
+        common.out.result(renderers.document(reports, fail_level), "")
     else:
         replace(common.out, format="text").result({}, RENDERERS[form](reports, fail_level))
 

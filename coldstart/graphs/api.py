@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from coldstart.graphs.table import Array, Attributes, Kernel, SymbolRegion
+from coldstart.graphs.tables import Array, Attributes, Kernel, SymbolRegion
 
 
 class NodeKind(IntEnum):

@@ -16,7 +16,7 @@ from coldstart.graphs.errors import DriverFailure, Refused
 from coldstart.graphs.intervals import NONE, Intervals
 from coldstart.graphs.sides import library_ranges
 from coldstart.graphs.snapshot import MAP, Snapshot
-from coldstart.graphs.table import TENSOR_MAP_BYTES, Array, Kernel, SymbolRegion, Tables
+from coldstart.graphs.tables import TENSOR_MAP_BYTES, Array, Kernel, SymbolRegion, Tables
 
 COLLECTIVES = ("ncclDevKernel", "ncclKernel", "nvshmem", "cross_device_reduce", "multimem_all_reduce")
 # What graphs keep between launches are magic numbers and tables; larger memory holds activations.

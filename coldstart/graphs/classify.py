@@ -21,7 +21,7 @@ from coldstart.graphs.errors import BaseCollision
 from coldstart.graphs.intervals import NONE, Reading
 from coldstart.graphs.sides import Pairing, Side, Symbols, Words
 from coldstart.graphs.snapshot import Snapshot
-from coldstart.graphs.table import ABSOLUTE, TENSOR_MAP, TENSOR_MAP_BYTES, Array, SymbolRegion
+from coldstart.graphs.tables import ABSOLUTE, TENSOR_MAP, TENSOR_MAP_BYTES, Array, SymbolRegion
 
 Found = tuple[Array, Array, Array, Array]
 

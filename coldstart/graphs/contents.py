@@ -16,9 +16,9 @@ import numpy as np
 
 from coldstart.graphs.api import Captured, DriverApi, Workload
 from coldstart.graphs.builder import drop_unused_regions
+from coldstart.graphs.combine import Combined
 from coldstart.graphs.errors import GraphError
-from coldstart.graphs.materialize import Combined
-from coldstart.graphs.table import BLOCK, RELOCATION, Array, Tables
+from coldstart.graphs.tables import BLOCK, RELOCATION, Array, Tables
 
 BLOCK_BYTES = 512
 PATTERNS = (0xFF, 0x5A)

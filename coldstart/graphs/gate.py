@@ -16,7 +16,7 @@ from pathlib import Path
 from coldstart.graphs.api import DriverApi, FrameworkApi, Workload
 from coldstart.graphs.errors import GraphError, NotProven
 from coldstart.graphs.restore import Replayable, Restorer
-from coldstart.graphs.store import read_manifest
+from coldstart.graphs.table_files import read_manifest
 
 PROOF, REJECTED = "proof.json", "rejected.json"
 

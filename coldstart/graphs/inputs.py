@@ -18,8 +18,8 @@ import numpy as np
 
 from coldstart.graphs.api import DriverApi
 from coldstart.graphs.errors import AlteredTable, MissingRegion
-from coldstart.graphs.store import sha256
-from coldstart.graphs.table import SymbolRegion
+from coldstart.graphs.table_files import sha256
+from coldstart.graphs.tables import SymbolRegion
 
 FOLDER, ENTRY = "inputs", "workload"
 WINDOW = 1 << 20

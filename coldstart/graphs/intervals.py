@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coldstart.graphs.errors import GraphError
-from coldstart.graphs.table import Array, SymbolRegion
+from coldstart.graphs.tables import Array, SymbolRegion
 
 NONE = -1
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from coldstart.graphs.api import DriverApi, FrameworkApi
 from coldstart.graphs.elf import Cubin
 from coldstart.graphs.errors import AlteredTable, GraphError, MissingKernel
-from coldstart.graphs.table import Kernel
+from coldstart.graphs.tables import Kernel
 
 Identity = tuple[str, str | None]
 Load = Callable[[str], bytes]

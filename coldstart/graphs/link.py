@@ -9,7 +9,7 @@ import numpy as np
 
 from coldstart.graphs.api import LAUNCH, DriverApi, FrameworkApi
 from coldstart.graphs.errors import MissingRegion
-from coldstart.graphs.table import ABSOLUTE, TENSOR_MAP_BYTES, Array, SymbolRegion, Tables
+from coldstart.graphs.tables import ABSOLUTE, TENSOR_MAP_BYTES, Array, SymbolRegion, Tables
 from coldstart.graphs.trace import live_allocation
 
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from coldstart.graphs import store
+from coldstart.graphs import table_files
 from coldstart.graphs.api import DriverApi
 from coldstart.graphs.builder import drop_unused_regions, subset
 from coldstart.graphs.errors import Refused
-from coldstart.graphs.table import SymbolRegion, Tables
+from coldstart.graphs.tables import SymbolRegion, Tables
 
 FILE = "live.json"
 LEAST = 2
@@ -68,15 +68,15 @@ def settle(work: Path, bundle: Path) -> None:
     seen = _read(work)
     if seen["steps"] < LEAST:
         raise Refused(f"the recording engine was seen to take {seen['steps']} live steps, {LEAST} are needed")
-    tables = store.load(bundle)
+    tables = table_files.load(bundle)
     reasons = refusals(tables, set(seen["changed"]))
     if not reasons:
         return
     if set(tables.keys) <= set(reasons):
         raise Refused(f"no graph can be restored: {next(iter(reasons.values()))}")
     kept = drop_unused_regions(subset(tables, lambda key: key not in reasons, reasons))
-    binaries = {d: store.load_binary(bundle, d) for d in store.read_manifest(bundle)["binaries"]}
-    store.save(kept, bundle, binaries)
+    binaries = {d: table_files.load_binary(bundle, d) for d in table_files.read_manifest(bundle)["binaries"]}
+    table_files.save(kept, bundle, binaries)
 
 
 def _read(work: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from coldstart.graphs.elf import spans
 from coldstart.graphs.errors import AlteredTable, MissingKernel
 from coldstart.graphs.fatbin import library_entries, unpacked
-from coldstart.graphs.store import sha256
+from coldstart.graphs.table_files import sha256
 
 NOTE_BUILD_ID = ".note.gnu.build-id"
 

@@ -24,8 +24,8 @@ from coldstart.graphs.kernels import Ladder, ambiguous_names, check_layout
 from coldstart.graphs.link import Bases, broken_assumptions, launch_rows, relocate
 from coldstart.graphs.rebuild import Linked, fill
 from coldstart.graphs.references import fetch, loaded_libraries
-from coldstart.graphs.store import load, load_binary
-from coldstart.graphs.table import Array, SymbolRegion, Tables
+from coldstart.graphs.table_files import load, load_binary
+from coldstart.graphs.tables import Array, SymbolRegion, Tables
 
 Note = Callable[[str, float, float, str], None]
 Built = Callable[[str, "Replayable"], None]

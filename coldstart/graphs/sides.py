@@ -11,7 +11,7 @@ from coldstart.graphs import trace as traces
 from coldstart.graphs import windows
 from coldstart.graphs.intervals import NONE, Intervals, Reading
 from coldstart.graphs.snapshot import Snapshot
-from coldstart.graphs.table import Array, SymbolRegion
+from coldstart.graphs.tables import Array, SymbolRegion
 
 
 @dataclass

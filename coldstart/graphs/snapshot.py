@@ -15,8 +15,8 @@ import numpy as np
 from coldstart.graphs.api import Range
 from coldstart.graphs.builder import subset
 from coldstart.graphs.errors import AlteredTable
-from coldstart.graphs.store import load, load_binary, save
-from coldstart.graphs.table import Array, SymbolRegion, Tables
+from coldstart.graphs.table_files import load, load_binary, save
+from coldstart.graphs.tables import Array, SymbolRegion, Tables
 
 # `held` marks the bytes of a map that code its address.
 MAP = np.dtype([("place", "<u4"), ("address", "<u8"), ("held", "?", 128)])

@@ -10,7 +10,7 @@ from typing import Any
 
 from coldstart.graphs.api import AllocationEvent, Captured, DriverApi
 from coldstart.graphs.errors import GraphError, Refused
-from coldstart.graphs.table import SymbolRegion
+from coldstart.graphs.tables import SymbolRegion
 
 Capture = Callable[[str], Any]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from coldstart.graphs.api import AllocationEvent
-from coldstart.graphs.table import Array
+from coldstart.graphs.tables import Array
 
 TRACE = np.dtype([("kind", "u1"), ("address", "<u8"), ("size", "<u8")])
 _KINDS = ("alloc", "free", "launch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coldstart.graphs.table import TENSOR_MAP_BYTES, Array, Tables
+from coldstart.graphs.tables import TENSOR_MAP_BYTES, Array, Tables
 
 STRIDE, MAP_STRIDE = 4, 64
 LOWEST, HIGHEST = 1 << 32, 1 << 48

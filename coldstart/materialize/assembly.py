@@ -30,7 +30,7 @@ from coldstart.machine.timeline import Timeline
 from coldstart.materialize import graphs
 from coldstart.model.models import ResolvedModel
 from coldstart.serve import caches, fetch, launch, prepare
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 
 Phase = Callable[[str], AbstractContextManager[None]]
 _TOKENIZER = (

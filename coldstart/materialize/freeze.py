@@ -14,7 +14,7 @@ from coldstart.errors import CommandFailed
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import paths, timeline
-from coldstart.serve import prepare, snapshot
+from coldstart.serve import prepare, process_snapshot
 
 if TYPE_CHECKING:
     from coldstart.materialize.assembly import Phase
@@ -36,8 +36,8 @@ def add_snapshot(found: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
             draft.keep(bundle, section.type)
         with tempfile.TemporaryDirectory(dir=found.cache.work) as name:
             try:
-                snapshot.freeze(replace(plan, env=plan.env | _LOOPBACK), Path(name), _TIMEOUT_S)
-            except snapshot.SnapshotUnusable as error:
+                process_snapshot.freeze(replace(plan, env=plan.env | _LOOPBACK), Path(name), _TIMEOUT_S)
+            except process_snapshot.SnapshotUnusable as error:
                 raise CommandFailed(
                     f"No snapshot can be taken here: {error}.", mend="coldstart doctor"
                 ) from error

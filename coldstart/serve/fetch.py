@@ -24,9 +24,9 @@ from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
 from coldstart.model.models import ResolvedModel, weight_files
 from coldstart.vllm.weights.entry import LOAD_FORMAT
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import stage, tensors
-from coldstart.weights.load.sources import PageIn
+from coldstart.weights.load.tensor_sources import PageIn
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Bundle

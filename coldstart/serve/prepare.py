@@ -29,7 +29,7 @@ from coldstart.machine.unpacked import unpacked
 from coldstart.model.models import ResolvedModel
 from coldstart.serve import caches, fetch
 from coldstart.vllm.graphs import kv_plan
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 
 KV_FLAG = "kv_cache_memory_bytes"
 # vLLM's own variable for the same on the CPU: whoever sets it has decided.

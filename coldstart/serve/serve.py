@@ -24,7 +24,7 @@ from coldstart.key.inspection import Lookup
 from coldstart.machine import modes, peers, runtime, timeline
 from coldstart.model import models
 from coldstart.scheduling.settings import Choice
-from coldstart.serve import fetch, launch, pool, prepare, scheduler
+from coldstart.serve import fetch, launch, prepare, scheduler, template_pool
 from coldstart.serve.scheduler import STOCK
 
 if TYPE_CHECKING:
@@ -220,17 +220,17 @@ def _launch(mode: str, request: ServeRequest, plan: LaunchPlan) -> tuple[launch.
     if mode == "snapshot":
         return _thaw(request, plan)
     level, found = mode.removeprefix("template-"), request.found
-    warm = pool.find(level, found.key.digest)
+    warm = template_pool.find(level, found.key.digest)
     if warm is None:
         raise _no_template(level, found)
-    if (reason := pool.obstacle(warm, plan)) is not None:
+    if (reason := template_pool.obstacle(warm, plan)) is not None:
         raise _Unavailable(f"{reason}: coldstart template stop, and start it again")
     return launch.forked(plan, warm.socket)
 
 
 def _no_template(level: str, found: Lookup) -> _Unavailable:
     name, key = found.model.name, found.key.digest
-    for warm in pool.listed():
+    for warm in template_pool.listed():
         if warm.level == level and warm.python == sys.executable and (level == "runtime" or warm.key == key):
             state = "is not ready yet" if warm.pid else "has died: coldstart template stop"
             return _Unavailable(f"the template-{level} of {warm.model} {state}")
@@ -238,14 +238,14 @@ def _no_template(level: str, found: Lookup) -> _Unavailable:
 
 
 def _thaw(request: ServeRequest, plan: LaunchPlan) -> tuple[launch.ServerProcess, int]:
-    from coldstart.serve import snapshot
+    from coldstart.serve import process_snapshot
 
     bundle = request.found.bundle
     if bundle is None or not bundle.has("snapshot"):
         raise _Absent("the bundle has no snapshot: coldstart materialize MODEL --snapshot")
     try:
-        thawed = snapshot.thaw(bundle, plan, request.found.cache, request.trust)
-    except (snapshot.SnapshotUnusable, Usage, OSError, LookupError, ValueError, TypeError) as error:
+        thawed = process_snapshot.thaw(bundle, plan, request.found.cache, request.trust)
+    except (process_snapshot.SnapshotUnusable, Usage, OSError, LookupError, ValueError, TypeError) as error:
         # Whatever is wrong with an image, or with the place it is unpacked to, another mode starts the server.
         raise _Unavailable(f"{error}") from error
     try:

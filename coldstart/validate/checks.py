@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle_source import BundleSource
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.source import BundleSource
 from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import Finding, check
 from coldstart.validate import against

@@ -42,12 +42,12 @@ def with_graphs(start: StartCheck) -> StartCheck:
 
 def sealed(bundle: Bundle) -> list[Finding]:
     """Whether the tables are those that were sealed, and were proven."""
-    from coldstart.graphs import bundles, gate, store
+    from coldstart.graphs import bundles, gate, table_files
     from coldstart.graphs.errors import GraphError
 
     try:
         with bundles.unpacked(bundle) as directory:
-            store.load(directory)
+            table_files.load(directory)
             gate.read_proof(directory)
     except GraphError as error:
         return [Finding(error.code, "error", str(error), MEND.format(bundle.name), SUBJECT)]

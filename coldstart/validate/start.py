@@ -18,7 +18,7 @@ from coldstart.measure.bench import result, usage
 from coldstart.measure.bench.launch import Launcher, ModeUnavailable
 from coldstart.measure.bench.launchers import Subject, launchers
 from coldstart.measure.bench.measure import Run, RunSettings, run
-from coldstart.measure.bench.plan import FRESH, VLLM_COLD
+from coldstart.measure.bench.run_order import FRESH, VLLM_COLD
 from coldstart.measure.bench.runner import PROMPTS
 from coldstart.validate.checks import Level
 

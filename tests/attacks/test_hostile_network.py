@@ -23,7 +23,7 @@ from tools.bundles import publish
 from tools.raw_server import Asked, answer, answering, dribble, flood
 
 from coldstart.weights.prefetch import http_source
-from coldstart.weights.prefetch.source import SourceUnavailable, SourceUnusable
+from coldstart.weights.prefetch.range_source import SourceUnavailable, SourceUnusable
 
 SECRET = "hunter2-of-the-origin"
 LOGIN = base64.b64encode(f"me:{SECRET}".encode()).decode()

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from tools.machine import PROMPTS, READY_S, VLLM, Machine, Tokens
 
-from coldstart.measure.bench.client import CompletionClient
+from coldstart.measure.bench.completions import CompletionClient
 from coldstart.measure.bench.launch import HOST, RunFiles, launch
 from coldstart.measure.bench.launchers import Subject, VllmLauncher
 

@@ -18,8 +18,8 @@ from coldstart.graphs.errors import GraphError
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs, View, finder, stored
 from coldstart.graphs.online import Online
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.store import read_manifest
-from coldstart.graphs.table import SymbolRegion
+from coldstart.graphs.table_files import read_manifest
+from coldstart.graphs.tables import SymbolRegion
 from tests.support.graphs.decoder import VOCABULARY
 from tests.support.graphs.model import Shape, SimModel
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.measure.bench import usage
-from coldstart.measure.bench.client import CompletionClient
+from coldstart.measure.bench.completions import CompletionClient
 from coldstart.measure.bench.launch import HOST, free_port
 from coldstart.measure.bench.launchers import console
 

@@ -205,8 +205,8 @@ class TestTheRulesWouldBeNoticedIfBroken:
         assert len(_upward(found)) == 2
 
     def test_a_room_beside_is_no_room_below(self) -> None:
-        assert _upward([Import("coldstart.graphs.table", "coldstart.weights.plan", True)])
-        assert not _upward([Import("coldstart.graphs.table", "coldstart.contract.plan", True)])
+        assert _upward([Import("coldstart.graphs.tables", "coldstart.weights.weights_plan", True)])
+        assert not _upward([Import("coldstart.graphs.tables", "coldstart.contract.plan", True)])
 
     def test_a_circle_is_found(self) -> None:
         assert _circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]

@@ -12,7 +12,7 @@ from coldstart.graphs.api import Edge, KernelNode, NodeKind, Range
 from coldstart.graphs.cuda.calls import bindings, bytes_at, call, primary_context
 from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.errors import DriverFailure, Refused
-from coldstart.graphs.table import MEMCPY, MEMSET, Attributes, Kernel
+from coldstart.graphs.tables import MEMCPY, MEMSET, Attributes, Kernel
 
 # Launch attributes that a captured node can carry: cooperative, cluster, scheduling, programmatic, priority,
 # memory domain map and domain, preferred cluster, carve-out.

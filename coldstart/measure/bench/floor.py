@@ -20,7 +20,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from coldstart.measure.bench import plan
+from coldstart.measure.bench import run_order
 from coldstart.measure.bench.launch import ModeUnavailable
 from coldstart.measure.bench.stats import Summary, summarize
 from coldstart.vllm import stock
@@ -72,7 +72,7 @@ class Floor:
 
     def of(self, mode: str) -> float | None:
         """The floor of one mode in seconds, None where a part is missing."""
-        own = self.imports_s if plan.is_process_of_its_own(mode) else self.fork_s
+        own = self.imports_s if run_order.is_process_of_its_own(mode) else self.fork_s
         return own["median"] + self.service_s["median"] if own and self.service_s else None
 
 

@@ -20,7 +20,7 @@ from coldstart.contract import environment
 from coldstart.errors import NO_BUNDLE, CommandFailed, NoBundle
 from coldstart.machine import logs
 from coldstart.machine.timeline import EVENTS_VARIABLE
-from coldstart.measure.bench import plan
+from coldstart.measure.bench import run_order
 from coldstart.measure.bench.launch import HOST, Command, Launcher, RunFiles
 from coldstart.vllm.stock import ENTRY_POINT
 
@@ -56,7 +56,7 @@ class VllmLauncher:
 
     @property
     def mode(self) -> str:
-        return plan.VLLM_WARM if self.warm else plan.VLLM_COLD
+        return run_order.VLLM_WARM if self.warm else run_order.VLLM_COLD
 
     def prepare(self) -> None:
         """Nothing: the plan's warm-up run fills the caches."""
@@ -110,7 +110,7 @@ class ColdstartLauncher:
 
     @property
     def _is_template(self) -> bool:
-        return self.mode in (plan.TEMPLATE_RUNTIME, plan.TEMPLATE_ENGINE)
+        return self.mode in (run_order.TEMPLATE_RUNTIME, run_order.TEMPLATE_ENGINE)
 
     def _template(self, action: str, *arguments: str) -> None:
         environment = self._environment()
@@ -152,8 +152,8 @@ def launchers(subject: Subject, modes: Sequence[str], work: Path) -> list[Launch
 
 
 def _launcher(subject: Subject, mode: str, work: Path) -> Launcher:
-    if mode in plan.BASELINES:
-        return VllmLauncher(subject, work / mode / "caches", mode == plan.VLLM_WARM)
+    if mode in run_order.BASELINES:
+        return VllmLauncher(subject, work / mode / "caches", mode == run_order.VLLM_WARM)
     # One short directory: the path of a unix socket below it may have 107 bytes.
     return ColdstartLauncher(subject, mode, work / "run")
 

@@ -16,7 +16,7 @@ from coldstart.errors import CommandFailed
 from coldstart.machine import processes
 from coldstart.machine.timeline import Span, Timeline
 from coldstart.measure.bench import usage, vllm_log
-from coldstart.measure.bench.client import CompletionClient, NoAnswer
+from coldstart.measure.bench.completions import CompletionClient, NoAnswer
 from coldstart.measure.bench.launch import HOST, Launcher, RunFiles, Server, launch
 
 HARNESS = "harness"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 
 from coldstart.machine import secrets
-from coldstart.measure.bench import facts, floor, plan
+from coldstart.measure.bench import facts, floor, run_order
 from coldstart.measure.bench.measure import Run, Steady
 from coldstart.measure.bench.runner import BenchRuns
 from coldstart.measure.bench.stats import Summary, paired_ratio, summarize
@@ -57,7 +57,7 @@ def failures(measured: BenchRuns) -> list[str]:
     found = [f"{mode}: {measured.unavailable[mode]}" for mode in measured.modes if mode in measured.failed]
     for mode, runs in measured.runs.items():
         if _same_tokens(mode, measured) is False:
-            found.append(f"{mode}: its tokens differ from {plan.REFERENCE}'s")
+            found.append(f"{mode}: its tokens differ from {run_order.REFERENCE}'s")
         found += [f"{mode}: the fast path was not taken: {reason}" for reason in slow_paths(runs)]
     if not measured.runs and not found:
         found.append("no mode could run")
@@ -68,7 +68,7 @@ def slow_paths(runs: Iterable[Run]) -> list[str]:
     """Each distinct reason for which a coldstart run did not take its fast path; baselines have none."""
     reasons: dict[str, None] = {}
     for run in runs:
-        if run.mode not in plan.BASELINES:
+        if run.mode not in run_order.BASELINES:
             reasons.update(dict.fromkeys(_slow(run.readiness)))
     return list(reasons)
 
@@ -86,7 +86,7 @@ def _slow(readiness: Mapping[str, object]) -> list[str]:
 
 def floor_of(measured: BenchRuns) -> floor.Floor:
     """Service time from the warm vLLM server where there is one, else from the first mode that tells."""
-    order = [plan.REFERENCE, *measured.runs]
+    order = [run_order.REFERENCE, *measured.runs]
     served = (steadies(measured.runs.get(mode, ())) for mode in order)
     service = next((summarize([one.one_token_s for one in found]) for found in served if found), None)
     imports = summarize(measured.imports_s) if measured.imports_s else None
@@ -101,7 +101,7 @@ def _mode(mode: str, measured: BenchRuns, floors: floor.Floor) -> Document:
     runs = measured.runs.get(mode)
     if not runs:
         return {"unavailable": measured.unavailable.get(mode, "it was not run")}
-    reference = measured.runs.get(plan.REFERENCE, [])
+    reference = measured.runs.get(run_order.REFERENCE, [])
     first_token = summarize([run.first_token_s for run in runs])
     ratio = paired_ratio(_rounds(reference, _first_token), _rounds(runs, _first_token))
     floor_s = floors.of(mode)
@@ -140,7 +140,7 @@ def _sample(run: Run) -> Document:
 
 
 def _same_tokens(mode: str, measured: BenchRuns) -> bool | None:
-    reference = measured.runs.get(plan.REFERENCE)
+    reference = measured.runs.get(run_order.REFERENCE)
     if not reference:
         return None
     wanted = list(reference[0].answers)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.errors import NO_BUNDLE, ColdstartError, CommandFailed, NoBundle
-from coldstart.measure.bench import floor, plan, usage
+from coldstart.measure.bench import floor, run_order, usage
 from coldstart.measure.bench.launch import Launcher, ModeUnavailable, ServerDied, end_strays
 from coldstart.measure.bench.measure import Run, RunSettings, run
 from coldstart.measure.bench.stats import Summary, summarize
@@ -65,7 +65,7 @@ class Bench:
         """
         modes = [launcher.mode for launcher in self.launchers]
         measured = BenchRuns(modes)
-        schedule = plan.rounds(modes, runs)
+        schedule = run_order.rounds(modes, runs)
         with usage.adopting_orphans():
             before = usage.snapshot()
             try:
@@ -87,7 +87,7 @@ class Bench:
         except CommandFailed as error:
             measured.failed.add(launcher.mode)
             measured.drop(launcher.mode, error.message)
-        for number in range(plan.warmups(launcher.mode, warmup)):
+        for number in range(run_order.warmups(launcher.mode, warmup)):
             if launcher.mode not in measured.unavailable:
                 self._run(launcher, f"warm-up-{number}", -1, measured)
 
@@ -120,7 +120,7 @@ class Bench:
             measured.no_floor = str(error)
 
     def _fork_floor(self, measured: BenchRuns) -> None:
-        forked = [runs for mode, runs in measured.runs.items() if not plan.is_process_of_its_own(mode)]
+        forked = [runs for mode, runs in measured.runs.items() if not run_order.is_process_of_its_own(mode)]
         resident = [run.rss_bytes for runs in forked for run in runs]
         if self.measure_floor and resident:
             measured.fork = floor.fork_s(int(summarize(resident)["median"]))

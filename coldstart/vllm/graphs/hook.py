@@ -15,7 +15,7 @@ from typing import Any
 from coldstart.graphs.errors import Refused
 from coldstart.vllm import seams
 from coldstart.vllm.graphs import manager, wrapper
-from coldstart.vllm.graphs.source import GraphSource, Log
+from coldstart.vllm.graphs.graph_source import GraphSource, Log
 
 
 def require() -> None:

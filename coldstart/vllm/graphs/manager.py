@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from coldstart.vllm.graphs.source import GraphSource, Log, attempt, key_of
+from coldstart.vllm.graphs.graph_source import GraphSource, Log, attempt, key_of
 
 
 class Curtain:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from coldstart.graphs.errors import Refused
-from coldstart.graphs.table import SymbolRegion
+from coldstart.graphs.tables import SymbolRegion
 
 ENTRY = "vllm"
 Like = dict[str, Any]

@@ -30,7 +30,7 @@ from coldstart.graphs.errors import GraphError
 from coldstart.vllm import late, seams
 from coldstart.vllm.engine import aot
 from coldstart.vllm.graphs import hook, kv_plan
-from coldstart.vllm.graphs.source import log
+from coldstart.vllm.graphs.graph_source import log
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 WORKER = "vllm.v1.worker.gpu_worker"

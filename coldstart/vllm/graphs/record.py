@@ -14,13 +14,13 @@ from coldstart.graphs.cuda.cupti import ModuleWatch
 from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.errors import GraphError, Refused
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, Place, StoredInputs, View, finder
-from coldstart.graphs.table import SymbolRegion
+from coldstart.graphs.tables import SymbolRegion
 from coldstart.graphs.torch_framework import TorchFramework, consumes_random, kept_class
 from coldstart.machine import nvml
 from coldstart.vllm.graphs import hook, outputs
+from coldstart.vllm.graphs.graph_source import key_of, log, refuse_parallel
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.outputs import Like
-from coldstart.vllm.graphs.source import key_of, log, refuse_parallel
 
 FULL = "FULL"
 SMALL = 1 << 20

@@ -12,14 +12,14 @@ from coldstart.graphs.errors import AlteredTable, GraphError, Refused
 from coldstart.graphs.inputs import Inputs, Span, StoredInputs, View, finder, stored
 from coldstart.graphs.online import Online
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.store import read_manifest
-from coldstart.graphs.table import SymbolRegion
+from coldstart.graphs.table_files import read_manifest
+from coldstart.graphs.tables import SymbolRegion
 from coldstart.graphs.torch_framework import TorchFramework
 from coldstart.machine import nvml, timeline
 from coldstart.vllm.graphs import hook, outputs
+from coldstart.vllm.graphs.graph_source import log, refuse_parallel
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.record import captured_graphs, kept_graphs, vllm_framework
-from coldstart.vllm.graphs.source import log, refuse_parallel
 
 
 def workload(

@@ -19,7 +19,7 @@ from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
 
 if TYPE_CHECKING:
-    from coldstart.vllm.seams.source import Sources
+    from coldstart.vllm.seams.source_tree import Sources
 
 Feature = Literal[
     "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "offload", "graphs", "kv-plan",
@@ -79,7 +79,7 @@ def _problems(feature: str, root: Path, installed: str) -> tuple[list[str], list
 
 @functools.cache
 def _sources(root: Path) -> Sources:
-    from coldstart.vllm.seams.source import Sources
+    from coldstart.vllm.seams.source_tree import Sources
 
     return Sources(root)
 

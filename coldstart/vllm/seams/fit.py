@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from coldstart.vllm.seams.seam import Seam
-from coldstart.vllm.seams.source import Found, Missing, Sources
+from coldstart.vllm.seams.source_tree import Found, Missing, Sources
 
 
 @dataclass(frozen=True)

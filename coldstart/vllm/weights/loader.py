@@ -23,10 +23,10 @@ from coldstart.contract.asked import Asked
 from coldstart.errors import ColdstartError
 from coldstart.machine import timeline
 from coldstart.vllm.weights.in_place import InPlace
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import report, stage, tensors
 from coldstart.weights.load.ladder import Exhausted, Rung, climb_down
-from coldstart.weights.load.sources import FileSource, Lost, PrefetchSource, TensorSource
+from coldstart.weights.load.tensor_sources import FileSource, Lost, PrefetchSource, TensorSource
 from coldstart.weights.load.tensors import Tensor, UnreadableWeights
 
 logger = logging.getLogger("vllm.coldstart.loader")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from coldstart.machine import timeline
 from coldstart.weights.load.report import LoadReport
-from coldstart.weights.load.sources import Lost, TensorSource
+from coldstart.weights.load.tensor_sources import Lost, TensorSource
 from coldstart.weights.load.tensors import Tensor
 
 # A rung's name, and what opens it for the tensors that are left.

@@ -18,9 +18,9 @@ from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine.paths import Cache
 from coldstart.model.models import weight_files
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 from coldstart.weights.prefetch import client, configuration
-from coldstart.weights.prefetch.source import is_local
+from coldstart.weights.prefetch.range_source import is_local
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.machine.ipc import Channel, sealed
-from coldstart.weights.prefetch import layout
+from coldstart.weights.prefetch import region_layout
+from coldstart.weights.prefetch.byte_ranges import Ranges
 from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost, PrefetchRefused
 from coldstart.weights.prefetch.mapping import LayoutFiles
-from coldstart.weights.prefetch.ranges import Ranges
-from coldstart.weights.prefetch.source import is_local
+from coldstart.weights.prefetch.range_source import is_local
 
 # One that is stopped or swamped does not keep its clients from loading in another way.
 ANSWER_S = 30.0
@@ -30,7 +30,7 @@ class Attached:
     """A lease on the weights of one plan. A context manager; safe to use from several threads."""
 
     def __init__(
-        self, channel: Channel, made: layout.RegionLayout, wanted: list[Ranges], source: str
+        self, channel: Channel, made: region_layout.RegionLayout, wanted: list[Ranges], source: str
     ) -> None:
         self._channel, self._layout, self._wanted = channel, made, wanted
         self._ready = [Ranges() for _ in made.files]

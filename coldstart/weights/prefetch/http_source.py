@@ -11,10 +11,16 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from urllib.parse import quote, unquote, urlsplit
 
-from coldstart.artifacts.net import http, origin
-from coldstart.artifacts.net.http import Answer, Forbidden, HttpClient, RemoteUnreachable, Secret
+from coldstart.artifacts.net import http_client, origin
+from coldstart.artifacts.net.http_client import Answer, Forbidden, HttpClient, RemoteUnreachable, Secret
 from coldstart.contract.environment import PREFETCH_TOKEN
-from coldstart.weights.prefetch.source import Count, SourceTooSlow, SourceUnavailable, SourceUnusable, shown
+from coldstart.weights.prefetch.range_source import (
+    Count,
+    SourceTooSlow,
+    SourceUnavailable,
+    SourceUnusable,
+    shown,
+)
 
 TOKEN_VARIABLE = PREFETCH_TOKEN
 # Read at once: as much as comes in a moment, so that a fast source costs few calls and a slow one's progress is seen.
@@ -60,7 +66,7 @@ class HttpSource:
             with self._range(name, size, start, start + len(into)) as answer:
                 self._versions[name] = answer.headers.get("ETag", "")
                 return _fill(answer, into, count)
-        except http.Slow as error:
+        except http_client.Slow as error:
             raise SourceTooSlow(f"{shown(self._locate(name))}: {error}") from error
         except RemoteUnreachable as error:
             raise SourceUnavailable(f"{shown(self._locate(name))}: {error}") from error
@@ -92,8 +98,8 @@ class HttpSource:
 
     def _elsewhere(self, answer: Answer, name: str, url: str, first: str) -> str:
         status, location = answer.status, answer.headers.get("Location")
-        if status in http.REDIRECTS and location:
-            return http.redirected(url, location)
+        if status in http_client.REDIRECTS and location:
+            return http_client.redirected(url, location)
         # A redirect to a signed address holds for a time only: ask its origin again.
         if self._moved.pop(name, None) is not None or status in _PASSING:
             raise SourceUnavailable(f"{shown(first)} answers {status}")
@@ -118,7 +124,7 @@ def _fill(answer: Answer, into: memoryview, count: Count) -> int:
             count(got)
             quick = monotonic() - began < _MOMENT_S
             step = min(2 * step, _MOST) if quick else max(step // 2, _LEAST)
-    except http.Slow:
+    except http_client.Slow:
         raise
     except RemoteUnreachable:
         if not filled:

@@ -6,7 +6,7 @@ import mmap
 import os
 from pathlib import Path
 
-from coldstart.weights.prefetch.layout import RegionLayout
+from coldstart.weights.prefetch.region_layout import RegionLayout
 
 # A private writable mapping promises memory for copies that nobody will make; do not have it reserved.
 _FLAGS = mmap.MAP_PRIVATE | 0x4000  # MAP_NORESERVE, which the module names from Python 3.13 on

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
-from coldstart.weights.prefetch.layout import RegionLayout
-from coldstart.weights.prefetch.ranges import Ranges
+from coldstart.weights.prefetch.byte_ranges import Ranges
+from coldstart.weights.prefetch.range_source import is_local, origin, shown
 from coldstart.weights.prefetch.region import SharedRegion
+from coldstart.weights.prefetch.region_layout import RegionLayout
 from coldstart.weights.prefetch.schedule import Board, UnitEntry, UnitState
-from coldstart.weights.prefetch.source import is_local, origin, shown
 
 MAX_WRONG = 3
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 2.0

@@ -8,7 +8,7 @@ from typing import Any
 from coldstart.artifacts.net import origin
 from coldstart.contract.environment import AWS_ENDPOINT, AWS_ENDPOINT_URL, HF_ENDPOINT, HF_TOKEN
 from coldstart.weights.prefetch.http_source import HttpSource
-from coldstart.weights.prefetch.source import Count, RangeSource, SourceUnavailable, SourceUnusable
+from coldstart.weights.prefetch.range_source import Count, RangeSource, SourceUnavailable, SourceUnusable
 
 # The standard variables' values are given on: this process has another environment than its clients.
 _PREFIX = "AWS_"

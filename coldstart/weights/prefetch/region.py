@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable
 from queue import SimpleQueue
 
-from coldstart.weights.prefetch.ranges import Range
+from coldstart.weights.prefetch.byte_ranges import Range
 
 _STEP = 32 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from coldstart.weights.prefetch.layout import RegionLayout
-from coldstart.weights.prefetch.ranges import Ranges
+from coldstart.weights.prefetch.byte_ranges import Ranges
+from coldstart.weights.prefetch.region_layout import RegionLayout
 from coldstart.weights.prefetch.units import Unit, split
 
 

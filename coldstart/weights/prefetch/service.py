@@ -17,12 +17,12 @@ from typing import Any
 from coldstart.machine import ipc, timeline
 from coldstart.machine.peers import Listener, trusted
 from coldstart.weights.prefetch import configuration
-from coldstart.weights.prefetch.clients import ClientConnection
+from coldstart.weights.prefetch.connections import ClientConnection
 from coldstart.weights.prefetch.errors import PrefetchRefused
-from coldstart.weights.prefetch.memory import Memory
 from coldstart.weights.prefetch.model import MAX_WRONG, PrefetchedModel
+from coldstart.weights.prefetch.range_source import SourceUnavailable, SourceUnusable, shown
+from coldstart.weights.prefetch.resident_models import Memory
 from coldstart.weights.prefetch.schedule import Lease, UnitEntry, pick
-from coldstart.weights.prefetch.source import SourceUnavailable, SourceUnusable, shown
 from coldstart.weights.prefetch.streams import FetchJob, Streams, WrongBytes
 
 # A source that nothing is fetched from gets a stream after so long, however many there are; up to so many in all.

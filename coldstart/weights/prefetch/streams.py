@@ -16,12 +16,12 @@ from typing import Protocol
 
 from coldstart.artifacts.net import pace
 from coldstart.weights.checkpoint import Tensor
-from coldstart.weights.prefetch.layout import RegionLayout
-from coldstart.weights.prefetch.ranges import Range
+from coldstart.weights.prefetch.backends import open_source
+from coldstart.weights.prefetch.byte_ranges import Range
+from coldstart.weights.prefetch.range_source import Changed, RangeSource, SourceTooSlow, SourceUnavailable
 from coldstart.weights.prefetch.region import SharedRegion
+from coldstart.weights.prefetch.region_layout import RegionLayout
 from coldstart.weights.prefetch.schedule import UnitEntry
-from coldstart.weights.prefetch.source import Changed, RangeSource, SourceTooSlow, SourceUnavailable
-from coldstart.weights.prefetch.sources import open_source
 from coldstart.weights.prefetch.units import Check, Unit, touching
 
 _KEPT_SOURCES = 8

@@ -11,8 +11,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from coldstart.weights.checkpoint import Tensor
-from coldstart.weights.prefetch.layout import RegionLayout
-from coldstart.weights.prefetch.ranges import Range, Ranges
+from coldstart.weights.prefetch.byte_ranges import Range, Ranges
+from coldstart.weights.prefetch.region_layout import RegionLayout
 
 
 @dataclass(frozen=True, slots=True)

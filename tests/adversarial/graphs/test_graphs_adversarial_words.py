@@ -7,11 +7,11 @@ import pytest
 from coldstart.graphs import trace as traces
 from coldstart.graphs import windows
 from coldstart.graphs.api import AllocationEvent
+from coldstart.graphs.combine import combine
 from coldstart.graphs.errors import BaseCollision
 from coldstart.graphs.link import broken_assumptions
-from coldstart.graphs.materialize import combine
 from coldstart.graphs.snapshot import Snapshot
-from coldstart.graphs.table import Kernel, Tables
+from coldstart.graphs.tables import Kernel, Tables
 from tests.support.graphs.compare import compare, prefix, single
 from tests.support.graphs.random_graphs import Field, Program, judge, place, region_bases, snapshot
 

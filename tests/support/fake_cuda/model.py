@@ -11,7 +11,7 @@ import numpy as np
 from coldstart.graphs.api import LAUNCH, AllocationEvent, Captured
 from coldstart.graphs.cuda.backend import CudaDriver
 from coldstart.graphs.cuda.modules import ModuleLog
-from coldstart.graphs.table import EDGE, MEMCPY, MEMSET, Array, SymbolRegion
+from coldstart.graphs.tables import EDGE, MEMCPY, MEMSET, Array, SymbolRegion
 from tests.support.graphs.images import cubin
 from tests.support.graphs.kernels import pack_map
 

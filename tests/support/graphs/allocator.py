@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from coldstart.graphs.api import AllocationEvent
-from coldstart.graphs.table import SymbolRegion
+from coldstart.graphs.tables import SymbolRegion
 from tests.support.graphs.memory import Memory
 
 GRAIN = 512

@@ -9,7 +9,7 @@ import numpy as np
 
 from coldstart.graphs.api import AllocationEvent, NodeKind
 from coldstart.graphs.errors import DriverFailure
-from coldstart.graphs.table import MEMCPY, MEMSET, SymbolRegion
+from coldstart.graphs.tables import MEMCPY, MEMSET, SymbolRegion
 from tests.support.graphs.allocator import Allocator
 from tests.support.graphs.driver import Library, Node, SimDriver
 from tests.support.graphs.images import cubin

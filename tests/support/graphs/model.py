@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from coldstart.graphs.api import AllocationEvent, Captured
-from coldstart.graphs.table import SymbolRegion
+from coldstart.graphs.tables import SymbolRegion
 from tests.support.graphs.decoder import SHAPES, SIZES, SLOTS, VOCABULARY, Decoder, Shape, libraries
 from tests.support.graphs.kernels import F
 

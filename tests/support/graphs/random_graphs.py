@@ -16,7 +16,7 @@ from coldstart.graphs.api import AllocationEvent, Edge, KernelNode, Range
 from coldstart.graphs.builder import Builder
 from coldstart.graphs.link import relocate
 from coldstart.graphs.snapshot import MAP, Snapshot
-from coldstart.graphs.table import Array, Kernel, SymbolRegion, Tables
+from coldstart.graphs.tables import Array, Kernel, SymbolRegion, Tables
 
 LOW, HIGH, ALIGN = 0x7F0000000000, 0x7F8000000000, 512
 NAMES = ("param:w{}", "buffer:b{}", "kv:{}", "static:s{}", "pool:{}", "hidden:{}", "alloc")

@@ -21,7 +21,7 @@ import workloads  # noqa: E402
 from support.graphs_tools import SMALL  # noqa: E402
 
 from coldstart.graphs.api import Captured  # noqa: E402
-from coldstart.graphs.table import SymbolRegion  # noqa: E402
+from coldstart.graphs.tables import SymbolRegion  # noqa: E402
 from tests.support.graphs.model import SimModel  # noqa: E402
 
 TINY = workloads.Shape(layers=2, width=64, heads=4, inner=96, vocabulary=128)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coldstart.graphs.inputs import FINITE, WINDOW, Inputs, StoredInputs, finder
-from coldstart.graphs.table import SymbolRegion
+from coldstart.graphs.tables import SymbolRegion
 
 LAYERS = 33
 REGIONS = [SymbolRegion(f"kv:{n}", 64 << 20, (n + 1) << 32) for n in range(LAYERS)] + [

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from support.graphs_tools import bundle, offline
 
-from coldstart.graphs import inspect as inspection
+from coldstart.graphs import overview as inspection
 from coldstart.graphs.capture import distinct
+from coldstart.graphs.combine import combine
 from coldstart.graphs.errors import AlteredTable, GraphError
-from coldstart.graphs.materialize import combine
 from coldstart.graphs.snapshot import load_snapshot
-from coldstart.graphs.table import SymbolRegion
+from coldstart.graphs.tables import SymbolRegion
 from tests.support.graphs.compare import compare
 
 

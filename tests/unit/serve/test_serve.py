@@ -20,7 +20,7 @@ from coldstart.key.inspection import Lookup
 from coldstart.machine import ipc, peers, processes
 from coldstart.machine.paths import Cache
 from coldstart.model.models import ResolvedModel
-from coldstart.serve import fetch, launch, pool, serve, snapshot
+from coldstart.serve import fetch, launch, process_snapshot, serve, template_pool
 
 FakeEngine = Callable[[str], None]
 Publish = Callable[..., Bundle]
@@ -53,18 +53,18 @@ def started(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[..., se
 
 
 @pytest.fixture
-def template(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[[str], pool.Warm]]:
+def template(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[[str], template_pool.Warm]]:
     """template(level): a warm template for the bundle's key."""
     fake_engine("serves")
-    made: list[pool.Warm] = []
+    made: list[template_pool.Warm] = []
 
-    def start(level: str) -> pool.Warm:
-        made.append(pool.start(level, replace(PLAN, key=found.key.digest), "tiny", 20))
+    def start(level: str) -> template_pool.Warm:
+        made.append(template_pool.start(level, replace(PLAN, key=found.key.digest), "tiny", 20))
         return made[-1]
 
     yield start
     for warm in made:
-        pool.stop(warm, force=True)
+        template_pool.stop(warm, force=True)
 
 
 @pytest.fixture
@@ -74,10 +74,12 @@ def thawed(
     """The bundle has a snapshot, and thawing it gives an engine template; only CRIU and its namespaces are made up."""
     fake_engine("serves")
     socket = home / "thawed"
-    process = pool.spawn("engine", replace(PLAN, key=found.key.digest), socket, subprocess.DEVNULL, 20)
+    process = template_pool.spawn(
+        "engine", replace(PLAN, key=found.key.digest), socket, subprocess.DEVNULL, 20
+    )
     thawed, had = Thawed(socket, process), Bundle.has
     monkeypatch.setattr(Bundle, "has", lambda self, name: name == "snapshot" or had(self, name))
-    monkeypatch.setattr(snapshot, "thaw", lambda *_: thawed)
+    monkeypatch.setattr(process_snapshot, "thaw", lambda *_: thawed)
     monkeypatch.setattr(processes, "outer_pid", lambda _, pid: pid)
     yield thawed
     thawed.end()
@@ -96,7 +98,7 @@ class Thawed:
 
 
 Started = Callable[..., serve.StartedServer]
-Template = Callable[[str], pool.Warm]
+Template = Callable[[str], template_pool.Warm]
 
 
 def test_auto_without_a_template_is_fresh_and_no_fallback(started: Started) -> None:
@@ -262,21 +264,21 @@ def test_a_snapshot_that_is_not_there(started: Started) -> None:
 def test_a_snapshot_that_cannot_be_thawed(
     started: Started, found: Lookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def thaw(*_: object) -> snapshot.Thawed:
-        raise snapshot.SnapshotUnusable("the snapshot was taken on kernel 5.1, this is 6.18")
+    def thaw(*_: object) -> process_snapshot.Thawed:
+        raise process_snapshot.SnapshotUnusable("the snapshot was taken on kernel 5.1, this is 6.18")
 
     monkeypatch.setattr(Bundle, "has", lambda self, name: True)
-    monkeypatch.setattr(snapshot, "thaw", thaw)
+    monkeypatch.setattr(process_snapshot, "thaw", thaw)
     one = started("snapshot")
     assert one.mode == "fresh" and "kernel 5.1" in one.steps[0]["reason"]
 
 
 def test_auto_names_a_snapshot_that_does_not_fit(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    def thaw(*_: object) -> snapshot.Thawed:
-        raise snapshot.SnapshotUnusable("the snapshot was taken on kernel 5.1, this is 6.18")
+    def thaw(*_: object) -> process_snapshot.Thawed:
+        raise process_snapshot.SnapshotUnusable("the snapshot was taken on kernel 5.1, this is 6.18")
 
     monkeypatch.setattr(Bundle, "has", lambda self, name: True)
-    monkeypatch.setattr(snapshot, "thaw", thaw)
+    monkeypatch.setattr(process_snapshot, "thaw", thaw)
     document = started("auto").document()
     (step,) = document["fallbacks"]
     assert step["section"] == "snapshot" and "kernel 5.1" in step["reason"]
@@ -295,7 +297,7 @@ def test_a_thawed_template_that_does_not_answer_is_ended(
 
     silent = Silent()
     monkeypatch.setattr(Bundle, "has", lambda self, name: True)
-    monkeypatch.setattr(snapshot, "thaw", lambda *_: silent)
+    monkeypatch.setattr(process_snapshot, "thaw", lambda *_: silent)
     one = started("snapshot")
     assert one.mode == "fresh" and "nobody listens" in one.steps[0]["reason"]
     assert silent.ends == 1

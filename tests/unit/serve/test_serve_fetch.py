@@ -24,7 +24,7 @@ from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
 from coldstart.model.models import ResolvedModel
 from coldstart.serve import fetch, serve
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import stage
 from coldstart.weights.prefetch import client
 

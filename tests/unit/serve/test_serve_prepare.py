@@ -21,7 +21,7 @@ from coldstart.machine import paths
 from coldstart.machine.paths import Cache
 from coldstart.model.models import ResolvedModel
 from coldstart.serve import prepare
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 
 Publish = Callable[..., Bundle]
 KV = {"bytes": 4096, "blocks": 2, "block_tokens": 16}

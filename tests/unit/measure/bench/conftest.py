@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.measure.bench import plan
+from coldstart.measure.bench import run_order
 from coldstart.measure.bench.launch import Command, ModeUnavailable, RunFiles
 from coldstart.measure.bench.measure import RunSettings
 
@@ -22,7 +22,7 @@ class FakeLauncher:
 
     @property
     def tells_readiness(self) -> bool:
-        return self.mode not in plan.BASELINES
+        return self.mode not in run_order.BASELINES
 
     def prepare(self) -> None:
         if self.behaviour == "unavailable":

@@ -18,8 +18,8 @@ from coldstart.graphs.errors import AlteredTable, DriverFailure, Refused
 from coldstart.vllm.graphs import hook, kv_plan, plugin
 from coldstart.vllm.graphs import manager as managers
 from coldstart.vllm.graphs import wrapper as wrappers
+from coldstart.vllm.graphs.graph_source import key_of
 from coldstart.vllm.graphs.record import captured_graphs
-from coldstart.vllm.graphs.source import key_of
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 

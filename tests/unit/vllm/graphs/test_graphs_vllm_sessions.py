@@ -16,13 +16,13 @@ import pytest
 from support.graphs_tools import SMALL
 
 from coldstart.contract.graphs import PROVE, RECORD
-from coldstart.graphs import gate, offline, rounds, store
+from coldstart.graphs import gate, offline, rounds, table_files
 from coldstart.graphs.api import Captured
 from coldstart.graphs.errors import DriverFailure, Refused
-from coldstart.graphs.table import SymbolRegion
+from coldstart.graphs.tables import SymbolRegion
 from coldstart.machine import nvml
 from coldstart.vllm.graphs import hook, record, restore
-from coldstart.vllm.graphs.source import refuse_parallel
+from coldstart.vllm.graphs.graph_source import refuse_parallel
 from tests.support.graphs.model import SimModel
 
 torch = pytest.importorskip("torch")
@@ -158,7 +158,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
         monkeypatch.setattr(module, "CudaDriver", lambda *log: now["model"].driver)
         monkeypatch.setattr(module, "runner_tensors", tensors)
         monkeypatch.setattr(module, "TorchFramework", framework)
-    monkeypatch.setattr(record, "Watch", lambda log: None)
+    monkeypatch.setattr(record, "ModuleWatch", lambda log: None)
     monkeypatch.setattr(record, "consumes_random", lambda graph: False)
     monkeypatch.setattr(restore, "make_attributes", lambda runner, wanted: {})
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **settings: None)
@@ -214,7 +214,7 @@ def _equal(runner: Runner) -> dict[int, bool]:
 
 
 def test_recorded_and_proved_inside_the_worker(made: Path) -> None:
-    tables, proof = store.load(made), gate.read_proof(made)
+    tables, proof = table_files.load(made), gate.read_proof(made)
     assert len(proof.proven) == 4 and proof.adopt and not proof.eager and proof.canary is not None
     assert proof.canary[0] == "FULL:num_tokens=1" and set(proof.hashes) == set(tables.keys)
     held = tables.report["workload"]
@@ -257,7 +257,7 @@ def test_one_graph_that_cannot_be_built_is_captured_and_named(
             raise DriverFailure("cuGraphInstantiate", "OUT_OF_MEMORY")
         return real(self, graph)
 
-    tables = store.load(made)
+    tables = table_files.load(made)
     small = int(tables.graphs["nodes"][tables.keys.index("FULL:num_tokens=256")])
     monkeypatch.setattr(SimModel(SMALL, 0).driver.__class__, "capturing_done", False, raising=False)
     monkeypatch.setattr(SimModel(SMALL, 0).driver.__class__, "instantiate", broken)

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import ladder, tensors
 from coldstart.weights.load.ladder import Exhausted, climb_down
 from coldstart.weights.load.report import LoadReport
-from coldstart.weights.load.sources import FileSource, Lost, PrefetchSource, TensorSource
+from coldstart.weights.load.tensor_sources import FileSource, Lost, PrefetchSource, TensorSource
 from coldstart.weights.load.tensors import Tensor, UnreadableWeights
 from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost
 

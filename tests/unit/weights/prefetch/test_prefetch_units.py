@@ -7,8 +7,8 @@ import random
 from itertools import pairwise
 from typing import Any
 
-from coldstart.weights.prefetch import layout
-from coldstart.weights.prefetch.ranges import Ranges
+from coldstart.weights.prefetch import region_layout
+from coldstart.weights.prefetch.byte_ranges import Ranges
 from coldstart.weights.prefetch.schedule import Board, Lease, UnitEntry, UnitState, pick
 
 CHUNK = 100
@@ -22,7 +22,7 @@ def _tensor(name: str, offset: int, data: bytes) -> dict[str, Any]:
     return {"name": name, "dtype": "U8", "shape": [len(data)], **place, "digest": digest}
 
 
-def _made(chance: random.Random) -> tuple[layout.RegionLayout, bytes]:
+def _made(chance: random.Random) -> tuple[region_layout.RegionLayout, bytes]:
     """A file of random tensors behind a header, as safetensors lays them out."""
     at = header = chance.randrange(1, 2 * CHUNK)
     sizes = [
@@ -35,7 +35,7 @@ def _made(chance: random.Random) -> tuple[layout.RegionLayout, bytes]:
         at += size
     chunks = [hashlib.sha256(data[i : i + CHUNK]).hexdigest() for i in range(0, len(data), CHUNK)]
     file = {"name": "f", "size": len(data), "chunks": chunks, "tensors": tensors}
-    return layout.read({"chunk": CHUNK, "files": [file]}), data
+    return region_layout.read({"chunk": CHUNK, "files": [file]}), data
 
 
 def _fetch_all(board: Board, lease: Lease, data: bytes) -> int:
@@ -171,7 +171,7 @@ def test_what_needs_a_failed_unit_fails_with_it_and_can_be_wanted_anew() -> None
         at += size
     chunks = [hashlib.sha256(data[i : i + CHUNK]).hexdigest() for i in range(0, len(data), CHUNK)]
     file = {"name": "f", "size": len(data), "chunks": chunks, "tensors": tensors}
-    board = Board(layout.read({"chunk": CHUNK, "files": [file]}))
+    board = Board(region_layout.read({"chunk": CHUNK, "files": [file]}))
     lease = Lease(board)
     _want(board, lease, ["t1"])
     chosen = pick([lease], lambda _: True)

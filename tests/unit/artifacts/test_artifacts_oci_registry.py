@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import registry, remote, sign
+from coldstart.artifacts import oci_registry, remote, sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.errors import DigestMismatch, InvalidReference, MissingBlob, RemoteFailed
 from coldstart.artifacts.limits import CHUNK
@@ -103,7 +103,7 @@ def test_what_is_not_there(host: str, store: Store) -> None:
 def test_a_foreign_image_is_refused(host: str, store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
     remote.push(bundle, f"oci://{host}/foreign/tiny:v1")
-    place = registry.repository(f"{host}/foreign/tiny:other")
+    place = oci_registry.repository(f"{host}/foreign/tiny:other")
     document = json.loads(bundle.image_bytes())
     document["artifactType"] = "application/vnd.example"
     place._put("other", json.dumps(document).encode())

@@ -3,7 +3,7 @@
 What is frozen is the template and not a server: it holds no port, no event loop and no client, so one snapshot starts any
 number of servers, at any address, in namespaces of their own. The image is bound to files by path, so the compiled
 kernels it maps are unpacked to one place per user that does not depend on the cache root, and it carries the content
-digests of all that it was made of (fingerprint.py) and the variables that it has read (environment.py).
+digests of all that it was made of (fingerprint.py) and the variables that it has read (template_environment.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from coldstart.machine import criu, fingerprint, ownership, paths
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.machine.paths import Cache
 from coldstart.machine.unpacked import unpacked
-from coldstart.serve import environment, pool
+from coldstart.serve import template_environment, template_pool
 
 ABOUT = "snapshot.json"
 _PREFIX, _GUARDIAN = "thawed-", "guardian"
@@ -48,7 +48,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float) -> None:
     meeting = meeting_dir()
     # One at a time: every frozen template listens at the same place.
     with locked(meeting / "lock"):
-        process = pool.spawn("engine", plan, meeting / "socket", subprocess.DEVNULL, timeout)
+        process = template_pool.spawn("engine", plan, meeting / "socket", subprocess.DEVNULL, timeout)
         try:
             fingerprint.write(process.pid, meeting / fingerprint.MODULES, out)
             done = criu.run("dump", "-t", str(process.pid), "-D", str(out), "-o", "dump.log", *_OPTIONS)
@@ -60,7 +60,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float) -> None:
         raise CommandFailed(
             f"CRIU could not freeze the engine: {last_error(out / 'dump.log')}", mend="coldstart doctor"
         )
-    read = environment.counted(environment.spawned(os.environ, plan))
+    read = template_environment.counted(template_environment.spawned(os.environ, plan))
     about = {"criu": criu.version(), "environment": read, "meeting": str(meeting)}
     (out / ABOUT).write_text(json.dumps(about, sort_keys=True))
 
@@ -130,7 +130,7 @@ def check(images: Path, plan: LaunchPlan) -> None:
     reason = fingerprint.obstacle(images, "snapshot")
     if reason is None:
         read = json.loads((images / ABOUT).read_text())["environment"]
-        reason = environment.difference(read, os.environ | plan.env, "snapshot")
+        reason = template_environment.difference(read, os.environ | plan.env, "snapshot")
     if reason is not None:
         raise SnapshotUnusable(reason)
 

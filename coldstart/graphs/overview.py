@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from coldstart.graphs.api import NodeKind
+from coldstart.graphs.combine import NOISE
 from coldstart.graphs.errors import NotProven
 from coldstart.graphs.gate import read_proof
-from coldstart.graphs.materialize import NOISE
-from coldstart.graphs.store import load, read_manifest
-from coldstart.graphs.table import NO_KERNEL, TENSOR_MAP, Array, Kernel, Tables
+from coldstart.graphs.table_files import load, read_manifest
+from coldstart.graphs.tables import NO_KERNEL, TENSOR_MAP, Array, Kernel, Tables
 
 
 def summary(directory: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from coldstart.artifacts import files
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed, Usage
 from coldstart.machine import fingerprint, logs, modes, paths, processes
-from coldstart.serve import environment
+from coldstart.serve import template_environment
 
 LEVELS = ("runtime", "engine")
 
@@ -80,7 +80,7 @@ def obstacle(warm: Warm, plan: LaunchPlan) -> str | None:
     What was installed since it was started, and what it has read from another environment, is not what was asked for.
     """
     reason = fingerprint.obstacle(warm.directory, "template")
-    return reason or environment.difference(warm.environment, os.environ | plan.env, "template")
+    return reason or template_environment.difference(warm.environment, os.environ | plan.env, "template")
 
 
 def start(level: str, plan: LaunchPlan, model: str, timeout: float) -> Warm:
@@ -102,7 +102,7 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float) -> Warm:
         directory.mkdir()
         process = _spawn_logged(level, plan, directory, timeout)
         fingerprint.write(process.pid, directory / fingerprint.MODULES, directory)
-        read = environment.counted(environment.spawned(os.environ, plan))
+        read = template_environment.counted(template_environment.spawned(os.environ, plan))
         about = {
             "level": level,
             "key": plan.key,
@@ -145,7 +145,7 @@ def spawn(
 
     It has no variable and no argument that could hold a secret: it is forked for others, and may be frozen.
     """
-    plan = environment.told(plan)
+    plan = template_environment.told(plan)
     reader, writer = os.pipe()
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         file.write(json.dumps(plan.document()))
@@ -166,7 +166,7 @@ def spawn(
             pass_fds=(writer,),
             start_new_session=True,
             cwd="/",
-            env=environment.kept(os.environ),
+            env=template_environment.kept(os.environ),
         )
         os.close(writer)
         try:

@@ -11,13 +11,13 @@ import json
 from collections.abc import Mapping, Sequence
 from time import monotonic
 
-from coldstart.weights.prefetch import configuration, layout
+from coldstart.weights.prefetch import configuration, region_layout
+from coldstart.weights.prefetch.byte_ranges import Ranges
 from coldstart.weights.prefetch.errors import PrefetchRefused
 from coldstart.weights.prefetch.model import PrefetchedModel
-from coldstart.weights.prefetch.ranges import Ranges
+from coldstart.weights.prefetch.range_source import normal
 from coldstart.weights.prefetch.region import Allocator
 from coldstart.weights.prefetch.schedule import UnitEntry
-from coldstart.weights.prefetch.source import normal
 
 
 class Memory:
@@ -52,11 +52,13 @@ class Memory:
                 raise PrefetchRefused(f"The weights plan is no JSON: {error}.") from error
             if not isinstance(document, dict):
                 raise PrefetchRefused("The weights plan is no JSON object.")
-            self._add(key, address, environment, layout.read(document))
+            self._add(key, address, environment, region_layout.read(document))
         self.models[key].newest(environment)
         return self.models[key]
 
-    def _add(self, key: str, address: str, environment: Mapping[str, str], made: layout.RegionLayout) -> None:
+    def _add(
+        self, key: str, address: str, environment: Mapping[str, str], made: region_layout.RegionLayout
+    ) -> None:
         try:
             self.models[key] = PrefetchedModel(key, address, environment, made)
         except OSError as error:

@@ -16,7 +16,7 @@ import pytest
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed, Usage
-from coldstart.serve import launch, pool
+from coldstart.serve import launch, template_pool
 
 KEY = "sha256:" + "a" * 64
 PLAN = LaunchPlan(["serves"], key=KEY)
@@ -30,48 +30,51 @@ def user(home: Path) -> Path:
 
 def test_a_template_is_started_listed_found_and_stopped(fake_engine: FakeEngine) -> None:
     fake_engine("serves")
-    assert list(pool.listed()) == [] and pool.find("engine", KEY) is None
-    warm = pool.start("engine", PLAN, "tiny", 20)
-    assert list(pool.listed()) == [warm] == [pool.find("engine", KEY)]
+    assert list(template_pool.listed()) == [] and template_pool.find("engine", KEY) is None
+    warm = template_pool.start("engine", PLAN, "tiny", 20)
+    assert list(template_pool.listed()) == [warm] == [template_pool.find("engine", KEY)]
     assert warm.ready and warm.servers == ()
-    assert pool.find("engine", "sha256:" + "b" * 64) is None and pool.find("runtime", KEY) is None
-    pool.stop(warm)
-    assert list(pool.listed()) == [] and not warm.directory.exists()
-    assert warm.pid is not None and not pool._is_template(warm.pid)
+    assert (
+        template_pool.find("engine", "sha256:" + "b" * 64) is None
+        and template_pool.find("runtime", KEY) is None
+    )
+    template_pool.stop(warm)
+    assert list(template_pool.listed()) == [] and not warm.directory.exists()
+    assert warm.pid is not None and not template_pool._is_template(warm.pid)
 
 
 def test_a_runtime_template_serves_every_key_of_its_own_interpreter(
     fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_engine("serves")
-    warm = pool.start("runtime", PLAN, "tiny", 20)
-    assert pool.find("runtime", "sha256:" + "b" * 64) == warm
+    warm = template_pool.start("runtime", PLAN, "tiny", 20)
+    assert template_pool.find("runtime", "sha256:" + "b" * 64) == warm
     monkeypatch.setattr(sys, "executable", "/another/venv/bin/python")
-    assert pool.find("runtime", KEY) is None
-    pool.stop(warm)
+    assert template_pool.find("runtime", KEY) is None
+    template_pool.stop(warm)
 
 
 def test_a_second_start_is_refused(fake_engine: FakeEngine) -> None:
     fake_engine("serves")
-    warm = pool.start("engine", PLAN, "tiny", 20)
+    warm = template_pool.start("engine", PLAN, "tiny", 20)
     with pytest.raises(Usage, match="runs already for tiny"):
-        pool.start("engine", PLAN, "tiny", 20)
-    assert pool.find("engine", KEY) == warm
-    pool.stop(warm)
+        template_pool.start("engine", PLAN, "tiny", 20)
+    assert template_pool.find("engine", KEY) == warm
+    template_pool.stop(warm)
 
 
 def test_a_second_start_is_refused_while_the_first_is_under_way(fake_engine: FakeEngine) -> None:
     fake_engine("slow")
-    first: list[pool.Warm] = []
-    thread = threading.Thread(target=lambda: first.append(pool.start("engine", PLAN, "tiny", 20)))
+    first: list[template_pool.Warm] = []
+    thread = threading.Thread(target=lambda: first.append(template_pool.start("engine", PLAN, "tiny", 20)))
     thread.start()
-    while not list(pool._root().glob("*/log")):
+    while not list(template_pool._root().glob("*/log")):
         time.sleep(0.005)
     with pytest.raises(Usage, match="is being started for tiny"):
-        pool.start("engine", PLAN, "tiny", 20)
+        template_pool.start("engine", PLAN, "tiny", 20)
     thread.join()
-    assert list(pool.listed()) == first
-    pool.stop(first[0])
+    assert list(template_pool.listed()) == first
+    template_pool.stop(first[0])
 
 
 def test_the_log_of_a_template_that_died_is_in_the_error(fake_engine: FakeEngine) -> None:
@@ -79,17 +82,17 @@ def test_the_log_of_a_template_that_died_is_in_the_error(fake_engine: FakeEngine
     with pytest.raises(
         CommandFailed, match=r"ended\. The end of its log:\nno memory for the template"
     ) as caught:
-        pool.start("engine", PLAN, "tiny", 20)
+        template_pool.start("engine", PLAN, "tiny", 20)
     assert caught.value.exit_code == 1
-    assert list(pool._root().glob("*/")) == []
+    assert list(template_pool._root().glob("*/")) == []
 
 
 def test_a_template_that_is_not_ready_in_time_is_ended(fake_engine: FakeEngine) -> None:
     fake_engine("never-ready")
     with pytest.raises(CommandFailed, match=r"not ready within 0\.3 s") as caught:
-        pool.start("engine", PLAN, "tiny", 0.3)
+        template_pool.start("engine", PLAN, "tiny", 0.3)
     assert caught.value.mend == "give it longer: --ready-timeout SECONDS"
-    assert list(pool._root().glob("*/")) == []
+    assert list(template_pool._root().glob("*/")) == []
 
 
 def test_an_interrupted_start_leaves_no_process(
@@ -106,52 +109,52 @@ def test_an_interrupted_start_leaves_no_process(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(subprocess, "Popen", popen)
-    monkeypatch.setattr(pool, "_await", interrupted)
+    monkeypatch.setattr(template_pool, "_await", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        pool.start("engine", PLAN, "tiny", 20)
+        template_pool.start("engine", PLAN, "tiny", 20)
     assert [process.poll() for process in started] == [-signal.SIGKILL]
-    assert list(pool._root().glob("*/")) == []
+    assert list(template_pool._root().glob("*/")) == []
 
 
 def test_stopping_is_refused_while_servers_run(fake_engine: FakeEngine) -> None:
     fake_engine("serves")
-    pool.start("engine", PLAN, "tiny", 20)
-    process, reader = launch.forked(PLAN, next(iter(pool.listed())).socket)
-    (warm,) = pool.listed()
+    template_pool.start("engine", PLAN, "tiny", 20)
+    process, reader = launch.forked(PLAN, next(iter(template_pool.listed())).socket)
+    (warm,) = template_pool.listed()
     assert warm.servers == (process.pid,)
     with pytest.raises(CommandFailed, match="1 server"):
-        pool.stop(warm)
+        template_pool.stop(warm)
     assert process.poll() is None
-    pool.stop(warm, force=True)
+    template_pool.stop(warm, force=True)
     assert process.wait() == 1
     os.close(reader)
 
 
 def test_a_killed_template_is_gone_and_can_be_replaced(fake_engine: FakeEngine) -> None:
     fake_engine("serves")
-    warm = pool.start("engine", PLAN, "tiny", 20)
+    warm = template_pool.start("engine", PLAN, "tiny", 20)
     assert warm.pid is not None
     os.kill(warm.pid, signal.SIGKILL)
     os.waitpid(warm.pid, 0)
-    (dead,) = pool.listed()
-    assert dead.pid is None and not dead.ready and pool.find("engine", KEY) is None
-    again = pool.start("engine", PLAN, "tiny", 20)
-    assert pool.find("engine", KEY) == again
-    pool.stop(again)
+    (dead,) = template_pool.listed()
+    assert dead.pid is None and not dead.ready and template_pool.find("engine", KEY) is None
+    again = template_pool.start("engine", PLAN, "tiny", 20)
+    assert template_pool.find("engine", KEY) == again
+    template_pool.stop(again)
 
 
 def test_a_pid_that_belongs_to_something_else_is_no_template(fake_engine: FakeEngine) -> None:
-    directory = pool._root() / "engine-000000000000"
+    directory = template_pool._root() / "engine-000000000000"
     directory.mkdir()
     (directory / "about.json").write_text(
         f'{{"level": "engine", "key": "{KEY}", "model": "m", "pid": {os.getpid()}}}'
     )
-    (found,) = pool.listed()
+    (found,) = template_pool.listed()
     assert found.pid is None
-    pool.stop(found)
+    template_pool.stop(found)
     assert not directory.exists()
 
 
 def test_an_unknown_level() -> None:
     with pytest.raises(Usage, match="no template level 'warm'"):
-        pool.start("warm", PLAN, "tiny", 1)
+        template_pool.start("warm", PLAN, "tiny", 1)

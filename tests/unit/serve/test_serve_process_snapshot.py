@@ -23,7 +23,7 @@ from coldstart.errors import CommandFailed
 from coldstart.key import inspection
 from coldstart.machine import criu, digests, fingerprint, paths
 from coldstart.machine.paths import Cache
-from coldstart.serve import environment, launch, snapshot
+from coldstart.serve import launch, process_snapshot, template_environment
 
 FakeEngine = Callable[[str], None]
 PLAN = LaunchPlan([])
@@ -65,13 +65,13 @@ def images(scratch: Path, *, kernel: str | None = None, files: str | None = None
     """A directory as `freeze` leaves it, of an image that no CRIU has seen, made of this very file."""
     made = {
         "criu": "4.2.1",
-        "environment": environment.counted(os.environ),
+        "environment": template_environment.counted(os.environ),
         "meeting": str(scratch / "frozen" / "meeting"),
     } | about
     machine = fingerprint.machine() | ({"kernel": kernel} if kernel else {})
     listed = digests.listing([__file__]) if files is None else files
     tree = {"pages-1.img": b"x" * 99, fingerprint.LIST: listed.encode()}
-    tree[snapshot.ABOUT] = json.dumps(made).encode()
+    tree[process_snapshot.ABOUT] = json.dumps(made).encode()
     tree[fingerprint.ABOUT] = json.dumps({"format": fingerprint.FORMAT, "machine": machine}).encode()
     return write_tree(scratch / "images", tree)
 
@@ -83,35 +83,35 @@ def frozen(store: Store, scratch: Path, signer: sign.HostKey | None = None, **ch
         return draft.publish(provenance(), signer=signer or sign.host_key(paths.state_dir()))
 
 
-def thaw(bundle: Bundle) -> snapshot.Thawed:
-    return snapshot.thaw(bundle, PLAN, Cache.at(), inspection.trust)
+def thaw(bundle: Bundle) -> process_snapshot.Thawed:
+    return process_snapshot.thaw(bundle, PLAN, Cache.at(), inspection.trust)
 
 
 @pytest.mark.usefixtures("home")
 class TestWhereItFits:
     def test_the_same_machine(self, tmp_path: Path) -> None:
-        snapshot.check(images(tmp_path), PLAN)
+        process_snapshot.check(images(tmp_path), PLAN)
 
     def test_another_kernel(self, tmp_path: Path) -> None:
         with pytest.raises(
-            snapshot.SnapshotUnusable, match=rf"taken on kernel 3\.1, this is {platform.release()}"
+            process_snapshot.SnapshotUnusable, match=rf"taken on kernel 3\.1, this is {platform.release()}"
         ):
-            snapshot.check(images(tmp_path, kernel="3.1"), PLAN)
+            process_snapshot.check(images(tmp_path, kernel="3.1"), PLAN)
 
     def test_a_file_that_is_gone(self, tmp_path: Path) -> None:
         listed = f"{'0' * 64}  /nonexistent/lib.so\n"
         with pytest.raises(
-            snapshot.SnapshotUnusable, match=r"made with /nonexistent/lib\.so .*, found nothing"
+            process_snapshot.SnapshotUnusable, match=r"made with /nonexistent/lib\.so .*, found nothing"
         ):
-            snapshot.check(images(tmp_path, files=listed), PLAN)
+            process_snapshot.check(images(tmp_path, files=listed), PLAN)
 
     def test_another_environment(self, tmp_path: Path) -> None:
-        read = environment.counted(os.environ) | {"OMP_NUM_THREADS": "1"}
+        read = template_environment.counted(os.environ) | {"OMP_NUM_THREADS": "1"}
         made = images(tmp_path, environment=read)
         with pytest.raises(
-            snapshot.SnapshotUnusable, match=r"OMP_NUM_THREADS: .* made with '1', this start has '2'"
+            process_snapshot.SnapshotUnusable, match=r"OMP_NUM_THREADS: .* made with '1', this start has '2'"
         ):
-            snapshot.check(made, replace(PLAN, env={"OMP_NUM_THREADS": "2"}))
+            process_snapshot.check(made, replace(PLAN, env={"OMP_NUM_THREADS": "2"}))
 
 
 class TestCriuItself:
@@ -144,7 +144,7 @@ class TestCriuItself:
 class TestThaw:
     def test_without_criu(self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
-        with pytest.raises(snapshot.SnapshotUnusable, match="is not to be found"):
+        with pytest.raises(process_snapshot.SnapshotUnusable, match="is not to be found"):
             thaw(frozen(store, tmp_path))
 
     def test_without_a_section(self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]) -> None:
@@ -167,7 +167,7 @@ class TestThaw:
     ) -> None:
         calls = fake_criu(1)
         bundle = frozen(store, tmp_path)
-        with pytest.raises(snapshot.SnapshotUnusable):
+        with pytest.raises(process_snapshot.SnapshotUnusable):
             thaw(bundle)
         calls.unlink()
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
@@ -179,7 +179,7 @@ class TestThaw:
         self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]
     ) -> None:
         calls = fake_criu(0)
-        with pytest.raises(snapshot.SnapshotUnusable, match=r"kernel 3\.1"):
+        with pytest.raises(process_snapshot.SnapshotUnusable, match=r"kernel 3\.1"):
             thaw(frozen(store, tmp_path, kernel="3.1"))
         assert not calls.exists()
 
@@ -188,11 +188,11 @@ class TestThaw:
         self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path], odd: bytes | None
     ) -> None:
         calls = fake_criu(0)
-        tree = {"pages-1.img": b"x"} | ({snapshot.ABOUT: odd} if odd is not None else {})
+        tree = {"pages-1.img": b"x"} | ({process_snapshot.ABOUT: odd} if odd is not None else {})
         with store.begin(key()) as draft:
             draft.add_tree("snapshot", write_tree(tmp_path / "images", tree))
             bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
-        with pytest.raises(snapshot.SnapshotUnusable):
+        with pytest.raises(process_snapshot.SnapshotUnusable):
             thaw(bundle)
         assert not calls.exists()
 
@@ -202,7 +202,7 @@ class TestThaw:
     ) -> None:
         calls = fake_criu(1)
         with pytest.raises(
-            snapshot.SnapshotUnusable, match=r"could not thaw the snapshot: Error .* no such terminal"
+            process_snapshot.SnapshotUnusable, match=r"could not thaw the snapshot: Error .* no such terminal"
         ):
             thaw(frozen(store, tmp_path, meeting=str(home / "meeting")))
         assert "restore -D" in calls.read_text()
@@ -218,10 +218,10 @@ def test_a_dump_that_fails_leaves_no_template(
 ) -> None:
     fake_engine("serves")
     calls = fake_criu(1)
-    monkeypatch.setattr(snapshot, "meeting_dir", lambda: home)
+    monkeypatch.setattr(process_snapshot, "meeting_dir", lambda: home)
     (tmp_path / "out").mkdir()
     with pytest.raises(CommandFailed, match=r"could not freeze the engine: Error .* no such terminal"):
-        snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
+        process_snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
     pid = int(calls.read_text().split(" -t ")[1].split()[0])
     assert not Path(f"/proc/{pid}").exists()
 
@@ -235,15 +235,15 @@ def test_what_is_frozen_says_what_it_is_bound_to(
 ) -> None:
     fake_engine("serves")
     fake_criu(0)
-    monkeypatch.setattr(snapshot, "meeting_dir", lambda: home)
+    monkeypatch.setattr(process_snapshot, "meeting_dir", lambda: home)
     (tmp_path / "out").mkdir()
-    snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
-    made = json.loads((tmp_path / "out" / snapshot.ABOUT).read_text())
+    process_snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
+    made = json.loads((tmp_path / "out" / process_snapshot.ABOUT).read_text())
     assert made["criu"] == "9.8.7" and made["meeting"] == str(home)
     listed = (tmp_path / "out" / fingerprint.LIST).read_text()
-    assert "python" in listed and "coldstart/serve/snapshot.py" in listed
+    assert "python" in listed and "coldstart/serve/process_snapshot.py" in listed
     assert not (home / fingerprint.MODULES).exists()
-    snapshot.check(tmp_path / "out", LaunchPlan([]))
+    process_snapshot.check(tmp_path / "out", LaunchPlan([]))
 
 
 def test_mapped_files_are_those_of_the_process(tmp_path: Path) -> None:
@@ -255,14 +255,14 @@ def test_mapped_files_are_those_of_the_process(tmp_path: Path) -> None:
 
 
 def test_no_complaint(tmp_path: Path) -> None:
-    assert snapshot.last_error(tmp_path / "none") == "it gave no reason"
+    assert process_snapshot.last_error(tmp_path / "none") == "it gave no reason"
 
 
 def test_a_thawed_template_ends_with_its_namespaces(tmp_path: Path) -> None:
     process = subprocess.Popen(["sleep", "60"])
     own = tmp_path / "own"
     own.mkdir()
-    thawed = snapshot.Thawed(own, process)
+    thawed = process_snapshot.Thawed(own, process)
     guardian: launch.Guardian = thawed
     guardian.end()
     assert process.poll() is not None and not own.exists() and thawed.socket == own / "socket"

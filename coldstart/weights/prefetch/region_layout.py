@@ -8,8 +8,8 @@ from typing import Any
 
 from coldstart.weights import checkpoint
 from coldstart.weights.checkpoint import Tensor
+from coldstart.weights.prefetch.byte_ranges import Ranges
 from coldstart.weights.prefetch.errors import PrefetchRefused
-from coldstart.weights.prefetch.ranges import Ranges
 
 # Files start on such a boundary of the region, so that huge pages hold one file only.
 ALIGN = 2 << 20
@@ -63,7 +63,7 @@ class RegionLayout:
 
 
 def read(document: Mapping[str, Any]) -> RegionLayout:
-    """Check a plan as `coldstart.weights.plan.plan` makes it. Raises PrefetchRefused naming what is wrong."""
+    """Check a plan as `coldstart.weights.weights_plan.plan` makes it. Raises PrefetchRefused naming what is wrong."""
     try:
         plan = checkpoint.parse(document)
     except checkpoint.InvalidWeightsPlan as error:

@@ -6,12 +6,12 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from coldstart.validate import formats, sarif
+from coldstart.validate import renderers, sarif
 from coldstart.validate.checks import ValidationReport
 
 
 def test_junit_parses_and_counts(reports: list[ValidationReport]) -> None:
-    root = ElementTree.fromstring(formats.junit(reports, "error").encode())
+    root = ElementTree.fromstring(renderers.junit(reports, "error").encode())
     (suite,) = root.findall("testsuite")
     cases = suite.findall("testcase")
     assert root.tag == "testsuites"
@@ -24,12 +24,12 @@ def test_junit_parses_and_counts(reports: list[ValidationReport]) -> None:
 
 
 def test_junit_fails_from_the_fail_level_on(reports: list[ValidationReport]) -> None:
-    counted = [formats.junit(reports, level).count("<failure") for level in ("error", "warning", "note")]
+    counted = [renderers.junit(reports, level).count("<failure") for level in ("error", "warning", "note")]
     assert counted == [1, 2, 3]
 
 
 def test_github_escapes_data_and_properties(reports: list[ValidationReport]) -> None:
-    lines = formats.github(reports, "error").split("\n")
+    lines = renderers.github(reports, "error").split("\n")
     assert [line.split(" ")[0] for line in lines] == ["::error", "::warning", "::notice"]
     grammar = re.compile(r"::(error|warning|notice) title=([^:,\r\n]+)::([^\r\n]+)")
     matched = [grammar.fullmatch(line) for line in lines]
@@ -61,13 +61,13 @@ def test_sarif_has_what_the_standard_requires(reports: list[ValidationReport]) -
 @pytest.mark.parametrize("none", [[], [ValidationReport("a", "manifest", ())]])
 def test_nothing_found_is_still_a_log(none: list[ValidationReport]) -> None:
     assert json.loads(sarif.render(none, "error"))["runs"][0]["results"] == []
-    ElementTree.fromstring(formats.junit(none, "error").encode())
-    assert formats.github(none, "error") == ""
+    ElementTree.fromstring(renderers.junit(none, "error").encode())
+    assert renderers.github(none, "error") == ""
 
 
 def test_text_and_json_agree(reports: list[ValidationReport]) -> None:
-    found = formats.document(reports, "error")
-    text = formats.text(reports, "error")
+    found = renderers.document(reports, "error")
+    text = renderers.text(reports, "error")
     assert found["ok"] is False
     assert "org/bad@sha256:ab: invalid at level checksum" in text
     assert "org/good@sha256:cd: valid at level checksum" in text

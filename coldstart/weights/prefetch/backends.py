@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from coldstart.weights.prefetch.source import Count, RangeSource, SourceUnusable
+from coldstart.weights.prefetch.range_source import Count, RangeSource, SourceUnusable
 
 
 def open_source(address: str, environment: Mapping[str, str]) -> RangeSource:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from coldstart.commands import settings
+from coldstart.commands import config_file
 
 from coldstart.errors import Usage
 
@@ -17,7 +17,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def load(file: Path) -> dict[str, dict[str, object]]:
-    return settings.load(["list", "--config", str(file)], COMMANDS, SHARED)
+    return config_file.load(["list", "--config", str(file)], COMMANDS, SHARED)
 
 
 def test_tables_and_shared_names(file: Path) -> None:
@@ -54,7 +54,7 @@ def test_flag_before_environment_before_the_user_s_file(
         (tmp_path / f"{name}.toml").write_text("")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv("COLDSTART_CONFIG", raising=False)
-    assert settings.locate([]) == tmp_path / "coldstart" / "config.toml"
+    assert config_file.locate([]) == tmp_path / "coldstart" / "config.toml"
     monkeypatch.setenv("COLDSTART_CONFIG", str(tmp_path / "env.toml"))
-    assert settings.locate([]) == tmp_path / "env.toml"
-    assert settings.locate([f"--config={tmp_path / 'flag.toml'}"]) == tmp_path / "flag.toml"
+    assert config_file.locate([]) == tmp_path / "env.toml"
+    assert config_file.locate([f"--config={tmp_path / 'flag.toml'}"]) == tmp_path / "flag.toml"

@@ -22,7 +22,7 @@ from prefetching import Weights, check_tensors, check_whole
 from support.range_server import RangeServer, serving
 
 from coldstart.weights.prefetch import client, http_source
-from coldstart.weights.prefetch.source import SourceUnavailable, SourceUnusable, shown
+from coldstart.weights.prefetch.range_source import SourceUnavailable, SourceUnusable, shown
 
 
 class _Scripted(BaseHTTPRequestHandler):

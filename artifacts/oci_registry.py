@@ -14,14 +14,14 @@ from urllib.parse import urljoin, urlsplit
 
 from coldstart.artifacts import blobs, fields, oci
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle_source import MAX_SIGNATURES, LayoutSource, payloads, signed_by
 from coldstart.artifacts.errors import InvalidReference, MissingBlob, RemoteFailed
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.net import origin
-from coldstart.artifacts.net.http import Answer, RemoteUnreachable
+from coldstart.artifacts.net.http_client import Answer, RemoteUnreachable
 from coldstart.artifacts.net.pace import Bounds
 from coldstart.artifacts.ranges import read_full
 from coldstart.artifacts.registry_auth import RegistrySession
-from coldstart.artifacts.source import MAX_SIGNATURES, LayoutSource, payloads, signed_by
 
 _REFERENCE = re.compile(
     r"(?P<host>[A-Za-z0-9.-]+(:\d{1,5})?|\[[0-9a-f:]+\](:\d{1,5})?)/"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from coldstart.graphs.errors import AlteredTable
-from coldstart.graphs.table import ARRAYS, Array, Kernel, SymbolRegion, Tables, check
+from coldstart.graphs.tables import ARRAYS, Array, Kernel, SymbolRegion, Tables, check
 
 FORMAT = 1
 MANIFEST = "graphs.json"

@@ -19,7 +19,7 @@ from coldstart.graphs.errors import GraphError
 from coldstart.graphs.intervals import NONE
 from coldstart.graphs.sides import Side, Symbols
 from coldstart.graphs.snapshot import Snapshot
-from coldstart.graphs.table import (
+from coldstart.graphs.tables import (
     ABSOLUTE,
     ASSUMED,
     BLOCK,

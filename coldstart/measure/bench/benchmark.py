@@ -12,7 +12,7 @@ from pathlib import Path
 
 from coldstart.errors import Usage
 from coldstart.machine.paths import Cache
-from coldstart.measure.bench import compare, plan, result
+from coldstart.measure.bench import compare, result, run_order
 from coldstart.measure.bench.launchers import Subject, launchers
 from coldstart.measure.bench.measure import RunSettings
 from coldstart.measure.bench.runner import PROMPTS, Bench, Progress
@@ -43,9 +43,9 @@ def run(request: BenchRequest, progress: Progress) -> result.Document:
 
     Raises Usage for an impossible request, NoBundle, and what resolving the model raises.
     """
-    modes = list(request.modes or plan.MODES)
+    modes = list(request.modes or run_order.MODES)
     try:
-        plan.check(modes, request.runs)
+        run_order.check(modes, request.runs)
     except ValueError as error:
         raise Usage(f"{error}.", mend="coldstart bench --help") from error
     # Read before the long part: a wrong file name must not cost an hour.

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coldstart.errors import Usage
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 
 SIZES = st.lists(st.integers(0, 5000), max_size=6)
 
