@@ -59,8 +59,8 @@ def signed_by(
         for entry in entries
         if entry.artifact_type is None or entry.artifact_type in oci.SIGNATURE_TYPES
     ]
-    found = ((entry, _signature(source, entry, subject)) for entry in signed[:tries])
-    good = ((entry, image) for entry, image in found if image is not None)
+    candidates = ((entry, _signature(source, entry, subject)) for entry in signed[:tries])
+    good = ((entry, image) for entry, image in candidates if image is not None)
     return list(islice(good, MAX_SIGNATURES))
 
 
@@ -68,8 +68,8 @@ def payloads(
     source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
 ) -> list[bytes]:
     """The documents of `signed_by` that can be read."""
-    made = (_payload(source, image.layers[0]) for _, image in signed_by(source, entries, subject, tries))
-    return [payload for payload in made if payload is not None]
+    documents = (_payload(source, image.layers[0]) for _, image in signed_by(source, entries, subject, tries))
+    return [payload for payload in documents if payload is not None]
 
 
 def small(source: BundleSource, blob: oci.Descriptor, cap: int) -> bytes:
@@ -90,8 +90,8 @@ def _signature(
         image = oci.parse_manifest(small(source, entry, _SIGNATURE_MANIFEST))
     except BundleError:
         return None  # A signature that cannot be read vouches for nothing.
-    ours = image.artifact_type in oci.SIGNATURE_TYPES and len(image.layers) == 1
-    fits = ours and image.subject is not None and image.subject.digest == subject.digest
+    is_signature = image.artifact_type in oci.SIGNATURE_TYPES and len(image.layers) == 1
+    fits = is_signature and image.subject is not None and image.subject.digest == subject.digest
     return image if fits else None
 
 

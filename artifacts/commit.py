@@ -84,8 +84,8 @@ def _stage_signature(staging: Staging, subject: oci.Descriptor, payload: bytes) 
     layer = staging.put(payload, layer_type)
     config = staging.put(b"{}", oci.EMPTY_TYPE)
     image = oci.ImageManifest(kind, config, (layer,), subject.bare(), _SIGSTORE if theirs else {})
-    made = staging.put(image.document(), oci.MANIFEST_TYPE)
-    return replace(made, artifact_type=kind)
+    descriptor = staging.put(image.document(), oci.MANIFEST_TYPE)
+    return replace(descriptor, artifact_type=kind)
 
 
 def _close_memory(staging: Staging, descriptor: oci.Descriptor) -> None:

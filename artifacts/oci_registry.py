@@ -67,10 +67,10 @@ class Repository:
         _expect(answer, 200)
         data = _document(answer, LIMITS.manifest)
         oci.parse_manifest(data)
-        found = oci.describe(data, oci.MANIFEST_TYPE)
-        if reference.startswith("sha256:") and found.digest != reference:
-            raise RemoteFailed(f"{self.host} answered {found.digest} for {reference}")
-        return found
+        descriptor = oci.describe(data, oci.MANIFEST_TYPE)
+        if reference.startswith("sha256:") and descriptor.digest != reference:
+            raise RemoteFailed(f"{self.host} answered {descriptor.digest} for {reference}")
+        return descriptor
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
         """Payloads of the signatures that refer to `subject`."""
@@ -103,14 +103,14 @@ class Repository:
 
     def _place(self, blob: oci.Descriptor) -> str:
         """Where the registry wants the blob: on itself, or anywhere with TLS (it gets the bytes anyway, no login)."""
-        with self.session.ask("POST", self.url("blobs", "uploads/")) as begun:
-            _expect(begun, 202)
-            place = urljoin(begun.url, begun.headers.get("Location", ""))
+        with self.session.ask("POST", self.url("blobs", "uploads/")) as answer:
+            _expect(answer, 202)
+            place = urljoin(answer.url, answer.headers.get("Location", ""))
         try:
-            where = origin.of(place)
+            where = origin.parse(place)
         except ValueError as error:
             raise RemoteFailed(f"{self.host} wants an upload at what is no address: {error}") from error
-        if where.scheme != "https" and where != origin.of(begun.url):
+        if where.scheme != "https" and where != origin.parse(answer.url):
             raise RemoteFailed(f"{self.host} wants an upload at {where}, without TLS")
         return f"{place}{'&' if '?' in place else '?'}digest={blob.digest}"
 
@@ -205,10 +205,10 @@ def _expect(answer: Answer, *statuses: int) -> Answer:
         return answer
     where = urlsplit(answer.url).path
     try:
-        said = answer.up_to(_SAID).decode(errors="replace")
+        body = answer.up_to(_SAID).decode(errors="replace")
     except RemoteUnreachable as error:
-        said = str(error)
-    raise RemoteFailed(f"{where} answered {answer.status}: {said}")
+        body = str(error)
+    raise RemoteFailed(f"{where} answered {answer.status}: {body}")
 
 
 def _skip(body: BinaryIO, count: int) -> None:

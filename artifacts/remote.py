@@ -28,8 +28,8 @@ def push(bundle: Bundle, address: str, *, memory: bool = False) -> str:
     bundle.may_leave(memory)
     if address.startswith(OCI):
         place = _repository(address)
-        made = place.push(bundle)
-        return f"{OCI}{place.host}/{place.name}@{made.digest}"
+        descriptor = place.push(bundle)
+        return f"{OCI}{place.host}/{place.name}@{descriptor.digest}"
     if address.startswith(HUB):
         from coldstart.artifacts import hub
 

@@ -95,14 +95,14 @@ class Staging:
         """
         path = self.directory / f"{uuid4().hex}.partial"
         with named_os_errors("writing a blob"), files.create(path, mode) as raw:
-            made = HashingFile(raw, cap)
+            file = HashingFile(raw, cap)
             try:
-                yield made
-                made.finish()
+                yield file
+                file.finish()
             except BaseException:
                 path.unlink(missing_ok=True)
                 raise
-        self.blobs[made.digest] = path
+        self.blobs[file.digest] = path
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from coldstart.errors import CommandFailed
 from coldstart.key import inspection
 
 
-def report(common: Common, bundles: Sequence[Bundle], made: str) -> None:
+def report(common: Common, bundles: Sequence[Bundle], outcome: str) -> None:
     """Render the references; warn for each bundle whose signer nobody trusts. Raises CommandFailed for none."""
     if not bundles:
         raise CommandFailed(
@@ -34,4 +34,4 @@ def report(common: Common, bundles: Sequence[Bundle], made: str) -> None:
                 f"{bundle.name}:v{bundle.version} is older than v{newer[0].version}, which stays the one that is taken; "
                 f"to go back: coldstart prune {newer[0].ref}"
             )
-    common.out.success(made, where=str(common.store().root), then=f"coldstart serve {bundles[0].name}")
+    common.out.success(outcome, where=str(common.store().root), then=f"coldstart serve {bundles[0].name}")

@@ -33,10 +33,10 @@ def start(
 
     request = serve.ServeRequest(common.look_up(model, None, anyone if untrusted else None))
     plan = serve.plan(request)
-    for note in request.found.notes:
+    for note in request.lookup.notes:
         common.out.warn(note)
     with common.out.phase(f"start a template ({level})"):
-        warm = template_pool.start(level, plan, request.found.model.name, ready_timeout)
+        warm = template_pool.start(level, plan, request.lookup.model.name, ready_timeout)
     data = {"level": level, "model": warm.model, "key": warm.key, "pid": warm.pid}
     common.out.result(data, f"{level} template of {warm.model}, pid {warm.pid}")
     passed = ["--", *secrets.arguments(common.vllm_args)] if common.vllm_args else []
@@ -50,10 +50,10 @@ def status(common: Common) -> None:
     """List them."""
     from coldstart.serve import template_pool
 
-    found = list(template_pool.listed())
+    templates = list(template_pool.listed())
     rows = [
         (w.level, w.model, w.key[7:19], w.pid or "gone", "yes" if w.ready else "no", len(w.servers))
-        for w in found
+        for w in templates
     ]
     data = {
         "templates": [
@@ -65,7 +65,7 @@ def status(common: Common) -> None:
                 "ready": w.ready,
                 "servers": w.servers,
             }
-            for w in found
+            for w in templates
         ]
     }
     common.out.result(data, lambda: table(("level", "model", "key", "pid", "ready", "servers"), rows))

@@ -21,10 +21,10 @@ app = group(__doc__)
 @declare()
 def list_keys(common: Common) -> None:
     """List the keys whose bundles may run code here."""
-    found = trust.listed()
-    rows = [(key.fingerprint or key.problem, "own" if key.own else "", key.file) for key in found]
-    brief = "\n".join(key.fingerprint for key in found if key.fingerprint)
-    data = {"keys": [asdict(key) for key in found]}
+    keys = trust.listed()
+    rows = [(key.fingerprint or key.problem, "own" if key.own else "", key.file) for key in keys]
+    brief = "\n".join(key.fingerprint for key in keys if key.fingerprint)
+    data = {"keys": [asdict(key) for key in keys]}
     common.out.result(data, lambda: table(("fingerprint", "", "file"), rows), brief=brief)
 
 

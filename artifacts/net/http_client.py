@@ -18,7 +18,7 @@ from urllib.parse import urljoin
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
-from coldstart.artifacts.net.origin import Origin, of, without_secrets
+from coldstart.artifacts.net.origin import Origin, parse, without_secrets
 from coldstart.artifacts.net.pace import Bounds, Pace, TooSlow, from_environment
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
@@ -144,12 +144,14 @@ class Answer:
         self.reason = str(response.reason or "")[:80]
         self.headers: Mapping[str, str] = response.headers
 
-    def readinto(self, into: memoryview) -> int:
+    def readinto(self, buffer: memoryview) -> int:
         """Up to a MiB into the caller's memory; 0 at the end. Raises RemoteUnreachable."""
-        into = into[:_SLICE]
+        buffer = buffer[:_SLICE]
         try:
             # urllib3's own readinto reads into memory of its own and copies.
-            got: int = self._raw.readinto(into) if self._raw is not None else self._response.readinto(into)
+            got: int = (
+                self._raw.readinto(buffer) if self._raw is not None else self._response.readinto(buffer)
+            )
         except (HTTPError, http.client.HTTPException, OSError, ValueError) as error:
             self.close()
             raise failed(error) from error
@@ -250,7 +252,7 @@ class HttpClient:
             return manager.urlopen(method, url, **given)
 
     def _manager(self, url: str) -> urllib3.PoolManager:
-        origin = of(url)
+        origin = parse(url)
         way = (origin.scheme, _proxy(origin))
         if way not in self._managers:
             self._managers[way] = _manager(*way, self._bounds)
@@ -261,7 +263,7 @@ def redirected(url: str, location: str) -> str:
     """Where an answer from `url` sends its reader. Raises Forbidden off http(s) and off TLS."""
     try:
         target = urljoin(url, location)
-        before, after = of(url), of(target)
+        before, after = parse(url), parse(target)
     except ValueError as error:
         raise Forbidden(f"{without_secrets(url)} redirects to what is no address: {error}") from error
     if before.scheme == "https" and after.scheme != "https":
@@ -285,13 +287,13 @@ def _reason(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    found = [error]
-    while len(found) < 10:
-        deeper = found[-1].__cause__ or found[-1].__context__ or _inner(found[-1])
-        if deeper is None or deeper in found:
+    causes = [error]
+    while len(causes) < 10:
+        deeper = causes[-1].__cause__ or causes[-1].__context__ or _inner(causes[-1])
+        if deeper is None or deeper in causes:
             break
-        found.append(deeper)
-    return found
+        causes.append(deeper)
+    return causes
 
 
 def _inner(error: BaseException) -> BaseException | None:
@@ -299,7 +301,7 @@ def _inner(error: BaseException) -> BaseException | None:
 
 
 def _own(secret: Secret | None, url: str) -> Mapping[str, str]:
-    if secret is None or of(url) != secret.origin:
+    if secret is None or parse(url) != secret.origin:
         return {}
     if not secret.origin.may_hear_secrets:
         raise Forbidden(f"{secret.origin} would be told a password or token without TLS")
@@ -309,8 +311,8 @@ def _own(secret: Secret | None, url: str) -> Mapping[str, str]:
 def _proxy(origin: Origin) -> str | None:
     if origin.is_loopback or proxy_bypass(origin.host):
         return None
-    found = getproxies()
-    return found.get(origin.scheme) or found.get("all")
+    proxies = getproxies()
+    return proxies.get(origin.scheme) or proxies.get("all")
 
 
 def _manager(scheme: str, proxy: str | None, bounds: Bounds) -> urllib3.PoolManager:
@@ -318,10 +320,10 @@ def _manager(scheme: str, proxy: str | None, bounds: Bounds) -> urllib3.PoolMana
     if scheme == "https" or (proxy or "").startswith("https:"):
         given["ssl_context"] = tls_context()
     if proxy is None:
-        made = urllib3.PoolManager(**given)
+        manager = urllib3.PoolManager(**given)
     else:
         login = urllib3.util.parse_url(proxy).auth
         named = urllib3.make_headers(proxy_basic_auth=login) if login else None
-        made = urllib3.ProxyManager(proxy, proxy_headers=named, **given)
-    made.pool_classes_by_scheme = _pools(bounds)
-    return made
+        manager = urllib3.ProxyManager(proxy, proxy_headers=named, **given)
+    manager.pool_classes_by_scheme = _pools(bounds)
+    return manager

@@ -116,15 +116,15 @@ def _launches(tables: Tables, framework: FrameworkApi) -> Array:
 
 def _candidates(tables: Tables) -> tuple[Array, Array]:
     at = windows.places(tables)
-    found = windows.values(tables.payload, at)
-    plausible = (found >= windows.LOWEST) & (found < windows.HIGHEST)
-    return at[plausible], found[plausible]
+    values = windows.values(tables.payload, at)
+    plausible = (values >= windows.LOWEST) & (values < windows.HIGHEST)
+    return at[plausible], values[plausible]
 
 
 def _ranges(driver: DriverApi, tables: Tables, regions: list[SymbolRegion]) -> list[Range]:
     """Driver allocations that some parameter word falls into and that no region covers."""
-    _, found = _candidates(tables)
-    unknown = np.unique(found[Intervals(regions).inside(found).region == NONE])
+    _, addresses = _candidates(tables)
+    unknown = np.unique(addresses[Intervals(regions).inside(addresses).region == NONE])
     ranges: dict[int, Range] = {}
     end = 0
     for address in unknown.tolist():
@@ -140,8 +140,8 @@ def _ranges(driver: DriverApi, tables: Tables, regions: list[SymbolRegion]) -> l
 def _refuse_host(tables: Tables, ranges: Iterable[Range]) -> None:
     """Graphs with a parameter word inside pinned host memory are refused in place."""
     host = Intervals([SymbolRegion("host", r.size, r.base) for r in ranges if r.host])
-    at, found = _candidates(tables)
-    nodes = windows.owners(tables, at[host.inside(found).region != NONE])
+    at, addresses = _candidates(tables)
+    nodes = windows.owners(tables, at[host.inside(addresses).region != NONE])
     graphs = np.searchsorted(tables.graphs["node"], nodes, side="right") - 1
     for index in np.unique(graphs).tolist():
         tables.refused[tables.keys[index]] = "pinned host pointer among the parameters"
@@ -161,10 +161,10 @@ def _unnamed(
     tables: Tables, regions: list[SymbolRegion], trace: Array, launches: Array
 ) -> list[SymbolRegion]:
     """Traced allocations without a name that words point into and that are still live."""
-    at, found = _candidates(tables)
-    outside = Intervals(regions).inside(found).region == NONE
+    at, addresses = _candidates(tables)
+    outside = Intervals(regions).inside(addresses).region == NONE
     places = launches[windows.owners(tables, at[outside])].tolist()
-    matches = traces.match_backwards(trace, zip(places, found[outside].tolist(), strict=True))
+    matches = traces.match_backwards(trace, zip(places, addresses[outside].tolist(), strict=True))
     ordinals = {match[0] for pair in matches.values() for match in pair if match is not None}
     live = traces.live_blocks(trace)
     blocks = [SymbolRegion(f"alloc#{i}", live[i][1], live[i][0]) for i in sorted(ordinals) if i in live]
@@ -178,7 +178,7 @@ def _contents(driver: DriverApi, regions: Iterable[SymbolRegion]) -> dict[int, b
 
 def _decode_maps(driver: DriverApi, tables: Tables) -> Array:
     """Addresses inside tensor maps, learned by asking the driver where it writes each address bit."""
-    found: list[tuple[int, int, Array]] = []
+    rows: list[tuple[int, int, Array]] = []
     masks: list[int] = []
     for place in windows.maps(tables).tolist():
         descriptor = tables.payload[place : place + TENSOR_MAP_BYTES].tobytes()
@@ -188,8 +188,8 @@ def _decode_maps(driver: DriverApi, tables: Tables) -> Array:
         except DriverFailure:  # 128 bytes that are no tensor map
             continue
         if address is not None:
-            found.append((place, address, _coded(masks)))
-    return np.array(found, MAP)
+            rows.append((place, address, _coded(masks)))
+    return np.array(rows, MAP)
 
 
 def _coded(masks: Sequence[int]) -> Array:

@@ -54,13 +54,13 @@ def combine(a: Snapshot, b: Snapshot, more: Sequence[Snapshot] = ()) -> Combined
         raise GraphError(f"no graph can be relocated: {reasons}")
     a, b = a.keep(keys), b.keep(keys)
     symbols = Symbols([])
-    found = differential(a, b, symbols)
+    classified = differential(a, b, symbols)
     for other in more:
-        settle(found, other.keep(keys), symbols)
-    tables = _tables(a, found, symbols, reasons)
-    adopted = _adopted(b, found)
-    tables = _with_contents(tables, a, b, found, symbols)
-    conflicts = _graphs_of(a.tables, found.conflict)
+        settle(classified, other.keep(keys), symbols)
+    tables = _tables(a, classified, symbols, reasons)
+    adopted = _adopted(b, classified)
+    tables = _with_contents(tables, a, b, classified, symbols)
+    conflicts = _graphs_of(a.tables, classified.conflict)
     reason = "a word points into live memory but not at one symbol and offset in both captures"
     kept = subset(tables, lambda key: key not in conflicts, dict.fromkeys(conflicts, reason))
     return Combined(drop_unused_regions(kept), adopted)
@@ -100,48 +100,50 @@ def _graphs_of(tables: Tables, positions: Array) -> set[str]:
     return {tables.keys[i] for i in np.unique(graphs).tolist()}
 
 
-def _tables(a: Snapshot, found: Classified, symbols: Symbols, reasons: dict[str, str]) -> Tables:
-    rows = relocations(found)
+def _tables(a: Snapshot, classified: Classified, symbols: Symbols, reasons: dict[str, str]) -> Tables:
+    rows = relocations(classified)
     payload = np.array(a.tables.payload)
-    width = np.where(found.kind == ABSOLUTE, 8, TENSOR_MAP_BYTES // 16)
+    width = np.where(classified.kind == ABSOLUTE, 8, TENSOR_MAP_BYTES // 16)
     for bytes_ in np.unique(width).tolist():
-        payload[(found.place[width == bytes_][:, None] + np.arange(bytes_)).ravel()] = 0
-    payload[found.noise] = NOISE
+        payload[(classified.place[width == bytes_][:, None] + np.arange(bytes_)).ravel()] = 0
+    payload[classified.noise] = NOISE
     graph = (
         np.searchsorted(a.tables.graphs["node"], windows.owners(a.tables, rows["place"]), side="right") - 1
     )
     graphs = a.tables.graphs.copy()
     graphs["relocations"] = np.bincount(graph, minlength=len(graphs))
     graphs["relocation"] = np.concatenate([[0], np.cumsum(graphs["relocations"])[:-1]])
-    report = {"windows": found.windows, "pointers": len(found.place), "noise_bytes": len(found.noise),
-              "conflict_bytes": len(found.conflict)}  # fmt: skip
+    report = {"windows": classified.windows, "pointers": len(classified.place), "noise_bytes": len(classified.noise),
+              "conflict_bytes": len(classified.conflict)}  # fmt: skip
     return replace(
         a.tables, graphs=graphs, payload=payload, relocations=rows,
-        assumed=_assumed(a.tables, found.assumed), regions=symbols.regions,
+        assumed=_assumed(a.tables, classified.assumed), regions=symbols.regions,
         refused={**a.tables.refused, **reasons}, report=report,
     )  # fmt: skip
 
 
-def _assumed(tables: Tables, found: Array) -> Array:
+def _assumed(tables: Tables, assumptions: Array) -> Array:
     """Each (graph, end of, start of) once."""
-    graph = np.searchsorted(tables.graphs["node"], windows.owners(tables, found[:, 0]), side="right") - 1
-    rows = np.unique(np.stack([graph, found[:, 1], found[:, 2]], 1), axis=0)
+    graph = (
+        np.searchsorted(tables.graphs["node"], windows.owners(tables, assumptions[:, 0]), side="right") - 1
+    )
+    rows = np.unique(np.stack([graph, assumptions[:, 1], assumptions[:, 2]], 1), axis=0)
     return np.array([tuple(row) for row in rows.tolist()], ASSUMED)
 
 
-def relocations(found: Classified) -> Array:
+def relocations(classified: Classified) -> Array:
     """Rows sorted by place."""
-    order = np.argsort(found.place, kind="stable")
+    order = np.argsort(classified.place, kind="stable")
     rows = np.zeros(len(order), RELOCATION)
     for name in ("place", "region", "offset", "kind"):
-        rows[name] = getattr(found, name)[order]
+        rows[name] = getattr(classified, name)[order]
     return rows
 
 
-def _adopted(b: Snapshot, found: Classified) -> list[SymbolRegion]:
+def _adopted(b: Snapshot, classified: Classified) -> list[SymbolRegion]:
     """Pool segments and library allocations, with their addresses in `b`."""
     pool = [r for r in b.regions if r.symbol.startswith("pool:")]
-    libraries = [SymbolRegion(f"lib:{n}", r.size, r.base) for n, r in enumerate(found.libraries.theirs)]
+    libraries = [SymbolRegion(f"lib:{n}", r.size, r.base) for n, r in enumerate(classified.libraries.theirs)]
     return [*pool, *libraries, *_unnamed(b)]
 
 
@@ -151,15 +153,17 @@ def _unnamed(snapshot: Snapshot) -> list[SymbolRegion]:
     return [SymbolRegion(f"alloc#{i}", n, a) for i, (a, n) in live.items() if a in snapshot.contents]
 
 
-def _with_contents(tables: Tables, a: Snapshot, b: Snapshot, found: Classified, symbols: Symbols) -> Tables:
+def _with_contents(
+    tables: Tables, a: Snapshot, b: Snapshot, classified: Classified, symbols: Symbols
+) -> Tables:
     """All bytes of adopted regions as one block each, their addresses turned into relocations."""
     left, right = Side(a, symbols), Side(b, symbols)
     pools = [(r.symbol, r.base) for r in a.regions if r.symbol.startswith("pool:")]
-    mine = dict(pools) | {f"lib:{n}": r.base for n, r in enumerate(found.libraries.mine)}
+    mine = dict(pools) | {f"lib:{n}": r.base for n, r in enumerate(classified.libraries.mine)}
     mine |= {r.symbol: r.base for r in _unnamed(a)}
-    wanted = set(found.region.tolist()) | {symbols.number[symbol] for symbol, _ in pools}
+    wanted = set(classified.region.tolist()) | {symbols.number[symbol] for symbol, _ in pools}
     blocks, data, rows, start = [], [], [], 0
-    for region in _adopted(b, found):
+    for region in _adopted(b, classified):
         kept = region.base in b.contents and mine.get(region.symbol) in a.contents
         if symbols.number.get(region.symbol, NONE) not in wanted or not kept:
             continue

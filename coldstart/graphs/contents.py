@@ -62,11 +62,11 @@ class ReplayHarness:
 
     def blocks(self, positions: Iterable[int]) -> Ranges:
         """The blocks that hold these positions of `contents`."""
-        found = set()
+        numbers = set()
         for position in positions:
             number = next(i for i, (_, n, at) in enumerate(self.areas) if at <= position < at + n)
-            found.add(self._first[number] + (position - self.areas[number][2]) // BLOCK_BYTES)
-        return union([(block, block + 1) for block in found])
+            numbers.add(self._first[number] + (position - self.areas[number][2]) // BLOCK_BYTES)
+        return union([(block, block + 1) for block in numbers])
 
     def replay(self, key: str) -> bytes:
         """Outputs of one seeded replay."""

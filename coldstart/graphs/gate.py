@@ -154,15 +154,15 @@ def wrong(
     proof: Proof, restorer: Restorer, driver: DriverApi, workload: Workload, keys: Sequence[str]
 ) -> dict[str, str]:
     """Which of these graphs do not give the proof's outputs, with the reasons."""
-    found = {}
+    reasons = {}
     for key in keys:
         graph = restorer.graph_or_none(key)
         if graph is None:
-            found[key] = restorer.fallbacks[key]
+            reasons[key] = restorer.fallbacks[key]
             continue
         try:
             if _hash(key, graph, driver, workload, proof.seeds[0]) != proof.hashes.get(key):
-                found[key] = "its outputs are not those of the proof"
+                reasons[key] = "its outputs are not those of the proof"
         except GraphError as error:
-            found[key] = str(error)
-    return found
+            reasons[key] = str(error)
+    return reasons

@@ -45,7 +45,7 @@ class Inputs:
         return asdict(self)
 
     @classmethod
-    def of(cls, report: Mapping[str, Any]) -> Inputs:
+    def from_report(cls, report: Mapping[str, Any]) -> Inputs:
         """What a bundle's report says. Raises AlteredTable where it says nothing."""
         try:
             held = report[ENTRY]

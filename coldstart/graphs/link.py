@@ -42,8 +42,8 @@ class Bases:
         if region.symbol.startswith("lib:"):
             return self._own(region)
         if region.symbol.startswith("alloc#"):
-            found = live_allocation(self.framework.trace(), int(region.symbol[6:]))
-            return self._own(region) if found is None and self.adopt else _sized(region, found)
+            allocation = live_allocation(self.framework.trace(), int(region.symbol[6:]))
+            return self._own(region) if allocation is None and self.adopt else _sized(region, allocation)
         here = named.get(region.symbol)
         return _sized(region, (here.base, here.size) if here else None)
 
@@ -59,12 +59,12 @@ class Bases:
             self.driver.free(self.allocated.pop())
 
 
-def _sized(region: SymbolRegion, found: tuple[int, int] | None) -> int:
-    if found is None:
+def _sized(region: SymbolRegion, allocation: tuple[int, int] | None) -> int:
+    if allocation is None:
         raise MissingRegion(f"{region.symbol} does not exist in this process")
-    if found[1] != region.size:
-        raise MissingRegion(f"{region.symbol} has {found[1]} bytes here and {region.size} in the bundle")
-    return found[0]
+    if allocation[1] != region.size:
+        raise MissingRegion(f"{region.symbol} has {allocation[1]} bytes here and {region.size} in the bundle")
+    return allocation[0]
 
 
 def relocate(payload: Array, relocations: Array, base: Array, driver: DriverApi | None = None) -> Array:

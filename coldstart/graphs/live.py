@@ -89,10 +89,10 @@ def _read(work: Path) -> dict[str, Any]:
 def refusals(tables: Tables, changed: set[str]) -> dict[str, str]:
     """Graph to reason, for those that point into one of these regions."""
     moving = {number for number, region in enumerate(tables.regions) if region.symbol in changed}
-    found = {}
+    reasons = {}
     for index, key in enumerate(tables.keys):
         mine = moving & set(np.unique(tables.graph(index)[2]["region"]).tolist())
         if mine:
             names = ", ".join(sorted(tables.regions[number].symbol for number in mine))
-            found[key] = f"{names}: unnamed memory whose contents change between two live steps"
-    return found
+            reasons[key] = f"{names}: unnamed memory whose contents change between two live steps"
+    return reasons

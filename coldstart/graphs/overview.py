@@ -88,7 +88,7 @@ def diff(one: Path, other: Path) -> dict[str, Any]:
         "kernels_only": _only(*names),
         "regions_only": _only(*symbols),
         "refused_only": _only({*a.refused}, {*b.refused}),
-        "graphs_changed": {key: found for key in both if (found := changes(a, b, key))},
+        "graphs_changed": {key: counts for key in both if (counts := changes(a, b, key))},
     }
 
 
@@ -99,13 +99,13 @@ def _only(one: set[str], other: set[str]) -> list[list[str]]:
 def changes(a: Tables, b: Tables, key: str) -> dict[str, int]:
     """How many rows of a graph differ by table, {} for none; where one has more rows, those differ as well."""
     (n, e, r), (m, f, s) = a.graph(a.keys.index(key)), b.graph(b.keys.index(key))
-    found = {
+    counts = {
         "nodes": _differ(_node_rows(a, n), _node_rows(b, m)),
         "edges": _differ(e.tolist(), f.tolist()),
         "relocations": _differ(_relocation_rows(a, n, r), _relocation_rows(b, m, s)),
         "parameter_bytes": _parameters(a, n, b, m),
     }
-    return {name: count for name, count in found.items() if count}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _differ(one: Sequence[object], other: Sequence[object]) -> int:

@@ -144,9 +144,9 @@ class Restorer:
         if restored is not None:
             return restored
         start = time.monotonic()
-        found = self._capture(key)
+        graph = self._capture(key)
         self._note(f"graphs: {key}", start, time.monotonic(), "capture")
-        return found
+        return graph
 
     def _capture(self, key: str) -> Replayable:
         try:
@@ -223,11 +223,11 @@ class Restorer:
         for key in keys:
             with self._lock:
                 try:
-                    found = self._graphs[key] = self._graphs.get(key) or self._build(key)
+                    graph = self._graphs[key] = self._graphs.get(key) or self._build(key)
                 except GraphError as error:
                     self.fallbacks[key] = str(error)
                     continue
-            built(key, found)
+            built(key, graph)
 
     def drop(self, reason: str) -> None:
         """Forget every restored graph and give the memory back: from now on each is captured."""

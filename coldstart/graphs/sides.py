@@ -96,9 +96,9 @@ class Side:
         at = self.snapshot.launches[windows.owners(self.snapshot.tables, place[maybe])]
         at = np.where(at < 0, len(trace), at)
         wanted = list(zip(at.tolist(), address[maybe].tolist(), strict=True))
-        found = traces.match_backwards(trace, wanted) if len(trace) else {}
+        matches = traces.match_backwards(trace, wanted) if len(trace) else {}
         for i, key in zip(maybe.tolist(), wanted, strict=True):
-            for reading, match in zip(out, found.get(key, (None, None)), strict=True):
+            for reading, match in zip(out, matches.get(key, (None, None)), strict=True):
                 if match is not None:
                     reading.region[i] = self._symbols.add(f"alloc#{match[0]}", match[2])
                     reading.offset[i] = match[1]

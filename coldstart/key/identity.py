@@ -61,8 +61,8 @@ def _extra(directory: Path) -> dict[str, Scalar]:
     """Digests of a model's own code and of its processors' and quantization's settings, where it has any."""
     code = sorted(path for path in directory.rglob("*.py") if path.is_file())
     settings = [path for name in _PROCESSOR_FILES if (path := directory / name).is_file()]
-    found = {"code": code, "processor": settings}
-    return {name: _contents(directory, paths) for name, paths in found.items() if paths}
+    groups = {"code": code, "processor": settings}
+    return {name: _contents(directory, paths) for name, paths in groups.items() if paths}
 
 
 def _contents(directory: Path, paths: list[Path]) -> str:

@@ -53,14 +53,14 @@ def recording(save_to: Path | None, *, wanted: bool) -> Iterator[TimelineRecordi
     with tempfile.TemporaryDirectory(prefix="coldstart-", ignore_cleanup_errors=True) as directory:
         events = outside or str(Path(directory) / "events")
         os.environ[EVENTS_VARIABLE] = events
-        made = TimelineRecording(events, save_to, temporary=outside is None)
+        timeline_recording = TimelineRecording(events, save_to, temporary=outside is None)
         emit("coldstart", process_started(), now(), track="command")
         try:
-            yield made
+            yield timeline_recording
         finally:
             if outside is None:
                 del os.environ[EVENTS_VARIABLE]
-        made.save()
+        timeline_recording.save()
 
 
 def process_started() -> float:

@@ -112,10 +112,10 @@ class Assembly:
         """Hash every tensor and chunk of the weights."""
         assert self.model.path is not None  # ensure_weights has set it
         with self._stage("hash the weights"):
-            made = weights.plan(self.model.path)
-        self._write("weights", made)
+            plan = weights.plan(self.model.path)
+        self._write("weights", plan)
         info = self._read("modelinfo")
-        info["weights"] = weights.digest(made)
+        info["weights"] = weights.digest(plan)
         self._write("modelinfo", info)
 
     def prove(self) -> None:
@@ -152,8 +152,8 @@ class Assembly:
             process, reader = launch.fresh(replace(plan, env=plan.env | environment), output=log)
             try:
                 running = launch.acknowledged(process, reader, began, timeout=None)
-                made = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
-                _require_fast_path(running.report, made, canary="canary" in info)
+                sections = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
+                _require_fast_path(running.report, sections, canary="canary" in info)
                 memory = processes.memory_bytes(process.pid)
             except CommandFailed as error:
                 raise CommandFailed(
@@ -241,8 +241,8 @@ class Assembly:
         (self.out / f"{name}.json").write_text(json.dumps(value, sort_keys=True))
 
 
-def _require_fast_path(report: Any, made: Sequence[str], *, canary: bool) -> None:
-    if not all(report["fast_path"].get(name) for name in made):
+def _require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) -> None:
+    if not all(report["fast_path"].get(name) for name in sections):
         raise CommandFailed(
             f"The proof start did not take its fast path: {report['fallbacks']}. Nothing was published."
         )

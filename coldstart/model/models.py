@@ -109,10 +109,10 @@ def weight_files(directory: Path) -> list[Path]:
     Raises Usage for one that is no regular file: whoever opened a pipe would wait for ever.
     """
     for pattern in hub.WEIGHT_PATTERNS:
-        if found := sorted(directory.glob(pattern)):
-            for file in found:
+        if files := sorted(directory.glob(pattern)):
+            for file in files:
                 _require_regular(file)
-            return found
+            return files
     return []
 
 

@@ -43,8 +43,8 @@ def _read(path: Path) -> list[TensorEntry]:
             raise ValueError(f"a header of {length} bytes")
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)
-    found = [_entry(name, value, 8 + length) for name, value in header.items()]
-    return sorted(found, key=lambda entry: (entry.offset, entry.name))
+    tensors = [_entry(name, value, 8 + length) for name, value in header.items()]
+    return sorted(tensors, key=lambda entry: (entry.offset, entry.name))
 
 
 def _entry(name: str, value: Any, base: int) -> TensorEntry:

@@ -139,11 +139,11 @@ def begun(mode: str, plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[No
 
 
 def _page_in(model: Path, config: Mapping[str, Any], given: Arguments) -> PageIn | None:
-    found = {path.name: path for path in weight_files(model) if path.suffix == ".safetensors"}
-    if sum(path.stat().st_size for path in found.values()) < PAGE_IN_MIN_BYTES:
+    by_name = {path.name: path for path in weight_files(model) if path.suffix == ".safetensors"}
+    if sum(path.stat().st_size for path in by_name.values()) < PAGE_IN_MIN_BYTES:
         return None
-    plan = weights.headers(found.values())
-    return PageIn(found, tensors.only(tensors.ordered(plan), _node_names(plan, config, given)))
+    plan = weights.headers(by_name.values())
+    return PageIn(by_name, tensors.only(tensors.ordered(plan), _node_names(plan, config, given)))
 
 
 def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Arguments) -> list[str]:

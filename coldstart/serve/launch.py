@@ -147,8 +147,8 @@ def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[ServerProc
     Its log goes to `output`, by default to our own standard error.
     """
     reader, writer = os.pipe()
-    ours: dict[str, str] = {READY_FD_ENV: str(writer), SUPERVISOR_ENV: str(os.getpid())}
-    environment = os.environ | ours | plan.env
+    variables: dict[str, str] = {READY_FD_ENV: str(writer), SUPERVISOR_ENV: str(os.getpid())}
+    environment = os.environ | variables | plan.env
     sink = output or sys.stderr
     # The plan is a file without a name, so that no end of either process leaves it behind.
     with tempfile.TemporaryFile("w") as file:

@@ -73,17 +73,19 @@ def terms(spans: Mapping[str, float], ready_s: float) -> tuple[StartCosts, float
     return StartCosts(creation=creation, context=context, libraries=libraries, prefill=prefill), load
 
 
-def of(request: ServeRequest, started: StartedServer, spans: Mapping[str, float]) -> dict[str, Any] | None:
+def document(
+    request: ServeRequest, started: StartedServer, spans: Mapping[str, float]
+) -> dict[str, Any] | None:
     """The ready file's `predicted`: what was predicted for this start, with `actual` beside it. Learns the source's rate."""
     report = started.document()
     source, loads = request.weights_from, report["loads"]
-    bundle, cache = request.found.bundle, request.found.cache
-    made = predict(bundle, started.mode, source, cache) if bundle else None
+    bundle, cache = request.lookup.bundle, request.lookup.cache
+    prediction = predict(bundle, started.mode, source, cache) if bundle else None
     if source is not None:
         learn_rate(source, loads, cache)
-    if made is None:
+    if prediction is None:
         return None
-    return made.document() | {"actual": actual(spans, report["ready_s"], loads, started.began)}
+    return prediction.document() | {"actual": actual(spans, report["ready_s"], loads, started.began)}
 
 
 def actual(
@@ -140,7 +142,7 @@ def _file(cache: Cache) -> Path:
 
 def _rates(cache: Cache) -> dict[str, Any]:
     try:
-        found = json.loads(_file(cache).read_text(encoding="utf-8"))
+        rates = json.loads(_file(cache).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return rates if isinstance(rates, dict) else {}

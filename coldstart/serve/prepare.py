@@ -70,17 +70,17 @@ def base_env(caches: Path) -> dict[str, str]:
 
 
 def ordinary(
-    found: Lookup, given: Arguments, reason: str, streamed: fetch.Streamed | None = None
+    lookup: Lookup, given: Arguments, reason: str, streamed: fetch.Streamed | None = None
 ) -> LaunchPlan:
     """A plan without a bundle: vLLM's ordinary start, with the reason; `streamed` weights come as they arrive even so.
 
     `given` are vLLM's arguments with the address to listen at.
     """
-    key = found.key.digest
-    env, identity = base_env(found.cache.vllm(key)), ""
-    given = base_args(found.model, given)
+    key = lookup.key.digest
+    env, identity = base_env(lookup.cache.vllm(key)), ""
+    given = base_args(lookup.model, given)
     if streamed is not None:
-        given, more, identity = streamed.into(given, found.model, found.cache)
+        given, more, identity = streamed.into(given, lookup.model, lookup.cache)
         env |= more
     fallbacks = [{"section": "bundle", "reason": reason}]
     return LaunchPlan(given, key=key, weights=identity, env=env, fallbacks=fallbacks)
@@ -106,14 +106,14 @@ class _Preparation:
 
     def json(self, section: str) -> dict[str, Any]:
         try:
-            found = self.bundle.json(section)
+            document = self.bundle.json(section)
         except BundleError as error:
             self.give_up(section, f"{error.message} [{error.code}]")
             return {}
-        if not isinstance(found, Mapping):
+        if not isinstance(document, Mapping):
             self.give_up(section, "it is no JSON object")
             return {}
-        return dict(found)
+        return dict(document)
 
     def compile_dir(self) -> Path | None:
         """The `compile` section, unpacked once per content and reused by every later start."""
@@ -181,7 +181,7 @@ class _Preparation:
 
 
 def prepare(
-    found: Lookup,
+    lookup: Lookup,
     bundle: Bundle,
     given: Arguments,
     *,
@@ -194,18 +194,18 @@ def prepare(
     `given` are vLLM's arguments with the address to listen at. With `streamed` weights the model's directory needs none.
     Raises OSError when neither can be written.
     """
-    model, cache, key = found.model, found.cache, bundle.key_digest
-    made = _Preparation(bundle, trust, root or cache.unpacked)
+    model, cache, key = lookup.model, lookup.cache, bundle.key_digest
+    preparation = _Preparation(bundle, trust, root or cache.unpacked)
     env = base_env(cache.vllm(key))
-    info = made.modelinfo(env)
-    compile_dir = made.compile_dir()
+    info = preparation.modelinfo(env)
+    compile_dir = preparation.compile_dir()
     if compile_dir is not None and runtime.targets_cpu():
         env |= inductor_env(compile_dir)
     elif compile_dir is not None:
         env |= compiled_env(compile_dir, paths.state_dir() / "compiled" / compile_dir.name)
         compile_dir = None  # no worker of ours, but vLLM's own, which looks into its own cache
-    made.graphs()
-    kv_args = made.kv_args(given)
+    preparation.graphs()
+    kv_args = preparation.kv_args(given)
     given = base_args(model, given)
     if streamed is None:
         identity = weights.identity(model.path, cache.weights) if model.path else ""
@@ -221,8 +221,8 @@ def prepare(
         weights=identity,
         compile_dir=str(compile_dir) if compile_dir else None,
         canary=canary,
-        env=env | made.env,
-        fallbacks=made.fallbacks,
+        env=env | preparation.env,
+        fallbacks=preparation.fallbacks,
     )
 
 
@@ -235,8 +235,8 @@ def _texts(value: object) -> dict[str, str]:
 def _canary(value: object) -> dict[str, list[int]] | None:
     given = value if isinstance(value, Mapping) else {}
     lists = {name: given.get(name) for name in ("prompt", "tokens", "batch")}
-    found = {name: value for name, value in lists.items() if _are_tokens(value)}
-    return found if {"prompt", "tokens"} <= set(found) else None
+    token_lists = {name: value for name, value in lists.items() if _are_tokens(value)}
+    return token_lists if {"prompt", "tokens"} <= set(token_lists) else None
 
 
 def _are_tokens(value: object) -> TypeGuard[list[int]]:

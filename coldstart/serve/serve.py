@@ -47,7 +47,7 @@ class ServeRequest:
     model's own directory); with `fetch_rest` those that this node's pipeline ranks do not need follow in the background.
     """
 
-    found: Lookup
+    lookup: Lookup
     listen: Sequence[str] = ()
     mode: str = "auto"
     without_bundle: bool = False
@@ -97,29 +97,31 @@ class StartedServer:
 
 def plan(request: ServeRequest) -> LaunchPlan:
     """The plan of the start that was asked for, its scheduler checked. Raises NoBundle where one is needed."""
-    found = request.found
-    if found.bundle is None and not request.without_bundle:
-        raise inspection.miss(found)
-    if found.bundle is not None and request.require_signature:
-        _require_signature(found.bundle, request.trust)
-    made = _prepared(request)
-    return scheduler.apply(made, request.scheduler, found.bundle, on_cpu=runtime.targets_cpu())
+    lookup = request.lookup
+    if lookup.bundle is None and not request.without_bundle:
+        raise inspection.miss(lookup)
+    if lookup.bundle is not None and request.require_signature:
+        _require_signature(lookup.bundle, request.trust)
+    launch_plan = _prepared(request)
+    return scheduler.apply(launch_plan, request.scheduler, lookup.bundle, on_cpu=runtime.targets_cpu())
 
 
 def _prepared(request: ServeRequest) -> LaunchPlan:
-    found, donor = request.found, request.found.weights_donor
+    lookup, donor = request.lookup, request.lookup.weights_donor
     streamed = fetch.Streamed.of(donor, request.weights_from) if donor and request.weights_from else None
     ensure = models.ensure_weights if streamed is None else models.ensure_tokenizer
-    found = replace(found, model=ensure(found.model, offline=found.offline))
-    given = found.vllm_args.before(*request.listen)
-    if found.bundle is None:
-        made = prepare.ordinary(found, given, inspection.miss(found).message, streamed)
+    lookup = replace(lookup, model=ensure(lookup.model, offline=lookup.offline))
+    given = lookup.vllm_args.before(*request.listen)
+    if lookup.bundle is None:
+        launch_plan = prepare.ordinary(lookup, given, inspection.miss(lookup).message, streamed)
     else:
-        made = prepare.prepare(found, found.bundle, given, trust=request.trust, streamed=streamed)
+        launch_plan = prepare.prepare(lookup, lookup.bundle, given, trust=request.trust, streamed=streamed)
     if request.weights_from is not None and streamed is None:
         reason = f"no bundle says what {without_secrets(request.weights_from)} must hold: the model's own directory is read"
-        made = replace(made, fallbacks=[*made.fallbacks, {"section": "weights", "reason": reason}])
-    return made
+        launch_plan = replace(
+            launch_plan, fallbacks=[*launch_plan.fallbacks, {"section": "weights", "reason": reason}]
+        )
+    return launch_plan
 
 
 def _require_signature(bundle: Bundle, trust: Trust) -> None:
@@ -147,7 +149,7 @@ def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
 
     Raises CommandFailed when the server dies or is not ready in time.
     """
-    began, config = timeline.now(), request.found.model.config
+    began, config = timeline.now(), request.lookup.model.config
     steps: list[dict[str, str]] = []
     absent: list[dict[str, str]] = []
     for mode in _ladder(request.mode):
@@ -194,7 +196,7 @@ def _with_rest(started: StartedServer, request: ServeRequest) -> StartedServer:
     from coldstart.weights.prefetch.errors import PrefetchError
 
     try:
-        return replace(started, rest=fetch.rest(started.plan, request.found.model.config))
+        return replace(started, rest=fetch.rest(started.plan, request.lookup.model.config))
     except (PrefetchError, OSError, ValueError) as error:
         started.steps.append(_step(FETCH_REST, error))
         return started
@@ -219,17 +221,17 @@ def _launch(mode: str, request: ServeRequest, plan: LaunchPlan) -> tuple[launch.
         raise _Unavailable(f"{refused.reason}: {refused.mend}")
     if mode == "snapshot":
         return _thaw(request, plan)
-    level, found = mode.removeprefix("template-"), request.found
-    warm = template_pool.find(level, found.key.digest)
+    level, lookup = mode.removeprefix("template-"), request.lookup
+    warm = template_pool.find(level, lookup.key.digest)
     if warm is None:
-        raise _no_template(level, found)
+        raise _no_template(level, lookup)
     if (reason := template_pool.obstacle(warm, plan)) is not None:
         raise _Unavailable(f"{reason}: coldstart template stop, and start it again")
     return launch.forked(plan, warm.socket)
 
 
-def _no_template(level: str, found: Lookup) -> _Unavailable:
-    name, key = found.model.name, found.key.digest
+def _no_template(level: str, lookup: Lookup) -> _Unavailable:
+    name, key = lookup.model.name, lookup.key.digest
     for warm in template_pool.listed():
         if warm.level == level and warm.python == sys.executable and (level == "runtime" or warm.key == key):
             state = "is not ready yet" if warm.pid else "has died: coldstart template stop"
@@ -240,11 +242,11 @@ def _no_template(level: str, found: Lookup) -> _Unavailable:
 def _thaw(request: ServeRequest, plan: LaunchPlan) -> tuple[launch.ServerProcess, int]:
     from coldstart.serve import process_snapshot
 
-    bundle = request.found.bundle
+    bundle = request.lookup.bundle
     if bundle is None or not bundle.has("snapshot"):
         raise _Absent("the bundle has no snapshot: coldstart materialize MODEL --snapshot")
     try:
-        thawed = process_snapshot.thaw(bundle, plan, request.found.cache, request.trust)
+        thawed = process_snapshot.thaw(bundle, plan, request.lookup.cache, request.trust)
     except (process_snapshot.SnapshotUnusable, Usage, OSError, LookupError, ValueError, TypeError) as error:
         # Whatever is wrong with an image, or with the place it is unpacked to, another mode starts the server.
         raise _Unavailable(f"{error}") from error

@@ -99,12 +99,12 @@ def counted(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in sorted(environment.items()) if counts(name)}
 
 
-def difference(made: Mapping[str, str], wanted: Mapping[str, str], what: str) -> str | None:
-    """Why `what`, made under the counted environment `made`, cannot serve under `wanted`; None where it can."""
-    names: Iterable[str] = sorted({*made, *counted(wanted)})
+def difference(recorded: Mapping[str, str], wanted: Mapping[str, str], what: str) -> str | None:
+    """Why `what`, made under the counted environment `recorded`, cannot serve under `wanted`; None where it can."""
+    names: Iterable[str] = sorted({*recorded, *counted(wanted)})
     for name in names:
-        if made.get(name) != wanted.get(name):
-            return f"{name}: the {what} was made with {_shown(made.get(name))}, this start has {_shown(wanted.get(name))}"
+        if recorded.get(name) != wanted.get(name):
+            return f"{name}: the {what} was made with {_shown(recorded.get(name))}, this start has {_shown(wanted.get(name))}"
     return None
 
 

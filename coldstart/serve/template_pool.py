@@ -90,8 +90,8 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float) -> Warm:
     """
     if level not in LEVELS:
         raise Usage(f"There is no template level {level!r}.", mend=f"take one of {', '.join(LEVELS)}")
-    if found := modes.refusal(f"template-{level}"):
-        raise Usage(f"No template of level {level}: {found.reason}.", mend=found.mend)
+    if refusal := modes.refusal(f"template-{level}"):
+        raise Usage(f"No template of level {level}: {refusal.reason}.", mend=refusal.mend)
     directory = _root() / f"{level}-{plan.key.removeprefix('sha256:')[:12]}"
     with _alone(directory, f"A template of level {level} is being started for {model}."):
         if any(warm.directory == directory and warm.pid for warm in listed()):

@@ -48,11 +48,11 @@ class Validation:
 
     def run(self, bundle: Bundle) -> ValidationReport:
         """Raises only what is not about the bundle; what is wrong with it is a finding."""
-        found = [*self._stored(bundle), *self._fits(bundle)]
-        report = ValidationReport(_ref(bundle), self.level, tuple(found))
+        findings = [*self._stored(bundle), *self._fits(bundle)]
+        report = ValidationReport(_ref(bundle), self.level, tuple(findings))
         if self.level in ("load", "replay") and self.start and not report.fails("error"):
-            found += self.start(bundle, self.level)
-        return ValidationReport(report.ref, self.level, tuple(found))
+            findings += self.start(bundle, self.level)
+        return ValidationReport(report.ref, self.level, tuple(findings))
 
     def _stored(self, bundle: Bundle) -> list[Finding]:
         return check(bundle, "manifest" if self.level == "manifest" else "checksum")

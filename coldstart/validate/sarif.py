@@ -20,14 +20,14 @@ VERSION = "2.1.0"
 
 def render(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
     """The log as JSON text. SARIF's levels are the findings' own; `fail_level` only sets the exit code."""
-    found = [(report, finding) for report in reports for finding in report.findings]
-    codes = sorted({finding.code for _, finding in found})
+    pairs = [(report, finding) for report in reports for finding in report.findings]
+    codes = sorted({finding.code for _, finding in pairs})
     driver = {
         "name": "coldstart",
         "version": coldstart.__version__,
         "rules": [{"id": code, "shortDescription": {"text": code}} for code in codes],
     }
-    results = [_result(report, finding, codes) for report, finding in found]
+    results = [_result(report, finding, codes) for report, finding in pairs]
     run = {"tool": {"driver": driver}, "columnKind": "utf16CodeUnits", "results": results}
     return json.dumps({"$schema": SCHEMA, "version": VERSION, "runs": [run]}, indent=2)
 

@@ -37,18 +37,22 @@ class Starts:
     def __call__(self, bundle: Bundle, level: Level) -> list[Finding]:
         """Findings of `level`. Raises NoBundle and other errors that are not about the bundle."""
         with usage.adopting_orphans(), tempfile.TemporaryDirectory(prefix="coldstart-validate-") as name:
-            ours, plain = self.pair(bundle, Path(name))
-            started = self._start(ours, Path(name) / "bundle", "CS-LOAD", bundle, level)
+            bundled, plain = self.pair(bundle, Path(name))
+            started = self._start(bundled, Path(name) / "bundle", "CS-LOAD", bundle, level)
             if isinstance(started, Finding):
                 return [started]
-            found = _fallbacks(started, bundle)
-            return [*found, *self._replay(started, plain, Path(name), bundle)] if level == "replay" else found
+            findings = _fallbacks(started, bundle)
+            return (
+                [*findings, *self._replay(started, plain, Path(name), bundle)]
+                if level == "replay"
+                else findings
+            )
 
-    def _replay(self, ours: Run, plain: Launcher, directory: Path, bundle: Bundle) -> list[Finding]:
+    def _replay(self, bundled: Run, plain: Launcher, directory: Path, bundle: Bundle) -> list[Finding]:
         reference = self._start(plain, directory / "vllm", "CS-REFERENCE-START", bundle, "replay")
         if isinstance(reference, Finding):
             return [reference]
-        pairs = zip(self.settings.prompts, ours.answers, reference.answers, strict=True)
+        pairs = zip(self.settings.prompts, bundled.answers, reference.answers, strict=True)
         return [_differs(prompt, one, two, bundle) for prompt, one, two in pairs if one != two]
 
     def _start(
@@ -70,8 +74,8 @@ def real_pair(subject: Callable[[Bundle], Subject]) -> Callable[[Bundle, Path], 
     """coldstart's fresh start and an ordinary start of vLLM with empty caches, which owes nothing to us."""
 
     def pair(bundle: Bundle, directory: Path) -> Pair:
-        ours, plain = launchers(subject(bundle), [FRESH, VLLM_COLD], directory)
-        return ours, plain
+        bundled, plain = launchers(subject(bundle), [FRESH, VLLM_COLD], directory)
+        return bundled, plain
 
     return pair
 
@@ -84,9 +88,9 @@ def _fallbacks(run: Run, bundle: Bundle) -> list[Finding]:
 
 
 def _differs(
-    prompt: str, ours: tuple[tuple[int, ...], str], plain: tuple[tuple[int, ...], str], bundle: Bundle
+    prompt: str, bundled: tuple[tuple[int, ...], str], plain: tuple[tuple[int, ...], str], bundle: Bundle
 ) -> Finding:
-    both = zip(ours[0], plain[0], strict=False)
-    at = next((n for n, (one, two) in enumerate(both) if one != two), min(len(ours[0]), len(plain[0])))
+    both = zip(bundled[0], plain[0], strict=False)
+    at = next((n for n, (one, two) in enumerate(both) if one != two), min(len(bundled[0]), len(plain[0])))
     message = f"the answer to {prompt!r} differs from vLLM's from token {at} on"
     return Finding("CS-REPLAY", "error", message, MEND.format(bundle.name), "tokens")

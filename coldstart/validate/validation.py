@@ -68,9 +68,9 @@ def _starter(request: ValidationRequest) -> checks.StartCheck | None:
     from coldstart.validate.start import Starts, real_pair
 
     def subject(bundle: Bundle) -> Subject:
-        made = bundle.manifest.provenance
-        model = models.resolve(made.model_name, offline=request.offline, cache=request.cache)
-        arguments = tuple(request.vllm_args or made.arguments)
+        provenance = bundle.manifest.provenance
+        model = models.resolve(provenance.model_name, offline=request.offline, cache=request.cache)
+        arguments = tuple(request.vllm_args or provenance.arguments)
         target = str(model.path or model.repo_id)
         return Subject(model.argument, target, arguments, _common_arguments(request))
 

@@ -49,9 +49,9 @@ class Tensor:
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
-        found = {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+        header = {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
         place = {"offset": self.offset, "size": self.size}
-        return found | place | ({"digest": self.digest} if self.digest else {})
+        return header | place | ({"digest": self.digest} if self.digest else {})
 
 
 @dataclass(frozen=True, slots=True)

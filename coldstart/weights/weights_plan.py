@@ -50,16 +50,16 @@ def identity(directory: Path, cache: Path) -> str:
             return str(known["digest"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # never computed, or written by another release: compute
-    found = digest(plan(directory))
+    plan_digest = digest(plan(directory))
     cache.mkdir(parents=True, exist_ok=True)
     with replacing(record, durable=False) as file:
-        file.write(json.dumps({"stamp": stamp, "digest": found}).encode())
-    return found
+        file.write(json.dumps({"stamp": stamp, "digest": plan_digest}).encode())
+    return plan_digest
 
 
 def _stamp(path: Path) -> list[str | int]:
-    found = path.stat()
-    return [path.name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+    status = path.stat()
+    return [path.name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _file(path: Path) -> CheckpointFile:
@@ -99,6 +99,6 @@ def headers(paths: Iterable[Path]) -> dict[str, Any]:
 def _checked(path: Path) -> list[Tensor]:
     entries = safetensors.entries(path)
     end = max((entry.offset + entry.size for entry in entries), default=0)
-    if end > (found := path.stat().st_size):
-        raise Usage(f"{path.name} is cut short: it has {found} of {end} bytes.", mend="fetch the model again")
+    if end > (size := path.stat().st_size):
+        raise Usage(f"{path.name} is cut short: it has {size} of {end} bytes.", mend="fetch the model again")
     return [Tensor(e.name, path.name, e.offset, e.size, e.dtype, e.shape) for e in entries]

@@ -70,7 +70,7 @@ class Floor:
     fork_s: Summary | None
     service_s: Summary | None
 
-    def of(self, mode: str) -> float | None:
+    def seconds(self, mode: str) -> float | None:
         """The floor of one mode in seconds, None where a part is missing."""
         own = self.imports_s if run_order.is_process_of_its_own(mode) else self.fork_s
         return own["median"] + self.service_s["median"] if own and self.service_s else None

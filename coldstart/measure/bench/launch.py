@@ -135,8 +135,8 @@ class Server:
 
     def processes(self) -> list[usage.ProcessSample]:
         """The processes that this start brought into being and that still run."""
-        found = usage.new_processes(self.before, usage.snapshot(), [os.getpid(), *self._served()])
-        return [process for process in found if not process.ended]
+        started = usage.new_processes(self.before, usage.snapshot(), [os.getpid(), *self._served()])
+        return [process for process in started if not process.ended]
 
     def stop(self) -> None:
         """SIGTERM, patience, then SIGKILL to all that is left of the start.

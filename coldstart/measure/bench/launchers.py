@@ -183,10 +183,10 @@ def cache_variables(root: Path) -> Mapping[str, str]:
         "XDG_CACHE_HOME": "xdg",
         "TMPDIR": "tmp",
     }
-    made = {variable: root / name for variable, name in names.items()}
-    for directory in made.values():
+    directories = {variable: root / name for variable, name in names.items()}
+    for directory in directories.values():
         directory.mkdir(parents=True, exist_ok=True)
-    return {"HF_HOME": str(hub_home())} | {variable: str(path) for variable, path in made.items()}
+    return {"HF_HOME": str(hub_home())} | {variable: str(path) for variable, path in directories.items()}
 
 
 def hub_home() -> Path:

@@ -96,7 +96,7 @@ def _measure(launcher: Launcher, server: Server, settings: RunSettings, index: i
         cpu_s=usage.cpu_between(server.before, after, _served(readiness)),
         pss_bytes=pss,
         rss_bytes=max(memory.values(), default=0),
-        phases=_phases(timeline) | _told(launcher, server),
+        phases=_phases(timeline) | _logged_phases(launcher, server),
         spans=_relative(timeline, server.launched_s),
         answers=answers(client, settings),
         steady=steady(client, settings) if settings.steady else None,
@@ -148,9 +148,9 @@ def _phases(timeline: Timeline) -> dict[str, float]:
     return Timeline(harness).phases() | Timeline(reported).phases()
 
 
-def _told(launcher: Launcher, server: Server) -> dict[str, float]:
-    told = server.files.log.read_text(errors="replace")
-    return {} if launcher.tells_readiness else vllm_log.phases(told)
+def _logged_phases(launcher: Launcher, server: Server) -> dict[str, float]:
+    log = server.files.log.read_text(errors="replace")
+    return {} if launcher.tells_readiness else vllm_log.phases(log)
 
 
 def _relative(timeline: Timeline, origin_s: float) -> list[Mapping[str, object]]:

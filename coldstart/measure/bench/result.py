@@ -54,14 +54,14 @@ def tokens_identical(measured: BenchRuns) -> bool | None:
 
 def failures(measured: BenchRuns) -> list[str]:
     """Why the answer is no: a server that died, tokens that differ, a fast path that was not taken."""
-    found = [f"{mode}: {measured.unavailable[mode]}" for mode in measured.modes if mode in measured.failed]
+    reasons = [f"{mode}: {measured.unavailable[mode]}" for mode in measured.modes if mode in measured.failed]
     for mode, runs in measured.runs.items():
         if _same_tokens(mode, measured) is False:
-            found.append(f"{mode}: its tokens differ from {run_order.REFERENCE}'s")
-        found += [f"{mode}: the fast path was not taken: {reason}" for reason in slow_paths(runs)]
-    if not measured.runs and not found:
-        found.append("no mode could run")
-    return found
+            reasons.append(f"{mode}: its tokens differ from {run_order.REFERENCE}'s")
+        reasons += [f"{mode}: the fast path was not taken: {reason}" for reason in slow_paths(runs)]
+    if not measured.runs and not reasons:
+        reasons.append("no mode could run")
+    return reasons
 
 
 def slow_paths(runs: Iterable[Run]) -> list[str]:
@@ -88,7 +88,7 @@ def floor_of(measured: BenchRuns) -> floor.Floor:
     """Service time from the warm vLLM server where there is one, else from the first mode that tells."""
     order = [run_order.REFERENCE, *measured.runs]
     served = (steadies(measured.runs.get(mode, ())) for mode in order)
-    service = next((summarize([one.one_token_s for one in found]) for found in served if found), None)
+    service = next((summarize([one.one_token_s for one in answers]) for answers in served if answers), None)
     imports = summarize(measured.imports_s) if measured.imports_s else None
     return floor.Floor(imports, measured.fork, service)
 
@@ -104,7 +104,7 @@ def _mode(mode: str, measured: BenchRuns, floors: floor.Floor) -> Document:
     reference = measured.runs.get(run_order.REFERENCE, [])
     first_token = summarize([run.first_token_s for run in runs])
     ratio = paired_ratio(_rounds(reference, _first_token), _rounds(runs, _first_token))
-    floor_s = floors.of(mode)
+    floor_s = floors.seconds(mode)
     return {
         "first_token_s": first_token,
         "cpu_s": summarize([run.cpu_s for run in runs]),

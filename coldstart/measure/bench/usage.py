@@ -61,8 +61,8 @@ def _prctl(option: int, value: int) -> None:
 
 def snapshot() -> Snapshot:
     """Every process that /proc shows, now."""
-    found = (_read(int(entry)) for entry in os.listdir(PROC) if entry.isdigit())  # noqa: PTH208
-    return {process.pid: process for process in found if process is not None}
+    samples = (_read(int(entry)) for entry in os.listdir(PROC) if entry.isdigit())  # noqa: PTH208
+    return {process.pid: process for process in samples if process is not None}
 
 
 def tree(processes: Snapshot, roots: Iterable[int]) -> set[int]:
@@ -70,14 +70,14 @@ def tree(processes: Snapshot, roots: Iterable[int]) -> set[int]:
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
-    found: set[int] = set()
+    members: set[int] = set()
     waiting = [pid for pid in roots if pid in processes]
     while waiting:
         pid = waiting.pop()
-        if pid not in found:
-            found.add(pid)
+        if pid not in members:
+            members.add(pid)
             waiting.extend(children.get(pid, ()))
-    return found
+    return members
 
 
 def new_processes(before: Snapshot, after: Snapshot, roots: Iterable[int]) -> list[ProcessSample]:

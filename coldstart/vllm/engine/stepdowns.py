@@ -22,7 +22,7 @@ def settle(args: Namespace) -> Fallbacks:
     if args.load_format == LOAD_FORMAT and (reason := seams.check("weights")):
         args.load_format = "auto"
         fallbacks.append({"section": "weights", "reason": f"{reason} vLLM loads them its own way."})
-    if ours(args):
+    if can_use_executor(args):
         if (reason := seams.check("worker")) is None:
             args.distributed_executor_backend, args.worker_cls = EXECUTOR, WORKER
             return fallbacks
@@ -33,7 +33,7 @@ def settle(args: Namespace) -> Fallbacks:
     return fallbacks
 
 
-def ours(args: Namespace) -> bool:
+def can_use_executor(args: Namespace) -> bool:
     """Whether this server can run on our executor: one CPU rank, and no executor or worker of the user's own."""
     from vllm.platforms import current_platform
 

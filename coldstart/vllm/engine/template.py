@@ -37,8 +37,8 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     Raises RuntimeError where this vLLM has no way for it, when another Python thread is alive, or at level `engine` on a GPU or
     for more than one rank: such a process must not be forked.
     """
-    if level == "engine" and (found := modes.refusal("template-engine")):
-        raise RuntimeError(f"{found.reason}: {found.mend}")
+    if level == "engine" and (refusal := modes.refusal("template-engine")):
+        raise RuntimeError(f"{refusal.reason}: {refusal.mend}")
     if reason := seams.check("start"):
         raise RuntimeError(f"no template can be built: {reason}")
     from tqdm import tqdm

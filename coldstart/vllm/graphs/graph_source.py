@@ -42,10 +42,10 @@ def key_of(descriptor: Any, mode: str) -> str:
     return f"{mode}:" + ",".join(parts)
 
 
-def attempt(into: dict[Any, Any], descriptor: Any, make: Callable[[], Any], key: str, log: Log) -> bool:
+def attempt(graphs: dict[Any, Any], descriptor: Any, make: Callable[[], Any], key: str, log: Log) -> bool:
     """Put what `make` gives under the descriptor; False, and a line in the log, where it cannot be had."""
     try:
-        into[descriptor] = make()
+        graphs[descriptor] = make()
     except GraphError as error:
         log(f"{key} is captured normally: {error}")
         return False

@@ -60,9 +60,9 @@ def _patched(**wraps: Wrap) -> Callable[[], None]:
 
 def _places() -> dict[str, tuple[type, str]]:
     """What is patched where. A runner's own module is there; the other's need not be imported to be left alone."""
-    found: dict[str, tuple[type, str]] = {}
+    places: dict[str, tuple[type, str]] = {}
     if module := sys.modules.get("vllm.v1.worker.gpu.cudagraph_utils"):
-        found["manager"] = (module.CudaGraphManager, "capture")
+        places["manager"] = (module.CudaGraphManager, "capture")
     if module := sys.modules.get("vllm.v1.worker.gpu_model_runner"):
-        found["runner"] = (module.GPUModelRunner, "_warmup_and_capture")
-    return found
+        places["runner"] = (module.GPUModelRunner, "_warmup_and_capture")
+    return places

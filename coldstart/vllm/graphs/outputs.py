@@ -50,8 +50,8 @@ def spans(output: Any) -> list[tuple[int, int]] | None:
     parts = output if isinstance(output, tuple | list) else [output]
     if output is None or not all(hasattr(part, "data_ptr") for part in parts):
         return None
-    found = [{"shape": list(t.shape), "stride": list(t.stride()), "dtype": str(t.dtype)[6:]} for t in parts]
-    return [(int(t.data_ptr()), size(like)) for t, like in zip(parts, found, strict=True)]
+    layouts = [{"shape": list(t.shape), "stride": list(t.stride()), "dtype": str(t.dtype)[6:]} for t in parts]
+    return [(int(t.data_ptr()), size(like)) for t, like in zip(parts, layouts, strict=True)]
 
 
 def view(like: Any, tensor: Callable[[Like], Any]) -> Any:

@@ -99,15 +99,15 @@ class GraphRecording:
             if consumes_random(graph):
                 framework.refusals[key] = "the graph consumes random numbers"
         pool = framework.pool()
-        made = {key: outputs.describe(output, pool) for key, (_, _, output) in graphs.items()}
+        likes = {key: outputs.describe(output, pool) for key, (_, _, output) in graphs.items()}
         attributes = manager_attributes(runner)
         held = Inputs(
             token_regions(runner), [r.symbol for r in framework.regions() if r.symbol.startswith("kv:")],
-            inputs.static, {key: places(like, attributes) for key, like in made.items()},
+            inputs.static, {key: places(like, attributes) for key, like in likes.items()},
         )  # fmt: skip
         here = finder(framework.regions, framework.pool)
         workload = StoredInputs(driver, held, inputs.held.__getitem__, here, View(here), None)
-        vllm = {"attributes": attributes, "outputs": made, "driver": nvml.driver()}
+        vllm = {"attributes": attributes, "outputs": likes, "driver": nvml.driver()}
         report = {ENTRY: held.document(), outputs.ENTRY: vllm}
         return rounds.record(
             self._work, driver, framework, captured, workload, inputs, report, by_reference=self._by_reference
@@ -165,10 +165,12 @@ def input_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
 
 def tensor_spans(tensors: dict[str, Any]) -> list[SymbolRegion]:
     """The whole storage of each, once."""
-    found = {t.untyped_storage().data_ptr(): (s, t.untyped_storage()) for s, t in reversed(tensors.items())}
+    storages = {
+        t.untyped_storage().data_ptr(): (s, t.untyped_storage()) for s, t in reversed(tensors.items())
+    }
     return [
         SymbolRegion(symbol, int(held.nbytes()), base)
-        for base, (symbol, held) in found.items()
+        for base, (symbol, held) in storages.items()
         if held.nbytes()
     ]
 

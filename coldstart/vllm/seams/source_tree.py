@@ -50,7 +50,7 @@ class Module:
 
 
 @dataclass
-class Found:
+class Definition:
     """A definition and the module that it stands in."""
 
     module: Module
@@ -82,27 +82,27 @@ class Sources:
         self.read.update(dict.fromkeys([held.path] if held else self._places(name)))
         return held
 
-    def find(self, module: str, path: str) -> Found:
+    def find(self, module: str, path: str) -> Definition:
         """The definition behind `module:path`, through whatever imports. Raises Missing."""
         held = self.module(module)
         if held is None:
             raise Missing(f"there is no module {module}")
-        found = Found(held, held.tree)
+        definition = Definition(held, held.tree)
         for name in filter(None, path.split(".")):
-            found = self._inside(found, name, f"{module}:{path}")
-        return found
+            definition = self._inside(definition, name, f"{module}:{path}")
+        return definition
 
-    def members(self, found: Found, hops: int = MAX_HOPS) -> dict[str, Found]:
+    def members(self, definition: Definition, hops: int = MAX_HOPS) -> dict[str, Definition]:
         """A class's members by name, its bases' included."""
-        node, held = found.node, dict[str, Found]()
+        node, held = definition.node, dict[str, Definition]()
         if not isinstance(node, ast.ClassDef) or not hops:
             return held
         for base in reversed(node.bases):
-            if (above := self._base(found.module, base)) is not None:
+            if (above := self._base(definition.module, base)) is not None:
                 held |= self.members(above, hops - 1)
         own = [(name, stated) for stated in _top(node.body) for name in _bound(stated)]
-        held |= {name: Found(found.module, on) for name, on in _on_self(node) if name not in held}
-        return held | {name: Found(found.module, stated) for name, stated in own}
+        held |= {name: Definition(definition.module, on) for name, on in _on_self(node) if name not in held}
+        return held | {name: Definition(definition.module, stated) for name, stated in own}
 
     def _places(self, name: str) -> tuple[Path, Path]:
         place = self.root.joinpath(*name.split("."))
@@ -113,44 +113,44 @@ class Sources:
             return Module(name, path, path.read_text(encoding="utf-8"))
         return None
 
-    def _inside(self, found: Found, name: str, wanted: str) -> Found:
-        if isinstance(found.node, ast.ClassDef):
-            held = self.members(found)
+    def _inside(self, definition: Definition, name: str, wanted: str) -> Definition:
+        if isinstance(definition.node, ast.ClassDef):
+            held = self.members(definition)
             if name in held:
                 return held[name]
-        elif (inside := self._named(found.module, name)) is not None:
+        elif (inside := self._named(definition.module, name)) is not None:
             return inside
         raise Missing(f"there is no {wanted}")
 
-    def _named(self, module: Module, name: str, hops: int = MAX_HOPS) -> Found | None:
+    def _named(self, module: Module, name: str, hops: int = MAX_HOPS) -> Definition | None:
         node = module.names.get(name)
         if node is None:
             return self._starred(module, name, hops)
         if not isinstance(node, ast.ImportFrom | ast.Import):
-            return Found(module, node)
+            return Definition(module, node)
         if isinstance(node, ast.Import) or not hops:
-            return Found(module, node)
+            return Definition(module, node)
         alias = next(one for one in node.names if (one.asname or one.name) == name)
         origin = self.module(module.origin(node))
         if origin is None:
             # Compiled or generated, or not of vLLM: it is imported, and that is all there is to see.
-            return Found(module, node)
+            return Definition(module, node)
         return self._named(origin, alias.name, hops - 1) or self._submodule(origin, alias.name)
 
-    def _starred(self, module: Module, name: str, hops: int) -> Found | None:
+    def _starred(self, module: Module, name: str, hops: int) -> Definition | None:
         """A name that `from x import *` brings."""
         for node in _top(module.tree.body) if hops else ():
             if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
                 origin = self.module(module.origin(node))
-                if origin is not None and (found := self._named(origin, name, hops - 1)):
-                    return found
+                if origin is not None and (definition := self._named(origin, name, hops - 1)):
+                    return definition
         return None
 
-    def _submodule(self, package: Module, name: str) -> Found | None:
+    def _submodule(self, package: Module, name: str) -> Definition | None:
         held = self.module(f"{package.name}.{name}")
-        return Found(held, held.tree) if held is not None else None
+        return Definition(held, held.tree) if held is not None else None
 
-    def _base(self, module: Module, base: ast.expr) -> Found | None:
+    def _base(self, module: Module, base: ast.expr) -> Definition | None:
         node = base.value if isinstance(base, ast.Subscript) else base
         return self._named(module, node.id) if isinstance(node, ast.Name) else None
 

@@ -119,8 +119,8 @@ class ColdLoader(DefaultModelLoader):
         return device.onto(target, shaped)
 
     def _offered(self, tensor: Tensor, view: memoryview) -> torch.Tensor:
-        made = _shaped(tensor, view)
-        return self.in_place.offer(made, view) if self.in_place is not None else made
+        tensor_view = _shaped(tensor, view)
+        return self.in_place.offer(tensor_view, view) if self.in_place is not None else tensor_view
 
     def _beyond(self, model: torch.nn.Module) -> str | None:
         """Why this model's weights are left to vLLM, None where they are not."""

@@ -83,8 +83,8 @@ def _layout(config: Mapping[str, Any]) -> LayerPatterns | None:
 
 
 def _holds(layout: LayerPatterns, name: str, rank: int, size: int, held: range, tied: bool) -> bool:
-    if found := layout.layer.match(name):
-        return int(found[1]) in held
+    if match := layout.layer.match(name):
+        return int(match[1]) in held
     if name.startswith(layout.first):
         return rank == 0 or (tied and rank == size - 1)
     return rank == size - 1 or not name.startswith(layout.last)

@@ -106,12 +106,12 @@ class FileSource(TensorSource):
             raise Lost(f"{tensor.file} is cut short: {tensor.name} ends after it")
         if self.ahead:
             memory.present(self._addresses[tensor.file] + tensor.offset, tensor.size)
-        found = view[tensor.offset : tensor.offset + tensor.size]
-        if tensor.digest and tensor.digest != "sha256:" + hashlib.sha256(found).hexdigest():
+        data = view[tensor.offset : tensor.offset + tensor.size]
+        if tensor.digest and tensor.digest != "sha256:" + hashlib.sha256(data).hexdigest():
             raise Lost(
                 f"{tensor.file} holds other bytes for {tensor.name} at {tensor.offset} than the plan says"
             )
-        return found
+        return data
 
     def _mapped(self, name: str) -> memoryview:
         if name not in self._maps:

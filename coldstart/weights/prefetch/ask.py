@@ -46,13 +46,13 @@ def resolve(
 
     Raises what inspection.look_up raises, NoBundle when neither a bundle nor local files say what the weights are.
     """
-    found = inspection.look_up(model, vllm_args, cache=cache, offline=offline, accepts=accepts)
-    source = weights_from or _own_source(found)
-    return Wanted(found.model.name, source, _plan(found.without_weights(), source), found.notes)
+    lookup = inspection.look_up(model, vllm_args, cache=cache, offline=offline, accepts=accepts)
+    source = weights_from or _own_source(lookup)
+    return Wanted(lookup.model.name, source, _plan(lookup.without_weights(), source), lookup.notes)
 
 
-def _own_source(found: Lookup) -> str:
-    model = found.model
+def _own_source(lookup: Lookup) -> str:
+    model = lookup.model
     if model.weight_files:
         return str(model.path)
     if model.repo_id is not None:
@@ -63,15 +63,17 @@ def _own_source(found: Lookup) -> str:
     )
 
 
-def _plan(found: Lookup, source: str) -> Mapping[str, Any]:
-    plan = found.bundle.json("weights") if found.bundle is not None and found.bundle.has("weights") else None
+def _plan(lookup: Lookup, source: str) -> Mapping[str, Any]:
+    plan = (
+        lookup.bundle.json("weights") if lookup.bundle is not None and lookup.bundle.has("weights") else None
+    )
     if isinstance(plan, Mapping):
         return plan
     local = [Path(source)] if is_local(source) else []
-    for directory in (*local, *filter(None, [found.model.path])):
+    for directory in (*local, *filter(None, [lookup.model.path])):
         if weight_files(directory):
             return weights.plan(directory)
-    raise inspection.miss(found)
+    raise inspection.miss(lookup)
 
 
 def fetch_all(

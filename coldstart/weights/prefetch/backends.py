@@ -34,13 +34,13 @@ class LocalSource:
         self.directory = directory
         self._open: dict[str, int] = {}
 
-    def read(self, name: str, size: int, start: int, into: memoryview, count: Count) -> int:
+    def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
         """As RangeSource."""
         try:
             descriptor = self._descriptor(name, size)
             # One long request to the disk, where the kernel's own reading ahead would make many short ones.
-            os.posix_fadvise(descriptor, start, len(into), os.POSIX_FADV_WILLNEED)
-            got = os.preadv(descriptor, [into], start)
+            os.posix_fadvise(descriptor, start, len(buffer), os.POSIX_FADV_WILLNEED)
+            got = os.preadv(descriptor, [buffer], start)
         except OSError as error:
             raise SourceUnusable(f"{self.directory / name}: {error.strerror}") from error
         if not got:
@@ -56,9 +56,9 @@ class LocalSource:
         if name not in self._open:
             descriptor = os.open(self.directory / name, os.O_RDONLY | os.O_CLOEXEC)
             self._open[name] = descriptor
-            if (found := os.fstat(descriptor).st_size) != size:
+            if (actual := os.fstat(descriptor).st_size) != size:
                 raise SourceUnusable(
-                    f"{self.directory / name} has {found} bytes, the weights plan says {size}"
+                    f"{self.directory / name} has {actual} bytes, the weights plan says {size}"
                 )
         return self._open[name]
 

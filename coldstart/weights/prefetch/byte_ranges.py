@@ -57,14 +57,14 @@ class Ranges:
 
     def missing(self, start: int, end: int) -> list[Range]:
         """The parts of [start, end) that are not in, in order."""
-        found: list[Range] = []
+        gaps: list[Range] = []
         at = bisect_right(self._ends, start)
         while at < len(self._starts) and self._starts[at] < end:
             if start < self._starts[at]:
-                found.append((start, self._starts[at]))
+                gaps.append((start, self._starts[at]))
             start = self._ends[at]
             at += 1
-        return [*found, (start, end)] if start < end else found
+        return [*gaps, (start, end)] if start < end else gaps
 
     def _replace(self, first: int, last: int, by: list[Range]) -> None:
         self.total += sum(b - a for a, b in by)

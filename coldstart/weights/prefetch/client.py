@@ -55,15 +55,15 @@ def attach(
     A local directory's files are read and verified, too, but mapped themselves: the page cache is the shared copy.
     Raises PrefetchRefused (no room, a bad plan), PrefetchLost when none runs and not `start`, or when it dies meanwhile.
     """
-    made = region_layout.read(plan)
-    wanted = made.wanted(names)
+    layout = region_layout.read(plan)
+    wanted = layout.wanted(names)
     began = monotonic()
     for attempt in range(_TRIES):
         channel = None
         try:
             # One that is being killed may still take a connection, and nothing over it.
             channel = _ask(source, plan, names, directory, start=start, background=background)
-            return Attached(channel, made, wanted, normal(source))
+            return Attached(channel, layout, wanted, normal(source))
         except PrefetchLost as error:
             if channel is None and not start:
                 raise

@@ -36,7 +36,7 @@ def headers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
     address is meant for just that one. Raises SourceUnusable then.
     """
     parts = urlsplit(address)
-    safe = origin.of(address).may_hear_secrets
+    safe = origin.parse(address).may_hear_secrets
     if parts.username:
         if not safe:
             raise SourceUnusable(f"{shown(address)} would be told a password without TLS: write https://")
@@ -60,12 +60,12 @@ class HttpSource:
         self._versions: dict[str, str] = {}
         self._client = HttpClient()
 
-    def read(self, name: str, size: int, start: int, into: memoryview, count: Count) -> int:
+    def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
         """As Source."""
         try:
-            with self._range(name, size, start, start + len(into)) as answer:
+            with self._range(name, size, start, start + len(buffer)) as answer:
                 self._versions[name] = answer.headers.get("ETag", "")
-                return _fill(answer, into, count)
+                return _fill(answer, buffer, count)
         except http_client.Slow as error:
             raise SourceTooSlow(f"{shown(self._locate(name))}: {error}") from error
         except RemoteUnreachable as error:
@@ -85,7 +85,7 @@ class HttpSource:
         first = self._locate(name)
         url = self._moved.get(name, first)
         wanted = {"Range": f"bytes={start}-{end - 1}"}
-        secret = Secret(origin.of(first), self._headers) if self._headers else None
+        secret = Secret(origin.parse(first), self._headers) if self._headers else None
         for _ in range(_MAX_REDIRECTS):
             answer = self._client.ask("GET", url, headers=wanted, secret=secret, redirects=False)
             if answer.status == 206:
@@ -107,17 +107,17 @@ class HttpSource:
             raise SourceUnusable(
                 f"{shown(first)} does not serve byte ranges (it answers 200 to a range request)"
             )
-        unsent = not self._headers and not origin.of(first).may_hear_secrets
+        unsent = not self._headers and not origin.parse(first).may_hear_secrets
         hint = f"; over plain HTTP no {TOKEN_VARIABLE} is sent" if unsent and status in (401, 403) else ""
         raise SourceUnusable(f"{shown(first)} answers {status} {answer.reason}{hint}")
 
 
-def _fill(answer: Answer, into: memoryview, count: Count) -> int:
+def _fill(answer: Answer, buffer: memoryview, count: Count) -> int:
     filled, step = 0, 4 * _LEAST
     try:
-        while filled < len(into):
+        while filled < len(buffer):
             began = monotonic()
-            got = answer.readinto(into[filled : filled + step])
+            got = answer.readinto(buffer[filled : filled + step])
             if not got:
                 break
             filled += got

@@ -32,7 +32,7 @@ class PrefetchedModel:
         self.leases = 0
         self.generation = 0  # of credentials
         self.flying = 0  # units that streams are working on
-        self.asked = monotonic()  # when it was last wanted while none was
+        self.wanted_at = monotonic()  # when it was last wanted while none was
         self.origin = origin(address)
         self.taken = self.evicted = self._given_up = False
         self.reported: set[str] = set()  # timelines that have its span already

@@ -28,29 +28,29 @@ class ObjectSource:
         endpoint = AWS_ENDPOINT_URL.read(config) or AWS_ENDPOINT.read(config)
         plain = endpoint.startswith("http://")
         # A signed request shows no key, but a session's token it carries as it is.
-        if plain and "AWS_SESSION_TOKEN" in config and not origin.of(endpoint).may_hear_secrets:
-            raise SourceUnusable(f"{origin.of(endpoint)} would be told AWS_SESSION_TOKEN without TLS")
+        if plain and "AWS_SESSION_TOKEN" in config and not origin.parse(endpoint).may_hear_secrets:
+            raise SourceUnusable(f"{origin.parse(endpoint)} would be told AWS_SESSION_TOKEN without TLS")
         # Trying again is the daemon's: it must not keep a stream from other models meanwhile.
         self._store = S3Store(
             bucket, config=config, client_options={"allow_http": plain}, retry_config={"max_retries": 0}
         )
 
-    def read(self, name: str, size: int, start: int, into: memoryview, count: Count) -> int:
+    def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
         """As RangeSource."""
         import obstore
         from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
         path = f"{self._prefix}/{name}".lstrip("/")
         try:
-            data = memoryview(obstore.get_range(self._store, path, start=start, length=len(into)))
+            data = memoryview(obstore.get_range(self._store, path, start=start, length=len(buffer)))
         except (FileNotFoundError, PermissionError, PermissionDeniedError, UnauthenticatedError) as error:
             raise SourceUnusable(f"{path}: {str(error).splitlines()[0]}") from error
         except Exception as error:  # obstore's own base: the network, a server's trouble
             raise SourceUnavailable(f"{path}: {str(error).splitlines()[0]}") from error
         count(len(data))
-        if len(data) != len(into):
-            raise SourceUnusable(f"{path} ends before byte {start + len(into)} of {size}")
-        into[:] = data
+        if len(data) != len(buffer):
+            raise SourceUnusable(f"{path} ends before byte {start + len(buffer)} of {size}")
+        buffer[:] = data
         return len(data)
 
     def version(self, name: str) -> str:
@@ -73,6 +73,6 @@ def hub_source(address: str, environment: Mapping[str, str]) -> RangeSource:
     endpoint = HF_ENDPOINT.read(environment) or None
     return HttpSource(
         address,
-        given if origin.of(endpoint or _HUB).may_hear_secrets else {},
+        given if origin.parse(endpoint or _HUB).may_hear_secrets else {},
         lambda name: hf_hub_url(repository, name, revision=revision or None, endpoint=endpoint),
     )

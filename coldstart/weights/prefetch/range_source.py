@@ -35,8 +35,8 @@ class SourceUnusable(Exception):
 class RangeSource(Protocol):
     """Byte ranges of files."""
 
-    def read(self, name: str, size: int, start: int, into: memoryview, count: Count) -> int:
-        """Fill `into` from byte `start` of file `name`, which has `size` bytes; how many bytes came before it broke off.
+    def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
+        """Fill `buffer` from byte `start` of file `name`, which has `size` bytes; how many bytes came before it broke off.
 
         Calls `count` with every number of bytes received. Raises SourceUnavailable when none came, and SourceUnusable.
         """

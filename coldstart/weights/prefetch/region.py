@@ -42,9 +42,9 @@ class SharedRegion:
             written = os.pwrite(self.descriptor, data, offset)
             offset, data = offset + written, data[written:]
 
-    def read(self, offset: int, into: memoryview) -> int:
+    def read(self, offset: int, buffer: memoryview) -> int:
         """Copy bytes out; how many."""
-        return os.preadv(self.descriptor, [into], offset)
+        return os.preadv(self.descriptor, [buffer], offset)
 
     def close(self) -> None:
         """Give the memory back, as far as no client holds it."""

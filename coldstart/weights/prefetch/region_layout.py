@@ -43,17 +43,17 @@ class RegionLayout:
         """
         if names is None:
             return [Ranges([(0, file.size)]) for file in self.files]
-        found = [Ranges() for _ in self.files]
+        ranges = [Ranges() for _ in self.files]
         chosen = [0] * len(self.files)
         for name in set(names):
             tensor = self._tensor(name)
             number = self.numbers[tensor.file]
-            found[number].add(tensor.offset, tensor.end)
+            ranges[number].add(tensor.offset, tensor.end)
             chosen[number] += 1
         for number, file in enumerate(self.files):
             if file.tensors and chosen[number] == len(file.tensors):
-                found[number].add(0, file.size)
-        return found
+                ranges[number].add(0, file.size)
+        return ranges
 
     def _tensor(self, name: str) -> Tensor:
         try:

@@ -57,12 +57,12 @@ class Memory:
         return self.models[key]
 
     def _add(
-        self, key: str, address: str, environment: Mapping[str, str], made: region_layout.RegionLayout
+        self, key: str, address: str, environment: Mapping[str, str], layout: region_layout.RegionLayout
     ) -> None:
         try:
-            self.models[key] = PrefetchedModel(key, address, environment, made)
+            self.models[key] = PrefetchedModel(key, address, environment, layout)
         except OSError as error:
-            raise PrefetchRefused(f"No shared memory for {made.total} bytes: {error.strerror}.") from error
+            raise PrefetchRefused(f"No shared memory for {layout.total} bytes: {error.strerror}.") from error
 
     def want(self, model: PrefetchedModel, wanted: Sequence[Ranges]) -> list[UnitEntry]:
         """Plan what is wanted of a model, making room. Raises PrefetchRefused when there is none to make."""

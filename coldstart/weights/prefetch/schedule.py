@@ -74,12 +74,12 @@ class Board:
             self.entries[unit.file].append(UnitEntry(unit))
             for start, end in unit.pieces:
                 self.planned[unit.file].add(start, end)
-        found = self._holding(wanted)
-        for entry in found:
+        entries = self._holding(wanted)
+        for entry in entries:
             entry.holders += 1
             if entry.state is UnitState.FAILED:
                 entry.state, entry.wrong = UnitState.IDLE, 0
-        return sorted(found, key=lambda entry: (entry.unit.file, entry.unit.pieces[-1]))
+        return sorted(entries, key=lambda entry: (entry.unit.file, entry.unit.pieces[-1]))
 
     def _holding(self, wanted: Sequence[Ranges]) -> list[UnitEntry]:
         """The entries with `wanted` bytes, and those that the checks of these need."""
@@ -87,11 +87,13 @@ class Board:
         before = -1
         while (total := sum(ranges.total for ranges in needed)) > before:
             before = total
-            found = [entry for entries in self.entries for entry in entries if _concerns(entry.unit, needed)]
-            for entry in found:
+            wanted_entries = [
+                entry for entries in self.entries for entry in entries if _concerns(entry.unit, needed)
+            ]
+            for entry in wanted_entries:
                 for need in entry.unit.needs:
                     needed[entry.unit.file].add(*need)
-        return found
+        return wanted_entries
 
     def release(self, entries: Iterable[UnitEntry]) -> None:
         """One lease less on each of them; what nobody wants and nobody fetched is planned no longer."""

@@ -162,7 +162,7 @@ class Service:
         entries = self.memory.want(client.model, wanted)
         client.lease.add(entries, background=background)
         if not client.model.flying:
-            client.model.asked = monotonic()
+            client.model.wanted_at = monotonic()
 
     # What streams report.
 
@@ -233,7 +233,7 @@ class Service:
         def starved(lease: Lease) -> bool:
             model = owners[lease]
             served = any(job.model.address.startswith(model.origin) for job in self._streams.jobs)
-            return available(lease) and not served and now - model.asked >= STARVED_S
+            return available(lease) and not served and now - model.wanted_at >= STARVED_S
 
         while len(self._streams.jobs) < MAX_JOBS:
             full = self._streams.lively(now) >= self.settings.streams

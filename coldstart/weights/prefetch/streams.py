@@ -138,15 +138,17 @@ class _Stream:
                 model.region.write(model.layout.files[unit.file].base + start, data)
 
     def _fill(
-        self, job: FetchJob, source: RangeSource, start: int, into: memoryview, version: str | None
+        self, job: FetchJob, source: RangeSource, start: int, buffer: memoryview, version: str | None
     ) -> str:
-        """Fill `into`; what the source calls the content, which must not change within a unit."""
+        """Fill `buffer`; what the source calls the content, which must not change within a unit."""
         number = job.entry.unit.file
         file, filled, idle, began = job.model.layout.files[number], 0, 0, monotonic()
-        while filled < len(into):
+        while filled < len(buffer):
             at = start + filled
             try:
-                filled += source.read(file.name, file.size, at, into[filled:], _ByteCounter(job, number, at))
+                filled += source.read(
+                    file.name, file.size, at, buffer[filled:], _ByteCounter(job, number, at)
+                )
                 idle = 0
             except (SourceTooSlow, Changed):
                 raise
@@ -201,20 +203,20 @@ def _same(before: str | None, now: str, name: str) -> str:
 def _verify(
     model: StreamedModel, source: RangeSource, number: int, check: Check, pieces: Mapping[Range, memoryview]
 ) -> None:
-    made, at = hashlib.sha256(), check.start
+    hasher, at = hashlib.sha256(), check.start
     for (start, end), data in sorted(pieces.items()):
         if start >= check.end or end <= at:
             continue
-        _feed(model, source, number, made, (at, start))
+        _feed(model, source, number, hasher, (at, start))
         at, stop = max(at, start), min(end, check.end)
-        made.update(data[at - start : stop - start])
+        hasher.update(data[at - start : stop - start])
         at = stop
-    _feed(model, source, number, made, (at, check.end))
-    if made.hexdigest() != check.digest:
+    _feed(model, source, number, hasher, (at, check.end))
+    if hasher.hexdigest() != check.digest:
         raise WrongBytes(_blame(model.layout, number, check, pieces))
 
 
-def _feed(model: StreamedModel, source: RangeSource, number: int, into: hashlib._Hash, span: Range) -> None:
+def _feed(model: StreamedModel, source: RangeSource, number: int, hasher: hashlib._Hash, span: Range) -> None:
     """Hash bytes that were verified before: out of the region, or out of the file that is mapped in its place."""
     file, (at, end) = model.layout.files[number], span
     buffer = memoryview(bytearray(max(0, min(_STEP, end - at))))
@@ -224,7 +226,7 @@ def _feed(model: StreamedModel, source: RangeSource, number: int, into: hashlib.
             got = model.region.read(file.base + at, part)
         else:
             got = source.read(file.name, file.size, at, part, lambda _: None)
-        into.update(part[:got])
+        hasher.update(part[:got])
         at += got
 
 

@@ -57,12 +57,12 @@ def split(layout: RegionLayout, file: int, wanted: Ranges) -> list[Unit]:
 
 
 def _by_chunk(chunk: int, wanted: Ranges) -> dict[int, list[Range]]:
-    found: dict[int, list[Range]] = {}
+    pieces: dict[int, list[Range]] = {}
     for start, end in wanted:
         for number in range(start // chunk, -(-end // chunk)):
             piece = (max(start, number * chunk), min(end, (number + 1) * chunk))
-            found.setdefault(number, []).append(piece)
-    return found
+            pieces.setdefault(number, []).append(piece)
+    return pieces
 
 
 def _gapped(layout: RegionLayout, file: int, piece: Range) -> bool:
@@ -94,10 +94,10 @@ def _of_tensors(layout: RegionLayout, file: int, pieces: list[Range]) -> Unit:
 def touching(layout: RegionLayout, file: int, start: int, end: int) -> list[Tensor]:
     """The tensors of a file that have bytes in [start, end), in order."""
     tensors = layout.files[file].tensors
-    found = []
+    touched = []
     for tensor in tensors[max(0, bisect_right(tensors, start, key=lambda t: t.offset) - 1) :]:
         if tensor.offset >= end:
             break
         if max(tensor.offset, start) < min(tensor.end, end):
-            found.append(tensor)
-    return found
+            touched.append(tensor)
+    return touched

@@ -176,7 +176,7 @@ def test_a_start_is_predicted_by_what_was_known_before_it(
     bundle = publish(stages=STAGES, weights=WEIGHTS)
     found = Lookup(model, Arguments(), Cache(tmp_path), bundle.key, bundle)
     request = serve.ServeRequest(found, weights_from=SOURCE)
-    first, second = (prediction.of(request, _started(), {}) for _ in range(2))
+    first, second = (prediction.document(request, _started(), {}) for _ in range(2))
     assert first is not None and first["terms"]["fetch_s"] is None
     assert first["actual"] == {"ttft_s": 21.0, "terms": {"fetch_s": 20.0}}
     assert second is not None and second["terms"]["fetch_s"] == pytest.approx(20.0)
@@ -187,5 +187,5 @@ def test_a_start_without_a_bundle_teaches_the_rate_and_predicts_nothing(
     model: ResolvedModel, tmp_path: Path
 ) -> None:
     request = serve.ServeRequest(Lookup(model, Arguments(), Cache(tmp_path), key()), weights_from=SOURCE)
-    assert prediction.of(request, _started(), {}) is None
+    assert prediction.document(request, _started(), {}) is None
     assert prediction.known_rate(SOURCE, Cache(tmp_path)) == 50.0

@@ -128,7 +128,7 @@ def test_a_strange_vllm_is_a_reason_for_every_feature_and_never_imported(small: 
 def test_the_answer_is_kept_until_a_file_changes(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seams, "_sources", Sources)
     monkeypatch.setattr(
-        "coldstart.vllm.seams.table.of", lambda _: [seam("stock", "engine:Kind", reads="field")]
+        "coldstart.vllm.seams.table.seams_for", lambda _: [seam("stock", "engine:Kind", reads="field")]
     )
     assert seams.check("stock") is None
     seams.check.cache_clear()
@@ -181,7 +181,7 @@ def test_whatever_goes_wrong_is_a_reason(small: Path, monkeypatch: pytest.Monkey
 
 
 def test_graphs_want_a_version_that_was_read(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coldstart.vllm.seams.table.of", lambda _: [])
+    monkeypatch.setattr("coldstart.vllm.seams.table.seams_for", lambda _: [])
     assert seams.drift(small, "0.32.5+cpu")["graphs"] == []
     for version in ("0.31.0", "0.33.0", "unknown"):
         assert "not read" in seams.drift(small, version)["graphs"][0]
