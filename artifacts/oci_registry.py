@@ -107,10 +107,10 @@ class Repository:
             _expect(answer, 202)
             place = urljoin(answer.url, answer.headers.get("Location", ""))
         try:
-            where = origin.parse(place)
+            where = origin.parse_origin(place)
         except ValueError as error:
             raise RemoteFailed(f"{self.host} wants an upload at what is no address: {error}") from error
-        if where.scheme != "https" and where != origin.parse(answer.url):
+        if where.scheme != "https" and where != origin.parse_origin(answer.url):
             raise RemoteFailed(f"{self.host} wants an upload at {where}, without TLS")
         return f"{place}{'&' if '?' in place else '?'}digest={blob.digest}"
 

@@ -31,12 +31,12 @@ class RegistrySession:
     def __init__(self, host: str, name: str, bounds: Bounds | None = None) -> None:
         self._host, self._name = host, name
         self._client = HttpClient(bounds)
-        self._origin = origin.parse(self.base(host))
+        self._origin = origin.parse_origin(self.base(host))
         self._secret: Secret | None = None
 
     def base(self, host: str) -> str:
         """Scheme and host: plain HTTP is for this machine only."""
-        local = origin.parse(f"http://{host}").is_loopback
+        local = origin.parse_origin(f"http://{host}").is_loopback
         return f"{'http' if local else 'https'}://{'registry-1.docker.io' if host == 'docker.io' else host}"
 
     def ask(
@@ -49,14 +49,16 @@ class RegistrySession:
     ) -> Answer:
         """One request, repeated once with credentials if the registry itself asks. Raises RemoteDenied, RemoteFailed."""
         answer = self._send(method, url, headers, body, self._secret)
-        if answer.status == 401 and not answer.redirected and origin.parse(answer.url) == self._origin:
+        if answer.status == 401 and not answer.redirected and origin.parse_origin(answer.url) == self._origin:
             answer.close()
             self._secret = Secret(self._origin, {"Authorization": self._authorization(answer, method)})
             answer = self._send(method, url, headers, body, self._secret)
         if answer.status in (401, 403):
             answer.close()
             where = f", to which {self._host} redirects," if answer.redirected else ""
-            raise RemoteDenied(f"{origin.parse(answer.url).host}{where} denies {method} on {self._name}")
+            raise RemoteDenied(
+                f"{origin.parse_origin(answer.url).host}{where} denies {method} on {self._name}"
+            )
         return answer
 
     def _send(
@@ -95,7 +97,7 @@ class RegistrySession:
         allowed = [name.strip() for name in os.environ.get(REALMS_VARIABLE, "").split(",")]
         mend = f"if it is right: {REALMS_VARIABLE}={urlsplit(address).hostname or 'HOST'}; else docker login {self._host}"
         try:
-            realm = origin.parse(address)
+            realm = origin.parse_origin(address)
         except ValueError as error:
             raise RemoteDenied(f"{self._host} names a token realm that is no https address") from error
         if not realm.may_hear_secrets:

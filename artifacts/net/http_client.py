@@ -18,7 +18,7 @@ from urllib.parse import urljoin
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
-from coldstart.artifacts.net.origin import Origin, parse, without_secrets
+from coldstart.artifacts.net.origin import Origin, parse_origin, without_secrets
 from coldstart.artifacts.net.pace import Bounds, Pace, TooSlow, from_environment
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
@@ -252,7 +252,7 @@ class HttpClient:
             return manager.urlopen(method, url, **given)
 
     def _manager(self, url: str) -> urllib3.PoolManager:
-        origin = parse(url)
+        origin = parse_origin(url)
         way = (origin.scheme, _proxy(origin))
         if way not in self._managers:
             self._managers[way] = _manager(*way, self._bounds)
@@ -263,7 +263,7 @@ def redirected(url: str, location: str) -> str:
     """Where an answer from `url` sends its reader. Raises Forbidden off http(s) and off TLS."""
     try:
         target = urljoin(url, location)
-        before, after = parse(url), parse(target)
+        before, after = parse_origin(url), parse_origin(target)
     except ValueError as error:
         raise Forbidden(f"{without_secrets(url)} redirects to what is no address: {error}") from error
     if before.scheme == "https" and after.scheme != "https":
@@ -301,7 +301,7 @@ def _inner(error: BaseException) -> BaseException | None:
 
 
 def _own(secret: Secret | None, url: str) -> Mapping[str, str]:
-    if secret is None or parse(url) != secret.origin:
+    if secret is None or parse_origin(url) != secret.origin:
         return {}
     if not secret.origin.may_hear_secrets:
         raise Forbidden(f"{secret.origin} would be told a password or token without TLS")

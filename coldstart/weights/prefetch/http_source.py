@@ -36,7 +36,7 @@ def headers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
     address is meant for just that one. Raises SourceUnusable then.
     """
     parts = urlsplit(address)
-    safe = origin.parse(address).may_hear_secrets
+    safe = origin.parse_origin(address).may_hear_secrets
     if parts.username:
         if not safe:
             raise SourceUnusable(f"{shown(address)} would be told a password without TLS: write https://")
@@ -85,7 +85,7 @@ class HttpSource:
         first = self._locate(name)
         url = self._moved.get(name, first)
         wanted = {"Range": f"bytes={start}-{end - 1}"}
-        secret = Secret(origin.parse(first), self._headers) if self._headers else None
+        secret = Secret(origin.parse_origin(first), self._headers) if self._headers else None
         for _ in range(_MAX_REDIRECTS):
             answer = self._client.ask("GET", url, headers=wanted, secret=secret, redirects=False)
             if answer.status == 206:
@@ -107,7 +107,7 @@ class HttpSource:
             raise SourceUnusable(
                 f"{shown(first)} does not serve byte ranges (it answers 200 to a range request)"
             )
-        unsent = not self._headers and not origin.parse(first).may_hear_secrets
+        unsent = not self._headers and not origin.parse_origin(first).may_hear_secrets
         hint = f"; over plain HTTP no {TOKEN_VARIABLE} is sent" if unsent and status in (401, 403) else ""
         raise SourceUnusable(f"{shown(first)} answers {status} {answer.reason}{hint}")
 

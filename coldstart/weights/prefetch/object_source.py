@@ -28,8 +28,10 @@ class ObjectSource:
         endpoint = AWS_ENDPOINT_URL.read(config) or AWS_ENDPOINT.read(config)
         plain = endpoint.startswith("http://")
         # A signed request shows no key, but a session's token it carries as it is.
-        if plain and "AWS_SESSION_TOKEN" in config and not origin.parse(endpoint).may_hear_secrets:
-            raise SourceUnusable(f"{origin.parse(endpoint)} would be told AWS_SESSION_TOKEN without TLS")
+        if plain and "AWS_SESSION_TOKEN" in config and not origin.parse_origin(endpoint).may_hear_secrets:
+            raise SourceUnusable(
+                f"{origin.parse_origin(endpoint)} would be told AWS_SESSION_TOKEN without TLS"
+            )
         # Trying again is the daemon's: it must not keep a stream from other models meanwhile.
         self._store = S3Store(
             bucket, config=config, client_options={"allow_http": plain}, retry_config={"max_retries": 0}
@@ -73,6 +75,6 @@ def hub_source(address: str, environment: Mapping[str, str]) -> RangeSource:
     endpoint = HF_ENDPOINT.read(environment) or None
     return HttpSource(
         address,
-        given if origin.parse(endpoint or _HUB).may_hear_secrets else {},
+        given if origin.parse_origin(endpoint or _HUB).may_hear_secrets else {},
         lambda name: hf_hub_url(repository, name, revision=revision or None, endpoint=endpoint),
     )

@@ -411,4 +411,4 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("data", [None, {}, {"rank": 1}, []])
 def test_what_is_no_plan_is_refused(data: object) -> None:
     with pytest.raises(AlteredTable):
-        kv_plan.parse(data)
+        kv_plan.parse_plan(data)
