@@ -11,7 +11,7 @@ from pathlib import Path
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import WeightsRequest
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 from coldstart.weights.prefetch import client
 from weight_path import checkpoint
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coldstart.contract.graphs import EngineTask
-from coldstart.graphs import gate, live, store
+from coldstart.graphs import gate, live, table_files
 from coldstart.graphs.builder import drop_unused_regions, subset
 from coldstart.graphs.errors import NotProven, Refused
 from coldstart.graphs.rounds import BUNDLE, REASON, layouts
@@ -51,16 +51,16 @@ def _expect(work: Path, done: bool) -> None:
 
 def _ambiguous(work: Path) -> bool:
     _expect(work, (work / BUNDLE).exists())
-    return len(store.load(work / BUNDLE).assumed) > 0
+    return len(table_files.load(work / BUNDLE).assumed) > 0
 
 
 def keep_proven(bundle: Path) -> None:
     """Drop the graphs that the gate rejected, with its reasons. Raises NotProven where none is left."""
     failed = gate.read_rejected(bundle)
-    tables = store.load(bundle)
+    tables = table_files.load(bundle)
     if set(tables.keys) <= set(failed):
         raise NotProven(f"no graph was proven: {failed}")
     kept = drop_unused_regions(subset(tables, lambda key: key not in failed, failed))
-    binaries = {d: store.load_binary(bundle, d) for d in store.read_manifest(bundle)["binaries"]}
-    store.save(kept, bundle, binaries)
+    binaries = {d: table_files.load_binary(bundle, d) for d in table_files.read_manifest(bundle)["binaries"]}
+    table_files.save(kept, bundle, binaries)
     (bundle / gate.REJECTED).unlink()

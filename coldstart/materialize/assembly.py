@@ -23,14 +23,14 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TIMELINE_EVENTS
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.key.inspection import NOT_MADE
 from coldstart.machine import logs, paths, processes, runtime, secrets, timeline
 from coldstart.machine.timeline import Timeline
 from coldstart.materialize import graphs
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 from coldstart.serve import caches, fetch, launch, prepare
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 
 Phase = Callable[[str], AbstractContextManager[None]]
 _TOKENIZER = (
@@ -47,7 +47,7 @@ class Assembly:
     """The stages of one run over its work directory; `out` collects the sections as they are made."""
 
     def __init__(
-        self, model: Model, vllm_args: Arguments, key: str, work: Path, phase: Phase, kernels: graphs.Kernels = "value"
+        self, model: ResolvedModel, vllm_args: Arguments, key: str, work: Path, phase: Phase, kernels: graphs.Kernels = "value"
     ) -> None:  # fmt: skip
         self.model, self.vllm_args, self.key = model, vllm_args, key
         self.work, self.phase = work, phase
@@ -58,7 +58,7 @@ class Assembly:
         self.not_made: dict[str, str] = {}
 
     def run(self, *, with_graphs: bool = True) -> None:
-        """All stages in order. Raises Failed when the engine or the proof fails."""
+        """All stages in order. Raises CommandFailed when the engine or the proof fails."""
         self.offline()
         self.weights()
         if with_graphs:
@@ -111,10 +111,10 @@ class Assembly:
         """Hash every tensor and chunk of the weights."""
         assert self.model.path is not None  # ensure_weights has set it
         with self._stage("hash the weights"):
-            made = weights.plan(self.model.path)
-        self._write("weights", made)
+            plan = weights.plan(self.model.path)
+        self._write("weights", plan)
         info = self._read("modelinfo")
-        info["weights"] = weights.digest(made)
+        info["weights"] = weights.digest(plan)
         self._write("modelinfo", info)
 
     def prove(self) -> None:
@@ -125,7 +125,7 @@ class Assembly:
         with self._stage("prove by a start"):
             try:
                 stages = self._proof_start()
-            except Failed as error:
+            except CommandFailed as error:
                 if not (self.out / "graphs").is_dir():
                     raise
                 self._leave_graphs_out(error.message)
@@ -151,11 +151,13 @@ class Assembly:
             process, reader = launch.fresh(replace(plan, env=plan.env | environment), output=log)
             try:
                 running = launch.acknowledged(process, reader, began, timeout=None)
-                made = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
-                _require_fast_path(running.report, made, canary="canary" in info)
+                sections = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
+                _require_fast_path(running.report, sections, canary="canary" in info)
                 memory = processes.memory_bytes(process.pid)
-            except Failed as error:
-                raise Failed(f"{error.message} Its end:\n{logs.end(self.work / 'proof.log')}") from error
+            except CommandFailed as error:
+                raise CommandFailed(
+                    f"{error.message} Its end:\n{logs.end(self.work / 'proof.log')}"
+                ) from error
             finally:
                 process.signal(signal.SIGTERM)
                 process.wait()
@@ -241,13 +243,15 @@ class Assembly:
         (self.out / f"{name}.json").write_text(json.dumps(value, sort_keys=True))
 
 
-def _require_fast_path(report: Any, made: Sequence[str], *, canary: bool) -> None:
-    if not all(report["fast_path"].get(name) for name in made):
-        raise Failed(
+def _require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) -> None:
+    if not all(report["fast_path"].get(name) for name in sections):
+        raise CommandFailed(
             f"The proof start did not take its fast path: {report['fallbacks']}. Nothing was published."
         )
     if canary and not report.get("canary"):
-        raise Failed("The proof start answered another token than the reference. Nothing was published.")
+        raise CommandFailed(
+            "The proof start answered another token than the reference. Nothing was published."
+        )
 
 
 def _run_child(command: list[str], log: Path, events: Path) -> None:
@@ -261,4 +265,6 @@ def _run_child(command: list[str], log: Path, events: Path) -> None:
             process.wait()
             raise
     if code != 0:
-        raise Failed(f"The engine's offline run ended with exit code {code}. Its end:\n{logs.end(log)}")
+        raise CommandFailed(
+            f"The engine's offline run ended with exit code {code}. Its end:\n{logs.end(log)}"
+        )

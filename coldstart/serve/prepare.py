@@ -25,10 +25,10 @@ from coldstart.key.inspection import Lookup
 from coldstart.machine import nvml, paths, runtime
 from coldstart.machine.processes import available_memory
 from coldstart.machine.unpacked import unpacked
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 from coldstart.serve import caches, fetch
 from coldstart.vllm.graphs import kv_plan
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 
 KV_FLAG = "kv_cache_memory_bytes"
 # vLLM's own variable for the same on the CPU: whoever sets it has decided.
@@ -57,7 +57,7 @@ def compiled_env(section: Path, root: Path) -> tuple[dict[str, str], Path]:
     return caches.environment(laid), laid / caches.AOT
 
 
-def base_args(model: Model, vllm_args: Arguments) -> Arguments:
+def base_args(model: ResolvedModel, vllm_args: Arguments) -> Arguments:
     """vLLM's arguments for `model`: its directory, served under the name the user typed."""
     named = [] if vllm_args.gives("served_model_name") else ["--served-model-name", model.name]
     return vllm_args.after("--model", str(model.path), *named)
@@ -69,17 +69,17 @@ def base_env(caches: Path) -> dict[str, str]:
 
 
 def ordinary(
-    found: Lookup, given: Arguments, reason: str, streamed: fetch.Streamed | None = None
+    lookup: Lookup, given: Arguments, reason: str, streamed: fetch.Streamed | None = None
 ) -> LaunchPlan:
     """A plan without a bundle: vLLM's ordinary start, with the reason; `streamed` weights come as they arrive even so.
 
     `given` are vLLM's arguments with the address to listen at.
     """
-    key = found.key.digest
-    env, identity, request = base_env(found.cache.vllm(key)), "", None
-    given = base_args(found.model, given)
+    key = lookup.key.digest
+    env, identity, request = base_env(lookup.cache.vllm(key)), "", None
+    given = base_args(lookup.model, given)
     if streamed is not None:
-        given, request, identity = streamed.into(given, found.model, found.cache)
+        given, request, identity = streamed.into(given, lookup.model, lookup.cache)
     fallbacks = [{"section": "bundle", "reason": reason}]
     return LaunchPlan(given, key=key, weights=identity, env=env, weights_from=request, fallbacks=fallbacks)
 
@@ -106,14 +106,14 @@ class _Preparation:
 
     def json(self, section: str) -> dict[str, Any]:
         try:
-            found = self.bundle.json(section)
+            document = self.bundle.json(section)
         except BundleError as error:
             self.give_up(section, f"{error.message} [{error.code}]")
             return {}
-        if not isinstance(found, Mapping):
+        if not isinstance(document, Mapping):
             self.give_up(section, "it is no JSON object")
             return {}
-        return dict(found)
+        return dict(document)
 
     def compile_dir(self) -> Path | None:
         """The `compile` section, unpacked once per content and reused by every later start."""
@@ -183,7 +183,7 @@ class _Preparation:
 
 
 def prepare(
-    found: Lookup,
+    lookup: Lookup,
     bundle: Bundle,
     given: Arguments,
     *,
@@ -196,19 +196,19 @@ def prepare(
     `given` are vLLM's arguments with the address to listen at. With `streamed` weights the model's directory needs none.
     Raises OSError when neither can be written.
     """
-    model, cache, key = found.model, found.cache, bundle.key_digest
-    made = _Preparation(bundle, trust, root or cache.unpacked)
+    model, cache, key = lookup.model, lookup.cache, bundle.key_digest
+    preparation = _Preparation(bundle, trust, root or cache.unpacked)
     env = base_env(cache.vllm(key))
-    info = made.modelinfo(env)
-    compile_dir = made.compile_dir()
+    info = preparation.modelinfo(env)
+    compile_dir = preparation.compile_dir()
     if compile_dir is not None and runtime.targets_cpu():
         env |= inductor_env(compile_dir)
     elif compile_dir is not None:
         more, compiled = compiled_env(compile_dir, paths.state_dir() / "compiled" / compile_dir.name)
-        env, made.task = env | more, replace(made.task, compiled=compiled)
+        env, preparation.task = env | more, replace(preparation.task, compiled=compiled)
         compile_dir = None  # no worker of ours, but vLLM's own, which looks into its own cache
-    made.graphs()
-    kv_args = made.kv_args(given)
+    preparation.graphs()
+    kv_args = preparation.kv_args(given)
     given, request = base_args(model, given), None
     if streamed is None:
         identity = weights.identity(model.path, cache.weights) if model.path else ""
@@ -223,10 +223,10 @@ def prepare(
         weights=identity,
         compile_dir=str(compile_dir) if compile_dir else None,
         canary=canary,
-        env=env | made.env,
+        env=env | preparation.env,
         weights_from=request,
-        engine=made.task,
-        fallbacks=made.fallbacks,
+        engine=preparation.task,
+        fallbacks=preparation.fallbacks,
     )
 
 
@@ -239,8 +239,8 @@ def _texts(value: object) -> dict[str, str]:
 def _canary(value: object) -> dict[str, list[int]] | None:
     given = value if isinstance(value, Mapping) else {}
     lists = {name: given.get(name) for name in ("prompt", "tokens", "batch")}
-    found = {name: value for name, value in lists.items() if _are_tokens(value)}
-    return found if {"prompt", "tokens"} <= set(found) else None
+    token_lists = {name: value for name, value in lists.items() if _are_tokens(value)}
+    return token_lists if {"prompt", "tokens"} <= set(token_lists) else None
 
 
 def _are_tokens(value: object) -> TypeGuard[list[int]]:

@@ -19,8 +19,8 @@ from coldstart.graphs.errors import GraphError
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs, View, finder, stored
 from coldstart.graphs.online import Online
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.store import read_manifest
-from coldstart.graphs.table import Region
+from coldstart.graphs.table_files import read_manifest
+from coldstart.graphs.tables import SymbolRegion
 from tests.support.graphs.decoder import VOCABULARY
 from tests.support.graphs.model import Shape, SimModel
 
@@ -29,7 +29,7 @@ INPUTS = ("static:ids", "static:positions", "static:slots", "static:lengths")
 LIBRARY, SEED, STEPS, MOVING = "SIM_LIBRARY", "SIM_SEED", "SIM_STEPS", "SIM_MOVING"
 
 
-def regions(model: SimModel, *symbols: str) -> list[Region]:
+def regions(model: SimModel, *symbols: str) -> list[SymbolRegion]:
     return [model.named[symbol] for symbol in symbols]
 
 
@@ -41,7 +41,9 @@ def inputs(model: SimModel, log: InputLog) -> Inputs:
 
 
 def at_restored(restorer: Restorer) -> Any:
-    return finder(lambda: [Region(r.symbol, r.size, base) for r, base in [restorer.region("static:out")]])
+    return finder(
+        lambda: [SymbolRegion(r.symbol, r.size, base) for r, base in [restorer.region("static:out")]]
+    )
 
 
 def record(model: SimModel, work: Path) -> dict[str, Any]:
@@ -64,7 +66,7 @@ def record(model: SimModel, work: Path) -> dict[str, Any]:
     return {"bases": sorted(hex(r.base) for r in model.regions())}
 
 
-def _live(model: SimModel, captured: dict[str, Any], made: live.Watch, step: int) -> None:
+def _live(model: SimModel, captured: dict[str, Any], made: live.ContentWatch, step: int) -> None:
     """What an engine does in a step; with MOVING it first rewrites a buffer that no tensor names."""
     model.prepare("decode:8", step)
     moving = [block for block in made.blocks if block[0] == os.environ.get(MOVING)]
@@ -76,7 +78,7 @@ def _live(model: SimModel, captured: dict[str, Any], made: live.Watch, step: int
 
 
 def workload(model: SimModel, directory: Path, restorer: Restorer) -> StoredInputs:
-    held = Inputs.of(read_manifest(directory)["report"])
+    held = Inputs.from_report(read_manifest(directory)["report"])
     here = finder(model.regions, model.pool)
     restored = View(at_restored(restorer))
     return StoredInputs(model.driver, held, stored(directory), here, View(here), restored)

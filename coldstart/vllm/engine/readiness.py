@@ -110,9 +110,9 @@ class Readiness:
         if not known or not self.tokens or not self.plan.engine.restore or "batch" not in known:
             return []
         count = len(known["batch"])
-        asked = (self._answer(known["prompt"], count, f"coldstart-{n}") for n in range(CANARY_BATCH))
+        answers = (self._answer(known["prompt"], count, f"coldstart-{n}") for n in range(CANARY_BATCH))
         with timeline.measure("canary batch", track="server"):
-            return list(await asyncio.gather(*asked))
+            return list(await asyncio.gather(*answers))
 
     async def _answer(self, prompt: list[int], count: int, name: str) -> list[int]:
         from vllm import SamplingParams
@@ -160,5 +160,5 @@ async def graph_fallbacks(engine: Any) -> list[dict[str, str]]:
         workers = await engine.collective_rpc(GRAPHS_REPORT)
     except Exception as error:  # noqa: BLE001 - the plug-in is not there, whatever vLLM makes of that
         return [{"section": "graphs", "reason": f"the plug-in did not load: {error}"}]
-    found = {f"{'all' if k == '*' else k}: {why}": None for worker in workers for k, why in worker.items()}
-    return [{"section": "graphs", "reason": reason} for reason in found]
+    reasons = {f"{'all' if k == '*' else k}: {why}": None for worker in workers for k, why in worker.items()}
+    return [{"section": "graphs", "reason": reason} for reason in reasons]

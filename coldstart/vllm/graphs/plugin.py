@@ -17,14 +17,14 @@ from coldstart.graphs.errors import GraphError
 from coldstart.vllm import late, seams
 from coldstart.vllm.engine import aot
 from coldstart.vllm.graphs import hook, kv_plan
-from coldstart.vllm.graphs.source import log
+from coldstart.vllm.graphs.graph_source import log
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 WORKER = "vllm.v1.worker.gpu_worker"
 Run = Callable[[Any, Callable[[], Any]], Any]
 
 
-class Session(Protocol):
+class CaptureSession(Protocol):
     """One of record, prove, restore: what runs instead of `capture_model`, and what is said of it afterwards."""
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
@@ -50,10 +50,10 @@ class Declined:
 class Later:
     """A session that is made when it is first asked: most processes never capture."""
 
-    def __init__(self, make: Callable[[], Session], work: Path | None = None) -> None:
-        self._make, self._work, self._made = make, work, list[Session]()
+    def __init__(self, make: Callable[[], CaptureSession], work: Path | None = None) -> None:
+        self._make, self._work, self._made = make, work, list[CaptureSession]()
 
-    def get(self) -> Session:
+    def get(self) -> CaptureSession:
         """The session, or a declined one with the reason."""
         if not self._made:
             try:
@@ -90,12 +90,12 @@ def register(task: EngineTask) -> None:
         _install(session, recording=task.record is not None)
 
 
-def _session(task: EngineTask) -> Session:
+def _session(task: EngineTask) -> CaptureSession:
     hook.require()
     if task.record:
-        from coldstart.vllm.graphs.record import Recording
+        from coldstart.vllm.graphs.record import GraphRecording
 
-        return Recording(task.record, by_reference=task.by_reference)
+        return GraphRecording(task.record, by_reference=task.by_reference)
     from coldstart.vllm.graphs.restore import Proving, Restoring
 
     if task.prove:

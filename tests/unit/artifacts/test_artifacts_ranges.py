@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 
 import pytest
-
 from coldstart.artifacts import ranges
 from coldstart.artifacts.errors import DigestMismatch
 from coldstart.artifacts.manifest import SectionEntry
@@ -24,7 +23,9 @@ def entry(size: int, chunks: tuple[str, ...] = ()) -> SectionEntry:
         (3 * ranges.CHUNK, 2, (2 * ranges.CHUNK, ranges.CHUNK)),
     ],
 )
-def test_the_last_chunk_ends_where_the_section_ends(size: int, number: int, expected: tuple[int, int]) -> None:
+def test_the_last_chunk_ends_where_the_section_ends(
+    size: int, number: int, expected: tuple[int, int]
+) -> None:
     assert ranges.span(entry(size), number) == expected
 
 

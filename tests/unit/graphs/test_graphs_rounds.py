@@ -12,7 +12,7 @@ from support.graphs_processes import KEYS, Launches, engine
 from support.graphs_tools import kernel_library
 
 from coldstart.contract.graphs import EngineTask
-from coldstart.graphs import gate, offline, rounds, store
+from coldstart.graphs import gate, offline, rounds, table_files
 from coldstart.graphs.builder import subset
 from coldstart.graphs.errors import NotProven, Refused
 
@@ -38,7 +38,9 @@ def test_kernels_by_reference_from_end_to_end(tmp_path: Path) -> None:
     library = str(kernel_library(tmp_path))
     directory = offline.make(tmp_path / "w", Launches(**{LIBRARY: library}), by_reference=True)
     assert list((directory / "kernels").iterdir()) == []
-    assert {r["library"] for r in store.load(directory).report["references"].values()} == {"libkernels.so"}
+    assert {r["library"] for r in table_files.load(directory).report["references"].values()} == {
+        "libkernels.so"
+    }
     done = engine(EngineTask(restore=directory), **{LIBRARY: library})
     assert done["restored"] == KEYS and all(done["equal"].values())
 
@@ -61,14 +63,16 @@ def _spoil(work: Path) -> Callable[[str], None]:
         bundle = work / rounds.BUNDLE
         if name != "prove graphs" or (bundle / "spoilt").exists():
             return
-        tables = store.load(bundle)
+        tables = table_files.load(bundle)
         rows, graph = tables.relocations.copy(), tables.graphs[tables.keys.index("decode:1")]
         mine = range(int(graph["relocation"]), int(graph["relocation"] + graph["relocations"]))
         at = next(i for i in mine if tables.regions[rows["region"][i]].symbol == "static:ids")
         rows["offset"][at] += 4
         tables.relocations = rows
-        binaries = {d: store.load_binary(bundle, d) for d in store.read_manifest(bundle)["binaries"]}
-        store.save(tables, bundle, binaries)
+        binaries = {
+            d: table_files.load_binary(bundle, d) for d in table_files.read_manifest(bundle)["binaries"]
+        }
+        table_files.save(tables, bundle, binaries)
         (bundle / "spoilt").touch()
 
     return between
@@ -79,7 +83,7 @@ def test_a_graph_that_fails_the_gate_is_dropped_and_the_rest_is_proved_again(tmp
     directory = offline.make(tmp_path, launches)
     assert launches.names[-2:] == ["prove graphs", "prove graphs"]
     assert "differ" in launches.answers[-2]["failed"]["decode:1"]
-    tables = store.load(directory)
+    tables = table_files.load(directory)
     assert sorted(tables.keys) == sorted(KEYS[1:]) and "differ" in tables.refused["decode:1"]
     assert gate.read_proof(directory).proven == KEYS[1:]
 
@@ -112,4 +116,4 @@ def test_a_layout_is_whole_or_absent(rounds_made: tuple[Path, Launches]) -> None
         "layout-1",
         "layout-2",
     ]
-    assert subset(store.load(rounds_made[0]), lambda key: False).keys == []
+    assert subset(table_files.load(rounds_made[0]), lambda key: False).keys == []

@@ -19,14 +19,14 @@ from tools.bundles import key, provenance
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.graphs import CANARY, EngineTask
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import nvml, paths
 from coldstart.machine.paths import Cache
 from coldstart.materialize import graphs
 from coldstart.materialize.assembly import _require_fast_path
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 from coldstart.serve import prepare
 from coldstart.validate.checks import Level
 from coldstart.validate.graphs import with_graphs
@@ -58,7 +58,7 @@ def publish(place: Path, section: Path, *, signed: bool = True, **kv: Any) -> Bu
 
 
 def prepared(bundle: Bundle, place: Path) -> Any:
-    model = Model("tiny", None, "org/tiny", None, {})
+    model = ResolvedModel("tiny", None, "org/tiny", None, {})
     return prepare.prepare(
         Lookup(model, Arguments(), Cache(place / "cache"), bundle.key, bundle),
         bundle,
@@ -151,7 +151,7 @@ def test_an_engine_that_fails_costs_the_section_alone(
     monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
 
     def fail(name: str, task: EngineTask) -> None:
-        raise Failed("the engine ended with exit code 1")
+        raise CommandFailed("the engine ended with exit code 1")
 
     reason = graphs.make(tmp_path / "out", tmp_path / "work", fail, Arguments())
     assert "exit code 1" in str(reason) and not (tmp_path / "out").exists()
@@ -164,7 +164,7 @@ def test_recording_engines_have_one_kv_size() -> None:
 
 
 def test_a_proof_start_without_its_graphs_is_not_published() -> None:
-    with pytest.raises(Failed, match="fast path"):
+    with pytest.raises(CommandFailed, match="fast path"):
         _require_fast_path(
             {"fast_path": {"compile": True, "graphs": False}, "fallbacks": []},
             ["compile", "graphs"],

@@ -14,10 +14,10 @@ import pytest
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.machine import runtime
 from coldstart.materialize.assembly import Assembly
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 from coldstart.vllm.graphs import kv_plan
 
 
@@ -28,7 +28,7 @@ def _phase(name: str) -> Iterator[None]:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Assembly:
-    return Assembly(Model("m", tmp_path, None, None, {}), Arguments(), "sha256:00", tmp_path, _phase)
+    return Assembly(ResolvedModel("m", tmp_path, None, None, {}), Arguments(), "sha256:00", tmp_path, _phase)
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])
@@ -64,7 +64,9 @@ def test_graphs_that_fail_in_the_proof_start_are_left_out_and_the_rest_is_proved
     def start() -> dict[str, Any]:
         starts.append((made.out / "graphs").is_dir())
         if starts[-1]:
-            raise Failed("The proof start did not take its fast path: graphs: FULL:num_tokens=8: no memory")
+            raise CommandFailed(
+                "The proof start did not take its fast path: graphs: FULL:num_tokens=8: no memory"
+            )
         return {"ready_s": 1.0}
 
     monkeypatch.setattr(made, "_proof_start", start)
@@ -78,8 +80,8 @@ def test_a_proof_start_that_fails_without_graphs_publishes_nothing(
     made: Assembly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start() -> dict[str, Any]:
-        raise Failed("another token")
+        raise CommandFailed("another token")
 
     monkeypatch.setattr(made, "_proof_start", start)
-    with pytest.raises(Failed, match="another token"):
+    with pytest.raises(CommandFailed, match="another token"):
         made.prove()

@@ -17,8 +17,8 @@ from coldstart.graphs.errors import AlteredTable, DriverFailure, Refused
 from coldstart.vllm.graphs import hook, kv_plan, plugin
 from coldstart.vllm.graphs import manager as managers
 from coldstart.vllm.graphs import wrapper as wrappers
+from coldstart.vllm.graphs.graph_source import key_of
 from coldstart.vllm.graphs.record import captured_graphs
-from coldstart.vllm.graphs.source import key_of
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
@@ -404,4 +404,4 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("data", [None, {}, {"rank": 1}, []])
 def test_what_is_no_plan_is_refused(data: object) -> None:
     with pytest.raises(AlteredTable):
-        kv_plan.of(data)
+        kv_plan.parse_plan(data)

@@ -14,14 +14,14 @@ from support.graphs_tools import SMALL
 
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import PLAN_ENV, LaunchPlan
-from coldstart.graphs import gate, store
+from coldstart.graphs import gate, table_files
 from coldstart.graphs.errors import MissingRegion, NotProven, Refused
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.table import Region
+from coldstart.graphs.tables import SymbolRegion
 from coldstart.vllm.graphs import entry, outputs, plugin, record
+from coldstart.vllm.graphs.graph_source import refuse_parallel
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.restore import Restoring
-from coldstart.vllm.graphs.source import refuse_parallel
 from tests.support.graphs.model import SimModel
 
 torch = pytest.importorskip("torch")
@@ -163,7 +163,7 @@ def test_profiling_captures_are_left_alone() -> None:
 
 def test_outputs_are_places_in_the_pool() -> None:
     tensor = torch.zeros(4, 8, dtype=torch.bfloat16)
-    pool = [Region("pool:0", 4096, tensor.data_ptr() - 512)]
+    pool = [SymbolRegion("pool:0", 4096, tensor.data_ptr() - 512)]
     found = outputs.describe(tensor[2:], pool)
     assert found == {
         "symbol": "pool:0",
@@ -205,9 +205,9 @@ def test_a_refused_start_runs_the_ordinary_capture(
 ) -> None:
     copy = Path(shutil.copytree(bundle_directory, tmp_path / "b"))
     report = {outputs.ENTRY: {"attributes": {}, "outputs": {}}}
-    tables = store.load(copy)
+    tables = table_files.load(copy)
     tables.report |= report
-    seal = store.save(tables, copy, {})
+    seal = table_files.save(tables, copy, {})
     proof = json.loads((copy / gate.PROOF).read_text())
     (copy / gate.PROOF).write_text(json.dumps(proof | {"seal": seal}))
     session = Restoring(copy)
