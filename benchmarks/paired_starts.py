@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median, quantiles
 
-from coldstart.measure.bench.client import Client
+from coldstart.measure.bench.completions import CompletionClient
 
 RESULT = Path(__file__).parent / "results" / "paired-starts-cpu.json"
 MODEL = "tiny-llama"
@@ -83,7 +83,7 @@ class Installation:
                         f"{self.executable}: {mode} ended with {process.returncode}: {self.log.read_text()[-2000:]}"
                     )
 
-            client = Client("127.0.0.1", port)
+            client = CompletionClient("127.0.0.1", port)
             found = client.first_token("Once", deadline_s=begun_s + DEADLINE_S, check=check)
             return found.token_s - begun_s
         finally:
