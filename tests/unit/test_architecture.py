@@ -32,6 +32,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "measure",
         "validate",
         "host",
+        "gateway",
         "commands",
     )
 )
@@ -43,7 +44,8 @@ FOREIGN = {
     "scheduling": ("torch", "vllm"),
     "traces": ("torch", "vllm"),
     "key": ("torch", "vllm"),
-    "host": ("torch", "vllm"),
+    "host": ("torch", "vllm", "aiohttp", "starlette", "uvicorn"),
+    "gateway": ("torch", "vllm", "typer"),
 }
 MOST_ROOMS = 26
 
