@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-VOID = {"meta", "br"}
+VOID = {"meta", "br", "input"}
 
 
 class _Checked(HTMLParser):
