@@ -84,7 +84,9 @@ class FakeServer:
         if not body.get("stream"):
             with self._noticing(prompt):
                 await asyncio.sleep(body.get("pause_s", 0) * pieces)
-            return web.json_response({"model": body["model"], "text": [prompt] * pieces}, headers={"x-own": "1"})
+            return web.json_response(
+                {"model": body["model"], "text": [prompt] * pieces}, headers={"x-own": "1"}
+            )
         return await self._streamed(request, body, pieces)
 
     async def _streamed(self, request: web.Request, body: dict[str, Any], pieces: int) -> web.StreamResponse:
@@ -202,7 +204,12 @@ async def staged(
     servers = FakeServers(directory, hold=hold)
     driver = Driver(configuration.parse(table), servers)
     config = uvicorn.Config(
-        Gateway(driver, **(gateway or {})), host="127.0.0.1", port=0, lifespan="off", ws="none", log_config=None
+        Gateway(driver, **(gateway or {})),
+        host="127.0.0.1",
+        port=0,
+        lifespan="off",
+        ws="none",
+        log_config=None,
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve())
