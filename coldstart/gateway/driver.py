@@ -72,7 +72,7 @@ class Ticket:
         if before is None or before.done():
             sent.set_result(None)
         else:
-            before.add_done_callback(lambda _: sent.done() or sent.set_result(None))
+            before.add_done_callback(lambda _: self.passed_on())
 
     @property
     def queued_s(self) -> float | None:

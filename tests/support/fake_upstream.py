@@ -1,7 +1,7 @@
 """Servers that need no model, and a gateway over them: all real HTTP over real sockets, on one loop.
 
-A fake server answers POST with what it was asked: `{"prompt": ..., "pieces": n}` gives n pieces that carry the prompt, as a stream
-of events or as one document. `pause_s` lies between pieces; `break_after` k breaks the connection off after k of them.
+A fake server answers POST with what it was asked: `{"prompt": ..., "pieces": n}` gives n pieces that carry the prompt, as a
+stream of events or as one document. `pause_s` lies between pieces; `break_after` k breaks the connection off after k of them.
 """
 
 from __future__ import annotations
