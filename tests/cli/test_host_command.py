@@ -78,7 +78,7 @@ def test_status_as_json(run: Run, host: str) -> None:
         (("host", "run"), 2, "A host needs models."),
         (("host", "--memory", "1GiB"), 2, "A host needs models."),
         (("host", "--host-file", "/nowhere/host.toml"), 2, "cannot read the host file"),
-        (("host", "tiny-llama"), 2, "the host lacks memory"),
+        (("host", "tiny-llama"), 2, "how much memory its models may take"),
         (("host", "tiny-llama", "--memory", "lots"), 2, "'lots' is no size"),
         (("host", "tiny-llama", "--memory", "1GiB", "--policy", "x"), 2, "unknown policy"),
         (("host", "tiny-llama", "--memory", "1GiB", "--heartbeat", "0"), 2, "--heartbeat"),

@@ -60,6 +60,7 @@ class Served:
         options = Options(Cache(directory), port=0, config=self.file)
         self.urls: list[str] = []
         self.host = Host(
+            configuration.load(self.file),
             lambda: configuration.load(self.file),
             options,
             Log(self.said),
