@@ -106,15 +106,15 @@ def run(
     ] = None,
 ) -> None:
     """Read the configuration, listen, and stay."""
-    from coldstart.gateway.log import Log
     from coldstart.gateway.profiles import of_bundles
-    from coldstart.gateway.run import Host, Options
     from coldstart.host import configuration
 
     if not models and host_file is None:
         raise Usage(
             "A host needs models.", mend="coldstart host MODEL... --memory 60GiB, or --host-file FILE"
         )
+    if memory is None and host_file is None:
+        raise Usage("A host needs to know how much memory its models may take.", mend="--memory 60GiB")
     if heartbeat <= 0:
         raise Usage("--heartbeat must be above 0 seconds.", mend="leave it away")
     limits = {
@@ -140,6 +140,12 @@ def run(
             table["models"] = {**table.get("models", {}), **typed}
         return configuration.parse(table, profiles)
 
+    # What is wrong is said before the server's libraries are imported.
+    file = source()
+
+    from coldstart.gateway.log import Log
+    from coldstart.gateway.run import Host, Options
+
     options = Options(
         common.cache,
         host=host,
@@ -156,7 +162,7 @@ def run(
         said = {"url": url, "models": names, "memory_bytes": file.settings.memory}
         common.out.result(said, f"{url}  a host of {', '.join(names)} in {size}")
 
-    raise typer.Exit(Host(source, options, Log(quiet=common.out.quiet), announce).run())
+    raise typer.Exit(Host(file, source, options, Log(quiet=common.out.quiet), announce).run())
 
 
 @app.command(help="Show what a running host does: models, tiers, memory, requests, last starts.")

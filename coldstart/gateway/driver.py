@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import coldstart
 from coldstart.gateway.log import Log
@@ -39,14 +40,39 @@ class Refused(Exception):
 
 @dataclass(eq=False)
 class Ticket:
-    """A request from its arrival to its end. `granted` gives where to send it, or raises Refused; `hit`: nobody waited."""
+    """A request from its arrival to its end. `granted` gives where to send it, or raises Refused; `hit`: nobody waited.
+
+    Requests that waited together are sent in their order: each once the one `before` it is `sent`.
+    """
 
     number: str
     route: Route
     arrived: float
     granted: asyncio.Future[Residence]
     hit: bool = False
-    dispatched: float | None = field(default=None)
+    dispatched: float | None = None
+    before: asyncio.Future[None] | None = None
+    sent: asyncio.Future[None] | None = None
+
+    def line_up(self, residence: Residence) -> None:
+        """Take a place behind all that are to be sent there."""
+        self.before, self.sent = residence.tail, asyncio.get_running_loop().create_future()
+        residence.tail = self.sent
+
+    async def turn(self) -> None:
+        """Wait for it."""
+        if self.before is not None:
+            await asyncio.wait([self.before])
+
+    def passed_on(self) -> None:
+        """It was sent, or never will be: the next may go, in the latter case when this one might have."""
+        sent, before = self.sent, self.before
+        if sent is None or sent.done():
+            return
+        if before is None or before.done():
+            sent.set_result(None)
+        else:
+            before.add_done_callback(lambda _: self.passed_on())
 
     @property
     def queued_s(self) -> float | None:
@@ -71,7 +97,7 @@ class Driver:
         self.facts = HostFacts(pid=os.getpid(), version=coldstart.__version__, began=clock())
         self.residences: dict[str, Residence] = {}
         self._tickets: dict[str, Ticket] = {}
-        self._number = 0
+        self._number, self._entering = 0, False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.metrics = Metrics(self.status)
@@ -90,8 +116,11 @@ class Driver:
         future: asyncio.Future[Residence] = asyncio.get_running_loop().create_future()
         ticket = Ticket(str(self._number), route, self.clock(), future)
         self._tickets[ticket.number] = ticket
-        hits = self.core.hits
-        self.tell(events.Arrived(ticket.number, route.model))
+        hits, self._entering = self.core.hits, True
+        try:
+            self.tell(events.Arrived(ticket.number, route.model))
+        finally:
+            self._entering = False
         ticket.hit = self.core.hits > hits
         facts = self.facts.of(route.model)
         facts.requests += 1
@@ -118,6 +147,8 @@ class Driver:
         if ticket is None or ticket.granted.done() or residence is None:
             return
         ticket.dispatched = self.clock()
+        if not self._entering or (residence.tail is not None and not residence.tail.done()):
+            ticket.line_up(residence)
         ticket.granted.set_result(residence)
 
     # The core.
@@ -153,8 +184,8 @@ class Driver:
                 if model in self.residences:
                     self._spawn(self.residences[model].end(late))
 
-    def _spawn(self, work: object) -> None:
-        task = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
 

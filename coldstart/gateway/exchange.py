@@ -80,6 +80,7 @@ class Exchange:
             self.status = self.status or 499
             raise
         finally:
+            self.ticket.passed_on()
             self.driver.leave(self.ticket)
             self.driver.metrics.answered(self.ticket, self.status, self.first_s)
 
@@ -130,9 +131,11 @@ class Exchange:
     async def _pass(self, residence: Residence, ticket: Ticket) -> None:
         path = self.scope["raw_path"].partition(b"?")[0].decode("ascii")
         query = self.scope["query_string"].decode("ascii")
-        async with residence.session.request(
+        await ticket.turn()
+        async with await residence.request(
             self.scope["method"],
-            f"http://server{path}" + (f"?{query}" if query else ""),
+            path + (f"?{query}" if query else ""),
+            sent=ticket.passed_on if ticket.sent else None,
             data=self.body,
             headers=self._sent(),
             allow_redirects=False,

@@ -7,8 +7,10 @@ vLLM's sleep levels are asked for over its own endpoints (`/sleep?level=N`, `/wa
 from __future__ import annotations
 
 import asyncio
+import errno
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
@@ -25,32 +27,63 @@ PATIENCE_S = 20.0
 MEASURE_FIRST_S, MEASURE_EVERY_S = 1.0, 30.0
 # Below vLLM's own (5 s): a connection must not be taken just as the other side closes it.
 KEEP_ALIVE_S = 3.0
+CROWDED_S = 0.005
 _SLEEP = "asleep-"
 
 
+async def _on_sent(session: aiohttp.ClientSession, context: Any, params: Any) -> None:
+    context.trace_request_ctx()
+
+
 class Residence:
-    """A server and the connections to it."""
+    """A server and the connections to it. `tail` is done when the last of those that waited together was sent."""
 
     def __init__(self, driver: Driver, launch: Launch, server: Server) -> None:
         self.driver, self.launch, self.server = driver, launch, server
         self.began = driver.clock()
         self.start_s = 0.0
         self.ready = Ready("", 0, {})
-        self.session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(
-                path=str(server.socket), limit=0, keepalive_timeout=KEEP_ALIVE_S, force_close=False
-            ),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
-            auto_decompress=False,
-            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-            cookie_jar=aiohttp.DummyCookieJar(),
+        self.tail: asyncio.Future[None] | None = None
+        connector = aiohttp.UnixConnector(
+            path=str(server.socket), limit=0, keepalive_timeout=KEEP_ALIVE_S, force_close=False
         )
+        settings: dict[str, Any] = {
+            "connector": connector,
+            "timeout": aiohttp.ClientTimeout(total=None, sock_connect=10.0),
+            "auto_decompress": False,
+            "skip_auto_headers": ("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+            "cookie_jar": aiohttp.DummyCookieJar(),
+        }
+        self.session = aiohttp.ClientSession(**settings)
+        watch = aiohttp.TraceConfig()
+        watch.on_request_chunk_sent.append(_on_sent)
+        self._watched = aiohttp.ClientSession(**settings, connector_owner=False, trace_configs=[watch])
         self._told_to_end = False
         self._reason = ""
 
     @property
     def name(self) -> str:
+        """The model's."""
         return self.launch.name
+
+    async def request(
+        self, method: str, path: str, *, sent: Callable[[], None] | None = None, **options: Any
+    ) -> aiohttp.ClientResponse:
+        """As the session's. A server whose queue of connections is full is asked again: a unix socket fails at once there.
+
+        Nothing was sent then. (uvloop says so; asyncio's own loop takes such a socket for connected.) `sent` is called when the
+        body is on its way. Raises aiohttp.ClientError, OSError.
+        """
+        session = self.session if sent is None else self._watched
+        while True:
+            try:
+                return await session.request(
+                    method, f"http://server{path}", trace_request_ctx=sent, **options
+                )
+            except aiohttp.ClientConnectorError as error:
+                if error.os_error.errno != errno.EAGAIN:
+                    raise
+            await asyncio.sleep(CROWDED_S)
 
     async def live(self) -> None:
         """Until nothing of it is left. Tells when it is ready; `last_word` is to be told afterwards."""
@@ -59,6 +92,7 @@ class Residence:
                 await self._serve()
         finally:
             with suppress(Exception):
+                await self._watched.close()
                 await self.session.close()
             self._reason = self._reason or await self.server.ended
 
@@ -122,7 +156,7 @@ class Residence:
 
     async def _asked(self, path: str, **query: str) -> bool:
         try:
-            async with self.session.post(f"http://server{path}", params=query) as answer:
+            async with await self.request("POST", path, params=query) as answer:
                 return answer.status == 200
         except (aiohttp.ClientError, OSError):
             return False

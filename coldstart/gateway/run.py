@@ -58,17 +58,18 @@ class _Server(uvicorn.Server):
 
 
 class Host:
-    """One run of the host. `source` reads the configuration; `announce` is told the address once requests are taken."""
+    """One run of the host. `source` reads the configuration anew; `announce` is told the address once requests are taken."""
 
     def __init__(
         self,
+        file: HostFile,
         source: Callable[[], HostFile],
         options: Options,
         log: Log,
         announce: Callable[[str, HostFile], None],
     ) -> None:
-        self.source, self.options, self.log, self.announce = source, options, log, announce
-        self.file = source()
+        self.file, self.source, self.options = file, source, options
+        self.log, self.announce = log, announce
         self.caught: list[int] = []
 
     def run(self) -> int:

@@ -1,0 +1,35 @@
+"""The gateway's own words: vLLM's shape of errors, events, timings, the log."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from coldstart.gateway import answers
+from coldstart.gateway.log import Log
+
+
+def test_an_error_has_vllms_members() -> None:
+    assert json.loads(answers.error(404, "gone")) == {
+        "error": {"message": "gone", "type": "NotFoundError", "param": None, "code": 404}
+    }
+
+
+def test_an_event_holds_each_line_and_a_comment_is_passed_over() -> None:
+    assert answers.event(b"a\nb") == b"data: a\ndata: b\n\n"
+    assert answers.comment("waiting") == b": waiting\n\n"
+
+
+def test_timings_leave_out_what_is_not_known() -> None:
+    said = answers.timing([("queued", 0.5, None), ("start", None, "fresh"), ("first-token", 1.0, "x")])
+    assert said == 'queued;dur=500.000, first-token;dur=1000.000;desc="x"'
+
+
+def test_the_log_is_json_without_secrets_and_never_in_the_way() -> None:
+    sink = io.StringIO()
+    Log(sink).say("start", model="m", mode=None, url="http://me:geheim@host/x")
+    line = json.loads(sink.getvalue())
+    assert (line["event"], line["model"]) == ("start", "m") and "mode" not in line
+    assert "geheim" not in sink.getvalue() and line["ts"].endswith("+00:00")
+    sink.close()
+    Log(sink).say("start", model="m")
