@@ -48,7 +48,19 @@ def test_help_of_the_whole_imports_no_command() -> None:
 
 def test_the_rooms_of_a_start_know_no_tables_and_no_plots() -> None:
     """What a start runs through, here and in the server's process."""
-    rooms = "artifacts contract machine model key weights graphs scheduling vllm serve materialize".split()
+    rooms = [
+        "artifacts",
+        "contract",
+        "machine",
+        "model",
+        "key",
+        "weights",
+        "graphs",
+        "scheduling",
+        "vllm",
+        "serve",
+        "materialize",
+    ]
     places = [ROOT / "artifacts", *(ROOT / "coldstart" / room for room in rooms if room != "artifacts")]
     texts = {path: path.read_text(encoding="utf-8") for place in places for path in place.rglob("*.py")}
     named = [
