@@ -1,6 +1,6 @@
 """The live host against its bars: what the gateway costs, cold requests, scale to zero and back, faults.
 
-    python benchmarks/host_live.py --part overhead|cold|cycles|faults|all [--cycles N] [--rounds N] [--requests N]
+    python benchmarks/host_live.py --part overhead|cold|cycles|faults|streams|all [--cycles N] [--rounds N] [--requests N]
 
 Real vLLM on the CPU backend over tiny models with engine templates, which it starts where none runs. Gateway and direct are
 interleaved, and direct is the same server's own unix socket: no second server, no TCP on that side. Each part replaces
@@ -348,6 +348,55 @@ async def _reloaded(live: Live, models: Mapping[str, Any]) -> dict[str, Any]:
     return {"reloads": 10, "bystanders": bystanders, "starts_meanwhile": after - before}
 
 
+async def streams(count: int) -> dict[str, Any]:
+    """Streams over servers that need no model, half of whose clients go in the middle: does any get another's pieces?
+
+    The gateway, the servers and the clients are one process, 200 streams at a time over two models.
+    """
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from support.fake_upstream import staged, until
+
+    chance, gates, ended = Random(17), asyncio.Semaphore(200), {"whole": 0, "left": 0, "mixed": 0}
+
+    async def one(stage: Any, number: int) -> None:
+        model, leaves_at = chance.choice("ab"), chance.choice((None, chance.randrange(20)))
+        prompt, seen = f"{model}-{number}", 0
+        async with (
+            gates,
+            stage.post(model=model, prompt=prompt, stream=True, pieces=20, pause_s=0.001) as answer,
+        ):
+            async for line in answer.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                if json.loads(line.removeprefix(b"data: ")) != {"prompt": prompt, "number": seen}:
+                    ended["mixed"] += 1
+                seen += 1
+                if leaves_at is not None and seen > leaves_at:
+                    break
+        ended["left" if leaves_at is not None else "whole" if seen == 20 else "mixed"] += 1
+
+    own = psutil.Process()
+    with tempfile.TemporaryDirectory() as directory:
+        async with staged(Path(directory), memory=20, max_held=1000) as stage:
+            await asyncio.gather(*(one(stage, number) for number in range(500)))
+            await until(stage.idle)
+            ended.update(dict.fromkeys(ended, 0))
+            before = {
+                "descriptors": own.num_fds(),
+                "tasks": len(asyncio.all_tasks()),
+                "bytes": own.memory_info().rss,
+            }
+            await asyncio.gather(*(one(stage, number) for number in range(count)))
+            await until(stage.idle)
+            await asyncio.sleep(5.0)
+            after = {
+                "descriptors": own.num_fds(),
+                "tasks": len(asyncio.all_tasks()),
+                "bytes": own.memory_info().rss,
+            }
+    return {"streams": count, **ended, "after_500_streams": before, "after_all": after}
+
+
 def templates() -> None:
     """An engine template for each model, where none runs."""
     said = subprocess.run(
@@ -366,17 +415,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", default="all", choices=("overhead", "cold", "cycles", "faults", "all"))
+    parser.add_argument(
+        "--part", default="all", choices=("overhead", "cold", "cycles", "faults", "streams", "all")
+    )
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--streams", type=int, default=10_000)
     given = parser.parse_args()
-    templates()
+    if given.part != "streams":
+        templates()
     parts = {
         "overhead": lambda: overhead(given.rounds, given.requests),
         "cold": lambda: cold(given.requests),
         "cycles": lambda: cycles(given.cycles),
         "faults": faults,
+        "streams": lambda: streams(given.streams),
     }
     for name, part in parts.items():
         if given.part not in (name, "all"):

@@ -1,12 +1,10 @@
-"""The gateway's own words: vLLM's shape of errors, events, timings, the log."""
+"""The gateway's own words: vLLM's shape of errors, events, timings."""
 
 from __future__ import annotations
 
-import io
 import json
 
 from coldstart.gateway import answers
-from coldstart.gateway.log import Log
 
 
 def test_an_error_has_vllms_members() -> None:
@@ -23,13 +21,3 @@ def test_an_event_holds_each_line_and_a_comment_is_passed_over() -> None:
 def test_timings_leave_out_what_is_not_known() -> None:
     said = answers.timing([("queued", 0.5, None), ("start", None, "fresh"), ("first-token", 1.0, "x")])
     assert said == 'queued;dur=500.000, first-token;dur=1000.000;desc="x"'
-
-
-def test_the_log_is_json_without_secrets_and_never_in_the_way() -> None:
-    sink = io.StringIO()
-    Log(sink).say("start", model="m", mode=None, url="http://me:geheim@host/x")
-    line = json.loads(sink.getvalue())
-    assert (line["event"], line["model"]) == ("start", "m") and "mode" not in line
-    assert "geheim" not in sink.getvalue() and line["ts"].endswith("+00:00")
-    sink.close()
-    Log(sink).say("start", model="m")

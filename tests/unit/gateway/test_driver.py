@@ -164,29 +164,6 @@ def test_draining_refuses_what_waits_and_what_comes_and_ends_what_runs(tmp_path:
     run(work())
 
 
-SLEEPY = [{"name": "asleep-1", "memory": 2, "penalty_s": 0.1, "host_memory": 8}]
-
-
-@pytest.mark.parametrize("sleeps", [True, False])
-def test_a_model_sleeps_where_its_server_can_and_stops_where_it_cannot(tmp_path: Path, sleeps: bool) -> None:
-    models = {"a": {**TWO["a"], "tiers": SLEEPY}, "b": TWO["b"]}
-
-    async def work() -> None:
-        async with staged(tmp_path, models, memory=12, host_memory=8) as stage:
-            stage.servers.sleeps = sleeps
-            await stage.ask(model="a", prompt=1)
-            assert (await stage.ask(model="b", prompt=2))[0] == 200
-            assert _model(stage, "a")["tier"] == ("asleep-1" if sleeps else "stopped")
-            assert (await stage.ask(model="a", prompt=3))[0] == 200
-            assert [one.launch.name for one in stage.servers.begun] == (
-                ["a", "b"] if sleeps else ["a", "b", "a"]
-            )
-            expected = ["/v1/completions", "/sleep?level=1", "/wake_up", "/v1/completions"]
-            assert stage.servers.begun[0].paths == (expected if sleeps else expected[:2])
-
-    run(work())
-
-
 def test_what_a_model_really_holds_is_booked(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path) as stage:

@@ -254,19 +254,6 @@ def test_hundreds_of_streams_with_random_disconnects_do_not_mix_and_leave_nothin
     run(work())
 
 
-def test_a_server_whose_queue_of_connections_is_full_is_asked_again(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, hold=True) as stage:
-            stage.servers.backlog = 2
-            asked = [asyncio.create_task(stage.ask(model="a", prompt=number)) for number in range(60)]
-            await until(lambda: len(stage.driver._tickets) == 60)
-            stage.servers.of("a").gate.set()
-            assert {one[0] for one in await asyncio.gather(*asked)} == {200}
-            assert sorted(stage.servers.of("a").asked) == list(range(60))
-
-    run(work())
-
-
 def test_a_connection_that_cannot_be_made_is_an_error_of_its_own(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path) as stage:
