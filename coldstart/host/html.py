@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from coldstart.host.simulate import HostOutcome, Served
 from coldstart.measure.report import plots
 from coldstart.measure.report.page import embedded, items, page, plot, section, table
 
+Levels = np.ndarray[Any, np.dtype[np.float64]]
 HEADERS = ("model", "requests", "hits", "wait mean (s)", "p90", "max")
 MOST = 4000
 """Points of a series; a longer one is shown by its values at so many equal steps."""
@@ -58,7 +60,7 @@ def _over_time(outcome: HostOutcome, memory: int) -> str:
     )
 
 
-def _sampled(series: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def _sampled(series: Levels) -> Levels:
     """Columns of (time, levels...); each row holds until the next."""
     if len(series) > MOST:
         steps = np.linspace(series[0, 0], series[-1, 0], MOST)

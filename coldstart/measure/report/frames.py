@@ -40,7 +40,7 @@ class Table:
     def typed(self) -> Iterator[DataFrame]:
         """Its chunks with these columns in this order and type."""
         for chunk in self.chunks():
-            yield chunk[list(self.columns)].astype(dict(self.columns))  # type: ignore[arg-type]
+            yield chunk[list(self.columns)].astype(dict(self.columns))
 
     def texts(self) -> Iterable[list[str]]:
         """Its rows as text, "-" for what is missing: for a page or a Markdown table."""

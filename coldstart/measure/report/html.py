@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coldstart.measure.report import markdown, plots, rows
 from coldstart.measure.report.page import embedded, items, page, plot, section, table
+
+if TYPE_CHECKING:
+    from bokeh.plotting import figure as Figure
 
 HARNESS = "harness"
 REST = "everything else"
@@ -65,7 +68,7 @@ def _range(mode: str, found: Mapping[str, Any]) -> plots.Range:
     )
 
 
-def _rounds(measured: Mapping[str, Any]) -> plots.Figure:
+def _rounds(measured: Mapping[str, Any]) -> Figure:
     series = [
         plots.Series(
             mode,

@@ -68,7 +68,7 @@ def plot(figure: Figure, title: str = "") -> str:
 
     name = f"plot-{next(_numbers)}"
     heading = f"<h3>{escape(title)}</h3>" if title else ""
-    item: Any = json_item(figure, name)  # type: ignore[arg-type]
+    item: Any = json_item(figure, name)
     return f'{heading}{PLOT} id="{name}"></div><script class="plot" type="application/json">{embedded(item)}</script>'
 
 
