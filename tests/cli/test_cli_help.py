@@ -17,6 +17,7 @@ PAGES = [
     *((name,) for name in COMMANDS),
     *(("trust", name) for name in ("list", "add", "show", "why")),
     *((group, name) for group in ("prefetch", "template") for name in ("start", "status", "stop")),
+    *(("host", name) for name in ("run", "status")),
 ]
 
 

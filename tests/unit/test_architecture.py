@@ -33,6 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "measure",
         "validate",
         "host",
+        "gateway",
         "commands",
     )
 )
@@ -44,7 +45,8 @@ FOREIGN = {
     "scheduling": ("torch", "vllm"),
     "traces": ("torch", "vllm"),
     "key": ("torch", "vllm"),
-    "host": ("torch", "vllm"),
+    "host": ("torch", "vllm", "aiohttp", "starlette", "uvicorn"),
+    "gateway": ("torch", "vllm", "typer"),
 }
 MOST_ROOMS = 26
 # Public classes of one name in two rooms, and why a reader is not misled. Any other name stands for one class.
