@@ -37,6 +37,7 @@ from coldstart.measure.bench.launchers import console
 RESULT = RESULTS / "host-live-cpu.json"
 ARGS = ["--max-model-len", "512", "--kv-cache-memory-bytes", "134217728"]
 MODELS = ("tiny-llama", "tiny-qwen2", "tiny-opt")
+NEEDED = {"overhead": 1, "cold": 1, "cycles": 3, "faults": 2, "streams": 0}
 EACH = 4
 PROMPT = "Once upon a time there was a server that nobody asked for anything"
 
@@ -397,15 +398,15 @@ async def streams(count: int) -> dict[str, Any]:
     return {"streams": count, **ended, "after_500_streams": before, "after_all": after}
 
 
-def templates() -> None:
-    """An engine template for each model, where none runs."""
+def templates(models: Sequence[str]) -> None:
+    """An engine template for each of them, where none runs."""
     said = subprocess.run(
         [*console(), "template", "status", "--format", "json"], check=True, capture_output=True
     ).stdout
     running = {one["model"] for one in json.loads(said)["templates"] if one["level"] == "engine"}
-    for model in MODELS:
-        subprocess.run([*console(), "materialize", model, "-q", "--", *ARGS], check=True)
+    for model in models:
         if model not in running:
+            subprocess.run([*console(), "materialize", model, "-q", "--", *ARGS], check=True)
             subprocess.run(
                 [*console(), "template", "start", model, "--level", "engine", "--", *ARGS], check=True
             )
@@ -423,8 +424,6 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--streams", type=int, default=10_000)
     given = parser.parse_args()
-    if given.part != "streams":
-        templates()
     parts = {
         "overhead": lambda: overhead(given.rounds, given.requests),
         "cold": lambda: cold(given.requests),
@@ -435,6 +434,7 @@ def main() -> None:
     for name, part in parts.items():
         if given.part not in (name, "all"):
             continue
+        templates(MODELS[: NEEDED[name]])
         load = os.getloadavg()[0]
         began = time.time()
         found = asyncio.run(part())
