@@ -144,10 +144,11 @@ async def overhead(rounds: int, requests: int) -> dict[str, Any]:
         await live.until(lambda said: said["models"][0]["state"] == "ready")
         connector = aiohttp.UnixConnector(path=str(live.server_socket()), limit=0)
         async with aiohttp.ClientSession(connector=connector) as direct:
+            host = psutil.Process(live.process.pid)
             ways = {"gateway": (live.client, live.url), "direct": (direct, "http://server")}
-            await _throughput(ways, 8, 2, 16)
+            await _throughput(host, ways, 8, 2, 16)
             ttft = await _first_tokens(ways, requests)
-            rates = {str(n): await _throughput(ways, n, rounds, 64) for n in (8, 64)}
+            rates = {str(n): await _throughput(host, ways, n, rounds, 64) for n in (8, 64)}
         return {"ttft_s": ttft, "throughput": rates}
 
 
@@ -165,10 +166,15 @@ async def _first_tokens(ways: Mapping[str, Any], requests: int) -> dict[str, Any
     }
 
 
-async def _throughput(ways: Mapping[str, Any], concurrency: int, rounds: int, tokens: int) -> dict[str, Any]:
-    """Tokens a second of `concurrency` clients, each with EACH requests one after the other; a ratio per round."""
+async def _throughput(
+    host: psutil.Process, ways: Mapping[str, Any], concurrency: int, rounds: int, tokens: int
+) -> dict[str, Any]:
+    """Tokens a second of `concurrency` clients, each with EACH requests one after the other; a ratio per round.
+
+    `gateway_cpu_s_per_token` is the gateway's own processor time, which other work on the machine hardly changes.
+    """
     rates: dict[str, list[float]] = {name: [] for name in ways}
-    chance = Random(concurrency)
+    chance, count, cpu = Random(concurrency), concurrency * EACH * tokens, 0.0
     for _ in range(rounds):
         for name in chance.sample(list(ways), 2):
             client, url = ways[name]
@@ -177,11 +183,13 @@ async def _throughput(ways: Mapping[str, Any], concurrency: int, rounds: int, to
                 for _ in range(EACH):
                     await stream(client, url, tokens)
 
-            began = time.perf_counter()
+            began, used = time.perf_counter(), sum(host.cpu_times()[:2])
             await asyncio.gather(*(one() for _ in range(concurrency)))
-            rates[name].append(concurrency * EACH * tokens / (time.perf_counter() - began))
+            rates[name].append(count / (time.perf_counter() - began))
+            cpu += sum(host.cpu_times()[:2]) - used if name == "gateway" else 0.0
     ratios = [a / b for a, b in zip(rates["gateway"], rates["direct"], strict=True)]
-    return {name: spread(values) for name, values in rates.items()} | {"ratio": spread(ratios)}
+    found: dict[str, Any] = {name: spread(values) for name, values in rates.items()}
+    return found | {"ratio": spread(ratios), "gateway_cpu_s_per_token": cpu / rounds / count}
 
 
 async def cold(requests: int) -> dict[str, Any]:
