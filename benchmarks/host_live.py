@@ -39,6 +39,8 @@ ARGS = ["--max-model-len", "512", "--kv-cache-memory-bytes", "134217728"]
 MODELS = ("tiny-llama", "tiny-qwen2", "tiny-opt")
 NEEDED = {"overhead": 1, "cold": 1, "cycles": 3, "faults": 2, "streams": 0}
 EACH = 4
+# Clients at once, and the tokens of each of their requests.
+LOADS = ((8, 64), (64, 16))
 PROMPT = "Once upon a time there was a server that nobody asked for anything"
 
 
@@ -148,7 +150,7 @@ async def overhead(rounds: int, requests: int) -> dict[str, Any]:
             ways = {"gateway": (live.client, live.url), "direct": (direct, "http://server")}
             await _throughput(host, ways, 8, 2, 16)
             ttft = await _first_tokens(ways, requests)
-            rates = {str(n): await _throughput(host, ways, n, rounds, 64) for n in (8, 64)}
+            rates = {str(n): await _throughput(host, ways, n, rounds, most) for n, most in LOADS}
         return {"ttft_s": ttft, "throughput": rates}
 
 
