@@ -37,7 +37,7 @@ from coldstart.measure.bench.launchers import console
 RESULT = RESULTS / "host-live-cpu.json"
 ARGS = ["--max-model-len", "512", "--kv-cache-memory-bytes", "134217728"]
 MODELS = ("tiny-llama", "tiny-qwen2", "tiny-opt")
-NEEDED = {"overhead": 1, "cold": 1, "cycles": 3, "faults": 2, "streams": 0}
+NEEDED = {"overhead": 1, "cold": 1, "cycles": 2, "faults": 2, "streams": 0}
 EACH = 4
 # Clients at once, and the tokens of each of their requests.
 LOADS = ((8, 64), (64, 16))
@@ -239,7 +239,7 @@ async def cycles(count: int) -> dict[str, Any]:
     """Six models from nothing to serving and back to nothing, again and again."""
     names = [f"m{number}" for number in range(6)]
     models = {
-        name: {"model": MODELS[i % 3], "args": ARGS, "idle_s": 0.0, "memory": "1GiB", "start_s": 1.0}
+        name: {"model": MODELS[i % 2], "args": ARGS, "idle_s": 0.0, "memory": "1GiB", "start_s": 1.0}
         for i, name in enumerate(names)
     }
     before = {"segments": len(list(Path("/dev/shm").iterdir())), "processes": _processes()}
