@@ -36,7 +36,7 @@ from coldstart.measure.bench.launchers import console
 
 RESULT = RESULTS / "host-live-cpu.json"
 ARGS = ["--max-model-len", "512", "--kv-cache-memory-bytes", "134217728"]
-MODELS = ("tiny-llama", "tiny-qwen2", "tiny-opt")
+MODELS = ("tiny-llama", "tiny-qwen2")
 NEEDED = {"overhead": 1, "cold": 1, "cycles": 2, "faults": 2, "streams": 0}
 EACH = 4
 # Clients at once, and the tokens of each of their requests.
@@ -286,10 +286,10 @@ def _ours() -> Iterator[psutil.Process]:
 
 async def faults() -> dict[str, Any]:
     """A server killed in mid-stream, a model that always fails, and reloads, each beside streams that go on."""
-    models: dict[str, Any] = {name: {"args": ARGS, "memory": "1GiB", "start_s": 1.0} for name in MODELS[:2]}
+    models: dict[str, Any] = {name: {"args": ARGS, "memory": "1GiB", "start_s": 1.0} for name in MODELS}
     models["broken"] = {"model": "/nowhere/at/all", "memory": "1GiB", "start_s": 1.0}
     async with hosting(table(models, memory="4GiB", backoff_s=0.2)) as live:
-        for name in MODELS[:2]:
+        for name in MODELS:
             assert (await live.ask(name))[0] == 200
         return {
             "server_killed": await _killed(live),
