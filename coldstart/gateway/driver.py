@@ -203,8 +203,14 @@ class Driver:
             return
         launch = self.catalogue.launches[model]
         self.log.say("start", model=model, tier=tier)
-        residence = Residence(self, launch, self.servers.begin(launch, self.core.settings.start_deadline_s))
-        self.residences[model] = residence
+        try:
+            server = self.servers.begin(launch, self.core.settings.start_deadline_s)
+        except OSError as error:  # no descriptor, no disk, no process
+            reason = f"no server can be started: {error.strerror or error}"
+            self.start_failed(model, reason, 0.0)
+            self.tell(events.Failed(model, reason))
+            return
+        residence = self.residences[model] = Residence(self, launch, server)
         try:
             await residence.live()
         finally:

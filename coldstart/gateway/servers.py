@@ -55,7 +55,7 @@ class Servers(Protocol):
     """Whoever begins servers."""
 
     def begin(self, launch: Launch, deadline_s: float) -> Server:
-        """Order a start; returns at once."""
+        """Order a start; returns at once. Raises OSError where not even that can be done."""
 
     async def close(self) -> None:
         """Nothing is begun any more; every server has ended."""
@@ -170,13 +170,14 @@ class Starter:
             "socket": str(path),
             "ready_timeout": deadline_s,
         }
-        ours, theirs = socket.socketpair()
-        server = Supervised(path, log, ours)
-        self._living.add(server.ended)
-        server.ended.add_done_callback(self._living.discard)
-        with theirs, log.open("ab") as file:
-            # Where this fails, closing `theirs` ends the server at once, with a reason.
-            self._order(message, (theirs.fileno(), file.fileno()))
+        with log.open("ab") as file:
+            ours, theirs = socket.socketpair()
+            server = Supervised(path, log, ours)
+            self._living.add(server.ended)
+            server.ended.add_done_callback(self._living.discard)
+            with theirs:
+                # Where this fails, closing `theirs` ends the server at once, with a reason.
+                self._order(message, (theirs.fileno(), file.fileno()))
         return server
 
     def _order(self, message: Mapping[str, Any], descriptors: tuple[int, ...]) -> None:

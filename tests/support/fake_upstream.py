@@ -128,10 +128,13 @@ class FakeServers:
     hold: bool = False
     sleeps: bool = False
     backlog: int = 2048
+    full: bool = False
     failing: dict[str, str] = field(default_factory=dict)
     begun: list[FakeServer] = field(default_factory=list)
 
     def begin(self, launch: Launch, deadline_s: float) -> FakeServer:
+        if self.full:
+            raise OSError(28, "No space left on device")
         server = FakeServer(self, launch, self.directory / f"{len(self.begun)}.sock")
         self.begun.append(server)
         return server

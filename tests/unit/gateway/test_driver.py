@@ -67,6 +67,19 @@ def test_a_model_that_cannot_start_says_why_backs_off_and_disturbs_no_other(tmp_
     run(work())
 
 
+def test_a_full_disk_is_a_start_that_failed_and_is_tried_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path) as stage:
+            stage.servers.full = True
+            status, _, body = await stage.ask(model="a", prompt=1)
+            assert status == 503 and "No space left on device" in body["error"]["message"]
+            stage.servers.full = False
+            await until(lambda: stage.driver.core.models["a"].retry_at < stage.driver.clock())
+            assert (await stage.ask(model="a", prompt=1))[0] == 200
+
+    run(work())
+
+
 def test_a_start_past_its_deadline_is_ended(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path, hold=True, start_deadline_s=0.05) as stage:
