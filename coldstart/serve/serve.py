@@ -24,7 +24,7 @@ from coldstart.key.inspection import Lookup
 from coldstart.machine import modes, peers, runtime, timeline
 from coldstart.model import models
 from coldstart.scheduling.settings import Choice
-from coldstart.serve import fetch, launch, pool, prepare, scheduler
+from coldstart.serve import fetch, launch, pool, prepare, scheduler, unserved
 from coldstart.serve.scheduler import STOCK
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ def _prepared(request: Request) -> LaunchPlan:
         made = prepare.ordinary(found, given, inspection.miss(found).message, streamed)
     else:
         made = prepare.prepare(found, found.bundle, given, trust=request.trust, streamed=streamed)
+    made.fallbacks.extend(unserved.fallbacks(given))
     if request.weights_from is not None and streamed is None:
         reason = f"no bundle says what {without_secrets(request.weights_from)} must hold: the model's own directory is read"
         made = replace(made, fallbacks=[*made.fallbacks, {"section": "weights", "reason": reason}])
@@ -162,7 +163,7 @@ def start(request: Request, plan: LaunchPlan) -> Start:
                 continue
             except launch.Died as reason:
                 if mode == "fresh":
-                    raise
+                    return _without_the_untrusted(request, reason, steps, absent, began)
                 steps.append(_step(mode, reason))
                 continue
         if running.report.get("canary") is not False:
@@ -176,6 +177,28 @@ def start(request: Request, plan: LaunchPlan) -> Start:
         running = _run("fresh", request, plain, began)
         return _with_rest(Start("fresh", plain, running, steps, absent, began=began), request)
     raise AssertionError("the ladder ends with fresh, which is always there")
+
+
+def _without_the_untrusted(
+    request: Request,
+    died: launch.Died,
+    steps: list[dict[str, str]],
+    absent: list[dict[str, str]],
+    began: float,
+) -> Start:
+    """Once more without a bundle that nobody trusted has signed: its plain sections decide over no start. Raises `died`."""
+    found = request.found
+    if found.bundle is None or request.trust(found.bundle).ok:
+        raise died
+    steps.append(
+        _step("bundle", Failed(f"{died.message} Nobody trusted has signed {found.bundle.ref}: left out."))
+    )
+    ordinary = replace(
+        request, found=replace(found, bundle=None, untrusted=found.bundle), without_bundle=True
+    )
+    plain = plan(ordinary)
+    running = _run("fresh", ordinary, plain, began)
+    return _with_rest(Start("fresh", plain, running, steps, absent, began=began), request)
 
 
 def _step(mode: str, reason: Exception) -> dict[str, str]:
