@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import dataclasses
 import importlib.util
 import itertools
 import json
+import logging
 import os
 import re
 import sys
@@ -128,6 +130,7 @@ def flags(model: str) -> list[dict[str, Any]]:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    _quicken()
     plain = ["--model", model, "--max-model-len", "512", "--kv-cache-memory-bytes", "134217728"]
     engine = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     rows = []
@@ -144,6 +147,20 @@ def flags(model: str) -> list[dict[str, Any]]:
             {"flag": action.option_strings[0], **found, "seconds": round(time.monotonic() - began, 4)}
         )
     return rows
+
+
+def _quicken() -> None:
+    """One parser for all of the tries, silent where it refuses one: making it and its usage take most of the time."""
+    from vllm.entrypoints.launchers import cli_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    made = cli_args.make_arg_parser(FlexibleArgumentParser())
+    made.print_usage = made.print_help = lambda file=None: None
+    parse = made.parse_args
+    # Its defaults are objects that vLLM's checks write to.
+    made.parse_args = lambda words: copy.deepcopy(parse(words))
+    cli_args.make_arg_parser = lambda parser: made
+    logging.disable(logging.WARNING)
 
 
 def _front(dest: str) -> dict[str, Any]:
@@ -178,13 +195,11 @@ def _leaves(*words: str) -> dict[str, object]:
         os.environ.clear()
         os.environ.update(before)
     place = config.model_config.model
-    return {
-        name: adoption.MODEL if leaf == place else leaf for name, leaf in adoption._leaves(config, "", 0)
-    }
+    return {name: adoption.MODEL if leaf == place else leaf for name, leaf in adoption._leaves(config, "", 0)}
 
 
 _plain = cache(_leaves)
-_TRIED = 8
+_TRIED = 6
 
 
 def _tried(base: list[str], action: argparse.Action, model: str) -> dict[str, Any]:
@@ -214,7 +229,12 @@ def _tried(base: list[str], action: argparse.Action, model: str) -> dict[str, An
         if counting and adoption.difference(had, wanted):
             return {"verdict": "steps down", "value": words[1:], "leaves": counting[:8]}
         if counting:
-            best = {"verdict": "honoured", "value": words[1:], "leaves": counting, "reason": "a roomier worker"}
+            best = {
+                "verdict": "honoured",
+                "value": words[1:],
+                "leaves": counting,
+                "reason": "a roomier worker",
+            }
         elif differing:
             reasons = sorted({str(adoption.apart(name)) for name in differing})
             best = best or {
@@ -238,7 +258,7 @@ def _is_drawn_anew(name: str) -> bool:
     """Leaves that differ between two configurations of the very same words."""
     from coldstart.vllm.engine import adoption
 
-    return name == "instance_id" or adoption.apart(name) == adoption._NAMED and "port" in name
+    return name == "instance_id" or (adoption.apart(name) == adoption._NAMED and "port" in name)
 
 
 def _others(action: argparse.Action, model: str) -> Iterator[list[str]]:
@@ -260,7 +280,7 @@ def _others(action: argparse.Action, model: str) -> Iterator[list[str]]:
 
 @cache
 def _place(word: str, model: str) -> str:
-    """".again" is the same model at another place, ".log" a logging configuration."""
+    """ ".again" is the same model at another place, ".log" a logging configuration."""
     if word == ".log":
         return str(_written("json", '{"version": 1, "disable_existing_loggers": false}'))
     if word != ".again":
@@ -303,7 +323,9 @@ def worker_reads(model: str) -> dict[str, Any]:
         built = executor._Prebuilder(config)
         built.collective_rpc("warm_up")
     known = {name for name, _ in adoption._leaves(config, "", 0)}
-    leaves = sorted(name for name in read if any(leaf == name or leaf.startswith(f"{name}.") for leaf in known))
+    leaves = sorted(
+        name for name in read if any(leaf == name or leaf.startswith(f"{name}.") for leaf in known)
+    )
     # Those whose own fields are recorded; an absent one, or one that is no such, counts as read by itself.
     whole = {f.name for f in dataclasses.fields(config) if type(getattr(config, f.name)) in kinds}
     apart = {name: str(adoption.apart(name)) for name in leaves if adoption.apart(name) and name not in whole}

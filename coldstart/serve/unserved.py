@@ -1,4 +1,4 @@
-"""What of vLLM's flags only `vllm serve` itself acts on: parsed by every server here, honoured by none, so named in `fallbacks`.
+"""Flags that only `vllm serve` itself acts on: parsed by every server here, honoured by none, so named in `fallbacks`.
 
 vLLM's command line reads them before it chooses what to launch. Here one process serves the API over HTTP, in every mode alike.
 """
@@ -11,7 +11,9 @@ from coldstart.contract.arguments import Arguments
 
 _ONE = "one process serves the API here"
 _HTTP = "the API is served over HTTP alone here"
-_SUPERVISOR = "only the supervisor of --data-parallel-multi-port-external-lb reads it, which does not run here"
+_SUPERVISOR = (
+    "only the supervisor of --data-parallel-multi-port-external-lb reads it, which does not run here"
+)
 FLAGS: Mapping[str, str] = {
     "api_server_count": _ONE,
     "grpc": _HTTP,

@@ -137,7 +137,9 @@ def test_a_strangers_bundle_that_kills_its_start_is_left_out(found: Lookup, fake
     """A KV cache of one byte, say: its plain sections decide over no start."""
     fake_engine("serves")
     dying = replace(PLAN, vllm_args=Arguments(["dies"]), canary=None)
-    request = serve.Request(found, mode="fresh", ready_timeout=20, trust=lambda _: TrustResult(False, None, "no"))
+    request = serve.Request(
+        found, mode="fresh", ready_timeout=20, trust=lambda _: TrustResult(False, None, "no")
+    )
     one = serve.start(request, dying)
     one.running.process.signal(signal.SIGKILL)
     one.running.process.wait()

@@ -177,7 +177,6 @@ def test_a_process_with_the_very_words_but_another_birth_is_no_template(fake_eng
     pool.stop(warm)
 
 
-
 def test_an_unknown_level() -> None:
     with pytest.raises(Usage, match="no template level 'warm'"):
         pool.start("warm", PLAN, "tiny", 1)
