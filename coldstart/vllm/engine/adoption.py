@@ -36,6 +36,7 @@ APART: Mapping[str, str] = {
     "scheduler_config.prefill_schedule_interval": _ENGINE,
     "scheduler_config.stream_interval": _ENGINE,
     "additional_config": "nothing is in it",
+    f"additional_config.{KEY}": _OURS,
     f"additional_config.{KEY}.": _OURS,
     "kv_transfer_config": _KV,
     "kv_transfer_config.": _KV,

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from coldstart.artifacts.net import pace
 from coldstart.weights.checkpoint import Tensor
-from coldstart.weights.prefetch.layout import Layout
+from coldstart.weights.prefetch.layout import File, Layout
 from coldstart.weights.prefetch.ranges import Range
 from coldstart.weights.prefetch.region import Region
 from coldstart.weights.prefetch.schedule import Entry
@@ -135,7 +135,7 @@ class _Stream:
             _verify(model, source, unit.file, check, pieces)
         if model.region is not None:
             for (start, _), data in pieces.items():
-                model.region.write(model.layout.files[unit.file].base + start, data)
+                _keep(model.region, model.layout.files[unit.file], start, data)
 
     def _fill(self, job: Job, source: Source, start: int, into: memoryview, version: str | None) -> str:
         """Fill `into`; what the source calls the content, which must not change within a unit."""
@@ -245,3 +245,14 @@ def _blame(layout: Layout, number: int, check: Check, pieces: Mapping[Range, mem
         named = " or ".join(f"tensor {tensor.name!r} at offset {tensor.offset}" for tensor in suspects)
         return f"{file}: {named} has wrong bytes ({place})"
     return f"{file}: wrong bytes outside of any tensor, at offset {check.start} ({place})"
+
+
+class NoMemory(RuntimeError):
+    """The machine has no memory for what was fetched; its source is not to blame."""
+
+
+def _keep(region: Region, file: File, start: int, data: memoryview) -> None:
+    try:
+        region.write(file.base + start, data)
+    except OSError as error:
+        raise NoMemory(f"no memory for {file.name} at {start}: {error.strerror}") from error
