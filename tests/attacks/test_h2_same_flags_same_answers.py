@@ -141,15 +141,14 @@ def test_flags_that_a_worker_may_have_read_count(
     words: list[str], leaf: str | None, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over vLLM's own parser and configuration; benchmarks/flags.py does it for every flag that there is."""
-    from coldstart.machine.paths import Cache
-    from coldstart.model import models
     from coldstart.vllm.engine import adoption, server
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    model = models.resolve("tiny-llama", cache=Cache.at())
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
+    config |= {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 64}
     place = home / "model"
     place.mkdir()
-    (place / "config.json").write_text(json.dumps(model.config))
+    (place / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
     given = ["--model", str(place), "--skip-tokenizer-init", "--max-model-len", "512"]
 
     def facts(*more: str) -> dict[str, object]:
