@@ -220,8 +220,8 @@ def _there(run: Run) -> dict[str, Any]:
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (place / "cmdline").read_bytes().split(b"\0")
-            if int(place.name) in (1, os.getpid()):
-                continue
+            if int(place.name) in (1, os.getpid(), os.getppid()) or not words[0]:
+                continue  # the first process of the namespace reaps what nobody else does
             named = b" ".join(words[2:4]).decode(errors="replace") or place.name
             processes[int(place.name)] = named
             descriptors[int(place.name)] = len(list((place / "fd").iterdir()))
@@ -417,7 +417,9 @@ def main() -> None:
     parser.add_argument("--home", type=Path, required=True)
     given = parser.parse_args()
     if INSIDE not in os.environ:
-        inside = 'for d in /dev/shm /tmp /var/tmp; do mount -t tmpfs -o mode=1777 tmpfs $d; done; exec "$@"'
+        inside = (
+            'for d in /dev/shm /tmp /var/tmp; do mount -t tmpfs -o mode=1777 tmpfs $d; done; "$@"; exit $?'
+        )
         command = [
             "unshare",
             "--mount",
