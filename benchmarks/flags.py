@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support import environment_reads
 
 from coldstart.machine import secrets
-from coldstart.serve import environment, unserved
+from coldstart.serve import template_environment, unserved
 
 PACKAGES = (
     "vllm",
@@ -353,11 +353,11 @@ _ELSE = "of no family: given to no kept process"
 def _judged(name: str) -> str:
     if secrets.named(name):
         return "secret: given to no kept process"
-    if environment.counts(name):
+    if template_environment.counts(name):
         return "counts: steps down where it differs"
-    if name in environment.IRRELEVANT:
+    if name in template_environment.IRRELEVANT:
         return "irrelevant, with a reason"
-    return "passed on, enters nothing computed" if environment._may_pass(name) else _ELSE
+    return "passed on, enters nothing computed" if template_environment._may_pass(name) else _ELSE
 
 
 def main() -> None:

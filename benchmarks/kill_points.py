@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from coldstart.artifacts import sign  # noqa: E402
 from coldstart.artifacts.blobs import blob_path  # noqa: E402
 from coldstart.artifacts.bundle import Bundle  # noqa: E402
-from coldstart.artifacts.source import LayoutSource  # noqa: E402
+from coldstart.artifacts.bundle_source import LayoutSource  # noqa: E402
 from coldstart.artifacts.store import Store  # noqa: E402
 from tools.bundles import CODE, KV, key, provenance, write_tree  # noqa: E402
 
