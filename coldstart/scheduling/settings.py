@@ -15,6 +15,7 @@ KEY = "coldstart_scheduler"
 """Where vLLM's --additional-config carries the settings."""
 
 FCFS = "fcfs"
+EXPRESS = "express"
 STRATEGIES = ("proactive", "reactive", "recompute")
 
 FALLBACK_PROFILE = IterationProfile.from_points(
@@ -32,7 +33,9 @@ class SchedulerSettings:
     alpha_scale * active / B * decode time), and at most `promoted_cap` * B promoted jobs sit in Q1 at a time (None: no
     cap); alpha_scale 0 without a cap is the paper. `oldest_share` s of the time, in order of arrival, keeps every latency
     near 1/s times that of FCFS. `strategy` says what becomes of KV that does not fit (None: FCFS recomputes, as the
-    engine does, the others are proactive).
+    engine does, the others are proactive). `price` is the share of the contended resource that may be served ahead of its turn,
+    `margin` how much more than the main lane's its index must be, `half_life` and `trust` the completions by which what was
+    learned of lengths is half forgotten, and is first used.
     """
 
     policy: str = "skip-join-mlfq"
@@ -49,6 +52,10 @@ class SchedulerSettings:
     strategy: str | None = None
     reserve_quantile: float = 0.9
     load_latency_s: float = 0.05
+    price: float = 0.1
+    margin: float = 2.0
+    half_life: float = 400.0
+    trust: int = 40
     profile: Mapping[str, object] | None = None
 
     @classmethod
@@ -83,6 +90,10 @@ class SchedulerSettings:
             raise ValueError(f"unknown KV strategy {self.strategy!r}; one of {', '.join(STRATEGIES)}")
         if self.batch is not None and self.batch < 1:
             raise ValueError(f"the batch must be at least 1, got {self.batch}")
+        if not 0 <= self.price < 1:
+            raise ValueError(f"the price must be at least 0 and below 1, got {self.price}")
+        if self.margin < 1 or self.half_life <= 0 or self.trust < 1:
+            raise ValueError("margin and trust must be at least 1, the half-life above 0")
         if not 0 <= self.oldest_share <= 1:
             raise ValueError(f"oldest_share must be within 0 and 1, got {self.oldest_share}")
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.mlfq import SkipJoinMlfq
 from coldstart.scheduling.profile import IterationProfile
-from coldstart.scheduling.settings import FCFS, SchedulerSettings
+from coldstart.scheduling.settings import EXPRESS, FCFS, SchedulerSettings
+from coldstart.scheduling.simulate.express import ExpressScheduler
 from coldstart.scheduling.simulate.placed import PlacedScheduler
 from coldstart.scheduling.simulate.settings import CONTEXT_SHARE, SimSettings
 from coldstart.scheduling.simulate.state import Arrival, Outcome, SimJob, Step
@@ -172,6 +173,8 @@ def scheduler(
     predicted = profile if settings.profile is None else settings.iteration_profile()
     if settings.policy == FCFS:
         return StockScheduler(machine, settings, outcome)
+    if settings.policy == EXPRESS:
+        return ExpressScheduler(machine, settings, outcome, predicted)
     return PlacedScheduler(machine, settings, outcome, predicted)
 
 
