@@ -1,8 +1,9 @@
 """Workloads, loads and memory regimes of the express lane's grid; nothing here depends on a scheduler.
 
 Load 1 is what a full batch of those that fit decodes. `burst` is half of it with a third of all requests arriving at one
-instant. The traces keep their lengths, a consecutive run of rows at a place that the seed chooses; prompts of Mooncake are
-divided by 16. All other lengths are drawn; outputs have a mean near 100 tokens and end at 2,048.
+instant. The traces give a consecutive run of rows at a place that the seed chooses; outputs are divided by 4, prompts by 4 too
+and those of Mooncake by 64, which keeps the shape and makes a run short. All other lengths are drawn; outputs have a mean
+near 50 tokens and end at 1,024.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from math import ceil, log
 from pathlib import Path
 from random import Random
 
-from benchmarks.common import Model, capacity, poisson
+from benchmarks.common import Model, poisson
 from coldstart.scheduling import IterationProfile
 from coldstart.scheduling.simulate import SimSettings
+from coldstart.scheduling.simulate.settings import CONTEXT_SHARE
 from coldstart.traces import TraceRequest, read_trace
 
 MODEL = Model("8B, keys shared by four", 8e9, 32, 1024, 1)
 """131 kB of KV a token, as in a bfloat16 model of 8e9 parameters with grouped heads, on one roofline GPU."""
 
-LONGEST_PROMPT, LONGEST_OUTPUT, BLOCK_TOKENS = 2048, 2048, 16
+LONGEST_PROMPT, LONGEST_OUTPUT, BLOCK_TOKENS = 2048, 1024, 16
 LOADS = ("0.5", "0.7", "0.9", "1.1", "burst")
 SLOTS = 32
 REGIMES = {"slots bind": None, "KV binds 3x": 3, "KV binds 10x": 10, "nothing binds": None}
@@ -62,11 +64,19 @@ def _held(rows: Sequence[TraceRequest]) -> float:
     return time_held / sum(r.output_tokens for r in rows)
 
 
+def capacity(rows: Sequence[TraceRequest], fitting: int, profile: IterationProfile) -> float:
+    """Requests per second of a full batch of those that fit; a prefill rides on an iteration that decodes anyway."""
+    held = _held(rows) * BLOCK_TOKENS
+    decode_s = profile.decode(fitting) / fitting + CONTEXT_SHARE * profile.decode(1) * held
+    each = (profile.prefill(r.prompt_tokens) - profile.shortest_s + r.output_tokens * decode_s for r in rows)
+    return len(rows) / sum(each)
+
+
 def arriving(
     rows: list[TraceRequest], load: str, fitting: int, profile: IterationProfile, seed: int, cv: float = 1.0
 ) -> list[TraceRequest]:
     """The same lengths with arrival times."""
-    rate = capacity(profile, rows, fitting)
+    rate = capacity(rows, fitting, profile)
     if load != "burst":
         return list(poisson(rows, float(load) * rate, seed, cv))
     third = len(rows) // 3
@@ -77,28 +87,28 @@ def arriving(
     )
 
 
-Draw = Callable[[Random, float], float]
-"""An output length, given how far the run is (0 to 1)."""
+Draw = Callable[[Random], float]
+"""An output length in tokens."""
 
 
 def _lognormal(median: float, sigma: float) -> Draw:
-    return lambda random, _: random.lognormvariate(log(median), sigma)
+    return lambda random: random.lognormvariate(log(median), sigma)
 
 
-def _bimodal(random: Random, _: float) -> float:
-    return random.gauss(900, 60) if random.random() < 0.1 else random.gauss(15, 4)
+def _bimodal(random: Random) -> float:
+    return random.gauss(400, 30) if random.random() < 0.1 else random.gauss(8, 2)
 
 
 DRAWN: dict[str, tuple[Draw, float]] = {
-    "log-normal": (_lognormal(40, 1.4), 100),
-    "Pareto": (lambda random, _: 30 * random.paretovariate(1.4), 100),
-    "exponential": (lambda random, _: random.expovariate(1 / 100), 100),
-    "uniform": (lambda random, _: random.uniform(1, 200), 100),
-    "gamma, rising hazard": (lambda random, _: random.gammavariate(4, 25), 300),
-    "constant": (lambda random, _: 100, 100),
-    "bimodal": (_bimodal, 100),
-    "bursts": (_lognormal(40, 1.4), 100),
-    "long prompts": (lambda random, _: random.gammavariate(2, 10), 1200),
+    "log-normal": (_lognormal(20, 1.4), 60),
+    "Pareto": (lambda random: 15 * random.paretovariate(1.4), 60),
+    "exponential": (lambda random: random.expovariate(1 / 50), 60),
+    "uniform": (lambda random: random.uniform(1, 100), 60),
+    "gamma, rising hazard": (lambda random: random.gammavariate(4, 12.5), 200),
+    "constant": (lambda random: 50, 60),
+    "bimodal": (_bimodal, 60),
+    "bursts": (_lognormal(20, 1.4), 60),
+    "long prompts": (lambda random: random.gammavariate(2, 8), 600),
 }
 """Output lengths, and the median prompt."""
 
@@ -113,9 +123,9 @@ HEAVY = {"log-normal": 1.5, "bimodal": 2.5}
 def lengths(workload: str, count: int, seed: int, traces: Path) -> list[TraceRequest]:
     """`count` requests without arrival times. Raises SystemExit where the trace is not there."""
     if workload == "Azure conversation":
-        return _rows(traces / "azure_llm_2023_conv.csv", "azure-llm", count, seed, 1)
+        return _rows(traces / "azure_llm_2023_conv.csv", "azure-llm", count, seed, 4)
     if workload == "Mooncake conversation":
-        return _rows(traces / "mooncake_fast25_conversation.jsonl", "mooncake", count, seed, 16)
+        return _rows(traces / "mooncake_fast25_conversation.jsonl", "mooncake", count, seed, 64)
     random = Random(f"{workload} {seed}")
     if workload == "drift":
         return [_drawn(random, *DRIFT[number // PHASE % len(DRIFT)]) for number in range(3 * PHASE)]
@@ -128,8 +138,8 @@ def cv(workload: str) -> float:
 
 
 def _drawn(random: Random, draw: Draw, median: float) -> TraceRequest:
-    prompt = 100 if median == 100 and draw is DRAWN["constant"][0] else random.lognormvariate(log(median), 0.6)
-    output = draw(random, 0.0)
+    prompt = 60 if draw is DRAWN["constant"][0] else random.lognormvariate(log(median), 0.6)
+    output = draw(random)
     return TraceRequest(
         0.0, max(1, min(LONGEST_PROMPT, round(prompt))), max(1, min(LONGEST_OUTPUT, round(output)))
     )
@@ -149,7 +159,7 @@ def _rows(path: Path, form: str, count: int, seed: int, share: int) -> list[Trac
         TraceRequest(
             0.0,
             max(1, min(LONGEST_PROMPT, row.prompt_tokens // share)),
-            max(1, min(LONGEST_OUTPUT, row.output_tokens)),
+            max(1, min(LONGEST_OUTPUT, row.output_tokens // 4)),
         )
         for row in rows[first : first + count]
     ]

@@ -26,6 +26,10 @@ OCTAVE_PARTS = 2
 TRUST_STEP = 0.1
 """Smaller changes of a class's honesty are not worth ranking everybody anew."""
 
+LEAST_CHANCE = 0.05
+"""A quantum that fewer requests end in is not looked at: with the weight 1/length a few very short ones, even those that
+only the prior supposes, would make a tiny quantum worth more than the whole."""
+
 _ENDLESS = 1 << 30
 _SAME = 1 + 1e-9
 
@@ -165,7 +169,7 @@ class Index:
                 steps = (prompt * steps + table.held[b + 1] - table.held[a]) / self.pressure.context
             cost = start + unit * steps + table.tail[b + 1] * park
             index = (table.value[b + 1] - table.value[a]) / (cost + 1e-12)
-            if index > best * _SAME:
+            if index > best * _SAME and table.tail[b + 1] <= (1 - LEAST_CHANCE) * alive:
                 best, at = index, b
         until = EDGES[at + 1] if at + 1 < min(len(EDGES), table.bins) else _ENDLESS
         best *= self._trusted.get(standing.kind, 1.0)

@@ -172,12 +172,15 @@ class Lane(Generic[R]):
         return name in self.parked or name in self.paused
 
     def _come_of_age(self, first: R | None) -> None:
-        """Requests of the lane before whom nobody is left out are in the main lane."""
-        numbers = self.policy.number
-        least = None if first is None else numbers(self.view.job(first))
+        """Requests of the lane before whom nobody is left out are in the main lane; who pauses is left out."""
+        out = [*self.paused.values(), *(() if first is None else (first,))]
+        least = min((self._number(request) for request in out), default=None)
         for name in list(self.members):
-            if least is None or numbers(self.view.job(self.view.request(name))) < least:
+            if least is None or self._number(self.view.request(name)) < least:
                 del self.members[name]
+
+    def _number(self, request: R) -> int:
+        return self.policy.number(self.view.job(request))
 
     def _ends(self) -> None:
         """Quanta that are over: go on where that is worth it, else park."""
@@ -256,25 +259,21 @@ class Lane(Generic[R]):
 
     def _by_arrival(self) -> Iterator[R]:
         """Everybody who holds no slot, in order of arrival."""
-
-        def number(request: R) -> int:
-            return self.policy.number(self.view.job(request))
-
-        members = self.members
+        members, number = self.members, self._number
         landed = (r for r in self.view.landed() if self.view.job(r).id not in members)
         holders = sorted((*self.hidden(), *landed), key=number)
         return merge(holders, self.view.outside(), key=number) if holders else self.view.outside()
 
     def _room(self, short: int, job: Job, *, later: bool) -> int:
         """Let parked ones go, the newest first, where that is enough; with `later` only those that came after the job."""
-        view, number = self.view, self.policy.number
+        view, own = self.view, self.policy.number(job)
         able = [r for r in self.parked.values() if r is not view.request(job.id)]
         if later:
-            able = [r for r in able if number(view.job(r)) > number(job)]
+            able = [r for r in able if self._number(r) > own]
         if sum(map(view.held, able)) < short:
             return 0
         freed = 0
-        for request in sorted(able, key=lambda r: -number(view.job(r))):
+        for request in sorted(able, key=self._number, reverse=True):
             if freed >= short:
                 break
             held = view.held(request)

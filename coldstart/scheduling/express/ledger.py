@@ -2,7 +2,9 @@
 
 Equations, only while somebody is left out: b += price * honesty * dt - (share * dt + prefill seconds of the lane), and
 b <= credit * price * dt; honesty = clamp(2 o / f - 1, 0.05, 1), where of the last 25 passes or so f should have ended in
-the lane and o did. So the main lane has at least (1 - price) of the resource, less credit * price iterations.
+the lane and o did. A request that passes runs to the end of its quantum, so the
+lane may owe: nobody passes until that is paid. So the main lane has at least (1 - price) of the resource, less credit * price
+iterations and the most that was owed at a time (`owed_s`), whatever was learned.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Ledger:
     def __init__(self, price: float) -> None:
         self.price, self.balance = price, 0.0
         self.honesty = Honesty()
-        self.taken_s = self.crowded_s = 0.0
+        self.taken_s = self.crowded_s = self.owed_s = 0.0
 
     @property
     def open(self) -> bool:
@@ -54,3 +56,4 @@ class Ledger:
         self.crowded_s += seconds
         self.balance += self.price * self.honesty.share * seconds - taken
         self.balance = min(self.balance, CREDIT * self.price * seconds)
+        self.owed_s = max(self.owed_s, -self.balance)

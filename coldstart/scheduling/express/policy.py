@@ -121,9 +121,7 @@ class Express(Policy):
 
     def again(self, job: Job) -> Worth:
         """What going on is worth to a request in the lane: its KV is here."""
-        return self.index.worth(
-            Standing(kind_of(job), bin_of(job.generated), size(job.prompt_tokens), 0)
-        )
+        return self.index.worth(Standing(kind_of(job), bin_of(job.generated), size(job.prompt_tokens), 0))
 
     def judged(self, passed: Pass, *, ended: bool) -> None:
         """A pass is over: believe the lane, and the class, as its forecasts deserve."""

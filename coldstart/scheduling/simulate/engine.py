@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from coldstart.scheduling.job import Job
@@ -46,7 +46,9 @@ class Engine:
         *,
         series: bool = False,
         finished: Callable[[SimJob], None] | None = None,
+        hints: Sequence[int] | None = None,
     ) -> None:
+        self.hints = hints
         self.profile, self.settings, self.machine, self.series = profile, settings, machine, series
         self.finished = finished
         self.outcome, self.now = Outcome(), 0.0
@@ -59,7 +61,7 @@ class Engine:
 
     def run(self, trace: Iterable[Arrival]) -> Outcome:
         """Raises ValueError for a request whose KV can never fit the device."""
-        arrivals = _Arrivals(trace, self.machine.request_s)
+        arrivals = _Arrivals(trace, self.machine.request_s, self.hints)
         while self.live or arrivals.next_s < math.inf:
             if not self.live:
                 self.now = max(self.now, arrivals.next_s)
@@ -181,8 +183,8 @@ def scheduler(
 class _Arrivals:
     """Rows as the engine sees them, `delay_s` after they arrived."""
 
-    def __init__(self, trace: Iterable[Arrival], delay_s: float) -> None:
-        self._rows, self._delay_s = enumerate(trace), delay_s
+    def __init__(self, trace: Iterable[Arrival], delay_s: float, hints: Sequence[int] | None) -> None:
+        self._rows, self._delay_s, self._hints = enumerate(trace), delay_s, hints
         self._next = next(self._rows, None)
 
     @property
@@ -193,6 +195,7 @@ class _Arrivals:
         while self._next and self.next_s <= now:
             number, row = self._next
             job = Job(str(number), row.arrival_s, row.prompt_tokens, row.output_tokens)
+            job.expected = self._hints[number] if self._hints else None
             yield SimJob(job, max(1, row.output_tokens or 1), row.model)
             self._next = next(self._rows, None)
 
@@ -205,9 +208,14 @@ def simulate(
     *,
     series: bool = False,
     finished: Callable[[SimJob], None] | None = None,
+    hints: Sequence[int] | None = None,
 ) -> Outcome:
     """Replay a trace on a fresh engine. Raises ValueError for a request that can never fit.
 
-    `finished` is given every job at its end; without it they are in the outcome.
+    `finished` is given every job at its end; without it they are in the outcome. `hints` are the output lengths that the
+    callers expect, request by request.
     """
-    return Engine(profile, settings, machine or SimSettings(), series=series, finished=finished).run(trace)
+    engine = Engine(
+        profile, settings, machine or SimSettings(), series=series, finished=finished, hints=hints
+    )
+    return engine.run(trace)

@@ -37,7 +37,9 @@ def test_the_price_is_earned_and_what_the_lane_takes_is_paid() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 1), st.floats(0, 1), st.floats(0, 1)), max_size=200))
-def test_the_lane_never_takes_more_than_the_price_and_its_credit(steps: list[tuple[float, float, float]]) -> None:
+def test_the_lane_never_takes_more_than_the_price_and_its_credit(
+    steps: list[tuple[float, float, float]],
+) -> None:
     ledger, longest, most = Ledger(0.1), 0.0, 0.0
     for seconds, share, prefill in steps:
         taken = share if ledger.open else 0.0
