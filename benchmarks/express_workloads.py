@@ -1,8 +1,8 @@
 """Workloads, loads and memory regimes of the express lane's grid; nothing here depends on a scheduler.
 
 Load 1 is what a full batch of those that fit decodes. `burst` is half of it with a third of all requests arriving at one
-instant. The traces give a consecutive run of rows at a place that the seed chooses; outputs are divided by 4, prompts by 4 too
-and those of Mooncake by 64, which keeps the shape and makes a run short. All other lengths are drawn; outputs have a mean
+instant. The traces give a consecutive run of rows at a place that the seed chooses; outputs are divided by 2, prompts by 2 too
+and those of Mooncake by 16, which keeps the shape and makes a run short. All other lengths are drawn; outputs have a mean
 near 50 tokens and end at 1,024.
 """
 
@@ -123,9 +123,9 @@ HEAVY = {"log-normal": 1.5, "bimodal": 2.5}
 def lengths(workload: str, count: int, seed: int, traces: Path) -> list[TraceRequest]:
     """`count` requests without arrival times. Raises SystemExit where the trace is not there."""
     if workload == "Azure conversation":
-        return _rows(traces / "azure_llm_2023_conv.csv", "azure-llm", count, seed, 4)
+        return _rows(traces / "azure_llm_2023_conv.csv", "azure-llm", count, seed, 2)
     if workload == "Mooncake conversation":
-        return _rows(traces / "mooncake_fast25_conversation.jsonl", "mooncake", count, seed, 64)
+        return _rows(traces / "mooncake_fast25_conversation.jsonl", "mooncake", count, seed, 16)
     random = Random(f"{workload} {seed}")
     if workload == "drift":
         return [_drawn(random, *DRIFT[number // PHASE % len(DRIFT)]) for number in range(3 * PHASE)]
@@ -159,7 +159,7 @@ def _rows(path: Path, form: str, count: int, seed: int, share: int) -> list[Trac
         TraceRequest(
             0.0,
             max(1, min(LONGEST_PROMPT, row.prompt_tokens // share)),
-            max(1, min(LONGEST_OUTPUT, row.output_tokens // 4)),
+            max(1, min(LONGEST_OUTPUT, row.output_tokens // 2)),
         )
         for row in rows[first : first + count]
     ]

@@ -26,7 +26,7 @@ OCTAVE_PARTS = 2
 TRUST_STEP = 0.1
 """Smaller changes of a class's honesty are not worth ranking everybody anew."""
 
-LEAST_CHANCE = 0.05
+LEAST_CHANCE = 0.2
 """A quantum that fewer requests end in is not looked at: with the weight 1/length a few very short ones, even those that
 only the prior supposes, would make a tiny quantum worth more than the whole."""
 

@@ -26,6 +26,9 @@ BINDS = 0.8
 LOOKED_AT = 8
 """Candidates of a step: more would pass only where many bursts fit at once."""
 
+LOAD_STEPS = 3.0
+"""Iterations that a load costs who waits for it: stores under way are reported, the copies land, a step admits."""
+
 FEWEST = 4
 _SLOW = 0.02
 _DEMAND = 0.03
@@ -49,7 +52,7 @@ class Lane(Generic[R]):
         self.members: dict[str, Pass] = {}
         self.parked: dict[str, R] = {}
         self.paused: dict[str, R] = {}
-        self._entering: dict[str, Pass] = {}
+        self._entering: dict[str, dict[str, object]] = {}
         self._last_s: float | None = None
         self._crowded, self._prefill_s = False, 0.0
         self._context, self._demand = 1.0, 0.0
@@ -71,7 +74,8 @@ class Lane(Generic[R]):
         self.members.pop(job.id, None)
         self.parked.pop(job.id, None)
         self.paused.pop(job.id, None)
-        self.policy.outside(job, self.view.block_tokens if self.keeps_kv else job.context)
+        kept = self.keeps_kv and self.worth_loading(job.context)
+        self.policy.outside(job, self.view.block_tokens if kept else job.context)
 
     def left(self, job: Job, *, cut: bool = False) -> None:
         """It has ended, or was aborted."""
@@ -99,11 +103,13 @@ class Lane(Generic[R]):
 
     def stepped(self, tokens: Mapping[str, int]) -> None:
         """After the engine's step, which computed so many tokens of each (of the lane's at least)."""
-        for name, passed in self._entering.items():
+        for name, reason in self._entering.items():
             if name in self.policy.waiting:
                 self.members.pop(name, None)  # the engine had no room for it after all
-            else:
-                self._noted(name, passed)
+                continue
+            self.policy.totals.passes += 1
+            if self.policy.observer:
+                self.policy.observer.note("pass", request=name, **reason)
         self._entering.clear()
         index = self.policy.index
         self._prefill_s = sum(index.start_s(tokens[n]) for n in self.members if tokens.get(n, 0) > 1)
@@ -113,6 +119,12 @@ class Lane(Generic[R]):
         """Requests that keep their KV and are not shown."""
         yield from self.paused.values()
         yield from self.parked.values()
+
+    def worth_loading(self, tokens: int) -> bool:
+        """Whether to bring that much context back from the host instead of computing it again."""
+        index = self.policy.index
+        again_s = index.profile.prefill(tokens) - index.profile.shortest_s
+        return again_s > LOAD_STEPS * index.profile.decode(index.pressure.batch)
 
     # --- the parts of a step
 
@@ -335,11 +347,9 @@ class Lane(Generic[R]):
 
     def _enter(self, job: Job, standing: Standing) -> None:
         worth = self.policy.index.worth(standing)
-        passed = Pass(standing.kind, worth.until, worth.chance)
-        self.members[job.id] = self._entering[job.id] = passed
-
-    def _noted(self, name: str, passed: Pass) -> None:
-        self.policy.totals.passes += 1
+        self.members[job.id] = passed = Pass(standing.kind, worth.until, worth.chance)
+        # Put into words only for those who watch.
+        self._entering[job.id] = self.policy.reason(passed, standing) if self.policy.observer else {}
 
     def _anybody(self, turn: Turn[R]) -> None:
         """Nobody else can run: who holds KV does."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import pairwise
 
 GROWTH, LONGEST = 1.19, 1 << 17
 CLASS_TRUST = 12
@@ -38,8 +39,8 @@ def _edges() -> tuple[int, ...]:
 EDGES = _edges()
 """The least length of each bin; the last bin has no end."""
 
-MIDS = tuple((low + high - 1) / 2 for low, high in zip(EDGES, EDGES[1:], strict=False)) + (float(EDGES[-1]),)
-SPANS = tuple(high - low for low, high in zip(EDGES, EDGES[1:], strict=False)) + (1,)
+MIDS = (*((low + high - 1) / 2 for low, high in pairwise(EDGES)), float(EDGES[-1]))
+SPANS = (*(high - low for low, high in pairwise(EDGES)), 1)
 
 
 def bin_of(tokens: int) -> int:

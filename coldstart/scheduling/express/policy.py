@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from coldstart.scheduling.express.index import Index, Pressure, Standing, Worth, size
 from coldstart.scheduling.express.ledger import Honesty, Ledger
-from coldstart.scheduling.express.lengths import MOST_CLASSES, Kind, Lengths, bin_of
+from coldstart.scheduling.express.lengths import EDGES, MOST_CLASSES, Kind, Lengths, bin_of
 from coldstart.scheduling.express.waiting import Waiting
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.policy import Policy
@@ -36,7 +36,6 @@ class Totals:
     passes: int = 0
     extended: int = 0
     parked: int = 0
-    overtaken: int = 0
     foretold: float = 0.0
     kept: int = 0
 
@@ -122,6 +121,22 @@ class Express(Policy):
     def again(self, job: Job) -> Worth:
         """What going on is worth to a request in the lane: its KV is here."""
         return self.index.worth(Standing(kind_of(job), bin_of(job.generated), size(job.prompt_tokens), 0))
+
+    def reason(self, passed: Pass, standing: Standing) -> dict[str, object]:
+        """Why a request passes, for whoever watches: indices per second, tokens, seconds."""
+        worth = self.index.worth(standing)
+        return {
+            "index": round(worth.index, 6),
+            "threshold": round(self.threshold, 6),
+            "until": passed.until,
+            "chance": round(passed.chance, 4),
+            "attained_from": EDGES[standing.bin],
+            "class": None if passed.kind is None else str(passed.kind),
+            "own_table": self.lengths.known(passed.kind) is not None,
+            "balance_s": round(self.ledger.balance, 6),
+            "honesty": round(self.ledger.honesty.share, 4),
+            "memory_binds": self.index.pressure.binds,
+        }
 
     def judged(self, passed: Pass, *, ended: bool) -> None:
         """A pass is over: believe the lane, and the class, as its forecasts deserve."""

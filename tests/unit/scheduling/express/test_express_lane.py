@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.express.ledger import CREDIT
-from coldstart.scheduling.simulate import Engine, Outcome, SimSettings, simulate
+from coldstart.scheduling.simulate import Engine, Outcome, SimSettings
 from coldstart.scheduling.simulate.express import ExpressScheduler
 from coldstart.traces import TraceRequest
 
