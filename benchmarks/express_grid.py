@@ -2,7 +2,7 @@
 
 Both have the largest batch; ours keeps evicted KV on the host. Baselines: vLLM's own scheduler as it is (what is evicted is
 computed again), the same with the host memory, a control (as it is, every request up to one iteration later), and,
-on the first seed, at loads 1.1 and burst, skip-join MLFQ and shortest remaining time, which knows the lengths. A ratio
+on the first seed, at load 1.1, skip-join MLFQ and shortest remaining time, which knows the lengths. A ratio
 above 1 is faster than the baseline. The seeds are run one after another, the cells of each in an order that is drawn, and
 end with the budget: a result says how many seeds each cell has, and what is there is a fair sample.
 
@@ -102,7 +102,7 @@ def cell(place: tuple[str, str, str], seed: int, count: int, traces: Path, price
         found |= {HOST: over(base, host), "against host KV": over(host, ours)}
     if seed == 1:
         found[CONTROL] = over(base, run(SchedulerSettings(STOCK), jittered(trace, seed)))
-        if load in ("1.1", "burst") and workload != "drift":
+        if load == "1.1" and workload != "drift" and regime in ("slots bind", "KV binds 3x"):
             found |= {name: over(base, run(settings)) for name, settings in ORACLES.items()}
     if workload in workloads.HEAVY and load == "1.1" and here.machine.device_blocks is not None:
         hinted = run(SchedulerSettings(OURS, price=price), hints=guessed(trace, seed))
@@ -120,8 +120,10 @@ def places() -> Iterator[tuple[str, str, str]]:
 
 
 def needed(place: tuple[str, str, str], seed: int) -> bool:
-    """What never differs, nothing being short, is shown on one seed; the drift, five times as long, on three."""
-    return seed == 1 or not (place[1] == "nothing binds" or (place[0] == "drift" and seed > 3))
+    """What never differs, nothing being short, is shown on one seed and two loads; the drift, five times as long, on three."""
+    if place[1] == "nothing binds":
+        return seed == 1 and place[2] in ("1.1", "burst")
+    return place[0] != "drift" or seed <= 3
 
 
 def run(options: argparse.Namespace) -> list[dict[str, Any]]:

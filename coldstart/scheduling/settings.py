@@ -112,19 +112,21 @@ class Choice:
     eta: int | None = None
     alpha_s: float | None = None
     oldest_share: float | None = None
+    price: float | None = None
     reserve: float | None = None
     strategy: str | None = None
     host_bytes: int | None = None
 
     def settings(self, profile: Mapping[str, object] | None = None) -> SchedulerSettings:
         """Raises ValueError for a value out of range, or for one that the policy does not have."""
-        self._only_batch()
+        self._own()
         given = {
             "batch": self.batch,
             "first_quantum_s": self.quantum_s,
             "eta": self.eta,
             "alpha_s": self.alpha_s,
             "oldest_share": self.oldest_share,
+            "price": self.price,
             "reserve_quantile": self.reserve,
             "strategy": self.strategy,
             "profile": profile,
@@ -134,8 +136,22 @@ class Choice:
         settings.check()
         return settings
 
-    def _only_batch(self) -> None:
+    def _own(self) -> None:
+        """What a policy does not have is refused, not ignored."""
         if self.policy == FCFS and self != Choice(batch=self.batch):
             raise ValueError(
-                "fcfs takes --batch alone: the other settings belong to --scheduler skip-join-mlfq"
+                "fcfs takes --batch alone: the other settings belong to --scheduler skip-join-mlfq or express"
             )
+        queues = {
+            "--quantum": self.quantum_s,
+            "--eta": self.eta,
+            "--alpha": self.alpha_s,
+            "--oldest-share": self.oldest_share,
+            "--reserve": self.reserve,
+        }
+        if self.policy == EXPRESS and (
+            given := [flag for flag, value in queues.items() if value is not None]
+        ):
+            raise ValueError(f"express has no {given[0]}: it belongs to --scheduler skip-join-mlfq")
+        if self.policy != EXPRESS and self.price is not None:
+            raise ValueError(f"{self.policy} has no --price: it belongs to --scheduler express")

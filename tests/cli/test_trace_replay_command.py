@@ -45,6 +45,7 @@ def test_a_simulated_replay_writes_every_report(run: Run, trace: Path, home: Pat
 def test_two_policies_are_compared_by_baseline(run: Run, trace: Path) -> None:
     common = ("trace-replay", str(trace), "--simulate", "--profile", "profile.json", "--batch", "1")
     run(*common, "--scheduler", "fcfs", "--format", "json", "-o", "fcfs.json")
+    run(*common, "--scheduler", "express", "--price", "0.2", "--format", "json", "-o", "express.json")
     common = (*common, "--scheduler", "skip-join-mlfq")
     done = run(*common, "--baseline", "fcfs.json", "--format", "json")
     assert json.loads(done.stdout)["against_baseline"]["requests_per_s"] > 0

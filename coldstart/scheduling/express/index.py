@@ -93,6 +93,7 @@ class Index:
         self.version = 0
         self._seen: tuple[object, ...] = ()
         self._tables: dict[Kind, Table] = {}
+        self._everybody: list[float] = []
         self._found: dict[Standing, Worth] = {}
         self._trusted: dict[Kind, float] = {}
         self.base = 0.0
@@ -111,6 +112,7 @@ class Index:
         if fresh:
             self.live = dict(live)
             self._tables.clear()
+            self._everybody = []
         self._found.clear()
         self.version += 1
         self.base = self._base()
@@ -144,7 +146,10 @@ class Index:
         known = self.lengths.known(kind)
         table = self._tables.get(known)
         if table is None:
-            table = self._tables[known] = Table.of(self.lengths.rates(known, self.live))
+            rates = self.lengths.rates(known, self.live, self._everybody)
+            if known is None:
+                self._everybody = rates
+            table = self._tables[known] = Table.of(rates)
         return table
 
     def _base(self) -> float:

@@ -125,9 +125,9 @@ class Lengths:
         mine = self.classes.get(kind) if kind is not None else None
         return kind if mine is not None and mine.seen >= CLASS_TRUST else None
 
-    def rates(self, kind: Kind, live: Mapping[int, int]) -> list[float]:
-        """The hazard for a class that `known` has named."""
-        everybody = self.all.rates(live, None, PRIOR)
+    def rates(self, kind: Kind, live: Mapping[int, int], everybody: Sequence[float] = ()) -> list[float]:
+        """The hazard for a class that `known` has named; `everybody`: that of all, where it has been worked out."""
         if kind is None or kind not in self.classes:
-            return everybody
-        return self.classes[kind].rates({}, everybody, CLASS_PRIOR)
+            return self.all.rates(live, None, PRIOR)
+        prior = everybody or self.all.rates(live, None, PRIOR)
+        return self.classes[kind].rates({}, prior, CLASS_PRIOR)

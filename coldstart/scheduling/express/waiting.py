@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator
+from itertools import islice
 
 from coldstart.scheduling.express.index import Index, Standing
 from coldstart.scheduling.express.lengths import Kind
 from coldstart.scheduling.job import Job
+
+NEWEST = 8
+"""Of a bucket, looked at in one choice."""
 
 
 class Waiting:
@@ -48,7 +52,8 @@ class Waiting:
                 return
             bucket = self._buckets.get(standing)
             if bucket:
-                yield from ((job, standing) for job in reversed(list(bucket.values())[-8:]))
+                newest = list(islice(reversed(bucket.values()), NEWEST))
+                yield from ((job, standing) for job in newest)
 
     def any(self, least: float) -> bool:
         return next(self.best(least), None) is not None
