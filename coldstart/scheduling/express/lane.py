@@ -14,24 +14,15 @@ from heapq import merge
 from itertools import islice
 from typing import Generic
 
-from coldstart.scheduling.express.index import Pressure, Standing
+from coldstart.scheduling.express.gauge import FEWEST, Gauge
+from coldstart.scheduling.express.index import Standing
 from coldstart.scheduling.express.policy import Express, Pass, kind_of
 from coldstart.scheduling.express.view import LaneView
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.placement.view import R
 
-BINDS = 0.8
-"""Of the pool, in use: above it memory is what requests compete for."""
-
 LOOKED_AT = 8
 """Candidates of a step: more would pass only where many bursts fit at once."""
-
-LOAD_STEPS = 3.0
-"""Iterations that a load costs who waits for it: stores under way are reported, the copies land, a step admits."""
-
-FEWEST = 4
-_SLOW = 0.02
-_DEMAND = 0.03
 
 
 @dataclass(slots=True)
@@ -49,13 +40,13 @@ class Lane(Generic[R]):
 
     def __init__(self, view: LaneView[R], policy: Express, *, keeps_kv: bool) -> None:
         self.view, self.policy, self.keeps_kv = view, policy, keeps_kv
+        self.gauge = Gauge(view, policy, keeps_kv=keeps_kv)
         self.members: dict[str, Pass] = {}
         self.parked: dict[str, R] = {}
         self.paused: dict[str, R] = {}
         self._entering: dict[str, dict[str, object]] = {}
         self._last_s: float | None = None
         self._crowded, self._prefill_s = False, 0.0
-        self._context, self._demand = 1.0, 0.0
 
     # --- events
 
@@ -74,7 +65,7 @@ class Lane(Generic[R]):
         self.members.pop(job.id, None)
         self.parked.pop(job.id, None)
         self.paused.pop(job.id, None)
-        kept = self.keeps_kv and self.worth_loading(job.context)
+        kept = self.keeps_kv and self.gauge.worth_loading(job.context)
         self.policy.outside(job, self.view.block_tokens if kept else job.context)
 
     def left(self, job: Job, *, cut: bool = False) -> None:
@@ -95,9 +86,9 @@ class Lane(Generic[R]):
         if first is None and not self.parked and not self.paused:
             self.members.clear()  # everybody's turn has come
             return None
-        self._learn()
+        self.gauge.learn(len(self.parked) + len(self.paused))
         passing = self.policy.may_pass()
-        if not (passing or self.members or self.parked or self.paused or self._demand >= 1):
+        if not (passing or self.members or self.parked or self.paused or self.gauge.demand >= 1):
             return None
         return self._turn(first, passing=passing)
 
@@ -120,47 +111,13 @@ class Lane(Generic[R]):
         yield from self.paused.values()
         yield from self.parked.values()
 
-    def worth_loading(self, tokens: int) -> bool:
-        """Whether to bring that much context back from the host instead of computing it again."""
-        index = self.policy.index
-        again_s = index.profile.prefill(tokens) - index.profile.shortest_s
-        return again_s > LOAD_STEPS * index.profile.decode(index.pressure.batch)
-
     # --- the parts of a step
 
     def _booked(self, now: float) -> None:
         seconds = 0.0 if self._last_s is None else now - self._last_s
         self._last_s = now
         if self._crowded and seconds > 0:
-            self.policy.ledger.passed(seconds, self._share(), self._prefill_s)
-
-    def _share(self) -> float:
-        """The lane's share of what binds: slots where all are taken, and memory."""
-        if not self.members:
-            return 0.0
-        view = self.view
-        running = len(view.running())
-        slots = len(self.members) / running if running >= view.batch else 0.0
-        return min(1.0, max(slots, self._used() / view.capacity))
-
-    def _used(self) -> int:
-        return sum(self.view.held(self.view.request(name)) for name in self.members)
-
-    def _learn(self) -> None:
-        view = self.view
-        running = view.running()
-        used = view.capacity - view.free_blocks()
-        if running:
-            resident = len(running) + len(self.parked) + len(self.paused)
-            self._context += _SLOW * (used * view.block_tokens / resident - self._context)
-        pressure = Pressure(
-            max(FEWEST, min(view.batch, len(running))),
-            used > BINDS * view.capacity,
-            max(1.0, self._context),
-            self.policy.prompt,
-            view.block_tokens // 2 if self.keeps_kv else None,
-        )
-        self.policy.learn(pressure, (view.job(request).generated for request in running))
+            self.policy.ledger.passed(seconds, self.gauge.share(self.members), self._prefill_s)
 
     def _turn(self, first: R | None, *, passing: bool) -> Turn[R]:
         view = self.view
@@ -240,7 +197,8 @@ class Lane(Generic[R]):
     def _main(self, turn: Turn[R], lane: list[R], *, passing: bool) -> int:
         """Resume, admit and load in order of arrival until the first that does not fit besides the lane's demand."""
         view = self.view
-        free, kept = view.free_blocks(), self._kept(passing=passing)
+        asking = [view.request(job.id) for job, _ in self._candidates()] if passing else []
+        free, kept = view.free_blocks(), self.gauge.kept(self.members, asking)
         growing = (*turn.running, *lane)
         if free < 2 * len(growing) + kept + view.capacity // 8:
             free -= sum(map(view.needs, growing))
@@ -291,16 +249,6 @@ class Lane(Generic[R]):
             held = view.held(request)
             freed += held if view.evict(request) else 0
         return freed
-
-    def _kept(self, *, passing: bool) -> int:
-        """Blocks that the main lane leaves to what the express lane has asked for of late."""
-        view, policy = self.view, self.policy
-        used, most = self._used(), policy.ledger.price * view.capacity
-        asked = used
-        if passing:
-            asked += sum(view.needs(view.request(job.id)) for job, _ in self._candidates())
-        self._demand += _DEMAND * (min(asked, most) - self._demand)
-        return max(0, int(self._demand + 0.5) - used)
 
     def _candidates(self) -> list[tuple[Job, Standing]]:
         return list(islice(self.policy.waiting.best(self.policy.threshold), LOOKED_AT))

@@ -64,10 +64,10 @@ class ExpressScheduler(StockScheduler):
         self.lane.evicted(job)
 
     def hit(self, job: SimJob) -> int:
-        return super().hit(job) if self.lane.worth_loading(job.known) else 0
+        return super().hit(job) if self.lane.gauge.worth_loading(job.known) else 0
 
     def storing(self, job: SimJob) -> bool:
-        return self.lane.worth_loading(job.known) and super().storing(job)
+        return self.lane.gauge.worth_loading(job.known) and super().storing(job)
 
     def finish(self, job: SimJob) -> None:
         super().finish(job)
