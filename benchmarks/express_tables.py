@@ -29,7 +29,8 @@ def cells(result: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         f"Simulated, {result['requests']} requests a run (the drift 1,500), price {result['price']:g}, "
-        f"{len(result['rows'])} cells; ratios over vLLM's scheduler as it is with the largest batch, medians over seeds, then over loads."
+        f"{len(result['rows'])} cells; "
+        "ratios over vLLM's scheduler as it is with the largest batch, medians over seeds, then over loads."
     )
 
 
@@ -74,7 +75,8 @@ def bars(result: Mapping[str, Any]) -> Iterator[str]:
         )
     for one in result["heavy"]:
         yield (
-            f"- {one['workload']}, {one['regime']}, load 1.1: mean {one['mean']:.2f}x (wanted {one['bar']:g}x: {_met(one['met'])}); "
+            f"- {one['workload']}, {one['regime']}, load 1.1: mean {one['mean']:.2f}x "
+            f"(wanted {one['bar']:g}x: {_met(one['met'])}); "
             f"with a hint {one['hinted']:.2f}x at longest {one['longest']:.2f}x "
             f"(wanted 4x at 0.98x: {_met(one['hint_met'])})."
         )

@@ -72,6 +72,50 @@ def test_the_short_ones_pass_where_a_few_are_long_and_the_long_ones_hardly_pay()
     assert ledger.taken_s <= 0.12 * ledger.crowded_s
 
 
+class Watching:
+    """Keeps the events."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, object]]] = []
+
+    def note(self, name: str, start_s: float | None = None, **args: object) -> None:
+        self.events.append((name, args))
+
+
+def test_every_pass_is_explained() -> None:
+    told = SchedulerSettings("express", batch=4)
+    engine = Engine(SLOPED, told, SimSettings(slots=8, context_s=0.0))
+    lane(engine).policy.observer = watching = Watching()
+    engine.run(heavy(200, 0.13))
+    passes = [args for name, args in watching.events if name == "pass"]
+    assert len(passes) == lane(engine).policy.totals.passes > 10
+    for args in passes:
+        assert args["index"] > args["threshold"] > 0  # type: ignore[operator]
+        assert 0.2 <= args["chance"] <= 1 and args["balance_s"] >= 0  # type: ignore[operator]
+
+
+def test_a_hint_within_a_factor_of_two_tells_the_short_from_the_long() -> None:
+    random = Random(3)
+    outputs = [max(1, min(800, round(random.lognormvariate(3, 1.4)))) for _ in range(400)]
+    rows = [TraceRequest(0.12 * number, 20, output) for number, output in enumerate(outputs)]
+    told = SchedulerSettings("express", batch=4)
+
+    def per_token(hints: list[int] | None) -> float:
+        engine = Engine(SLOPED, told, SimSettings(slots=8, context_s=0.0), hints=hints)
+        found = engine.run(rows)
+        return sum(each / row.output_tokens for each, row in zip(latencies(found), rows, strict=True))
+
+    assert 1.2 * per_token([output * (1 + number % 2) for number, output in enumerate(outputs)]) < per_token(
+        None
+    )
+
+
+def test_contexts_that_are_cheap_to_compute_again_are_not_loaded() -> None:
+    engine = run(heavy(30, 0.1))
+    gauge = lane(engine).lane.gauge
+    assert not gauge.worth_loading(50) and gauge.worth_loading(1000)
+
+
 LOADS = st.lists(st.tuples(st.floats(0, 0.3), st.integers(1, 80)), min_size=1, max_size=50)
 
 
