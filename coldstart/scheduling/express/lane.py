@@ -100,7 +100,7 @@ class Lane(Generic[R]):
                 continue
             self.policy.totals.passes += 1
             if self.policy.observer:
-                self.policy.observer.note("pass", request=name, **reason)
+                self.policy.observer.note("pass", None, request=name, **reason)
         self._entering.clear()
         index = self.policy.index
         self._prefill_s = sum(index.start_s(tokens[n]) for n in self.members if tokens.get(n, 0) > 1)
