@@ -1,8 +1,8 @@
 """What learning costs: time and memory of the express lane's knowledge by requests served, and of a choice by who waits.
 
-Every request arrives, runs, ends, and has a class (a tenth of the classes are new each time, so that they are forgotten
-again) and a hint; the tables are made anew when they are due, as before a choice. No engine is involved. Log-normal
-lengths.
+Every request arrives, runs, and ends; the tables are made anew when they are due, as before a choice. With classes, which
+are opted into, each has a hint and a class too, a tenth of which are new each time, so that they are forgotten again:
+there are at most that many requests of those. No engine is involved. Log-normal lengths.
 
     python benchmarks/express_cost.py [--requests N,N,N]
 """
@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 import gc
-import resource
 import sys
 import time
 from collections.abc import Sequence
 from math import log
 from pathlib import Path
 from random import Random
+from types import FunctionType, ModuleType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -34,16 +34,21 @@ WAITING = (10, 100, 1000, 10_000, 100_000)
 CHOICES = 2000
 
 
-def job(random: Random, number: int) -> Job:
+MOST_CLASSED = 100_000
+
+
+def job(random: Random, number: int, classed: bool = True) -> Job:
     kind = number if random.random() < 0.1 else number % 50
     output = max(1, min(4096, round(random.lognormvariate(log(60), 1.4))))
     prompt = max(1, round(random.lognormvariate(log(200), 0.8)))
+    if not classed:
+        return Job(str(number), 0.0, prompt, output)
     return Job(str(number), 0.0, prompt, output, kind=kind, expected=output)
 
 
-def serve(policy: Express, random: Random, first: int, count: int) -> None:
+def serve(policy: Express, random: Random, first: int, count: int, classed: bool = True) -> None:
     for number in range(first, first + count):
-        one = job(random, number)
+        one = job(random, number, classed)
         policy.add(one, 0.0)
         policy.learn(PRESSURE, ())
         policy.may_pass()
@@ -52,24 +57,39 @@ def serve(policy: Express, random: Random, first: int, count: int) -> None:
         policy.remove(one)
 
 
-def learning(counts: Sequence[int]) -> list[dict[str, Any]]:
-    """Growing totals on one policy; memory as the process's, beyond what it had before the first request."""
+def learning(counts: Sequence[int], classed: bool) -> list[dict[str, Any]]:
+    """Growing totals on one policy; memory of all that the policy holds."""
     rows: list[dict[str, Any]] = []
-    policy, random, served, spent, before = Express(PROFILE), Random(1), 0, 0.0, _resident()
+    policy, random, served, spent = Express(PROFILE), Random(1), 0, 0.0
     for count in counts:
         started = time.process_time()
-        serve(policy, random, served, count - served)
+        serve(policy, random, served, count - served, classed)
         spent, served = spent + time.process_time() - started, count
-        held = (_resident() - before) / 1024
-        rows.append({"requests": count, "cpu_s": spent, "us_each": 1e6 * spent / count, "kib": held})
+        held = _held(policy) / 1024
+        rows.append(
+            {
+                "classes": classed,
+                "requests": count,
+                "cpu_s": spent,
+                "us_each": 1e6 * spent / count,
+                "kib": held,
+            }
+        )
         print(rows[-1], flush=True)
     return rows
 
 
-def _resident() -> int:
-    """Bytes of memory that the process has, once what is not used has gone."""
-    gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def _held(policy: Express) -> int:
+    """Bytes of everything that the policy refers to, its modules and classes left out."""
+    seen: set[int] = set()
+    left, size = list[Any]([policy]), 0
+    while left:
+        one = left.pop()
+        if id(one) not in seen and not isinstance(one, type | ModuleType | FunctionType):
+            seen.add(id(one))
+            size += sys.getsizeof(one)
+            left += gc.get_referents(one)
+    return size
 
 
 def choosing(waiting: int) -> dict[str, Any]:
@@ -99,7 +119,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--requests", default="10000,100000,1000000")
     counts = [int(part) for part in parser.parse_args(argv).requests.split(",")]
     choices = [choosing(count) for count in WAITING]
-    rows = learning(counts)
+    rows = learning(counts, False)
+    rows += learning([count for count in counts if count <= MOST_CLASSED], True)
     result = {
         "kind": "cpu",
         "date": facts.today(),

@@ -84,10 +84,26 @@ def bars(result: Mapping[str, Any]) -> Iterator[str]:
 
 def costs(result: Mapping[str, Any]) -> Iterator[str]:
     """Learning by requests served, a choice by who waits."""
-    head = ("requests served", "CPU seconds", "microseconds each", "memory beyond the start, KiB")
+    head = (
+        "classes and hints",
+        "requests served",
+        "CPU seconds",
+        "microseconds each",
+        "memory held, KiB",
+    )
     rows = result["rows"]
     yield from table(
-        head, ((r["requests"], f"{r['cpu_s']:.1f}", f"{r['us_each']:.0f}", f"{r['kib']:.0f}") for r in rows)
+        head,
+        (
+            (
+                "yes" if r["classes"] else "no",
+                r["requests"],
+                f"{r['cpu_s']:.1f}",
+                f"{r['us_each']:.0f}",
+                f"{r['kib']:.0f}",
+            )
+            for r in rows
+        ),
     )
     yield ""
     choices = ", ".join(f"{one['us']:.0f} with {one['waiting']}" for one in result["choices"])
