@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median, quantiles
 
-from coldstart.measure.bench.client import Client
+from coldstart.measure.bench.completions import CompletionClient
 
 RESULT = Path(__file__).parent / "results" / "paired-starts-cpu.json"
 MODEL = "tiny-llama"
@@ -37,27 +37,34 @@ class Installation:
     """One coldstart executable with folders of its own under `place`."""
 
     def __init__(self, executable: str, place: Path) -> None:
-        self.executable, self.log = executable, place / "log"
+        # Of its own: what lies in the working directory must not be imported by the other installation.
+        self.executable, self.place, self.log = executable, place, place / "log"
         self.environment = {**os.environ, "XDG_RUNTIME_DIR": str(place / "run")}
         for name, folder in (
             ("COLDSTART_CACHE_DIR", "cache"),
             ("XDG_STATE_HOME", "state"),
             ("XDG_CACHE_HOME", "home"),
             ("XDG_RUNTIME_DIR", "run"),
-            ("TMPDIR", "tmp"),
         ):
             self.environment[name] = str(place / folder)
-            (place / folder).mkdir(mode=0o700, parents=True)
+            (place / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def __call__(self, *words: str) -> None:
-        """Run a command to its end; raises CalledProcessError with what it printed in the log."""
+        """Run a command to its end; ends this program with what it printed last where it failed."""
         with self.log.open("ab") as log:
-            subprocess.run(
-                [self.executable, *words], env=self.environment, stdout=log, stderr=log, check=True
-            )
+            command = [self.executable, *words]
+            code = subprocess.run(
+                command, env=self.environment, stdout=log, stderr=log, cwd=self.place, check=False
+            ).returncode
+        if code:
+            raise SystemExit(f"{' '.join(command)} ended with {code}: {self.log.read_text()[-2000:]}")
 
-    def materialize(self) -> None:
-        self("materialize", MODEL, "--snapshot", "--", *VLLM_ARGS)
+    def prepare(self) -> None:
+        """The bundle, where there is none yet, and a template of both levels."""
+        if not (self.place / "cache" / "bundles").exists():
+            self("materialize", MODEL, "--snapshot", "--", *VLLM_ARGS)
+        for level in ("runtime", "engine"):
+            self("template", "start", MODEL, "--level", level, "--", *VLLM_ARGS)
 
     def start(self, mode: str) -> float:
         """Seconds from launch to the first token; the server has ended when this returns."""
@@ -66,15 +73,17 @@ class Installation:
         with self.log.open("ab") as log:
             begun_s = time.monotonic()
             process = subprocess.Popen(
-                command, env=self.environment, stdout=log, stderr=log, start_new_session=True
+                command, env=self.environment, stdout=log, stderr=log, cwd=self.place, start_new_session=True
             )
         try:
 
             def check() -> None:
                 if process.poll() is not None:
-                    raise SystemExit(f"{self.executable}: {mode} ended with {process.returncode}: {self.log}")
+                    raise SystemExit(
+                        f"{self.executable}: {mode} ended with {process.returncode}: {self.log.read_text()[-2000:]}"
+                    )
 
-            client = Client("127.0.0.1", port)
+            client = CompletionClient("127.0.0.1", port)
             found = client.first_token("Once", deadline_s=begun_s + DEADLINE_S, check=check)
             return found.token_s - begun_s
         finally:
@@ -109,16 +118,15 @@ def main() -> int:
     parser.add_argument("--name", default="other", help="what to call it in the result")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument(
-        "--folder", type=Path, help="keep both installations' folders here and use them again"
-    )
+    parser.add_argument("--folder", type=Path, help="where bundles of an earlier run lie, to be used again")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="paired-starts-") as place:
+    with tempfile.TemporaryDirectory(prefix="starts-") as place:
         sides = {
             "this": str(Path(sys.executable).with_name("coldstart")),
             options.name: options.other,
         }
-        found = measure(sides, Path(place), options.modes, options.rounds)
+        folder = options.folder or Path(place)
+        found = measure(sides, folder, options.modes, options.rounds)
     RESULT.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found["ratios"], indent=1))
     return 0
@@ -127,8 +135,8 @@ def main() -> int:
 def measure(executables: Mapping[str, str], place: Path, modes: list[str], rounds: int) -> dict[str, object]:
     sides = {name: Installation(path, place / name) for name, path in executables.items()}
     for name, side in sides.items():
-        print(f"{name}: materialize and one start of each mode", flush=True)
-        side.materialize()
+        print(f"{name}: bundle, templates and one start of each mode", flush=True)
+        side.prepare()
         for mode in modes:
             print(f"  {mode}: {side.start(mode):.2f} s", flush=True)
     seconds: dict[str, dict[str, list[float]]] = {mode: {name: [] for name in sides} for mode in modes}
