@@ -30,7 +30,8 @@ def cells(result: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"Simulated, {result['requests']} requests a run (the drift 1,500), price {result['price']:g}, "
         f"{len(result['rows'])} cells; "
-        "ratios over vLLM's scheduler as it is with the largest batch, medians over seeds, then over loads. The time ended the run: cells that it did not come to are "
+        "ratios over vLLM's scheduler as it is with the largest batch, medians over seeds, then over loads. "
+        "The time ended the run: cells that it did not come to are "
         "missing, and a bar on one seed is to be read beside the control."
     )
 
