@@ -36,7 +36,7 @@ class Honesty:
         return min(1.0, max(LEAST, 2 * self.observed / self.foretold - 1))
 
 
-class Ledger:
+class PriceLedger:
     """Seconds of the contended resource that the lane may take; negative: it owes them."""
 
     def __init__(self, price: float) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from coldstart.scheduling.express.index import Index, Pressure, Standing, Worth, size
-from coldstart.scheduling.express.ledger import Honesty, Ledger
+from coldstart.scheduling.express.ledger import Honesty, PriceLedger
 from coldstart.scheduling.express.lengths import EDGES, MOST_CLASSES, Kind, Lengths, bin_of
-from coldstart.scheduling.express.waiting import Waiting
+from coldstart.scheduling.express.waiting import Candidates
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.policy import Policy
 from coldstart.scheduling.profile import IterationProfile
@@ -57,8 +57,8 @@ class Express(Policy):
         self.profile, self.margin = profile, s.margin
         self.lengths = Lengths(s.half_life, s.trust)
         self.index = Index(profile, self.lengths)
-        self.ledger = Ledger(s.price)
-        self.waiting = Waiting(self.index)
+        self.ledger = PriceLedger(s.price)
+        self.waiting = Candidates(self.index)
         self.totals = Totals()
         self.prompt = 64.0
         self._jobs: dict[str, Job] = {}

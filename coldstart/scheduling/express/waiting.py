@@ -18,7 +18,7 @@ NEWEST = 8
 """Of a bucket, looked at in one choice."""
 
 
-class Waiting:
+class Candidates:
     """Jobs under the standing that they had when they were added."""
 
     def __init__(self, index: Index) -> None:

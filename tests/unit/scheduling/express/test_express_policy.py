@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from coldstart.scheduling import IterationProfile, Job, SchedulerSettings
 from coldstart.scheduling.express.index import Pressure, size
-from coldstart.scheduling.express.ledger import CREDIT, LEAST, Honesty, Ledger
+from coldstart.scheduling.express.ledger import CREDIT, LEAST, Honesty, PriceLedger
 from coldstart.scheduling.express.policy import Express, Pass, kind_of
 
 PROFILE = IterationProfile.from_points([(1, 0.01), (1001, 0.11)], [(1, 0.01), (64, 0.01)])
@@ -28,19 +28,19 @@ HEAVY = [15] * 9 + [900]
 
 
 def test_the_price_is_earned_and_what_the_lane_takes_is_paid() -> None:
-    ledger = Ledger(0.1)
+    ledger = PriceLedger(0.1)
     ledger.passed(1.0, 0.0, 0.0)
     assert ledger.balance == pytest.approx(0.1)
     ledger.passed(1.0, 0.5, 0.2)
     assert ledger.balance == pytest.approx(0.1 + 0.1 - 0.5 * 0.8 - 0.2)
-    assert not ledger.open and Ledger(0.0).open is False
+    assert not ledger.open and PriceLedger(0.0).open is False
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 1), st.floats(0, 1), st.floats(0, 1)), max_size=200))
 def test_the_lane_never_takes_more_than_the_price_and_its_credit(
     steps: list[tuple[float, float, float]],
 ) -> None:
-    ledger, longest, most = Ledger(0.1), 0.0, 0.0
+    ledger, longest, most = PriceLedger(0.1), 0.0, 0.0
     for seconds, share, prefill in steps:
         taken = share if ledger.open else 0.0
         ledger.passed(seconds, taken, prefill * seconds * (taken > 0))
