@@ -12,6 +12,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+import express_tables  # noqa: E402
 import figure_tables  # noqa: E402
 import model_cache_tables  # noqa: E402
 import overhead_tables  # noqa: E402
@@ -58,7 +59,7 @@ def results(text: str) -> str:
 
 def scheduling(text: str) -> str:
     """SCHEDULING.md with the committed live and simulated results, the calibration, and the overhead."""
-    for source in (scheduling_tables, figure_tables, overhead_tables, twin_tables):
+    for source in (scheduling_tables, figure_tables, overhead_tables, twin_tables, express_tables):
         for name, content in source.parts().items():
             text = marked(text, name, content)
     return text

@@ -107,7 +107,7 @@ def _scheduling(
         str,
         typer.Option(
             "--scheduler",
-            help="Which request runs next: fcfs (vLLM's own) or skip-join-mlfq.",
+            help="Which request runs next: fcfs (vLLM's own), skip-join-mlfq, or express.",
             metavar="NAME",
         ),
     ] = "fcfs",
@@ -132,6 +132,10 @@ def _scheduling(
             metavar="SHARE",
         ),
     ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option("--price", help="Share that express serves ahead of its turn.", metavar="SHARE"),
+    ] = None,
     reserve: Annotated[
         float | None,
         typer.Option("--reserve", help="Of recent arrivals' KV that is kept free.", metavar="QUANTILE"),
@@ -143,7 +147,7 @@ def _scheduling(
         int | None, typer.Option("--kv-host-memory", help="Host memory for that KV.", metavar="BYTES")
     ] = None,
 ) -> tuple[Any, ...]:
-    return scheduler, batch, quantum, eta, alpha, oldest_share, reserve, kv_strategy, kv_host_memory
+    return scheduler, batch, quantum, eta, alpha, oldest_share, price, reserve, kv_strategy, kv_host_memory
 
 
 def _exporting(

@@ -15,6 +15,7 @@ KEY = "coldstart_scheduler"
 """Where vLLM's --additional-config carries the settings."""
 
 FCFS = "fcfs"
+EXPRESS = "express"
 STRATEGIES = ("proactive", "reactive", "recompute")
 
 FALLBACK_PROFILE = IterationProfile.from_points(
@@ -32,7 +33,9 @@ class SchedulerSettings:
     alpha_scale * active / B * decode time), and at most `promoted_cap` * B promoted jobs sit in Q1 at a time (None: no
     cap); alpha_scale 0 without a cap is the paper. `oldest_share` s of the time, in order of arrival, keeps every latency
     near 1/s times that of FCFS. `strategy` says what becomes of KV that does not fit (None: FCFS recomputes, as the
-    engine does, the others are proactive).
+    engine does, the others are proactive). `price` is the share of the contended resource that may be served ahead of its turn,
+    `margin` how much more than the main lane's its index must be, `half_life` and `trust` the completions by which what was
+    learned of lengths is half forgotten, and is first used.
     """
 
     policy: str = "skip-join-mlfq"
@@ -49,6 +52,10 @@ class SchedulerSettings:
     strategy: str | None = None
     reserve_quantile: float = 0.9
     load_latency_s: float = 0.05
+    price: float = 0.1
+    margin: float = 2.0
+    half_life: float = 400.0
+    trust: int = 40
     profile: Mapping[str, object] | None = None
 
     @classmethod
@@ -83,6 +90,10 @@ class SchedulerSettings:
             raise ValueError(f"unknown KV strategy {self.strategy!r}; one of {', '.join(STRATEGIES)}")
         if self.batch is not None and self.batch < 1:
             raise ValueError(f"the batch must be at least 1, got {self.batch}")
+        if not 0 <= self.price < 1:
+            raise ValueError(f"the price must be at least 0 and below 1, got {self.price}")
+        if self.margin < 1 or self.half_life <= 0 or self.trust < 1:
+            raise ValueError("margin and trust must be at least 1, the half-life above 0")
         if not 0 <= self.oldest_share <= 1:
             raise ValueError(f"oldest_share must be within 0 and 1, got {self.oldest_share}")
 
@@ -101,19 +112,21 @@ class Choice:
     eta: int | None = None
     alpha_s: float | None = None
     oldest_share: float | None = None
+    price: float | None = None
     reserve: float | None = None
     strategy: str | None = None
     host_bytes: int | None = None
 
     def settings(self, profile: Mapping[str, object] | None = None) -> SchedulerSettings:
         """Raises ValueError for a value out of range, or for one that the policy does not have."""
-        self._only_batch()
+        self._own()
         given = {
             "batch": self.batch,
             "first_quantum_s": self.quantum_s,
             "eta": self.eta,
             "alpha_s": self.alpha_s,
             "oldest_share": self.oldest_share,
+            "price": self.price,
             "reserve_quantile": self.reserve,
             "strategy": self.strategy,
             "profile": profile,
@@ -123,8 +136,22 @@ class Choice:
         settings.check()
         return settings
 
-    def _only_batch(self) -> None:
+    def _own(self) -> None:
+        """What a policy does not have is refused, not ignored."""
         if self.policy == FCFS and self != Choice(batch=self.batch):
             raise ValueError(
-                "fcfs takes --batch alone: the other settings belong to --scheduler skip-join-mlfq"
+                "fcfs takes --batch alone: the other settings belong to --scheduler skip-join-mlfq or express"
             )
+        queues = {
+            "--quantum": self.quantum_s,
+            "--eta": self.eta,
+            "--alpha": self.alpha_s,
+            "--oldest-share": self.oldest_share,
+            "--reserve": self.reserve,
+        }
+        if self.policy == EXPRESS and (
+            given := [flag for flag, value in queues.items() if value is not None]
+        ):
+            raise ValueError(f"express has no {given[0]}: it belongs to --scheduler skip-join-mlfq")
+        if self.policy != EXPRESS and self.price is not None:
+            raise ValueError(f"{self.policy} has no --price: it belongs to --scheduler express")

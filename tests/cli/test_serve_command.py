@@ -10,6 +10,7 @@ OURS = ("--scheduler", "skip-join-mlfq")
     ("arguments", "words"),
     [
         (("--scheduler", "magic"), "unknown policy 'magic'"),
+        (("--scheduler", "express", "--price", "0.1"), "simulated engine only"),
         ((*OURS, "--", "--scheduler-cls", "x.Y"), "sets --scheduler-cls itself"),
         ((*OURS, "--", "--kv-transfer-config", "{}"), "sets --kv-transfer-config itself"),
         ((*OURS, "--oldest-share", "2"), "oldest_share must be within 0 and 1"),

@@ -85,6 +85,26 @@ def test_settings_out_of_range_are_refused(settings: dict[str, object]) -> None:
         scheduler.check(mlfq(**settings), PLAN.vllm_args)
 
 
+def test_express_is_refused_by_a_server_until_one_drives_it() -> None:
+    with pytest.raises(Usage, match="simulated engine only") as refused:
+        scheduler.check(Choice("express", price=0.1), PLAN.vllm_args)
+    assert "--scheduler fcfs" in str(refused.value.mend)
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        (Choice("express", alpha_s=1.0), "express has no --alpha"),
+        (mlfq(price=0.1), "skip-join-mlfq has no --price"),
+        (Choice(price=0.1), "fcfs takes --batch alone"),
+        (Choice("express", price=1.0), "price must be"),
+    ],
+)
+def test_a_setting_of_another_policy_is_refused(choice: Choice, says: str) -> None:
+    with pytest.raises(Usage, match=says):
+        scheduler.check(choice, PLAN.vllm_args)
+
+
 @pytest.mark.parametrize("flag", ["--scheduler-cls", "--additional-config", "--kv-transfer-config"])
 def test_two_choices_are_refused(flag: str) -> None:
     with pytest.raises(Usage, match=flag):

@@ -1,0 +1,116 @@
+"""The express lane's grid and what learning costs, as SCHEDULING.md has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from scheduling_tables import filled, table
+
+NAMES = ("mean", "p95", "ttft", "longest", "throughput")
+
+
+def parts() -> dict[str, str]:
+    """Each marked part of SCHEDULING.md by its name."""
+    grid = "python benchmarks/express_grid.py --traces FOLDER"
+    return {
+        "express-grid": filled("express-grid", grid, cells),
+        "express-bars": filled("express-grid", grid, bars),
+        "express-cost": filled("express-cost", "python benchmarks/express_cost.py", costs),
+    }
+
+
+def cells(result: Mapping[str, Any]) -> Iterator[str]:
+    """Medians over the loads of each workload and regime that were run, by system."""
+    head = ("workload", "memory", "loads", "seeds", "scheduler", *NAMES, "worst of the longest")
+    places = dict.fromkeys((row["workload"], row["regime"]) for row in result["rows"])
+    yield from table(head, (line for place in sorted(places) for line in _lines(place, result["rows"])))
+    yield ""
+    yield (
+        f"Simulated, {result['requests']} requests a run (the drift 1,500), price {result['price']:g}, "
+        f"{len(result['rows'])} cells; "
+        "ratios over vLLM's scheduler as it is with the largest batch, medians over seeds, then over loads. "
+        "The time ended the run: cells that it did not come to are "
+        "missing, and a bar on one seed is to be read beside the control."
+    )
+
+
+def _lines(place: tuple[str, str], rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[object, ...]]:
+    mine = [row for row in rows if (row["workload"], row["regime"]) == place]
+    loads, seeds = ", ".join(row["load"] for row in mine), sorted({row["seeds"] for row in mine})
+    for name in dict.fromkeys(name for row in mine for name in row["over_fcfs"]):
+        found = [row["over_fcfs"][name] for row in mine if name in row["over_fcfs"]]
+        ratios = (f"{median(one[metric] for one in found):.2f}x" for metric in NAMES)
+        worst = f"{max(one['worst'] for one in found):.2f}x"
+        yield (
+            *place,
+            loads,
+            " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))),
+            name,
+            *ratios,
+            worst,
+        )
+
+
+def bars(result: Mapping[str, Any]) -> Iterator[str]:
+    """Each bar with what was reached, and every cell that misses one."""
+    for name, found in result["bars"].items():
+        if not found["cells"]:
+            continue
+        share = found["share_above_wanted"]
+        yield (
+            f"- Against first come, first served {name}: {share:.1%} of {found['cells']} cells at 0.97 or above "
+            f"(wanted 98 %), the least {found['least']:.2f}x (wanted 0.93x), "
+            f"least throughput {found['least_throughput']:.3f}x (wanted 0.98x), "
+            f"worst request of a longest tenth {found['worst_of_longest']:.2f}x slower (wanted 2x)."
+        )
+        for word, key in (("below 0.97", "below_wanted"), ("throughput", "throughput_missed")):
+            yield from (f"  - {word}: {missed}" for missed in found[key])
+        yield from (f"  - worst request: {missed}" for missed in found["worst_missed"])
+    control = result["control"]
+    if control["cells"]:
+        yield (
+            f"- The control, the same scheduler and every request up to one iteration later: "
+            f"{control['share_above_wanted']:.1%} of {control['cells']} cells at 0.97 or above, "
+            f"the least {control['least']:.2f}x."
+        )
+    for one in result["heavy"]:
+        yield (
+            f"- {one['workload']}, {one['regime']}, load 1.1: mean {one['mean']:.2f}x "
+            f"(wanted {one['bar']:g}x: {_met(one['met'])}); "
+            f"with a hint {one['hinted']:.2f}x at longest {one['longest']:.2f}x "
+            f"(wanted 4x at 0.98x: {_met(one['hint_met'])})."
+        )
+
+
+def costs(result: Mapping[str, Any]) -> Iterator[str]:
+    """Learning by requests served, a choice by who waits."""
+    head = (
+        "classes and hints",
+        "requests served",
+        "CPU seconds",
+        "microseconds each",
+        "memory held, KiB",
+    )
+    rows = result["rows"]
+    yield from table(
+        head,
+        (
+            (
+                "yes" if r["classes"] else "no",
+                r["requests"],
+                f"{r['cpu_s']:.1f}",
+                f"{r['us_each']:.0f}",
+                f"{r['kib']:.0f}",
+            )
+            for r in rows
+        ),
+    )
+    yield ""
+    choices = ", ".join(f"{one['us']:.0f} with {one['waiting']}" for one in result["choices"])
+    yield f"Microseconds a choice, by who waits: {choices}."
+
+
+def _met(met: bool) -> str:
+    return "yes" if met else "**no**"

@@ -1,0 +1,80 @@
+"""The requests that could pass, by standing: the best in O(1), whatever their number.
+
+Invariants: a request is in at most one bucket; buckets are ranked by index, anew when the indices are; of a bucket the
+newest passes first.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from itertools import islice
+
+from coldstart.scheduling.express.index import Index, Standing
+from coldstart.scheduling.express.lengths import Kind
+from coldstart.scheduling.job import Job
+
+NEWEST = 8
+"""Of a bucket, looked at in one choice."""
+
+
+class Candidates:
+    """Jobs under the standing that they had when they were added."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self._buckets: dict[Standing, dict[str, Job]] = {}
+        self._where: dict[str, Standing] = {}
+        self._ranked: list[tuple[float, int, Standing]] = []
+        self._version = -1
+        self._made = 0
+
+    def add(self, job: Job, standing: Standing) -> None:
+        self.discard(job.id)
+        self._where[job.id] = standing
+        bucket = self._buckets.get(standing)
+        if bucket is None:
+            bucket = self._buckets[standing] = {}
+            if self._version == self.index.version:
+                insort(self._ranked, self._rank(standing))
+        bucket[job.id] = job
+
+    def discard(self, name: str) -> None:
+        standing = self._where.pop(name, None)
+        if standing is not None:
+            del self._buckets[standing][name]
+
+    def best(self, least: float) -> Iterator[tuple[Job, Standing]]:
+        """Jobs of an index above `least`, the highest first, of equals the newest."""
+        self._rerank()
+        for negative, _, standing in self._ranked:
+            if -negative <= least:
+                return
+            bucket = self._buckets.get(standing)
+            if bucket:
+                newest = list(islice(reversed(bucket.values()), NEWEST))
+                yield from ((job, standing) for job in newest)
+
+    def any(self, least: float) -> bool:
+        return next(self.best(least), None) is not None
+
+    def bins(self) -> Iterator[tuple[int, Kind, int]]:
+        """(bin, class, how many) of everybody in here."""
+        return ((standing.bin, standing.kind, len(jobs)) for standing, jobs in self._buckets.items() if jobs)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def _rank(self, standing: Standing) -> tuple[float, int, Standing]:
+        self._made += 1
+        return -self.index.worth(standing).index, self._made, standing
+
+    def _rerank(self) -> None:
+        if self._version == self.index.version:
+            return
+        self._version = self.index.version
+        self._buckets = {standing: jobs for standing, jobs in self._buckets.items() if jobs}
+        self._ranked = sorted(self._rank(standing) for standing in self._buckets)

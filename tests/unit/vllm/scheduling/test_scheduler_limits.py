@@ -1,0 +1,36 @@
+"""What our scheduler cannot be run with is named, one reason for each."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from coldstart.scheduling import SchedulerSettings
+from coldstart.vllm.scheduling.limits import unsupported
+
+
+def config(
+    ours: str = "skip-join-mlfq", *, stages: int = 1, order: str = "fcfs", chunked: bool = True
+) -> SimpleNamespace:
+    return SimpleNamespace(
+        additional_config=SchedulerSettings(ours).additional_config(),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=stages),
+        scheduler_config=SimpleNamespace(policy=order, enable_chunked_prefill=chunked),
+    )
+
+
+def test_a_common_configuration_is_driven() -> None:
+    assert unsupported(config()) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (config("express"), "express lane"),
+        (config(stages=2), "pipeline parallelism"),
+        (config(order="priority"), "scheduling-policy priority"),
+        (config(chunked=False), "chunked prefill"),
+    ],
+)
+def test_what_it_cannot_drive_is_named(given: SimpleNamespace, says: str) -> None:
+    reason = unsupported(given)
+    assert reason is not None and says in reason
