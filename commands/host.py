@@ -11,7 +11,7 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes
 from typer.core import TyperGroup
 
-from coldstart.errors import Failed, Usage
+from coldstart.errors import CommandFailed, Usage
 
 if TYPE_CHECKING:
     from coldstart.host.configuration import HostFile
@@ -144,9 +144,9 @@ def run(
     file = source()
 
     from coldstart.gateway.log import Log
-    from coldstart.gateway.run import Host, Options
+    from coldstart.gateway.run import HostOptions, HostProcess
 
-    options = Options(
+    options = HostOptions(
         common.cache,
         host=host,
         port=port,
@@ -162,7 +162,7 @@ def run(
         said = {"url": url, "models": names, "memory_bytes": file.settings.memory}
         common.out.result(said, f"{url}  a host of {', '.join(names)} in {size}")
 
-    raise typer.Exit(Host(file, source, options, Log(quiet=common.out.quiet), announce).run())
+    raise typer.Exit(HostProcess(file, source, options, Log(quiet=common.out.quiet), announce).run())
 
 
 @app.command(help="Show what a running host does: models, tiers, memory, requests, last starts.")
@@ -192,24 +192,24 @@ def status(
 
 
 def _ask(url: str, api_key: str | None) -> Mapping[str, Any]:
-    """The host's status. Raises Failed where nobody answers as a host does."""
+    """The host's status. Raises CommandFailed where nobody answers as a host does."""
     import requests
 
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         answer = requests.get(f"{url.rstrip('/')}/status", headers=headers, timeout=10)
     except requests.RequestException as error:
-        raise Failed(
+        raise CommandFailed(
             f"No host answers at {url}: {type(error).__name__}", mend="coldstart host MODEL..., or --url URL"
         ) from error
     if answer.status_code == 401:
-        raise Failed(f"{url} asks for a key.", mend="--api-key KEY")
+        raise CommandFailed(f"{url} asks for a key.", mend="--api-key KEY")
     try:
         found = json.loads(answer.content)
         if answer.status_code != 200 or "models" not in found:
             raise ValueError
     except (ValueError, TypeError) as error:
-        raise Failed(
+        raise CommandFailed(
             f"{url} answers, but it is no host (status {answer.status_code}).", mend="--url URL"
         ) from error
     return dict(found)

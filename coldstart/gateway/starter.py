@@ -139,7 +139,7 @@ def supervise(message: Mapping[str, Any], channel: ipc.Channel) -> int:
         accepts=anyone if message["untrusted"] else None,
     )
     listen = ("--uds", message["socket"], "--served-model-name", *message["served"])
-    request = serve.Request(
+    request = serve.ServeRequest(
         found,
         listen,
         mode=message["mode"],
