@@ -144,7 +144,7 @@ def run(
     file = source()
 
     from coldstart.gateway.log import Log
-    from coldstart.gateway.run import HostOptions, HostProcess
+    from coldstart.gateway.run import HostOptions, ModelHost
 
     options = HostOptions(
         common.cache,
@@ -162,7 +162,7 @@ def run(
         said = {"url": url, "models": names, "memory_bytes": file.settings.memory}
         common.out.result(said, f"{url}  a host of {', '.join(names)} in {size}")
 
-    raise typer.Exit(HostProcess(file, source, options, Log(quiet=common.out.quiet), announce).run())
+    raise typer.Exit(ModelHost(file, source, options, Log(quiet=common.out.quiet), announce).run())
 
 
 @app.command(help="Show what a running host does: models, tiers, memory, requests, last starts.")

@@ -5,6 +5,7 @@
     GET   /health                 200, or 503 once the host is stopping; asks for no key
     GET   /metrics                Prometheus text
     GET   /status                 the document of coldstart.host.status
+    GET   /ui                     the same as a page; it holds nothing of the host, and asks for no key
 
 What changes a server (vLLM's /sleep, /v1/load_lora_adapter and such) is not passed on.
 """
@@ -18,10 +19,10 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from coldstart.gateway import answers
+from coldstart.gateway import answers, ui
 from coldstart.gateway.answers import Receive, Scope, Send
 from coldstart.gateway.driver import Driver
 from coldstart.gateway.exchange import Exchange
@@ -42,11 +43,14 @@ PASSED = (
     "/tokenize",
     "/detokenize",
 )
+OPEN = ("/health", "/ui")
+"""Asked for without a key: they say nothing of the models."""
+
 HEARTBEAT_S = 5.0
 
 
 class Gateway:
-    """The ASGI application over one driver. `api_key` is asked for everywhere but at /health."""
+    """The ASGI application over one driver. `api_key` is asked for everywhere but at OPEN."""
 
     def __init__(
         self, driver: Driver, *, heartbeat_s: float = HEARTBEAT_S, api_key: str | None = None
@@ -62,6 +66,7 @@ class Gateway:
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
                 Route("/status", self._status),
+                Route("/ui", self._ui),
             ]
         )
 
@@ -81,7 +86,7 @@ class Gateway:
             await self._other(scope, receive, send)
 
     def _may(self, scope: Scope) -> bool:
-        if self._key is None or scope["path"] == "/health":
+        if self._key is None or scope["path"] in OPEN:
             return True
         given = dict(scope["headers"]).get(b"authorization", b"")
         return hmac.compare_digest(given, self._key)
@@ -126,3 +131,6 @@ class Gateway:
 
     async def _status(self, request: Request) -> Response:
         return JSONResponse(self.driver.status())
+
+    async def _ui(self, request: Request) -> Response:
+        return HTMLResponse(ui.page(), headers={"Cache-Control": "no-cache"})

@@ -57,7 +57,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-class HostProcess:
+class ModelHost:
     """One run of the host. `source` reads the configuration anew; `announce` is told the address once requests are taken."""
 
     def __init__(

@@ -41,7 +41,7 @@ class Launch:
             if self.args.gives(flag):
                 where = f"--{flag.replace('_', '-')}"
                 raise Usage(
-                    f"models.{self.name}: {where} is the host's to choose", mend="give it to coldstart host"
+                    f"models.{self.name}: {where} is the host's to choose", mend="coldstart host run --help"
                 )
 
     @cached_property

@@ -28,7 +28,7 @@ class Hosted:
     def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
         self.process, self.url = process, url
         self.client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=READY_S)
-        self.family: list[usage.Process] = []
+        self.family: list[usage.ProcessSample] = []
 
     def status(self) -> dict[str, Any]:
         processes = usage.snapshot()

@@ -17,7 +17,7 @@ from support.fake_upstream import TWO, FakeServers, run, staged, until
 from coldstart.errors import Usage
 from coldstart.gateway import run as running
 from coldstart.gateway.log import Log
-from coldstart.gateway.run import HostOptions, HostProcess, listening, own_directory
+from coldstart.gateway.run import HostOptions, ModelHost, listening, own_directory
 from coldstart.host import configuration
 from coldstart.machine.paths import Cache
 
@@ -59,7 +59,7 @@ class Served:
         monkeypatch.setattr(running, "LOOK_S", 0.01)
         options = HostOptions(Cache(directory), port=0, config=self.file)
         self.urls: list[str] = []
-        self.host = HostProcess(
+        self.host = ModelHost(
             configuration.load(self.file),
             lambda: configuration.load(self.file),
             options,
