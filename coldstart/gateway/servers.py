@@ -143,7 +143,7 @@ class Starter:
         supervisor = {str(environment.SUPERVISOR_PID): str(os.getpid())}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "coldstart.gateway.starter", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "coldstart.gateway.starter", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 env=os.environ | supervisor,
                 stdin=subprocess.DEVNULL,

@@ -85,7 +85,7 @@ def test_the_starter_is_told_all_that_a_start_needs_and_is_started_anew_when_it_
     """The process itself is a stand-in that reads one order into a file, and dies."""
     script = (
         "import sys, socket, json; from coldstart.machine import ipc;"
-        "c = ipc.Channel(socket.socket(fileno=int(sys.argv[3])));"
+        "c = ipc.Channel(socket.socket(fileno=int(sys.argv[4])));"
         f"m = next(c.replies()); open({str(tmp_path / 'orders')!r}, 'a').write(json.dumps(m) + '\\n')"
     )
     interpreter = tmp_path / "python"
