@@ -32,6 +32,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "measure",
         "validate",
         "host",
+        "fleet",
         "commands",
     )
 )
@@ -44,6 +45,7 @@ FOREIGN = {
     "traces": ("torch", "vllm"),
     "key": ("torch", "vllm"),
     "host": ("torch", "vllm"),
+    "fleet": ("torch", "vllm", "ray"),
 }
 MOST_ROOMS = 26
 
