@@ -24,8 +24,8 @@ from coldstart.fleet.sizing import choose
 from coldstart.measure.bench import facts
 from tests.support.fleet_oracles import cluster, exhaustive, ledger_run
 
-ROUNDING_S = 2e-3
-"""A crumb of a byte (1e-3) at the slowest link (1 byte/s), and the clock's last bits."""
+ROUNDING_S = 1e-6
+"""The clock's last bits."""
 
 
 def sizing(count: int) -> dict[str, object]:

@@ -114,13 +114,13 @@ class ExactLink:
 
 def ledger_run(random: Random) -> tuple[int, int, float, float]:
     """Claims admitted and refused, the least slack in seconds, and the bytes too many or too few, relative."""
-    rate = random.randint(1, 50)
+    rate = random.randint(1, 50) * 10**8
     ledger, exact, deadlines, now, asked = Ledger(rate), ExactLink(rate), dict[str, Fraction](), 0.0, 0
     refused = 0
     for number in range(random.randint(1, 15)):
         now += random.choice([0.0, random.expovariate(0.3)])
         exact.until(Fraction(now))
-        size = random.randint(1, 400)
+        size = random.randint(1, 400) * 10**8
         deadline = now + size / rate * random.uniform(0.8, 6)
         try:
             ledger.claim(str(number), size, deadline, now)
