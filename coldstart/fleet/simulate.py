@@ -133,11 +133,14 @@ class _Fleet:
             served.cold = served.sent_s == inf
         self._until(inf)
         self.outcome.starts, self.outcome.moves = self.core.starts, self.core.moves
+        self.outcome.end_s = max(
+            (one.ended_s for one in self.outcome.requests if one.status == 200), default=0.0
+        )
         self.outcome.fetched = sum(link.moved for link in self.links.values())
         return self.outcome
 
     def _until(self, end: float) -> None:
-        """Let everything happen that is due before `end`; at the last only what requests still wait for."""
+        """Let everything happen that is due before `end`."""
         while True:
             happens, tick = self._due[0][0] if self._due else inf, self.core.deadline()
             if min(happens, tick) > end or min(happens, tick) == inf:

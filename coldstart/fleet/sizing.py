@@ -109,13 +109,25 @@ def choose(
 ) -> Scheme | None:
     """The smallest scheme that keeps the SLO; else one worker where it is fastest; None where none fits: the model waits."""
     open_ = [offer for offer in offers if offer.fetch > 0]
+    every = considered(demand, open_, required=required, consolidate=consolidate, most=most)
+    chosen = next((scheme for scheme in every if scheme.meets), None)
+    return chosen or _scheme(demand, _ordered(demand, open_, 1), 1, 1)
+
+
+def considered(
+    demand: Demand,
+    offers: Sequence[Offer],
+    *,
+    required: int = 1,
+    consolidate: bool = True,
+    most: int = MOST_RANKS,
+) -> Iterator[Scheme]:
+    """The best scheme of every size and number of full workers that fits, in the order in which they are preferred."""
     for ranks in sizes(required, most):
-        ordered = _ordered(demand, open_, ranks)
+        ordered = _ordered(demand, offers, ranks)
         for full in range(fewest_full(ranks, required, consolidate), ranks + 1):
-            found = _scheme(demand, ordered, ranks, full)
-            if found is not None and found.meets:
-                return found
-    return _scheme(demand, _ordered(demand, open_, 1), 1, 1)
+            if (found := _scheme(demand, ordered, ranks, full)) is not None:
+                yield found
 
 
 def _ordered(demand: Demand, offers: Sequence[Offer], ranks: int) -> list[tuple[float, Offer]]:

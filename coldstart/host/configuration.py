@@ -59,8 +59,8 @@ def parse(table: Mapping[str, Any]) -> HostFile:
     models = top.pop("models", {})
     if not isinstance(models, dict) or not models:
         raise Usage("no [models.NAME]", mend='write [models.NAME] with memory = "14GiB" and start_s = 8.0')
-    _known("the host", top, {field.name for field in fields(HostSettings)})
-    settings = HostSettings(**_typed(_sized(_needed("the host", top, {"memory"}))))
+    known("the host", top, {field.name for field in fields(HostSettings)})
+    settings = HostSettings(**_typed(_sized(needed("the host", top, {"memory"}))))
     make(settings.policy, {}, settings.memory)
     return HostFile(settings, tuple(_model(name, given) for name, given in models.items()))
 
@@ -79,21 +79,21 @@ def _model(name: str, given: Any) -> ModelSpec:
     what = f"models.{name}"
     if not isinstance(given, dict):
         raise Usage(f"{what} is no table")
-    _known(what, given, {"memory", "start_s", "tiers", "pinned", "idle_s"})
-    _needed(what, given, {"memory", "start_s"})
+    known(what, given, {"memory", "start_s", "tiers", "pinned", "idle_s"})
+    needed(what, given, {"memory", "start_s"})
     between = tuple(_tier(what, tier) for tier in given.get("tiers", ()))
-    tiers = (Tier(AWAKE, size(given["memory"]), 0.0), *between, stopped(_seconds(what, given["start_s"])))
+    tiers = (Tier(AWAKE, size(given["memory"]), 0.0), *between, stopped(seconds(what, given["start_s"])))
     idle = given.get("idle_s")
-    idle_s = None if idle is None else _seconds(what, idle)
+    idle_s = None if idle is None else seconds(what, idle)
     return ModelSpec(name, tiers, pinned=given.get("pinned") is True, idle_s=idle_s)
 
 
 def _tier(what: str, given: Any) -> Tier:
     if not isinstance(given, dict):
         raise Usage(f"{what}.tiers holds {given!r}")
-    _known(f"{what}.tiers", given, {field.name for field in fields(Tier)})
-    _needed(f"{what}.tiers", given, {"name", "memory", "penalty_s"})
-    penalty = _seconds(what, given["penalty_s"])
+    known(f"{what}.tiers", given, {field.name for field in fields(Tier)})
+    needed(f"{what}.tiers", given, {"name", "memory", "penalty_s"})
+    penalty = seconds(what, given["penalty_s"])
     return Tier(str(given["name"]), size(given["memory"]), penalty, size(given.get("host_memory", 0)))
 
 
@@ -112,18 +112,21 @@ def _typed(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _seconds(what: str, given: object) -> float:
+def seconds(what: str, given: object) -> float:
+    """Raises Usage for what is no time."""
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < float("inf"):
         raise Usage(f"{what}: {given!r} is no time in seconds")
     return float(given)
 
 
-def _known(what: str, given: Mapping[str, Any], names: Collection[str]) -> None:
+def known(what: str, given: Mapping[str, Any], names: Collection[str]) -> None:
+    """Raises Usage for members by other names."""
     if unknown := sorted(given.keys() - set(names)):
         raise Usage(f"{what} does not know {', '.join(unknown)}", mend=f"it knows {', '.join(sorted(names))}")
 
 
-def _needed(what: str, given: Mapping[str, Any], names: set[str]) -> Mapping[str, Any]:
+def needed(what: str, given: Mapping[str, Any], names: set[str]) -> Mapping[str, Any]:
+    """`given`; raises Usage where it lacks one of them."""
     if missing := sorted(names - given.keys()):
         raise Usage(f"{what} lacks {', '.join(missing)}")
     return given
