@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from coldstart.artifacts import blobs, fields, files, oci, tar
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle_source import LayoutSource, payloads, signed_by, small
 from coldstart.artifacts.errors import (
     BundleError,
     DestinationExists,
@@ -24,7 +25,6 @@ from coldstart.artifacts.errors import (
 )
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.ranges import read_full
-from coldstart.artifacts.source import LayoutSource, payloads, signed_by, small
 from coldstart.artifacts.store import Store
 
 _BLOBS = "blobs/sha256/"

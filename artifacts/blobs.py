@@ -80,10 +80,10 @@ class VerifiedReader(io.RawIOBase):
         super().close()
 
     def _check(self) -> None:
-        found = "sha256:" + self._hash.hexdigest()
-        if found != self._digest or self._seen != self._size:
+        digest = "sha256:" + self._hash.hexdigest()
+        if digest != self._digest or self._seen != self._size:
             raise DigestMismatch(
-                f"blob {self._digest} of {self._size} bytes hashes to {found} over {self._seen} bytes"
+                f"blob {self._digest} of {self._size} bytes hashes to {digest} over {self._seen} bytes"
             )
         self._checked = True
 

@@ -94,14 +94,14 @@ class Bundle:
         """
         config = self.image.config
         data = blobs.read(self.store.root, config.digest, config.size, cap=LIMITS.config)
-        found = manifest.parse(data, self.image)
+        parsed = manifest.parse(data, self.image)
         says = self.descriptor.annotations
-        named = (says.get(oci.NAME, found.provenance.model_name), says.get(oci.KEY, found.key.digest))
-        if named != (found.provenance.model_name, found.key.digest):
+        named = (says.get(oci.NAME, parsed.provenance.model_name), says.get(oci.KEY, parsed.key.digest))
+        if named != (parsed.provenance.model_name, parsed.key.digest):
             raise IndexMismatch(
-                f"the index calls {found.provenance.model_name} {named[0]} with key {named[1]}"
+                f"the index calls {parsed.provenance.model_name} {named[0]} with key {named[1]}"
             )
-        return found
+        return parsed
 
     @cached_property
     def name(self) -> str:

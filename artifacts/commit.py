@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from coldstart.artifacts import oci
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.layout import Layout
+from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.staging import Staging
 
@@ -22,7 +22,7 @@ _SIGSTORE = {
 
 
 def publish(
-    layout: Layout,
+    layout: OciLayout,
     staging: Staging,
     descriptor: oci.Descriptor,
     identity: Mapping[str, str],
@@ -84,8 +84,8 @@ def _stage_signature(staging: Staging, subject: oci.Descriptor, payload: bytes) 
     layer = staging.put(payload, layer_type)
     config = staging.put(b"{}", oci.EMPTY_TYPE)
     image = oci.ImageManifest(kind, config, (layer,), subject.bare(), _SIGSTORE if theirs else {})
-    made = staging.put(image.document(), oci.MANIFEST_TYPE)
-    return replace(made, artifact_type=kind)
+    descriptor = staging.put(image.document(), oci.MANIFEST_TYPE)
+    return replace(descriptor, artifact_type=kind)
 
 
 def _close_memory(staging: Staging, descriptor: oci.Descriptor) -> None:
@@ -106,7 +106,7 @@ def _close_memory(staging: Staging, descriptor: oci.Descriptor) -> None:
             staging.blobs[layer.digest].chmod(0o600)
 
 
-def _place(layout: Layout, staging: Staging, manifests: set[str]) -> None:
+def _place(layout: OciLayout, staging: Staging, manifests: set[str]) -> None:
     staged = sorted(staging.blobs.items())
     layout.place(item for item in staged if item[0] not in manifests)
     layout.place(item for item in staged if item[0] in manifests)

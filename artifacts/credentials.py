@@ -50,23 +50,23 @@ def stored(host: str, environment: Mapping[str, str] = os.environ) -> Login | No
     config = _config(environment)
     key = HUB_KEY if host in HUB_HOSTS else host
     helper = _helper(config, key)
-    found = _asked(helper, key) if helper else None
-    return found or _in_file(config, key)
+    login = _from_helper(helper, key) if helper else None
+    return login or _in_file(config, key)
 
 
 def _config(environment: Mapping[str, str]) -> Mapping[str, Any]:
     directory = environment.get("DOCKER_CONFIG")
     path = (Path(directory) if directory else Path.home() / ".docker") / "config.json"
     try:
-        found = json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         return {}  # No stored login; the registry decides whether it serves anonymous readers.
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _members(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = config.get(name)
-    return found if isinstance(found, dict) else {}
+    member = config.get(name)
+    return member if isinstance(member, dict) else {}
 
 
 def _helper(config: Mapping[str, Any], key: str) -> str | None:
@@ -74,7 +74,7 @@ def _helper(config: Mapping[str, Any], key: str) -> str | None:
     return name if isinstance(name, str) and _HELPER.fullmatch(name) else None
 
 
-def _asked(helper: str, key: str) -> Login | None:
+def _from_helper(helper: str, key: str) -> Login | None:
     program = f"docker-credential-{helper}"
     try:
         done = subprocess.run(
@@ -85,15 +85,15 @@ def _asked(helper: str, key: str) -> Login | None:
             f"{program} cannot be asked: {type(error).__name__}", mend=f"run {program} get"
         ) from error
     if done.returncode:
-        said = (done.stdout or done.stderr).decode(errors="replace").strip()[:200]
-        if _NOT_FOUND in said:
+        output = (done.stdout or done.stderr).decode(errors="replace").strip()[:200]
+        if _NOT_FOUND in output:
             return None
         raise RemoteDenied(
-            f"{program} failed: {said}", mend=f"unlock what {program} keeps, or docker login {key}"
+            f"{program} failed: {output}", mend=f"unlock what {program} keeps, or docker login {key}"
         )
     try:
-        found = json.loads(done.stdout)
-        user, secret = str(found["Username"]), str(found["Secret"])
+        document = json.loads(done.stdout)
+        user, secret = str(document["Username"]), str(document["Secret"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise RemoteDenied(f"{program} answers with no credentials") from error
     return Login(identity=secret) if user == _TOKEN_USER else Login(user, secret)
@@ -101,8 +101,8 @@ def _asked(helper: str, key: str) -> Login | None:
 
 def _in_file(config: Mapping[str, Any], key: str) -> Login | None:
     for name, entry in _members(config, "auths").items():
-        if isinstance(entry, dict) and key in (name, _host(name)) and (found := _entry(entry)):
-            return found
+        if isinstance(entry, dict) and key in (name, _host(name)) and (login := _entry(entry)):
+            return login
     return None
 
 

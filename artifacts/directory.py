@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.errors import Ambiguous, NotALayout
-from coldstart.artifacts.source import LayoutSource
 from coldstart.artifacts.store import Store
 
 
@@ -15,9 +15,9 @@ def pull_directory(store: Store, directory: Path, digest: str | None = None) -> 
     other = Store(directory)
     if not other.layout.exists:
         raise NotALayout(f"{directory.name} is not an image layout")
-    found = [bundle for bundle in other.list() if digest in (None, bundle.digest)]
-    if not found:
+    matches = [bundle for bundle in other.list() if digest in (None, bundle.digest)]
+    if not matches:
         raise NotALayout(f"{directory.name} holds no such bundle")
-    if len({bundle.key_digest for bundle in found}) > 1:
+    if len({bundle.key_digest for bundle in matches}) > 1:
         raise Ambiguous(f"{directory.name} holds bundles of several keys", mend="choose one: DIR@sha256:...")
-    return store.receive(LayoutSource(other), max(found, key=lambda bundle: bundle.version).descriptor)
+    return store.receive(LayoutSource(other), max(matches, key=lambda bundle: bundle.version).descriptor)

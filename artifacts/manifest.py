@@ -79,7 +79,7 @@ class SectionEntry:
 
     def document(self) -> dict[str, object]:
         """The JSON object."""
-        made: dict[str, object] = {
+        document: dict[str, object] = {
             "type": self.type,
             "version": self.version,
             "digest": self.digest,
@@ -87,7 +87,7 @@ class SectionEntry:
             "media_type": self.media_type,
             "annotations": dict(self.annotations),
         }
-        return made | ({"chunks": list(self.chunks)} if self.chunks else {})
+        return document | ({"chunks": list(self.chunks)} if self.chunks else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,30 +134,30 @@ def parse(config: bytes, image: oci.ImageManifest) -> Manifest:
     Raises InvalidManifest, SectionTable, FormatTooNew, FormatTooOld, InvalidKey, TooLarge, InvalidJson,
     DuplicateKey.
     """
-    found = canonical.loads(config, cap=LIMITS.config, what="config")
-    document = migrate(fields.mapping(found, "config"))
+    raw = canonical.loads(config, cap=LIMITS.config, what="config")
+    document = migrate(fields.mapping(raw, "config"))
     table = fields.items(document.get("sections"), "config.sections", cap=LIMITS.sections)
-    made = Manifest(
+    manifest = Manifest(
         key=Key(cast("Mapping[str, Scalar]", fields.mapping(document.get("key"), "config.key"))),
         sections=tuple(_section(item, f"config.sections[{n}]") for n, item in enumerate(table)),
         provenance=_provenance(fields.mapping(document.get("provenance"), "config.provenance")),
         format_version=fields.text(document.get("format_version"), "config.format_version"),
     )
-    _check(made, image)
-    return made
+    _check(manifest, image)
+    return manifest
 
 
-def _check(made: Manifest, image: oci.ImageManifest) -> None:
+def _check(manifest: Manifest, image: oci.ImageManifest) -> None:
     if image.artifact_type != oci.BUNDLE_TYPE or image.config.media_type != oci.CONFIG_TYPE:
         raise InvalidManifest(f"{image.artifact_type} is not a coldstart bundle")
-    names = [section.type for section in made.sections]
+    names = [section.type for section in manifest.sections]
     if len(set(names)) != len(names):
         raise SectionTable("a section type appears twice in the section table")
-    for section, layer in zip_longest(made.sections, image.layers):
+    for section, layer in zip_longest(manifest.sections, image.layers):
         if section is None or layer is None or section.layer != layer.bare():
             name = section.type if section else layer.media_type
             raise SectionTable(f"section {name} and the layers of the manifest disagree")
-    if image.annotations.get(oci.KEY, made.key.digest) != made.key.digest:
+    if image.annotations.get(oci.KEY, manifest.key.digest) != manifest.key.digest:
         raise InvalidManifest("the manifest's key annotation is not the digest of the key")
 
 
@@ -166,7 +166,7 @@ def _section(value: object, where: str) -> SectionEntry:
     name = fields.text(members.get("type"), f"{where}.type")
     if not _TYPE.fullmatch(name):
         raise InvalidManifest(f"{where}.type {name!r} is not a section name")
-    made = SectionEntry(
+    section = SectionEntry(
         type=name,
         version=fields.count(members.get("version"), f"{where}.version", cap=1 << 16),
         digest=fields.digest(members.get("digest"), f"{where}.digest"),
@@ -175,9 +175,9 @@ def _section(value: object, where: str) -> SectionEntry:
         annotations=fields.texts(members.get("annotations"), f"{where}.annotations"),
         chunks=_chunks(members.get("chunks"), f"{where}.chunks"),
     )
-    if made.chunks and len(made.chunks) != -(-made.size // CHUNK):
-        raise InvalidManifest(f"{where} lists {len(made.chunks)} chunks for {made.size} bytes")
-    return made
+    if section.chunks and len(section.chunks) != -(-section.size // CHUNK):
+        raise InvalidManifest(f"{where} lists {len(section.chunks)} chunks for {section.size} bytes")
+    return section
 
 
 def _chunks(value: object, where: str) -> tuple[str, ...]:

@@ -32,10 +32,10 @@ def major(version: str) -> int:
 def migrate(document: Document) -> Document:
     """`document` in the current major. Raises FormatTooNew or FormatTooOld."""
     version = fields.text(document.get("format_version"), "config.format_version")
-    found, wanted = major(version), major(FORMAT_VERSION)
-    if found > wanted:
+    present, wanted = major(version), major(FORMAT_VERSION)
+    if present > wanted:
         raise FormatTooNew(f"format {version} is newer than {FORMAT_VERSION}")
-    for step in range(found, wanted):
+    for step in range(present, wanted):
         if step not in STEPS:
             raise FormatTooOld(f"format {version} is older than {FORMAT_VERSION} and has no migration")
         document = STEPS[step](document)

@@ -44,12 +44,12 @@ class Descriptor:
 
     def document(self) -> dict[str, object]:
         """The JSON object of this descriptor."""
-        made: dict[str, object] = {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
+        document: dict[str, object] = {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
         if self.artifact_type:
-            made["artifactType"] = self.artifact_type
+            document["artifactType"] = self.artifact_type
         if self.annotations:
-            made["annotations"] = dict(self.annotations)
-        return made
+            document["annotations"] = dict(self.annotations)
+        return document
 
     def bare(self) -> Descriptor:
         """The same pointer without annotations."""
@@ -86,7 +86,7 @@ class ImageManifest:
 
     def document(self) -> bytes:
         """Canonical bytes."""
-        made: dict[str, object] = {
+        document: dict[str, object] = {
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
             "artifactType": self.artifact_type,
@@ -94,10 +94,10 @@ class ImageManifest:
             "layers": [layer.document() for layer in self.layers],
         }
         if self.subject:
-            made["subject"] = self.subject.document()
+            document["subject"] = self.subject.document()
         if self.annotations:
-            made["annotations"] = dict(self.annotations)
-        return canonical.dumps(made)
+            document["annotations"] = dict(self.annotations)
+        return canonical.dumps(document)
 
     @property
     def blobs(self) -> tuple[Descriptor, ...]:
@@ -147,8 +147,8 @@ def updated_index(data: bytes, entries: list[Descriptor]) -> bytes:
     members, listed = _listed(data)
     known = {entry.digest: item for item in listed if (entry := _entry(item)) is not None}
     strange = [item for item in listed if _entry(item) is None]
-    made = [known.get(entry.digest, entry.document()) for entry in entries]
-    return canonical.dumps({**members, "manifests": [*made, *strange]})
+    documents = [known.get(entry.digest, entry.document()) for entry in entries]
+    return canonical.dumps({**members, "manifests": [*documents, *strange]})
 
 
 def _listed(data: bytes) -> tuple[Mapping[str, object], list[object]]:

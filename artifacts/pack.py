@@ -69,8 +69,8 @@ def pack(
 def _walk(directory: Path, follow: bool) -> Iterator[tuple[Path, tar.Member]]:
     if not directory.is_dir():
         raise InvalidTree(f"{directory.name} is not a directory", mend="give an existing directory")
-    found = sorted(_entries(directory, follow), key=lambda path: path.relative_to(directory).as_posix())
-    for path in found:
+    entries = sorted(_entries(directory, follow), key=lambda path: path.relative_to(directory).as_posix())
+    for path in entries:
         name = path.relative_to(directory).as_posix()
         tar.check_name(name)
         yield path, _member(path, name, follow)
@@ -84,14 +84,14 @@ def _entries(directory: Path, follow: bool) -> Iterator[Path]:
 
 
 def _member(path: Path, name: str, follow: bool) -> tar.Member:
-    found = path.stat() if follow else path.lstat()
-    if stat.S_ISLNK(found.st_mode) or (path.is_symlink() and stat.S_ISDIR(found.st_mode)):
+    status = path.stat() if follow else path.lstat()
+    if stat.S_ISLNK(status.st_mode) or (path.is_symlink() and stat.S_ISDIR(status.st_mode)):
         raise UnsafeLink(f"{name} is a link", mend="copy the tree with its links resolved first")
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         return tar.Member(name, 0, is_directory=True)
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise UnsafeMember(f"{name} is neither a file nor a directory", mend="remove it from the tree")
-    return tar.Member(name, found.st_size, executable=bool(found.st_mode & 0o100))
+    return tar.Member(name, status.st_size, executable=bool(status.st_mode & 0o100))
 
 
 def _write_file(path: Path, member: tar.Member, counter: _Counter, *, plain: bool) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from coldstart.artifacts import blobs, oci
 from coldstart.artifacts.errors import BundleError, named_os_errors
-from coldstart.artifacts.layout import Layout
 from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.staging import abandoned
 
 
@@ -30,7 +30,9 @@ class Pruned:
     note: str | None = None
 
 
-def prune(layout: Layout, doomed: Callable[[Sequence[oci.Descriptor]], set[str]], *, dry_run: bool) -> Pruned:
+def prune(
+    layout: OciLayout, doomed: Callable[[Sequence[oci.Descriptor]], set[str]], *, dry_run: bool
+) -> Pruned:
     """Remove the entries whose digests `doomed` names, then collect the unreferenced."""
     if not layout.exists:
         return Pruned((), 0, 0)
@@ -49,12 +51,12 @@ def prune(layout: Layout, doomed: Callable[[Sequence[oci.Descriptor]], set[str]]
         return Pruned(removed, len(garbage), freed, note)
 
 
-def _with_live_subject(layout: Layout, kept: list[oci.Descriptor]) -> list[oci.Descriptor]:
+def _with_live_subject(layout: OciLayout, kept: list[oci.Descriptor]) -> list[oci.Descriptor]:
     alive = {entry.digest for entry in kept}
     return [entry for entry in kept if _subject(layout, entry) in (alive | {None})]
 
 
-def _subject(layout: Layout, entry: oci.Descriptor) -> str | None:
+def _subject(layout: OciLayout, entry: oci.Descriptor) -> str | None:
     if entry.artifact_type not in oci.SIGNATURE_TYPES:
         return None
     try:
@@ -64,11 +66,11 @@ def _subject(layout: Layout, entry: oci.Descriptor) -> str | None:
     return subject.digest if subject else ""
 
 
-def _image(layout: Layout, entry: oci.Descriptor) -> oci.ImageManifest:
+def _image(layout: OciLayout, entry: oci.Descriptor) -> oci.ImageManifest:
     return oci.parse_manifest(blobs.read(layout.root, entry.digest, entry.size, cap=LIMITS.manifest))
 
 
-def _garbage(layout: Layout, kept: list[oci.Descriptor]) -> tuple[list[Path], str | None]:
+def _garbage(layout: OciLayout, kept: list[oci.Descriptor]) -> tuple[list[Path], str | None]:
     leftovers = [*abandoned(layout), *layout.root.glob(".*.partial"), *layout.blobs.glob(".*.partial")]
     if strange := layout.strange():
         return leftovers, f"no blob was removed, because {strange} entries are of a newer release"

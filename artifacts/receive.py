@@ -13,17 +13,17 @@ from uuid import uuid4
 
 from coldstart.artifacts import blobs, manifest, oci
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle_source import BundleSource, small
 from coldstart.artifacts.errors import DigestMismatch, TooLarge
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.section import blob_mode
-from coldstart.artifacts.source import Source, small
 from coldstart.artifacts.staging import HashingFile, Staging, staging
 
 if TYPE_CHECKING:
     from coldstart.artifacts.store import Store
 
 
-def receive(store: Store, source: Source, descriptor: oci.Descriptor) -> Bundle:
+def receive(store: Store, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
     """The bundle in `store`, with its signatures; the same digest as in the source.
 
     Raises what parsing a manifest raises, DigestMismatch, MissingBlob, RemoteFailed, NoSpace, ReadOnlyStore.
@@ -45,7 +45,7 @@ def receive(store: Store, source: Source, descriptor: oci.Descriptor) -> Bundle:
         return store.commit(place, bare, identity, source.signatures(bare))
 
 
-def fetch(place: Staging, source: Source, blob: oci.Descriptor) -> None:
+def fetch(place: Staging, source: BundleSource, blob: oci.Descriptor) -> None:
     """Stream one blob into staging. Raises DigestMismatch, MissingBlob, RemoteFailed, NoSpace."""
     mode = blob_mode(blob.media_type)
     with source.open(blob) as file, place.file(cap=blob.size + 1, mode=mode) as target:

@@ -15,7 +15,7 @@ from coldstart.artifacts import canonical, credentials, fields
 from coldstart.artifacts.credentials import Login
 from coldstart.artifacts.errors import BundleError, RemoteDenied, RemoteFailed
 from coldstart.artifacts.net import origin
-from coldstart.artifacts.net.http import Answer, Client, Forbidden, Secret, Unreachable
+from coldstart.artifacts.net.http_client import Answer, Forbidden, HttpClient, RemoteUnreachable, Secret
 from coldstart.artifacts.net.pace import Bounds
 
 REALMS_VARIABLE = "COLDSTART_TOKEN_REALMS"
@@ -25,18 +25,18 @@ _TOKEN_CAP = 128 << 10
 _READS = frozenset({"GET", "HEAD"})
 
 
-class Session:
+class RegistrySession:
     """Requests to one repository; asks for a token when it is told to, for reading or for writing."""
 
     def __init__(self, host: str, name: str, bounds: Bounds | None = None) -> None:
         self._host, self._name = host, name
-        self._client = Client(bounds)
-        self._origin = origin.of(self.base(host))
+        self._client = HttpClient(bounds)
+        self._origin = origin.parse_origin(self.base(host))
         self._secret: Secret | None = None
 
     def base(self, host: str) -> str:
         """Scheme and host: plain HTTP is for this machine only."""
-        local = origin.of(f"http://{host}").is_loopback
+        local = origin.parse_origin(f"http://{host}").is_loopback
         return f"{'http' if local else 'https'}://{'registry-1.docker.io' if host == 'docker.io' else host}"
 
     def ask(
@@ -49,14 +49,16 @@ class Session:
     ) -> Answer:
         """One request, repeated once with credentials if the registry itself asks. Raises RemoteDenied, RemoteFailed."""
         answer = self._send(method, url, headers, body, self._secret)
-        if answer.status == 401 and not answer.redirected and origin.of(answer.url) == self._origin:
+        if answer.status == 401 and not answer.redirected and origin.parse_origin(answer.url) == self._origin:
             answer.close()
             self._secret = Secret(self._origin, {"Authorization": self._authorization(answer, method)})
             answer = self._send(method, url, headers, body, self._secret)
         if answer.status in (401, 403):
             answer.close()
             where = f", to which {self._host} redirects," if answer.redirected else ""
-            raise RemoteDenied(f"{origin.of(answer.url).host}{where} denies {method} on {self._name}")
+            raise RemoteDenied(
+                f"{origin.parse_origin(answer.url).host}{where} denies {method} on {self._name}"
+            )
         return answer
 
     def _send(
@@ -66,7 +68,7 @@ class Session:
             return self._client.ask(method, url, headers=headers, secret=secret, body=body)
         except Forbidden as error:
             raise RemoteFailed(f"{self._host}: {error}") from error
-        except Unreachable as error:
+        except RemoteUnreachable as error:
             raise RemoteFailed(f"{self._host} cannot be reached: {error}") from error
 
     def _authorization(self, answer: Answer, method: str) -> str:
@@ -85,7 +87,7 @@ class Session:
         try:
             answer = self._ask_realm(challenge["realm"], realm, scope, login)
             status, data = answer.status, answer.up_to(_TOKEN_CAP + 1)
-        except (Unreachable, Forbidden) as error:
+        except (RemoteUnreachable, Forbidden) as error:
             raise RemoteDenied(f"{realm} gives no token for {self._name}: {error}") from error
         if status != 200:
             raise RemoteDenied(f"{realm} gives no token for {self._name}: it answers {status}")
@@ -95,7 +97,7 @@ class Session:
         allowed = [name.strip() for name in os.environ.get(REALMS_VARIABLE, "").split(",")]
         mend = f"if it is right: {REALMS_VARIABLE}={urlsplit(address).hostname or 'HOST'}; else docker login {self._host}"
         try:
-            realm = origin.of(address)
+            realm = origin.parse_origin(address)
         except ValueError as error:
             raise RemoteDenied(f"{self._host} names a token realm that is no https address") from error
         if not realm.may_hear_secrets:
@@ -120,10 +122,10 @@ class Session:
 
 def _token_in(data: bytes, realm: str) -> str:
     try:
-        found = fields.mapping(canonical.loads(data, cap=_TOKEN_CAP, what="token"), "token")
+        document = fields.mapping(canonical.loads(data, cap=_TOKEN_CAP, what="token"), "token")
     except BundleError as error:
         raise RemoteDenied(f"{realm} answers with a token that is not JSON") from error
-    token = found.get("token") or found.get("access_token")
+    token = document.get("token") or document.get("access_token")
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise RemoteDenied(f"{realm} answers without a token")
     return token

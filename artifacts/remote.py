@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle_source import BundleSource, LayoutSource
 from coldstart.artifacts.directory import pull_directory
 from coldstart.artifacts.errors import InvalidReference, NotALayout
-from coldstart.artifacts.source import LayoutSource, Source
 from coldstart.artifacts.store import Store
 
 if TYPE_CHECKING:
-    from coldstart.artifacts.registry import Repository
+    from coldstart.artifacts.oci_registry import Repository
 
 OCI, HUB, DIRECTORY = "oci://", "hf://", "dir://"
 
@@ -28,8 +28,8 @@ def push(bundle: Bundle, address: str, *, memory: bool = False) -> str:
     bundle.may_leave(memory)
     if address.startswith(OCI):
         place = _repository(address)
-        made = place.push(bundle)
-        return f"{OCI}{place.host}/{place.name}@{made.digest}"
+        descriptor = place.push(bundle)
+        return f"{OCI}{place.host}/{place.name}@{descriptor.digest}"
     if address.startswith(HUB):
         from coldstart.artifacts import hub
 
@@ -54,7 +54,7 @@ def pull(store: Store, address: str) -> Bundle:
     return pull_directory(store, _directory(path), f"sha256:{digest}" if digest else None)
 
 
-def source(address: str) -> Source:
+def source(address: str) -> BundleSource:
     """Where repair may fetch blobs from: a directory, an archive file, or a registry.
 
     Raises InvalidReference for the hub, from which single blobs are not fetched; NotALayout, RemoteFailed.
@@ -80,6 +80,6 @@ def _directory(address: str) -> Path:
 
 
 def _repository(address: str) -> Repository:
-    from coldstart.artifacts.registry import repository
+    from coldstart.artifacts.oci_registry import repository
 
     return repository(address.removeprefix(OCI))

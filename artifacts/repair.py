@@ -11,12 +11,12 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from coldstart.artifacts import blobs, oci, ranges
+from coldstart.artifacts.bundle_source import BundleSource
 from coldstart.artifacts.errors import BundleError, DigestMismatch, MissingBlob, RemoteFailed, named_os_errors
 from coldstart.artifacts.limits import CHUNK
 from coldstart.artifacts.manifest import SectionEntry
 from coldstart.artifacts.receive import fetch
 from coldstart.artifacts.section import blob_mode
-from coldstart.artifacts.source import Source
 from coldstart.artifacts.staging import Staging, staging
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Repair:
     reason: str
 
 
-def repair(store: Store, bundle: Bundle, sources: Sequence[Source]) -> list[Repair]:
+def repair(store: Store, bundle: Bundle, sources: Sequence[BundleSource]) -> list[Repair]:
     """One outcome per bad blob, none for a sound bundle. Raises ReadOnlyStore, NoSpace.
 
     If the manifest or config cannot be mended the sections are unknown, and the list ends there.
@@ -64,7 +64,7 @@ def _parts(bundle: Bundle) -> Iterator[tuple[str, oci.Descriptor, SectionEntry |
 
 def _mend(
     store: Store,
-    sources: Sequence[Source],
+    sources: Sequence[BundleSource],
     subject: str,
     blob: oci.Descriptor,
     entry: SectionEntry | None,
@@ -79,7 +79,7 @@ def _mend(
     return Repair(subject, blob.digest, False, 0, "; ".join(reasons))
 
 
-def _from(store: Store, source: Source, blob: oci.Descriptor, entry: SectionEntry | None) -> int:
+def _from(store: Store, source: BundleSource, blob: oci.Descriptor, entry: SectionEntry | None) -> int:
     with staging(store.layout) as place:
         fetched = blob.size
         if entry is None or not entry.chunks or not blobs.blob_path(store.root, blob.digest).is_file():
@@ -91,7 +91,9 @@ def _from(store: Store, source: Source, blob: oci.Descriptor, entry: SectionEntr
     return fetched
 
 
-def _patch(store: Store, place: Staging, source: Source, blob: oci.Descriptor, entry: SectionEntry) -> int:
+def _patch(
+    store: Store, place: Staging, source: BundleSource, blob: oci.Descriptor, entry: SectionEntry
+) -> int:
     fetched = 0
     mode = blob_mode(blob.media_type)
     with (
@@ -107,6 +109,6 @@ def _patch(store: Store, place: Staging, source: Source, blob: oci.Descriptor, e
     return fetched
 
 
-def _chunk(source: Source, blob: oci.Descriptor, number: int) -> bytes:
+def _chunk(source: BundleSource, blob: oci.Descriptor, number: int) -> bytes:
     with source.open(blob, number * CHUNK) as file:
         return ranges.read_full(file, min(CHUNK, blob.size - number * CHUNK))

@@ -20,21 +20,21 @@ class Candidate:
     """A bundle and what speaks for it; `problem` says why it cannot be read here."""
 
     bundle: Bundle
-    made: str
+    created: str
     trust: TrustResult
     problem: BundleError | None = None
 
     @property
     def rank(self) -> tuple[bool, bool, str, int]:
         """The larger, the better."""
-        return self.problem is None, self.trust.ok, self.made, self.bundle.version
+        return self.problem is None, self.trust.ok, self.created, self.bundle.version
 
 
 def judged(bundle: Bundle, trust: Trust | None) -> Candidate:
     """`bundle` with its rank; without `trust` all are trusted alike."""
     try:
-        made = bundle.manifest.provenance.created
-        return Candidate(bundle, moment(made), trust(bundle) if trust else _UNJUDGED)
+        created = bundle.manifest.provenance.created
+        return Candidate(bundle, moment(created), trust(bundle) if trust else _UNJUDGED)
     except BundleError as error:
         return Candidate(bundle, "", TrustResult(False, None, error.message), error)
 
@@ -47,8 +47,8 @@ def best_first(bundles: Iterable[Bundle], trust: Trust | None) -> list[Candidate
 def newer_than(bundle: Bundle, others: Iterable[Bundle], trust: Trust | None) -> list[Bundle]:
     """Which of the `others` that are trusted have the same key and were made later: taking `bundle` is going back."""
     same = [other for other in others if other != bundle and other.key_digest == bundle.key_digest]
-    made = judged(bundle, None).made
-    return [one.bundle for one in best_first(same, trust) if one.trust.ok and one.made > made]
+    created = judged(bundle, None).created
+    return [one.bundle for one in best_first(same, trust) if one.trust.ok and one.created > created]
 
 
 def superseded(bundles: Sequence[Bundle], keep: int, trust: Trust | None) -> set[str]:

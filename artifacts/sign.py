@@ -42,9 +42,9 @@ class HostKey:
     def sign(self, digest: str) -> bytes:
         """The canonical signature document over a manifest's digest."""
         raw = _raw(self.private.public_key())
-        made = self.private.sign(_message(digest))
+        signature = self.private.sign(_message(digest))
         return canonical.dumps(
-            {"algorithm": ALGORITHM, "public_key": _b64(raw), "signature": _b64(made), "signs": digest}
+            {"algorithm": ALGORITHM, "public_key": _b64(raw), "signature": _b64(signature), "signs": digest}
         )
 
     def attest(self, digest: str) -> bytes:
@@ -67,9 +67,9 @@ def host_key(state_dir: Path) -> HostKey:
     with named_os_errors("making the signing key"):
         if not path.exists():
             _create_private(path)
-    made = HostKey(_load_private(path))
-    trust(trust_dir(state_dir), _public_pem(made), name="host")
-    return made
+    key = HostKey(_load_private(path))
+    trust(trust_dir(state_dir), _public_pem(key), name="host")
+    return key
 
 
 def trust_dir(state_dir: Path) -> Path:
@@ -156,8 +156,8 @@ def _judge_sigstore(payload: bytes, digest: str, keys: dict[str, Ed25519PublicKe
 
 
 def _parse(payload: bytes, digest: str) -> tuple[Ed25519PublicKey, bytes]:
-    found = canonical.loads(payload, cap=LIMITS.signature, what="signature")
-    members = fields.mapping(found, "signature")
+    document = canonical.loads(payload, cap=LIMITS.signature, what="signature")
+    members = fields.mapping(document, "signature")
     if members.get("algorithm") != ALGORITHM or members.get("signs") != digest:
         raise InvalidSignature("the signature is of another algorithm or about another bundle")
     try:
@@ -180,22 +180,22 @@ def _load_private(path: Path) -> Ed25519PrivateKey:
     if path.stat().st_mode & 0o077:
         raise InvalidSignature(f"{path.name} can be read by others", mend=f"chmod 600 on {path.name}")
     try:
-        found = serialization.load_pem_private_key(files.read_capped(path, LIMITS.signature), password=None)
+        key = serialization.load_pem_private_key(files.read_capped(path, LIMITS.signature), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InvalidSignature(f"{path.name} is not a private key") from error
-    if not isinstance(found, Ed25519PrivateKey):
+    if not isinstance(key, Ed25519PrivateKey):
         raise InvalidSignature(f"{path.name} is not an ed25519 key")
-    return found
+    return key
 
 
 def _load_public(pem: bytes, name: str) -> Ed25519PublicKey:
     try:
-        found = serialization.load_pem_public_key(pem)
+        key = serialization.load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise InvalidSignature(f"{name} is not a public key in PEM", mend="remove or replace it") from error
-    if not isinstance(found, Ed25519PublicKey):
+    if not isinstance(key, Ed25519PublicKey):
         raise InvalidSignature(f"{name} is not an ed25519 key", mend="remove or replace it")
-    return found
+    return key
 
 
 def _public_pem(key: HostKey) -> bytes:

@@ -64,10 +64,10 @@ def hint(public: Ed25519PublicKey) -> str:
 def is_bundle(document: bytes) -> bool:
     """Whether a signature document is of this form."""
     try:
-        found = canonical.loads(document, cap=LIMITS.signature, what="signature")
+        members = canonical.loads(document, cap=LIMITS.signature, what="signature")
     except BundleError:
         return False
-    return isinstance(found, dict) and found.get("mediaType") == MEDIA_TYPE
+    return isinstance(members, dict) and members.get("mediaType") == MEDIA_TYPE
 
 
 def signer(document: bytes, digest: str, keys: Iterable[Ed25519PublicKey]) -> Ed25519PublicKey | None:
@@ -96,10 +96,10 @@ def _parse(document: bytes) -> tuple[bytes, list[bytes]]:
 
 
 def _is_about(body: bytes, digest: str) -> bool:
-    found = fields.mapping(canonical.loads(body, cap=LIMITS.signature, what="statement"), "statement")
-    if found.get("_type") != STATEMENT_TYPE or found.get("predicateType") != PREDICATE_TYPE:
+    document = fields.mapping(canonical.loads(body, cap=LIMITS.signature, what="statement"), "statement")
+    if document.get("_type") != STATEMENT_TYPE or document.get("predicateType") != PREDICATE_TYPE:
         return False
-    subjects = fields.items(found.get("subject"), "statement.subject", cap=1)
+    subjects = fields.items(document.get("subject"), "statement.subject", cap=1)
     named = [fields.texts(fields.mapping(one, "subject").get("digest"), "digest") for one in subjects]
     return any(one.get("sha256") == digest.removeprefix("sha256:") for one in named)
 

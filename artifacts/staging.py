@@ -19,8 +19,8 @@ from uuid import uuid4
 
 from coldstart.artifacts import files, oci
 from coldstart.artifacts.errors import TooLarge, named_os_errors
-from coldstart.artifacts.layout import Layout
 from coldstart.artifacts.limits import CHUNK, LIMITS
+from coldstart.artifacts.oci_layout import OciLayout
 
 _LOCK = "lock"
 
@@ -95,18 +95,18 @@ class Staging:
         """
         path = self.directory / f"{uuid4().hex}.partial"
         with named_os_errors("writing a blob"), files.create(path, mode) as raw:
-            made = HashingFile(raw, cap)
+            file = HashingFile(raw, cap)
             try:
-                yield made
-                made.finish()
+                yield file
+                file.finish()
             except BaseException:
                 path.unlink(missing_ok=True)
                 raise
-        self.blobs[made.digest] = path
+        self.blobs[file.digest] = path
 
 
 @contextmanager
-def staging(layout: Layout) -> Iterator[Staging]:
+def staging(layout: OciLayout) -> Iterator[Staging]:
     """A fresh staging directory, removed at the end. Raises ReadOnlyStore or NoSpace."""
     layout.create()
     # Under the index lock, so that prune cannot collect the directory before its own lock is held.
@@ -122,7 +122,7 @@ def staging(layout: Layout) -> Iterator[Staging]:
             os.close(handle)
 
 
-def abandoned(layout: Layout) -> list[Path]:
+def abandoned(layout: OciLayout) -> list[Path]:
     """Staging directories whose writer is dead. Call under the index lock."""
     return [path for path in sorted(layout.staging.iterdir()) if _is_dead(path)]
 

@@ -16,15 +16,15 @@ from coldstart.artifacts import commit, files, oci, selection
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import Ambiguous, BundleError, InvalidReference
 from coldstart.artifacts.key import Key, Mismatch, diff
-from coldstart.artifacts.layout import Layout
+from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.staging import Staging, staging
 
 if TYPE_CHECKING:
     # What only writers need is imported where it is used: readers start servers, and their time is counted.
+    from coldstart.artifacts.bundle_source import BundleSource
     from coldstart.artifacts.draft import Draft
     from coldstart.artifacts.prune import Pruned
     from coldstart.artifacts.repair import Repair
-    from coldstart.artifacts.source import Source
 
     Repairs = list[Repair]
 Bundles = list[Bundle]
@@ -56,7 +56,7 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
-        self.layout = Layout(self.root)
+        self.layout = OciLayout(self.root)
 
     @contextmanager
     def begin(self, key: Key) -> Iterator[Draft]:
@@ -94,10 +94,10 @@ class Store:
         Raises NotFound, and what Bundle.manifest raises where no version can be read. `name` also counts
         a bundle as of the same model.
         """
-        found = [bundle for bundle in self.list() if _says(bundle)[1] == key.digest]
-        if not found:
+        candidates = [bundle for bundle in self.list() if _says(bundle)[1] == key.digest]
+        if not candidates:
             raise NotFound(f"no bundle for key {key.short}", self._nearest(key, name, trust))
-        best = selection.best_first(found, trust)[0]
+        best = selection.best_first(candidates, trust)[0]
         if best.problem is not None:
             raise best.problem
         if not best.trust.ok:
@@ -112,20 +112,20 @@ class Store:
         or InvalidReference.
         """
         bundles = self.list()
-        found = self._matching(ref, bundles)
-        if not found:
+        matches = self._matching(ref, bundles)
+        if not matches:
             raise NotFound(f"no bundle is called {ref!r}")
-        if len(found) == 1:
-            return found[0]
+        if len(matches) == 1:
+            return matches[0]
         return (
-            selection.best_first(found, trust)[0].bundle
-            if self._newest_wins(ref, found)
-            else _several(ref, found)
+            selection.best_first(matches, trust)[0].bundle
+            if self._newest_wins(ref, matches)
+            else _several(ref, matches)
         )
 
     def signatures(self, bundle: Bundle) -> Sequence[bytes]:
         """Signature documents about `bundle`, unverified; sign.trusted judges them."""
-        from coldstart.artifacts.source import LayoutSource
+        from coldstart.artifacts.bundle_source import LayoutSource
 
         return LayoutSource(self).signatures(bundle.descriptor)
 
@@ -163,7 +163,7 @@ class Store:
 
         return prune.prune(self.layout, doomed, dry_run=dry_run)
 
-    def repair(self, bundle: Bundle, sources: Sequence[Source]) -> Repairs:
+    def repair(self, bundle: Bundle, sources: Sequence[BundleSource]) -> Repairs:
         """Fetch each bad blob, or only its bad chunks, from the first source that has it.
 
         Good ones stay untouched.
@@ -172,7 +172,7 @@ class Store:
 
         return repair.repair(self, bundle, sources)
 
-    def receive(self, source: Source, descriptor: oci.Descriptor) -> Bundle:
+    def receive(self, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
         """Take a bundle over from another store, an archive, a registry or the hub."""
         from coldstart.artifacts.receive import receive
 
@@ -196,8 +196,8 @@ class Store:
             return [
                 b for b in bundles if _says(b)[0] == name and b.digest.startswith(digest) and len(digest) > 12
             ]
-        if found := _by_name(ref, bundles):
-            return found
+        if named := _by_name(ref, bundles):
+            return named
         if matched := _HEX.fullmatch(ref):
             prefix = f"sha256:{matched[1]}"
             return [b for b in bundles if b.digest.startswith(prefix) or _says(b)[1].startswith(prefix)]
@@ -205,9 +205,9 @@ class Store:
             raise InvalidReference(f"{ref!r} is not a reference")
         return []
 
-    def _newest_wins(self, ref: str, found: Sequence[Bundle]) -> bool:
-        by_name = all(_says(bundle)[0] == ref for bundle in found)
-        by_key = _HEX.fullmatch(ref) is not None and len({_says(bundle)[1] for bundle in found}) == 1
+    def _newest_wins(self, ref: str, matches: Sequence[Bundle]) -> bool:
+        by_name = all(_says(bundle)[0] == ref for bundle in matches)
+        by_key = _HEX.fullmatch(ref) is not None and len({_says(bundle)[1] for bundle in matches}) == 1
         return by_name or by_key
 
     def _nearest(self, key: Key, name: str | None, trust: Trust | None) -> tuple[Bundle, Mismatches] | None:
@@ -233,16 +233,16 @@ def _says(bundle: Bundle) -> tuple[str, str]:
 
 
 def _by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
-    if found := [b for b in bundles if ref in (_says(b)[0], b.descriptor.annotations.get(oci.REF_NAME))]:
-        return found
+    if named := [b for b in bundles if ref in (_says(b)[0], b.descriptor.annotations.get(oci.REF_NAME))]:
+        return named
     if matched := _VERSIONED.fullmatch(ref):
         return [b for b in bundles if _says(b)[0] == matched["name"] and b.version == int(matched["version"])]
     return []
 
 
-def _several(ref: str, found: Sequence[Bundle]) -> Bundle:
-    listed = ", ".join(bundle.ref for bundle in found[:8])
-    raise Ambiguous(f"{ref!r} names {len(found)} bundles: {listed}")
+def _several(ref: str, matches: Sequence[Bundle]) -> Bundle:
+    listed = ", ".join(bundle.ref for bundle in matches[:8])
+    raise Ambiguous(f"{ref!r} names {len(matches)} bundles: {listed}")
 
 
 def _same_model(key: Key, name: str | None, bundle: Bundle) -> bool:

@@ -165,8 +165,13 @@ def _pax(stream: Readable, size: int) -> dict[str, str]:
 
 
 def _record(data: bytes) -> tuple[str, str, bytes]:
-    digits, found, _ = data.partition(b" ")
-    if not found or not digits.isdigit() or len(digits) > 6 or not len(digits) + 1 < int(digits) <= len(data):
+    digits, separator, _ = data.partition(b" ")
+    if (
+        not separator
+        or not digits.isdigit()
+        or len(digits) > 6
+        or not len(digits) + 1 < int(digits) <= len(data)
+    ):
         raise InvalidTree("malformed pax record")
     record, rest = data[len(digits) + 1 : int(digits)], data[int(digits) :]
     name, equals, value = record.partition(b"=")

@@ -44,22 +44,22 @@ def check_manifest(bundle: Bundle) -> list[Finding]:
         manifest = bundle.manifest
     except BundleError as error:
         return [_finding(error, "manifest")]
-    found = [_unknown(entry) for entry in manifest.sections if not supported(entry)]
+    findings = [_unknown(entry) for entry in manifest.sections if not supported(entry)]
     if any(
         argument.partition("=")[2].startswith("/") or argument.startswith("/")
         for argument in manifest.provenance.arguments
     ):
         mend = "materialize again with a newer coldstart, which leaves paths out"
-        found.append(Finding("CS-PROVENANCE", "warning", "provenance names a path", mend, "provenance"))
-    return found
+        findings.append(Finding("CS-PROVENANCE", "warning", "provenance names a path", mend, "provenance"))
+    return findings
 
 
 def check_checksum(bundle: Bundle) -> list[Finding]:
     """`check_manifest`, the digest of each blob, and a walk through each tree and JSON section."""
-    found = check_manifest(bundle)
-    if any(finding.subject == "manifest" for finding in found):
-        return found
-    return found + [item for entry in bundle.manifest.sections for item in _section(bundle, entry)]
+    findings = check_manifest(bundle)
+    if any(finding.subject == "manifest" for finding in findings):
+        return findings
+    return findings + [item for entry in bundle.manifest.sections for item in _section(bundle, entry)]
 
 
 def _section(bundle: Bundle, entry: SectionEntry) -> list[Finding]:

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support import environment_reads
 
 from coldstart.machine import secrets
-from coldstart.serve import environment
+from coldstart.serve import template_environment
 
 PACKAGES = (
     "vllm",
@@ -116,9 +116,13 @@ def variables() -> dict[str, Any]:
 def _judged(name: str) -> str:
     if secrets.named(name):
         return "secret: given to no kept process"
-    if environment.counts(name):
+    if template_environment.counts(name):
         return "counts: steps down where it differs"
-    return "irrelevant, with a reason" if name in environment.IRRELEVANT else "read by nothing that computes"
+    return (
+        "irrelevant, with a reason"
+        if name in template_environment.IRRELEVANT
+        else "read by nothing that computes"
+    )
 
 
 def main() -> None:

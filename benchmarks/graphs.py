@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import numpy as np  # noqa: E402
 
-from coldstart.graphs import capture, contents, gate, materialize, store  # noqa: E402
+from coldstart.graphs import capture, combine, contents, gate, table_files  # noqa: E402
 from coldstart.graphs.errors import AlteredTable, GraphError  # noqa: E402
 from coldstart.graphs.link import broken_assumptions  # noqa: E402
 from coldstart.graphs.restore import Restorer  # noqa: E402
@@ -71,7 +71,7 @@ def _judge(program: rg.Program, seed: int, totals: dict[str, int]) -> None:
     a, b, third = (rg.place(program, seed * 3 + i) for i in (1, 2, 3))
     more = [rg.snapshot(program, rg.place(program, seed * 3 + (1 << 50) + i)) for i in (1, 2)]
     try:
-        tables = materialize.combine(rg.snapshot(program, a), rg.snapshot(program, b), more).tables
+        tables = combine.combine(rg.snapshot(program, a), rg.snapshot(program, b), more).tables
     except GraphError:
         totals["refused"] += 1
         return
@@ -128,9 +128,9 @@ def step(name: str, shape: Shape, seed: int, directory: Path) -> dict[str, Any]:
         snapshot.save(directory / name)
         return {}
     first, *more = (load_snapshot(directory / other) for other in ("a", "c", "d"))
-    combined = materialize.combine(first, snapshot, more)
+    combined = combine.combine(first, snapshot, more)
     tables = contents.minimise(model.driver, model, captured, combined, snapshot.contents)
-    store.save(tables, directory / "bundle", snapshot.binaries)
+    table_files.save(tables, directory / "bundle", snapshot.binaries)
     return {
         "assumptions": len(tables.assumed),
         "classifiers": [asdict(score) for score in compare(first, snapshot)],
@@ -193,7 +193,7 @@ def altered() -> dict[str, Any]:
         bundle = Path(directory) / "bundle"
         proven(bundle, Shape("tiny", 1, sizes=(1, 8)))
         counts = dict.fromkeys(("bytes", "refused", "accepted"), 0)
-        for path in [*sorted(bundle.glob("*.npy")), bundle / store.MANIFEST]:
+        for path in [*sorted(bundle.glob("*.npy")), bundle / table_files.MANIFEST]:
             _alter(path, bundle, counts)
         return counts
 
@@ -204,7 +204,7 @@ def _alter(path: Path, bundle: Path, counts: dict[str, int]) -> None:
         path.write_bytes(data[:at] + bytes([data[at] ^ 0x20]) + data[at + 1 :])
         counts["bytes"] += 1
         try:
-            store.load(bundle)
+            table_files.load(bundle)
             counts["accepted"] += 1
         except AlteredTable:
             counts["refused"] += 1

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from support.fake_cuda.model import LAYOUTS, NAMED, POOL, FakeModel
 
-from coldstart.graphs import store
+from coldstart.graphs import table_files
 from coldstart.graphs.api import LAUNCH
 from coldstart.graphs.link import launch_rows, relocate
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.table import EDGE, GRAPH, NODE, RELOCATION, Kernel, Region, Tables, empty_tables
+from coldstart.graphs.tables import EDGE, GRAPH, NODE, RELOCATION, Kernel, SymbolRegion, Tables, empty_tables
 
 GRAPHS, PER_GRAPH = 35, 400
 POINTERS = 4
@@ -55,7 +55,7 @@ def tables(digest: str) -> Tables:
         empty_tables(), graphs=graphs, nodes=nodes, edges=edges, relocations=rows,
         payload=np.zeros(count * PAYLOAD, np.uint8), keys=[f"decode:{i}" for i in range(1, GRAPHS + 1)],
         kernels=[Kernel("k_add", digest, LAYOUTS["k_add"])],
-        regions=[Region(symbol, size) for symbol, size in NAMED.items()],
+        regions=[SymbolRegion(symbol, size) for symbol, size in NAMED.items()],
     )  # fmt: skip
 
 
@@ -65,11 +65,11 @@ def measure(rounds: int, spread: Callable[[list[float]], dict[str, float]]) -> d
     (digest,) = model.driver.modules.images
     with tempfile.TemporaryDirectory() as directory:
         bundle = Path(directory) / "bundle"
-        store.save(tables(digest), bundle, model.driver.modules.images)
+        table_files.save(tables(digest), bundle, model.driver.modules.images)
         count = GRAPHS * PER_GRAPH
-        read = [_timed(lambda: store.load(bundle)) for _ in range(rounds)]
+        read = [_timed(lambda: table_files.load(bundle)) for _ in range(rounds)]
         restores, drivers, relocations, rows = [], [], [], []
-        loaded = store.load(bundle)
+        loaded = table_files.load(bundle)
         for _ in range(rounds):
             relocations.append(_timed(lambda: _relocate(loaded)))
             rows.append(_timed(lambda: launch_rows(loaded, np.array(loaded.payload), [1])))

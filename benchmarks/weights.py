@@ -43,7 +43,6 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
 from support import range_control  # noqa: E402
 from weight_path import checkpoint, node, report  # noqa: E402
 
-from coldstart.contract.asked import Asked  # noqa: E402
 from coldstart.model.models import weight_files  # noqa: E402
 
 # Multiples of the rate at which fetching takes as long as importing; None is unlimited.
@@ -81,7 +80,7 @@ class Bench:
 
     def coldstart(self, digest: bool) -> dict[str, Any]:
         """Prefetcher and process side by side."""
-        environment = Asked(self.server.url, self.plan).environment()
+        environment = node.streaming(self.server.url, self.plan)
         began_s = time.monotonic()
         try:
             found = _process(["coldstart", str(self.bare), *["--digest"] * digest], environment)

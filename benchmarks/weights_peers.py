@@ -46,7 +46,6 @@ from support import range_control  # noqa: E402
 from weight_path import checkpoint, engine, limits, node, report  # noqa: E402
 from weight_path.memory import RETURNED_S, Held  # noqa: E402
 
-from coldstart.contract.asked import Asked  # noqa: E402
 from coldstart.weights.prefetch import client  # noqa: E402
 
 THREADS = {"enable_multithread_load": True, "num_threads": 8}
@@ -88,7 +87,7 @@ def resident(directory: Path) -> Iterator[dict[str, str]]:
             with client.attach(server.url, json.loads(asked.read_text()), directory=node.sockets()) as held:
                 held.complete()
                 yield {
-                    **Asked(server.url, asked).environment(),
+                    **node.streaming(server.url, asked),
                     "XDG_RUNTIME_DIR": str(node.runtime()),
                 }
         finally:

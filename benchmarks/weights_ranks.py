@@ -33,8 +33,6 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
 from support import range_control  # noqa: E402
 from weight_path import checkpoint, engine, node, report  # noqa: E402
 
-from coldstart.contract.asked import Asked  # noqa: E402
-
 RANKS = 2
 CONFIG = checkpoint.CONFIG | {"num_hidden_layers": 8}
 WAYS = {"vllm": "safetensors", "coldstart, files": "coldstart", "coldstart, HTTP": "coldstart"}
@@ -68,7 +66,7 @@ def _over_http(way: str, source: Path) -> list[dict[str, Any]]:
         places = [scratch / str(number) for number in range(RANKS)]
 
         def environment(number: int) -> None:
-            os.environ.update(Asked(servers[number].url, plan).environment())
+            os.environ.update(node.streaming(servers[number].url, plan))
             os.environ["XDG_RUNTIME_DIR"] = str(places[number])
 
         for place in places:

@@ -21,7 +21,7 @@ class ColdstartError(Exception):
         self.exit_code = exit_code
 
 
-class Failed(ColdstartError):
+class CommandFailed(ColdstartError):
     """The answer is no: an invalid bundle, a regression, a server that died (exit 1)."""
 
     def __init__(self, message: str, *, mend: str | None = None) -> None:

@@ -8,30 +8,30 @@ from coldstart.commands._output import human_bytes, table
 NAME, SHOWN = 48, 6
 
 
-def text(found: Mapping[str, Any]) -> str:
+def text(summary: Mapping[str, Any]) -> str:
     """What `inspect` shows of a graphs section."""
-    if "error" in found:
-        return f"CUDA graphs: they cannot be read: {found['error']}"
-    blocks = [_facts(found), _kernels(found["kernels"])]
-    if found["refused"]:
-        blocks.append(table(("captured at every start", "reason"), sorted(found["refused"].items())))
+    if "error" in summary:
+        return f"CUDA graphs: they cannot be read: {summary['error']}"
+    blocks = [_facts(summary), _kernels(summary["kernels"])]
+    if summary["refused"]:
+        blocks.append(table(("captured at every start", "reason"), sorted(summary["refused"].items())))
     return "\n\n".join(blocks)
 
 
-def _facts(found: Mapping[str, Any]) -> str:
-    proof = found["proof"]
+def _facts(summary: Mapping[str, Any]) -> str:
+    proof = summary["proof"]
     eager = "with eager outputs too" if proof and proof["eager"] else "captured and restored outputs alone"
     rows = [
-        ("graphs", f"{found['graphs']}; {len(found['refused'])} more are captured at every start"),
-        ("nodes", f"{found['nodes']}: {_counts(found['nodes_by_kind'])}"),
-        ("edges", f"{found['edges']}, {found['edges_with_data']} with data"),
-        ("relocations", f"{found['relocations']}: {_counts(found['relocations_by_region'])}"),
-        ("tensor maps", f"{found['relocations_of_tensor_maps']} of the relocations"),
-        ("unstable", f"{found['unstable_bytes']} parameter bytes that no kernel reads"),
-        ("contents", human_bytes(found["contents_bytes"])),
+        ("graphs", f"{summary['graphs']}; {len(summary['refused'])} more are captured at every start"),
+        ("nodes", f"{summary['nodes']}: {_counts(summary['nodes_by_kind'])}"),
+        ("edges", f"{summary['edges']}, {summary['edges_with_data']} with data"),
+        ("relocations", f"{summary['relocations']}: {_counts(summary['relocations_by_region'])}"),
+        ("tensor maps", f"{summary['relocations_of_tensor_maps']} of the relocations"),
+        ("unstable", f"{summary['unstable_bytes']} parameter bytes that no kernel reads"),
+        ("contents", human_bytes(summary["contents_bytes"])),
         (
             "bytes",
-            f"{human_bytes(found['bytes_on_disk'])} unpacked, {found['bytes_per_node']} a node in tables",
+            f"{human_bytes(summary['bytes_on_disk'])} unpacked, {summary['bytes_per_node']} a node in tables",
         ),
         (
             "proof",
@@ -50,15 +50,17 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
 
 
-def diff_text(found: Mapping[str, Any], left: str, right: str) -> str:
+def diff_text(difference: Mapping[str, Any], left: str, right: str) -> str:
     """What `inspect --diff` shows of them."""
     lines = [
         f"{name.removesuffix('_only')} only in {ref}: {_some(items)}"
         for name in ("graphs_only", "kernels_only", "regions_only", "refused_only")
-        for ref, items in zip((left, right), found[name], strict=True)
+        for ref, items in zip((left, right), difference[name], strict=True)
         if items
     ]
-    changed = [(key, *(rows.get(n, 0) for n in CHANGES)) for key, rows in found["graphs_changed"].items()]
+    changed = [
+        (key, *(rows.get(n, 0) for n in CHANGES)) for key, rows in difference["graphs_changed"].items()
+    ]
     listed = [table(("graph that differs in", *CHANGES), changed)] if changed else []
     return "\n".join([*lines, *listed]) or "the CUDA graphs differ only in what no kernel reads"
 

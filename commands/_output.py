@@ -51,12 +51,12 @@ class Output:
         else:
             self._write(printable(text if isinstance(text, str) else text()))
 
-    def success(self, made: str, *, where: str | None = None, then: str | None = None) -> None:
+    def success(self, outcome: str, *, where: str | None = None, then: str | None = None) -> None:
         """The closing line: what was made, where, how long it took, and the next command."""
         seconds = time.monotonic() - self.started
         place = f" in {where}" if where else ""
         following = f" Next: {then}" if then else ""
-        self.note(f"{made}{place} ({seconds:.1f} s).{following}")
+        self.note(f"{outcome}{place} ({seconds:.1f} s).{following}")
 
     def note(self, message: str) -> None:
         """A line for people on stderr, kept back by -q."""

@@ -6,14 +6,14 @@ from coldstart.artifacts import selection
 from coldstart.artifacts.bundle import Bundle
 from coldstart.commands._options import Common
 
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.key import inspection
 
 
-def report(common: Common, bundles: Sequence[Bundle], made: str) -> None:
-    """Render the references; warn for each bundle whose signer nobody trusts. Raises Failed for none."""
+def report(common: Common, bundles: Sequence[Bundle], outcome: str) -> None:
+    """Render the references; warn for each bundle whose signer nobody trusts. Raises CommandFailed for none."""
     if not bundles:
-        raise Failed(
+        raise CommandFailed(
             "There is no bundle in it.",
             mend="name an archive that was exported, or an address that was pushed to",
         )
@@ -34,4 +34,4 @@ def report(common: Common, bundles: Sequence[Bundle], made: str) -> None:
                 f"{bundle.name}:v{bundle.version} is older than v{newer[0].version}, which stays the one that is taken; "
                 f"to go back: coldstart prune {newer[0].ref}"
             )
-    common.out.success(made, where=str(common.store().root), then=f"coldstart serve {bundles[0].name}")
+    common.out.success(outcome, where=str(common.store().root), then=f"coldstart serve {bundles[0].name}")

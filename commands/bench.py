@@ -16,8 +16,8 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
-from coldstart.errors import Failed, Usage
-from coldstart.measure.bench.request import Request, run
+from coldstart.errors import CommandFailed, Usage
+from coldstart.measure.bench.benchmark import BenchRequest, run
 from coldstart.measure.report import html, markdown, rows
 
 EXPORTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
@@ -50,7 +50,7 @@ def command(
 ) -> None:
     """Measure, write the reports, show the result, fail where the answer is no."""
     form, files = _exports(export or [])
-    request = Request(
+    request = BenchRequest(
         model=model,
         vllm_args=common.vllm_args,
         modes=modes.split(",") if modes else None,
@@ -87,7 +87,7 @@ def _text(document: Mapping[str, Any]) -> str:
 
 def _judge(document: Mapping[str, Any], common: Common, files: list[Path]) -> None:
     if document["failures"]:
-        raise Failed("; ".join(document["failures"]), mend="coldstart doctor")
+        raise CommandFailed("; ".join(document["failures"]), mend="coldstart doctor")
     where = ", ".join(path.name for path in files) or None
     then = "coldstart bench MODEL --export json=baseline.json" if not files else None
     common.out.success(f"Measured {document['model']}", where=where, then=then)
@@ -108,7 +108,7 @@ def _exports(wanted: list[str]) -> tuple[str | None, dict[Path, str]]:
     return (results[0] if results else None), files
 
 
-def _command_line(request: Request) -> list[str]:
+def _command_line(request: BenchRequest) -> list[str]:
     line = ["coldstart", "bench", request.model, "--runs", str(request.runs), "--warmup", str(request.warmup)]
     line += ["--modes", ",".join(request.modes)] if request.modes else []
     line += [] if request.steady else ["--no-steady"]

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
-from coldstart.commands import settings
+from coldstart.commands import config_file
 from typer.core import TyperGroup
 
 import coldstart
@@ -86,7 +86,7 @@ class LazyGroup(TyperGroup):
             ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         loaded = load(name)
         given = (ctx.default_map or {}).get(name, {})
-        settings.check(given, _parameters(loaded, ctx), f"[{name}] of the configuration")
+        config_file.check(given, _parameters(loaded, ctx), f"[{name}] of the configuration")
         return loaded
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
@@ -108,7 +108,7 @@ def load(name: str) -> Any:
     loaded = typer.main.get_command(app)
     loaded.name = name
     # Not on the whole program: a COLDSTART_VERSION in a container would then be its --version.
-    loaded.context_settings["auto_envvar_prefix"] = f"{settings.PREFIX}_{name}".upper().replace("-", "_")
+    loaded.context_settings["auto_envvar_prefix"] = f"{config_file.PREFIX}_{name}".upper().replace("-", "_")
     return loaded
 
 
@@ -167,11 +167,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _defaults(argv: Sequence[str]) -> dict[str, dict[str, Any]]:
-    if settings.locate(argv) is None:
+    if config_file.locate(argv) is None:
         return {}
     from coldstart.commands._options import SHARED
 
-    return settings.load(argv, [*COMMANDS], SHARED)
+    return config_file.load(argv, [*COMMANDS], SHARED)
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:

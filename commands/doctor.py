@@ -6,7 +6,7 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.machine import doctor
 from coldstart.machine.probes import Probe
 
@@ -15,19 +15,21 @@ from coldstart.machine.probes import Probe
 def command(common: Common) -> None:
     """Examine, render, and answer yes (0) or no (1)."""
     with common.out.phase("examine this machine"):
-        found = doctor.examine(common.cache)
-    modes, able = doctor.start_modes(found), doctor.able(found)
-    data = {"able": able, "start_modes": modes, "probes": [asdict(probe) for probe in found]}
-    common.out.result(data, lambda: _text(found, modes), brief="yes" if able else "no")
+        results = doctor.examine(common.cache)
+    modes, able = doctor.start_modes(results), doctor.able(results)
+    data = {"able": able, "start_modes": modes, "probes": [asdict(probe) for probe in results]}
+    common.out.result(data, lambda: _text(results, modes), brief="yes" if able else "no")
     if not able:
-        first = next(probe for probe in found if probe.required and probe.status == "missing")
-        raise Failed(f"Cold starts cannot be served here: {first.name}: {first.found}.", mend=first.mend)
+        first = next(probe for probe in results if probe.required and probe.status == "missing")
+        raise CommandFailed(
+            f"Cold starts cannot be served here: {first.name}: {first.found}.", mend=first.mend
+        )
     common.out.success("Examined this machine", then="coldstart materialize tiny-llama")
 
 
-def _text(found: list[Probe], modes: dict[str, bool]) -> str:
-    rows = [(probe.status, probe.name, probe.found) for probe in found]
-    missing = [f"  {probe.name}: {probe.mend}" for probe in found if probe.mend]
+def _text(results: list[Probe], modes: dict[str, bool]) -> str:
+    rows = [(probe.status, probe.name, probe.found) for probe in results]
+    missing = [f"  {probe.name}: {probe.mend}" for probe in results if probe.mend]
     can = ", ".join(f"{name} {'yes' if yes else 'no'}" for name, yes in modes.items())
     blocks = [table(("", "what", "found"), rows), f"start modes: {can}"]
     if missing:

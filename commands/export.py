@@ -31,5 +31,5 @@ def command(
         size = export_archive(bundles, path, replace=force, memory=include_snapshot)
     data = {"archive": str(path), "bytes": size, "bundles": [bundle.ref for bundle in bundles]}
     common.out.result(data, str(path))
-    made = f"Exported {len(bundles)} bundles, {human_bytes(size)}"
-    common.out.success(made, where=str(path), then=f"coldstart import {path}")
+    outcome = f"Exported {len(bundles)} bundles, {human_bytes(size)}"
+    common.out.success(outcome, where=str(path), then=f"coldstart import {path}")

@@ -38,14 +38,14 @@ def command(
     asks_key = bool(common.vllm_args or revision) or (key and inspection.names_model(ref))
     bundle = None if asks_key else inspection.find_bundle(common.store(), ref)
     if bundle is None:
-        found = common.look_up(ref, revision)
-        if found.bundle is None:  # to be looked at, not to be used
-            found = common.look_up(ref, revision, anyone)
+        lookup = common.look_up(ref, revision)
+        if lookup.bundle is None:  # to be looked at, not to be used
+            lookup = common.look_up(ref, revision, anyone)
         if key:
-            return _show_key(common, found.key, found)
-        if found.bundle is None:
-            raise inspection.miss(found)
-        bundle = found.bundle
+            return _show_key(common, lookup.key, lookup)
+        if lookup.bundle is None:
+            raise inspection.miss(lookup)
+        bundle = lookup.bundle
     if key:
         return _show_key(common, bundle.key)
     if manifest:
@@ -83,17 +83,17 @@ def _graph_difference(left: Bundle, right: Bundle) -> dict[str, object] | None:
 
 def _bundle_text(bundle: Bundle) -> str:
     manifest, judged = bundle.manifest, inspection.trust(bundle)
-    made = manifest.provenance
-    tools = ", ".join(f"{name} {version}" for name, version in sorted(made.tool.items()))
-    stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in made.seconds.items())
+    provenance = manifest.provenance
+    tools = ", ".join(f"{name} {version}" for name, version in sorted(provenance.tool.items()))
+    stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in provenance.seconds.items())
     head = [
         ("bundle", f"{bundle.name}:v{bundle.version}"),
         ("digest", bundle.digest),
         ("key", manifest.key.digest),
         ("format", manifest.format_version),
         ("size", human_bytes(bundle.size)),
-        ("made", f"{made.created} with {tools}"),
-        ("arguments", " ".join(made.arguments) or "none"),
+        ("made", f"{provenance.created} with {tools}"),
+        ("arguments", " ".join(provenance.arguments) or "none"),
         ("stages", stages or "none"),
         ("trusted", f"{'yes' if judged.ok else 'no'}: {judged.reason}"),
     ]
@@ -104,24 +104,24 @@ def _bundle_text(bundle: Bundle) -> str:
     return f"{facts}\n\n{listed}\n\n{_fields_text(manifest.key)}"
 
 
-def _show_key(common: Common, key: Key, found: Lookup | None = None) -> None:
+def _show_key(common: Common, key: Key, lookup: Lookup | None = None) -> None:
     data: dict[str, object] = {"digest": key.digest, "fields": dict(key.fields)}
-    if found is not None:
-        data["bundle"] = found.bundle.ref if found.bundle else None
-        data["nearest"] = found.nearest.ref if found.nearest else None
-        data["mismatches"] = [mismatch._asdict() for mismatch in found.mismatches]
-    common.out.result(data, lambda: f"{_fields_text(key)}\n\n{_verdict(key, found)}", brief=key.digest)
+    if lookup is not None:
+        data["bundle"] = lookup.bundle.ref if lookup.bundle else None
+        data["nearest"] = lookup.nearest.ref if lookup.nearest else None
+        data["mismatches"] = [mismatch._asdict() for mismatch in lookup.mismatches]
+    common.out.result(data, lambda: f"{_fields_text(key)}\n\n{_verdict(key, lookup)}", brief=key.digest)
 
 
-def _verdict(key: Key, found: Lookup | None) -> str:
-    if found is None:
+def _verdict(key: Key, lookup: Lookup | None) -> str:
+    if lookup is None:
         return f"key {key.digest}"
-    if found.bundle is not None:
-        return f"key {key.digest}\nbundle {found.bundle.ref}"
-    if found.nearest is None:
+    if lookup.bundle is not None:
+        return f"key {key.digest}\nbundle {lookup.bundle.ref}"
+    if lookup.nearest is None:
         return f"key {key.digest}\nno bundle"
-    listed = _mismatch_text(found.mismatches, "wanted", "found")
-    return f"key {key.digest}\nno bundle; the nearest is {found.nearest.ref}\n\n{listed}"
+    listed = _mismatch_text(lookup.mismatches, "wanted", "found")
+    return f"key {key.digest}\nno bundle; the nearest is {lookup.nearest.ref}\n\n{listed}"
 
 
 def _fields_text(key: Key) -> str:

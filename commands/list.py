@@ -35,9 +35,14 @@ def _data(bundle: Bundle) -> dict[str, object]:
             "created": bundle.manifest.provenance.created,
         }
     except BundleError as error:  # damaged, or of a newer release: the others are listed all the same
-        said = bundle.descriptor.annotations
+        annotations = bundle.descriptor.annotations
         problem = f"{error.message} [{error.code}]"
-        return {"name": said.get(oci.NAME), **known, "key": said.get(oci.KEY), "problem": problem}
+        return {
+            "name": annotations.get(oci.NAME),
+            **known,
+            "key": annotations.get(oci.KEY),
+            "problem": problem,
+        }
 
 
 def _row(data: dict[str, object]) -> tuple[str, ...]:

@@ -51,11 +51,11 @@ def command(
         return
     there = {earlier.digest for earlier in common.store().list()}
     bundle = materialize.materialize(planned, options, common.out.phase)
-    made = bundle.digest not in there
+    is_new = bundle.digest not in there
     manifest = bundle.manifest
     sections = [(s.type, s.version, s.size, s.digest[7:19]) for s in manifest.sections]
     data = {"ref": bundle.ref, "version": bundle.version, "key": bundle.key_digest, "size": bundle.size}
-    data |= {"made": made, "seconds": dict(manifest.provenance.seconds)}
+    data |= {"made": is_new, "seconds": dict(manifest.provenance.seconds)}
     common.out.result(
         data,
         lambda: table(("section", "version", "bytes", "sha256"), sections) + f"\n{bundle.ref}",
@@ -64,7 +64,7 @@ def command(
     for section, reason in inspection.not_made(bundle).items():
         common.out.note(f"no {section}: {reason}")
     common.out.success(
-        f"{'Made' if made else 'Found'} {bundle.name} v{bundle.version}, {human_bytes(bundle.size)},",
+        f"{'Made' if is_new else 'Found'} {bundle.name} v{bundle.version}, {human_bytes(bundle.size)},",
         where="the store",
         then=_again("serve", model, common),
     )

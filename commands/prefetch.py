@@ -67,15 +67,15 @@ def status(common: Common) -> None:
     """Show it."""
     from coldstart.weights.prefetch import ask
 
-    found = ask.running()
-    data: dict[str, Any] = {"running": found is not None, **(found or {})}
-    common.out.result(data, lambda: _text(found) if found else "No prefetcher runs.")
+    state = ask.running()
+    data: dict[str, Any] = {"running": state is not None, **(state or {})}
+    common.out.result(data, lambda: _text(state) if state else "No prefetcher runs.")
 
 
-def _text(found: dict[str, Any]) -> str:
+def _text(state: dict[str, Any]) -> str:
     head = (
-        f"pid {found['pid']}, {found['streams']} streams, "
-        f"{human_bytes(found['memory_bytes'])} of {human_bytes(found['budget_bytes'])} in use"
+        f"pid {state['pid']}, {state['streams']} streams, "
+        f"{human_bytes(state['memory_bytes'])} of {human_bytes(state['budget_bytes'])} in use"
     )
     rows = [
         (
@@ -84,9 +84,9 @@ def _text(found: dict[str, Any]) -> str:
             f"{human_bytes(model['bytes_per_s'])}/s" if model["bytes_per_s"] else "-",
             model["leases"],
         )
-        for model in found["models"]
+        for model in state["models"]
     ]
-    errors = [f"{model['source']}: {error}" for model in found["models"] for error in model["errors"]]
+    errors = [f"{model['source']}: {error}" for model in state["models"] for error in model["errors"]]
     shown = [table(("source", "ready", "rate", "leases"), rows)] if rows else []
     return "\n".join([head, *shown, *errors])
 

@@ -40,8 +40,8 @@ def command(
         "freed_bytes": freed,
     }
     verb = "Would remove" if dry_run else "Removed"
-    said = f"{verb} {len(removed)} bundles, {pruned.files} files and {len(unpacked.paths)} unpacked, {human_bytes(freed)}"
-    common.out.result(data, "\n".join([said, *removed]), brief="\n".join(removed))
+    summary = f"{verb} {len(removed)} bundles, {pruned.files} files and {len(unpacked.paths)} unpacked, {human_bytes(freed)}"
+    common.out.result(data, "\n".join([summary, *removed]), brief="\n".join(removed))
     if pruned.note:
         common.out.warn(pruned.note)
     common.out.success("Pruned the store", where=str(store.root), then="coldstart list")

@@ -76,8 +76,8 @@ def command(
     listen = [*(["--host", host] if host else []), *(["--port", str(port)] if port is not None else [])]
     # Before anything is looked up: what was typed wrongly is said at once.
     check(choice, common.vllm_args)
-    request = serve.Request(
-        _found(
+    request = serve.ServeRequest(
+        _looked_up(
             common, model, revision, on_miss, anyone if untrusted else None, remote=weights_from is not None
         ),
         listen,
@@ -90,12 +90,12 @@ def command(
         scheduler=choice,
     )
     plan = serve.plan(request)
-    for note in request.found.notes:
+    for note in request.lookup.notes:
         common.out.warn(note)
     if dry_run:
         planned = {
             "url": serve.url(plan),
-            "bundle": request.found.bundle.ref if request.found.bundle else None,
+            "bundle": request.lookup.bundle.ref if request.lookup.bundle else None,
             **plan.document(),
         }
         planned["vllm_args"] = secrets.arguments(plan.vllm_args)
@@ -105,26 +105,26 @@ def command(
         started = serve.start(request, plan)
         report = started.document() | {"url": serve.url(plan)}
         recorded.started()
-        report["predicted"] = prediction.of(request, started, recorded.timeline.phases())
+        report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
         _say(common, report, ready_file)
         common.out.detail(draw(recorded.timeline))
         code = serve.stay(started.running.process)
     raise typer.Exit(code)
 
 
-def _found(
+def _looked_up(
     common: Common, model: str, revision: str | None, on_miss: OnMiss, accepts: Trust | None, *, remote: bool
 ) -> Lookup:
     """The look-up, after materializing what is missing where that was asked for."""
-    found = common.look_up(model, revision, accepts)
+    lookup = common.look_up(model, revision, accepts)
     if remote:
-        found = found.without_weights()
-    if found.bundle is not None or on_miss != "materialize":
-        return found
+        lookup = lookup.without_weights()
+    if lookup.bundle is not None or on_miss != "materialize":
+        return lookup
     from coldstart.materialize import materialize
 
-    materialize.materialize(found, materialize.Options(), common.out.phase)
-    return found.again()
+    materialize.materialize(lookup, materialize.Options(), common.out.phase)
+    return lookup.again()
 
 
 def _say(common: Common, report: dict[str, Any], ready_file: Path | None) -> None:

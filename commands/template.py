@@ -29,14 +29,14 @@ def start(
     untrusted: Annotated[bool, typer.Option("--untrusted", help=UNTRUSTED)] = False,
 ) -> None:
     """Start one for the model's bundle."""
-    from coldstart.serve import pool, serve
+    from coldstart.serve import serve, template_pool
 
-    request = serve.Request(common.look_up(model, None, anyone if untrusted else None))
+    request = serve.ServeRequest(common.look_up(model, None, anyone if untrusted else None))
     plan = serve.plan(request)
-    for note in request.found.notes:
+    for note in request.lookup.notes:
         common.out.warn(note)
     with common.out.phase(f"start a template ({level})"):
-        warm = pool.start(level, plan, request.found.model.name, ready_timeout)
+        warm = template_pool.start(level, plan, request.lookup.model.name, ready_timeout)
     data = {"level": level, "model": warm.model, "key": warm.key, "pid": warm.pid}
     common.out.result(data, f"{level} template of {warm.model}, pid {warm.pid}")
     passed = ["--", *secrets.arguments(common.vllm_args)] if common.vllm_args else []
@@ -48,12 +48,12 @@ def start(
 @declare()
 def status(common: Common) -> None:
     """List them."""
-    from coldstart.serve import pool
+    from coldstart.serve import template_pool
 
-    found = list(pool.listed())
+    templates = list(template_pool.listed())
     rows = [
         (w.level, w.model, w.key[7:19], w.pid or "gone", "yes" if w.ready else "no", len(w.servers))
-        for w in found
+        for w in templates
     ]
     data = {
         "templates": [
@@ -65,7 +65,7 @@ def status(common: Common) -> None:
                 "ready": w.ready,
                 "servers": w.servers,
             }
-            for w in found
+            for w in templates
         ]
     }
     common.out.result(data, lambda: table(("level", "model", "key", "pid", "ready", "servers"), rows))
@@ -79,11 +79,11 @@ def stop(
     force: Annotated[bool, typer.Option("--force", help="End the servers forked from them, too.")] = False,
 ) -> None:
     """Stop them."""
-    from coldstart.serve import pool
+    from coldstart.serve import template_pool
 
-    chosen = [warm for warm in pool.listed() if level in (None, warm.level)]
+    chosen = [warm for warm in template_pool.listed() if level in (None, warm.level)]
     if not chosen:
         raise Usage("No template runs.", mend="coldstart template start MODEL")
     for warm in chosen:
-        pool.stop(warm, force=force)
+        template_pool.stop(warm, force=force)
     common.out.result({"stopped": len(chosen)}, f"stopped {len(chosen)}")

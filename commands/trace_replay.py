@@ -14,7 +14,7 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
 from coldstart.contract import environment
-from coldstart.errors import Failed, Usage
+from coldstart.errors import CommandFailed, Usage
 from coldstart.measure.replay import RecordStore, Replay, ReplaySettings, Slo, summarize
 from coldstart.measure.replay.compare import compare
 from coldstart.measure.replay.html import page
@@ -233,7 +233,7 @@ def _end(done: Replay, requests: int, common: Common) -> None:
         common.out.warn("interrupted: the result covers what was measured until then")
         raise SystemExit(INTERRUPTED)
     if done.ended == "target dead":
-        raise Failed(
+        raise CommandFailed(
             f"The target does not answer ({done.error}).", mend="start it with: coldstart serve MODEL"
         )
     common.out.success(f"Replayed {requests} requests")

@@ -10,7 +10,7 @@ from coldstart.commands._options import Common, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.key import inspection
 from coldstart.machine import paths, trust
 
@@ -21,10 +21,10 @@ app = group(__doc__)
 @declare()
 def list_keys(common: Common) -> None:
     """List the keys whose bundles may run code here."""
-    found = trust.listed()
-    rows = [(key.fingerprint or key.problem, "own" if key.own else "", key.file) for key in found]
-    brief = "\n".join(key.fingerprint for key in found if key.fingerprint)
-    data = {"keys": [asdict(key) for key in found]}
+    keys = trust.listed()
+    rows = [(key.fingerprint or key.problem, "own" if key.own else "", key.file) for key in keys]
+    brief = "\n".join(key.fingerprint for key in keys if key.fingerprint)
+    data = {"keys": [asdict(key) for key in keys]}
     common.out.result(data, lambda: table(("fingerprint", "", "file"), rows), brief=brief)
 
 
@@ -69,7 +69,7 @@ def why(common: Common, ref: Annotated[str, typer.Argument(help="A bundle.")]) -
     }
     common.out.result(data, lambda: _why(bundle, verdict), brief="yes" if verdict.trust.ok else "no")
     if not verdict.trust.ok:
-        raise Failed(f"{bundle.ref} is not trusted: {verdict.trust.reason}.", mend=verdict.mend)
+        raise CommandFailed(f"{bundle.ref} is not trusted: {verdict.trust.reason}.", mend=verdict.mend)
 
 
 def _why(bundle: Bundle, verdict: trust.Verdict) -> str:

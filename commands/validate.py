@@ -13,18 +13,18 @@ import typer
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
-from coldstart.errors import Failed
-from coldstart.validate import formats, sarif
-from coldstart.validate.checks import FailLevel, Level, Report
-from coldstart.validate.request import Request, check_request, run
+from coldstart.errors import CommandFailed
+from coldstart.validate import renderers, sarif
+from coldstart.validate.checks import FailLevel, Level, ValidationReport
+from coldstart.validate.validation import ValidationRequest, check_request, run
 
 ReportFormat = Annotated[
     Literal["text", "json", "junit", "github", "sarif"], typer.Option("--format", help="Form of the result.")
 ]
 RENDERERS = {
-    "text": formats.text,
-    "junit": formats.junit,
-    "github": formats.github,
+    "text": renderers.text,
+    "junit": renderers.junit,
+    "github": renderers.github,
     "sarif": sarif.render,
 }
 
@@ -45,7 +45,7 @@ def command(
     ] = None,
 ) -> None:
     """Check every bundle, show the findings, fail where there are any that count."""
-    request = Request(
+    request = ValidationRequest(
         refs, level, against, repair, repair_from or (), common.vllm_args, common.offline, common.cache
     )
     check_request(request)
@@ -54,14 +54,16 @@ def command(
     _show(common, reports, fail_level)
     bad = [report.ref for report in reports if report.fails(fail_level)]
     if bad:
-        raise Failed(f"{len(bad)} of {len(reports)} failed: {', '.join(bad)}", mend="see each finding's mend")
+        raise CommandFailed(
+            f"{len(bad)} of {len(reports)} failed: {', '.join(bad)}", mend="see each finding's mend"
+        )
     common.out.success(f"{len(reports)} valid", then=f"coldstart inspect {refs[0]}")
 
 
-def _show(common: Common, reports: list[Report], fail_level: FailLevel) -> None:
+def _show(common: Common, reports: list[ValidationReport], fail_level: FailLevel) -> None:
     form = str(common.out.format)
     if form == "json":
-        common.out.result(formats.document(reports, fail_level), "")
+        common.out.result(renderers.document(reports, fail_level), "")
     else:
         replace(common.out, format="text").result({}, RENDERERS[form](reports, fail_level))
 

@@ -44,7 +44,7 @@ class Origin(NamedTuple):
         return f"{self.scheme}://{shown}"
 
 
-def of(url: str) -> Origin:
+def parse_origin(url: str) -> Origin:
     """The origin of an absolute http(s) address. Raises ValueError for any other."""
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname:

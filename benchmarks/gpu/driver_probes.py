@@ -14,7 +14,7 @@ from coldstart.graphs.api import LAUNCH
 from coldstart.graphs.cuda.calls import call
 from coldstart.graphs.elf import read_cubin
 from coldstart.graphs.fatbin import library_entries, unpacked
-from coldstart.graphs.table import EDGE
+from coldstart.graphs.tables import EDGE
 from coldstart.graphs.torch_framework import kept_class
 
 

@@ -20,14 +20,14 @@ from coldstart.graphs import estimate  # noqa: E402
 # Layers and bf16 bytes on one device from the models' configurations; nodes: the paper counts 12,518 for Llama2-7B's
 # 35 graphs, which is 11 a layer and graph.
 MODELS = {
-    "llama2-7b": estimate.Model(32, 13_476_839_424),
-    "qwen3-8b": estimate.Model(36, 16_381_470_720, nodes_a_layer=13),
-    "llama3-70b, 8 ranks": estimate.Model(80, 141_107_412_992 // 8, ranks=8),
+    "llama2-7b": estimate.ModelShape(32, 13_476_839_424),
+    "qwen3-8b": estimate.ModelShape(36, 16_381_470_720, nodes_a_layer=13),
+    "llama3-70b, 8 ranks": estimate.ModelShape(80, 141_107_412_992 // 8, ranks=8),
 }
 GOAL_S = 900
 
 
-def row(model: estimate.Model) -> dict[str, object]:
+def row(model: estimate.ModelShape) -> dict[str, object]:
     """Everything that the model says of one model."""
     parts = estimate.seconds(model)
     # One graph for each size and piece: layers + 1 pieces, each prepared, poisoned and proven like a graph.
@@ -53,7 +53,7 @@ def main() -> None:
     options = parser.parse_args()
     report = {
         "note": "computed from counts and unit costs; nothing was run on a GPU",
-        "unit_costs": asdict(estimate.Costs()),
+        "unit_costs": asdict(estimate.OfflineCosts()),
         "models": {name: row(model) for name, model in MODELS.items()},
         "command": "python benchmarks/gpu/offline_cost.py",
     }

@@ -15,8 +15,8 @@ import torch
 from driver_probes import attempt
 from process import Process, three
 
-from coldstart.graphs import capture, contents, gate, materialize, store
-from coldstart.graphs import inspect as inspection
+from coldstart.graphs import capture, combine, contents, gate, table_files
+from coldstart.graphs import overview as inspection
 from coldstart.graphs.api import Captured
 from coldstart.graphs.cuda.calls import bindings, call
 from coldstart.graphs.errors import BaseCollision
@@ -119,8 +119,8 @@ def bundle(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
         return {"times": process.times, "refused": taken.tables.refused}
     first, third = (load_snapshot(where / f"{case}-{s}") for s in (1, 2))
     with process.timed("classify_s"):
-        combined = materialize.combine(first, taken, [third])
-    store.save(combined.tables, where / f"{case}-full", taken.binaries)
+        combined = combine.combine(first, taken, [third])
+    table_files.save(combined.tables, where / f"{case}-full", taken.binaries)
     keys = combined.tables.keys
     scores = [asdict(s) for s in compare.compare(first.keep(keys), taken.keep(keys))]
     unknown = sorted({k.name for k in combined.tables.kernels if k.binary is None})
@@ -132,13 +132,13 @@ def bundle(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
     }
     with process.timed("poison_s"):
         small = contents.minimise(process.driver, process.work, captured, combined, taken.contents)
-    store.save(small, where / f"{case}-bundle", taken.binaries)
+    table_files.save(small, where / f"{case}-bundle", taken.binaries)
     return result | {"bundle": inspection.summary(where / f"{case}-bundle") | {"kernels": len(small.kernels)}}
 
 
 def _bundle_of(case: str, where: Path) -> Path:
     small = where / f"{case}-bundle"
-    return small if (small / store.MANIFEST).exists() else where / f"{case}-full"
+    return small if (small / table_files.MANIFEST).exists() else where / f"{case}-full"
 
 
 # --- P4: restore ---
@@ -190,12 +190,12 @@ def prove(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
 def shifted(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
     """A relocation moved by 256 bytes must not pass the gate."""
     source, naive = _bundle_of(case, where), where / f"{case}-shifted"
-    tables = store.load(source)
+    tables = table_files.load(source)
     rows = tables.relocations.copy()
     wanted = [i for i, r in enumerate(tables.regions) if r.symbol.startswith("param:") and r.size > 256]
     rows["offset"][np.flatnonzero(np.isin(rows["region"], wanted) & (rows["offset"] == 0))[0]] += 256
-    binaries = {d: store.load_binary(source, d) for d in {k.binary for k in tables.kernels if k.binary}}
-    store.save(replace(tables, relocations=rows), naive, binaries)
+    binaries = {d: table_files.load_binary(source, d) for d in {k.binary for k in tables.kernels if k.binary}}
+    table_files.save(replace(tables, relocations=rows), naive, binaries)
     process = Process(case, seed, layers)
     restorer = Restorer(naive, process.driver, process.framework, adopt=True)
     proof = gate.prove(restorer, process.driver, process.framework, process.work, seeds=(1,))
@@ -217,7 +217,7 @@ def missing(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
     other = Restorer(source, process.driver, process.framework, adopt=True)
     same = load_snapshot(where / f"{case}-1")
     try:
-        materialize.combine(same, same)
+        combine.combine(same, same)
         collision = False
     except BaseCollision:
         collision = True

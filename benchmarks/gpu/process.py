@@ -14,7 +14,7 @@ from workloads import CASES, Llama, Shape, Workload
 
 from coldstart.graphs.api import Captured
 from coldstart.graphs.cuda.backend import CudaDriver
-from coldstart.graphs.cuda.cupti import Watch
+from coldstart.graphs.cuda.cupti import ModuleWatch
 from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.torch_framework import TorchFramework, consumes_random
@@ -47,7 +47,7 @@ class Process:
     def _watch_modules(self) -> None:
         """Before the context exists, so that no module is missed."""
         try:
-            self.watch = Watch(self.log)
+            self.watch = ModuleWatch(self.log)
         except GraphError as error:
             self.notes["cupti"] = str(error)
 

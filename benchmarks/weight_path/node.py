@@ -8,7 +8,10 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from coldstart.weights import plan as weights
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.plan import LaunchPlan
+from coldstart.contract.weights import WeightsRequest
+from coldstart.weights import weights_plan as weights
 from coldstart.weights.prefetch import client
 from weight_path import checkpoint
 
@@ -45,6 +48,11 @@ def sockets() -> Path:
 def environment() -> dict[str, str]:
     """For a process that is to be quiet and to use the prefetcher of `runtime`."""
     return {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "XDG_RUNTIME_DIR": str(runtime())}
+
+
+def streaming(source: str, plan: Path) -> dict[str, str]:
+    """For a process that loads its weights from `source` by the plan in that file."""
+    return LaunchPlan(Arguments(), weights_from=WeightsRequest(source, plan)).variables()
 
 
 def stop_prefetcher(place: Path) -> None:

@@ -1,6 +1,6 @@
 """One start, as a process: imports, then (unless told to stop there) the weights into vLLM's model. Prints one JSON line.
 
-With COLDSTART_WEIGHTS_FROM and its plan in the environment the prefetcher is asked first, as `coldstart serve` does it
+With a launch plan in the environment that names their source the prefetcher is asked first, as `coldstart serve` does it
 before it starts the server; the loader finds the request under way.
 
     cd benchmarks; python -m weight_path.process imports
@@ -10,20 +10,19 @@ before it starts the server; the loader finds the request under way.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from coldstart.contract.asked import Asked
+from coldstart.contract.plan import LaunchPlan
 
 
 def main(wanted: list[str]) -> None:
     """Do one start."""
     with ExitStack() as leases:
-        if asked := Asked.of(os.environ):
+        if asked := LaunchPlan.current().weights_from:
             from coldstart.weights.prefetch import client
 
             leases.enter_context(client.start_early(asked.source, asked.read()))

@@ -165,7 +165,7 @@ def _predicted(sequential: Sequence[Sample], imports: float, fetch: float, size:
     """Equation 5 (`coldstart.serve.predict`) for one worker, its costs taken from the starts that overlap nothing."""
     load = median(sample["load_s"] for sample in sequential)
     context = median(sample["seconds"] - sample["imports_s"] - sample["load_s"] for sample in sequential)
-    costs = predict.Costs(context=context, libraries=imports)
+    costs = predict.StartCosts(context=context, libraries=imports)
     worker = predict.Worker(device=size / load, network=size / fetch)
     return predict.ttft(costs, size, [worker], loads_while_importing=False)
 

@@ -138,27 +138,12 @@ TIMELINE_EVENTS = _mine(
     "TIMELINE_EVENTS", text, "", "File to which every process of a start appends its spans."
 )
 
+# What a whole server is asked to do are typed members of the launch plan (contract.plan). Beside it stands only what is one
+# process's: it is not known yet when the plan is made, or differs between processes of one plan.
 PLAN = _ours("PLAN", text, "", "The launch plan, for the processes of a server.")
 READY_FD = _ours("READY_FD", number(-1), -1.0, "Descriptor on which a server says that it is ready.")
 SUPERVISOR_PID = _ours("SUPERVISOR_PID", text, "", "The process whose death ends the server.")
 TIMELINE_OFFSET_S = _ours("TIMELINE_OFFSET_S", number(), 0.0, "What a thawed process's clock lacks.")
-WEIGHTS_FROM = _ours("WEIGHTS_FROM", text, "", "The source from which a server's weights are fetched.")
-WEIGHTS_PLAN = _ours("WEIGHTS_PLAN", text, "", "The file that holds their plan.")
-GRAPHS_RECORD = _ours(
-    "GRAPHS_RECORD", text, "", "Directory of an offline round: this process leaves its layout there."
-)
-GRAPHS_PROVE = _ours("GRAPHS_PROVE", text, "", "Directory of the last offline round: restore, and compare.")
-GRAPHS_RESTORE = _ours("GRAPHS_RESTORE", text, "", "Directory of proven graphs: a start restores them.")
-GRAPHS_KERNELS = _ours(
-    "GRAPHS_KERNELS", text, "", "reference: binaries are named by library, build id and offset, not copied."
-)
-KV_NOTE = _ours(
-    "KV_NOTE", text, "", "Directory of an offline start: each worker leaves there what its profiling found."
-)
-KV_PLAN = _ours(
-    "KV_PLAN", text, "", "Sizes of the KV cache by rank (JSON) that vLLM's start-up plan is to apply."
-)
-COMPILED = _ours("COMPILED", text, "", "Directory of vLLM's compiled artefacts, laid where its worker looks.")
 
 XDG_CACHE_HOME = _theirs("XDG_CACHE_HOME", "Where caches lie; default: ~/.cache.")
 XDG_STATE_HOME = _theirs("XDG_STATE_HOME", "Where keys and trust lie; default: ~/.local/state.")

@@ -4,9 +4,9 @@ A captured graph is payload bytes + relocations against named memory regions + k
 process with region bases B the word behind a relocation (region r, offset o) equals B[r] + o, and every other
 word is a constant.  (MEDUSA, sections 4 to 6, generalised.)
 
-  what it is     table, store (on disk, sealed), inspect, bundles (in a bundle store), errors, api (the two protocols)
+  what it is     tables, table_files (on disk, sealed), overview, bundles (in a bundle store), errors, api (the two protocols)
   offline        offline (which processes), rounds (what each does): capture, snapshot, trace, windows, intervals, sides,
-                 classify, materialize, builder, contents, references, elf, compare; inputs and gate (the proof)
+                 classify, combine, builder, contents, references, elf, compare; inputs and gate (the proof)
   online         online (order, canary): restore, link, kernels, rebuild; inputs
   three drivers  cuda/ (cuda-bindings; a C fake in tests/support/fake_cuda), sim/ (a simulator); torch_framework
   vLLM           entry (what vLLM loads), vllm/

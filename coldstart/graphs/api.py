@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from coldstart.graphs.table import Array, Attributes, Kernel, Region
+from coldstart.graphs.tables import Array, Attributes, Kernel, SymbolRegion
 
 
 class NodeKind(IntEnum):
@@ -81,7 +81,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Event:
+class AllocationEvent:
     """One line of the allocation trace: kind is alloc, free or launch."""
 
     kind: str
@@ -158,17 +158,17 @@ class FrameworkApi(Protocol):
     def sizes(self) -> dict[str, int]:
         """Graph key to batch size."""
 
-    def regions(self) -> list[Region]:
+    def regions(self) -> list[SymbolRegion]:
         """Live named memory (param:, buffer:, kv:, static:), not overlapping."""
 
-    def pool(self) -> list[Region]:
+    def pool(self) -> list[SymbolRegion]:
         """Segments of the graph-private pool after capture, in order of allocation."""
 
     def reserve_pool(self, sizes: Sequence[int]) -> list[int]: ...
     def release_pool(self) -> None:
         """Give back what reserve_pool gave: the bundle is not used after all."""
 
-    def trace(self) -> list[Event]: ...
+    def trace(self) -> list[AllocationEvent]: ...
     def capture(self, key: str) -> Captured: ...
     def launches(self, key: str) -> list[int]:
         """For each kernel node of that captured graph its place in the trace; empty where unknown."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from coldstart.graphs.api import Edge, KernelNode, NodeKind
-from coldstart.graphs.table import (
+from coldstart.graphs.tables import (
     ARRAYS,
     EDGE,
     GRAPH,

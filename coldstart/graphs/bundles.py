@@ -9,7 +9,7 @@ from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle, anyone
 from coldstart.artifacts.errors import BundleError
-from coldstart.graphs import inspect
+from coldstart.graphs import overview
 from coldstart.graphs.errors import GraphError
 
 
@@ -22,7 +22,7 @@ def summary(bundle: Bundle) -> dict[str, object] | None:
         return None
     try:
         with unpacked(bundle) as directory:
-            return inspect.summary(directory)
+            return overview.summary(directory)
     except (BundleError, GraphError) as error:
         return {"error": str(error)}
 
@@ -37,7 +37,7 @@ def difference(left: Bundle, right: Bundle) -> dict[str, object] | None:
     if left.entry("graphs").digest == right.entry("graphs").digest:
         return None
     with unpacked(left) as one, unpacked(right) as other:
-        return inspect.diff(one, other)
+        return overview.diff(one, other)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from coldstart.graphs.errors import DriverFailure, Refused
 from coldstart.graphs.intervals import NONE, Intervals
 from coldstart.graphs.sides import library_ranges
 from coldstart.graphs.snapshot import MAP, Snapshot
-from coldstart.graphs.table import TENSOR_MAP_BYTES, Array, Kernel, Region, Tables
+from coldstart.graphs.tables import TENSOR_MAP_BYTES, Array, Kernel, SymbolRegion, Tables
 
 COLLECTIVES = ("ncclDevKernel", "ncclKernel", "nvshmem", "cross_device_reduce", "multimem_all_reduce")
 # What graphs keep between launches are magic numbers and tables; larger memory holds activations.
@@ -43,7 +43,7 @@ def take(driver: DriverApi, framework: FrameworkApi, captured: dict[str, Capture
     )  # fmt: skip
 
 
-def all_regions(framework: FrameworkApi) -> list[Region]:
+def all_regions(framework: FrameworkApi) -> list[SymbolRegion]:
     """Named memory and pool segments, disjoint: a name inside the pool is covered by the pool."""
     pool = framework.pool()
     inside = Intervals(pool).inside(np.array([r.base for r in framework.regions()], np.uint64)).region
@@ -51,9 +51,9 @@ def all_regions(framework: FrameworkApi) -> list[Region]:
     return [*distinct(named), *pool]
 
 
-def distinct(regions: Sequence[Region]) -> list[Region]:
+def distinct(regions: Sequence[SymbolRegion]) -> list[SymbolRegion]:
     """Drop symbols that alias memory of an earlier one (views of one storage), and empty ones."""
-    kept: list[Region] = []
+    kept: list[SymbolRegion] = []
     end = 0
     for region in sorted((r for r in regions if r.size), key=lambda r: (r.base, -r.size, r.symbol)):
         if region.base >= end:
@@ -116,15 +116,15 @@ def _launches(tables: Tables, framework: FrameworkApi) -> Array:
 
 def _candidates(tables: Tables) -> tuple[Array, Array]:
     at = windows.places(tables)
-    found = windows.values(tables.payload, at)
-    plausible = (found >= windows.LOWEST) & (found < windows.HIGHEST)
-    return at[plausible], found[plausible]
+    values = windows.values(tables.payload, at)
+    plausible = (values >= windows.LOWEST) & (values < windows.HIGHEST)
+    return at[plausible], values[plausible]
 
 
-def _ranges(driver: DriverApi, tables: Tables, regions: list[Region]) -> list[Range]:
+def _ranges(driver: DriverApi, tables: Tables, regions: list[SymbolRegion]) -> list[Range]:
     """Driver allocations that some parameter word falls into and that no region covers."""
-    _, found = _candidates(tables)
-    unknown = np.unique(found[Intervals(regions).inside(found).region == NONE])
+    _, addresses = _candidates(tables)
+    unknown = np.unique(addresses[Intervals(regions).inside(addresses).region == NONE])
     ranges: dict[int, Range] = {}
     end = 0
     for address in unknown.tolist():
@@ -139,42 +139,46 @@ def _ranges(driver: DriverApi, tables: Tables, regions: list[Region]) -> list[Ra
 
 def _refuse_host(tables: Tables, ranges: Iterable[Range]) -> None:
     """Graphs with a parameter word inside pinned host memory are refused in place."""
-    host = Intervals([Region("host", r.size, r.base) for r in ranges if r.host])
-    at, found = _candidates(tables)
-    nodes = windows.owners(tables, at[host.inside(found).region != NONE])
+    host = Intervals([SymbolRegion("host", r.size, r.base) for r in ranges if r.host])
+    at, addresses = _candidates(tables)
+    nodes = windows.owners(tables, at[host.inside(addresses).region != NONE])
     graphs = np.searchsorted(tables.graphs["node"], nodes, side="right") - 1
     for index in np.unique(graphs).tolist():
         tables.refused[tables.keys[index]] = "pinned host pointer among the parameters"
 
 
-def _libraries(tables: Tables, regions: list[Region], ranges: list[Range], trace: Array) -> list[Region]:
+def _libraries(
+    tables: Tables, regions: list[SymbolRegion], ranges: list[Range], trace: Array
+) -> list[SymbolRegion]:
     """Driver allocations of libraries that some parameter word points into."""
-    mapped = [Region("", r.size, r.base) for r in ranges if not r.host]
+    mapped = [SymbolRegion("", r.size, r.base) for r in ranges if not r.host]
     mine = library_ranges(mapped, regions, trace)
     used = np.unique(Intervals(mine).inside(_candidates(tables)[1]).region)
     return [mine[i] for i in used.tolist() if i != NONE]
 
 
-def _unnamed(tables: Tables, regions: list[Region], trace: Array, launches: Array) -> list[Region]:
+def _unnamed(
+    tables: Tables, regions: list[SymbolRegion], trace: Array, launches: Array
+) -> list[SymbolRegion]:
     """Traced allocations without a name that words point into and that are still live."""
-    at, found = _candidates(tables)
-    outside = Intervals(regions).inside(found).region == NONE
+    at, addresses = _candidates(tables)
+    outside = Intervals(regions).inside(addresses).region == NONE
     places = launches[windows.owners(tables, at[outside])].tolist()
-    matches = traces.match_backwards(trace, zip(places, found[outside].tolist(), strict=True))
+    matches = traces.match_backwards(trace, zip(places, addresses[outside].tolist(), strict=True))
     ordinals = {match[0] for pair in matches.values() for match in pair if match is not None}
     live = traces.live_blocks(trace)
-    blocks = [Region(f"alloc#{i}", live[i][1], live[i][0]) for i in sorted(ordinals) if i in live]
+    blocks = [SymbolRegion(f"alloc#{i}", live[i][1], live[i][0]) for i in sorted(ordinals) if i in live]
     named = Intervals(regions).inside(np.array([b.base for b in blocks], np.uint64)).region
     return [b for b, covered in zip(blocks, named, strict=True) if covered == NONE]
 
 
-def _contents(driver: DriverApi, regions: Iterable[Region]) -> dict[int, bytes]:
+def _contents(driver: DriverApi, regions: Iterable[SymbolRegion]) -> dict[int, bytes]:
     return {r.base: driver.read(r.base, r.size) for r in regions if r.size <= CONTENT_LIMIT}
 
 
 def _decode_maps(driver: DriverApi, tables: Tables) -> Array:
     """Addresses inside tensor maps, learned by asking the driver where it writes each address bit."""
-    found: list[tuple[int, int, Array]] = []
+    rows: list[tuple[int, int, Array]] = []
     masks: list[int] = []
     for place in windows.maps(tables).tolist():
         descriptor = tables.payload[place : place + TENSOR_MAP_BYTES].tobytes()
@@ -184,8 +188,8 @@ def _decode_maps(driver: DriverApi, tables: Tables) -> Array:
         except DriverFailure:  # 128 bytes that are no tensor map
             continue
         if address is not None:
-            found.append((place, address, _coded(masks)))
-    return np.array(found, MAP)
+            rows.append((place, address, _coded(masks)))
+    return np.array(rows, MAP)
 
 
 def _coded(masks: Sequence[int]) -> Array:

@@ -21,7 +21,7 @@ from coldstart.graphs.errors import BaseCollision
 from coldstart.graphs.intervals import NONE, Reading
 from coldstart.graphs.sides import Pairing, Side, Symbols, Words
 from coldstart.graphs.snapshot import Snapshot
-from coldstart.graphs.table import ABSOLUTE, TENSOR_MAP, TENSOR_MAP_BYTES, Array, Region
+from coldstart.graphs.tables import ABSOLUTE, TENSOR_MAP, TENSOR_MAP_BYTES, Array, SymbolRegion
 
 Found = tuple[Array, Array, Array, Array]
 
@@ -161,9 +161,9 @@ class _Differential:
         return np.flatnonzero(self.open & ~suspect), np.flatnonzero(self.open & suspect)
 
 
-def settle(found: Classified, other: Snapshot, symbols: Symbols) -> None:
+def settle(classified: Classified, other: Snapshot, symbols: Symbols) -> None:
     """Decide, by one more layout, words that may be the end of one region or the start of another."""
-    place, end_of, start_of = found.assumed.T
+    place, end_of, start_of = classified.assumed.T
     side, address = Side(other, symbols), windows.values(other.tables.payload, place)
     readings = side.readings(place, address)
     starts = np.zeros(len(place), bool)
@@ -174,11 +174,11 @@ def settle(found: Classified, other: Snapshot, symbols: Symbols) -> None:
     for reading in readings[2:]:
         ends |= reading.region == end_of
     as_end = ends & ~starts
-    order = np.argsort(found.place, kind="stable")
-    rows = order[np.searchsorted(found.place[order], place[as_end])] if as_end.any() else order[:0]
-    found.region[rows] = end_of[as_end]
-    found.offset[rows] = [symbols.regions[i].size for i in end_of[as_end].tolist()]
-    found.assumed = found.assumed[starts == ends]
+    order = np.argsort(classified.place, kind="stable")
+    rows = order[np.searchsorted(classified.place[order], place[as_end])] if as_end.any() else order[:0]
+    classified.region[rows] = end_of[as_end]
+    classified.offset[rows] = [symbols.regions[i].size for i in end_of[as_end].tolist()]
+    classified.assumed = classified.assumed[starts == ends]
 
 
 def _merge(out: Reading, firsts: list[Reading], seconds: list[Reading]) -> None:
@@ -205,15 +205,17 @@ def check_collision(a: Snapshot, b: Snapshot) -> None:
             )
 
 
-def unmoved(a: Snapshot, b: Snapshot) -> list[Region]:
+def unmoved(a: Snapshot, b: Snapshot) -> list[SymbolRegion]:
     """Named regions, driver allocations and traced allocations with one address in both."""
     theirs, ranges = set(b.regions), {r.base for r in b.ranges}
-    found = [r for r in a.regions if r in theirs]
-    found += [Region("a driver allocation", r.size, r.base) for r in a.ranges if r.base in ranges]
+    regions = [r for r in a.regions if r in theirs]
+    regions += [SymbolRegion("a driver allocation", r.size, r.base) for r in a.ranges if r.base in ranges]
     one, other = (s.trace[s.trace["kind"] == 0] for s in (a, b))
     count = min(len(one), len(other))
     same = np.flatnonzero(one["address"][:count] == other["address"][:count])
-    return found + [Region(f"alloc#{i}", int(one["size"][i]), int(one["address"][i])) for i in same.tolist()]
+    return regions + [
+        SymbolRegion(f"alloc#{i}", int(one["size"][i]), int(one["address"][i])) for i in same.tolist()
+    ]
 
 
 def choose(place: Array, proven: Array) -> Array:

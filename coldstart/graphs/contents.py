@@ -16,9 +16,9 @@ import numpy as np
 
 from coldstart.graphs.api import Captured, DriverApi, Workload
 from coldstart.graphs.builder import drop_unused_regions
+from coldstart.graphs.combine import Combined
 from coldstart.graphs.errors import GraphError
-from coldstart.graphs.materialize import Combined
-from coldstart.graphs.table import BLOCK, RELOCATION, Array, Tables
+from coldstart.graphs.tables import BLOCK, RELOCATION, Array, Tables
 
 BLOCK_BYTES = 512
 PATTERNS = (0xFF, 0x5A)
@@ -28,7 +28,7 @@ Ranges = list[tuple[int, int]]
 
 
 @dataclass
-class Bench:
+class ReplayHarness:
     """A live process whose captured graphs can be replayed over chosen contents.
 
     `areas` are the adopted regions as (address, size, position in `contents`), blocks are numbered through them.
@@ -62,11 +62,11 @@ class Bench:
 
     def blocks(self, positions: Iterable[int]) -> Ranges:
         """The blocks that hold these positions of `contents`."""
-        found = set()
+        numbers = set()
         for position in positions:
             number = next(i for i, (_, n, at) in enumerate(self.areas) if at <= position < at + n)
-            found.add(self._first[number] + (position - self.areas[number][2]) // BLOCK_BYTES)
-        return union([(block, block + 1) for block in found])
+            numbers.add(self._first[number] + (position - self.areas[number][2]) // BLOCK_BYTES)
+        return union([(block, block + 1) for block in numbers])
 
     def replay(self, key: str) -> bytes:
         """Outputs of one seeded replay."""
@@ -112,7 +112,7 @@ def without(ranges: Ranges, taken: Ranges) -> Ranges:
     return out
 
 
-def needed_blocks(bench: Bench, fixed: Ranges) -> Ranges:
+def needed_blocks(bench: ReplayHarness, fixed: Ranges) -> Ranges:
     """The blocks that some graph needs; `fixed` ones are needed without trial."""
     # Before anything is poisoned: replays in any order are what these graphs are for.
     want = {key: bench.replay(key) for key in bench.captured}
@@ -127,7 +127,7 @@ def needed_blocks(bench: Bench, fixed: Ranges) -> Ranges:
     return needed
 
 
-def _survives(bench: Bench, key: str, want: bytes, pattern: int, poisoned: Ranges) -> bool:
+def _survives(bench: ReplayHarness, key: str, want: bytes, pattern: int, poisoned: Ranges) -> bool:
     return bench.survives(key, want, poisoned, pattern)
 
 
@@ -170,7 +170,7 @@ def minimise(
     ]
     contents = b"".join(live[address][:size] for address, size, _, _ in blocks)
     captured = {key: captured[key] for key in tables.keys}
-    bench = Bench(driver, workload, captured, [b[:3] for b in blocks], contents)
+    bench = ReplayHarness(driver, workload, captured, [b[:3] for b in blocks], contents)
     needed = needed_blocks(bench, bench.blocks(tables.content_relocations["place"].tolist()))
     pieces = [
         (blocks[number][3], size, at - blocks[number][2], at) for number, (_, size, at) in bench.spans(needed)

@@ -44,10 +44,10 @@ class Cubin:
 def read_cubin(image: bytes) -> Cubin:
     """Parse one cubin. Raises AlteredTable where it is not a whole ELF64 little-endian file."""
     try:
-        found = sections(image)
-        infos = {s.name[9:]: parameters(s.data) for s in found if s.name.startswith(".nv.info.")}
-        names = [s.name[6:] for s in found if s.name.startswith(".text.")]
-        return Cubin({n: infos.get(n, ()) for n in names}, _globals(found))
+        section_list = sections(image)
+        infos = {s.name[9:]: parameters(s.data) for s in section_list if s.name.startswith(".nv.info.")}
+        names = [s.name[6:] for s in section_list if s.name.startswith(".text.")]
+        return Cubin({n: infos.get(n, ()) for n in names}, _globals(section_list))
     except (struct.error, IndexError, UnicodeDecodeError, ValueError) as error:
         raise AlteredTable(f"kernel binary is not a whole cubin: {error}") from error
 
@@ -86,7 +86,7 @@ def _string(table: bytes, at: int) -> str:
 
 def parameters(info: bytes) -> tuple[tuple[int, int], ...]:
     """((offset, size), ...) by ordinal, from the bytes of one .nv.info.<kernel> section."""
-    found: dict[int, tuple[int, int]] = {}
+    by_ordinal: dict[int, tuple[int, int]] = {}
     at = 0
     while at + 4 <= len(info):
         form, attribute, value = struct.unpack_from("<BBH", info, at)
@@ -95,12 +95,12 @@ def parameters(info: bytes) -> tuple[tuple[int, int], ...]:
             continue
         if attribute in (KPARAM_INFO, KPARAM_INFO_V2):
             _, ordinal, offset, word = struct.unpack_from("<IHHI", info, at)
-            found[ordinal] = (offset, word >> 18 if attribute == KPARAM_INFO else word & 0xFFFF)
+            by_ordinal[ordinal] = (offset, word >> 18 if attribute == KPARAM_INFO else word & 0xFFFF)
         at += value
-    return tuple(found[i] for i in sorted(found))
+    return tuple(by_ordinal[i] for i in sorted(by_ordinal))
 
 
-def _globals(found: list[Section]) -> tuple[str, ...]:
+def _globals(section_list: list[Section]) -> tuple[str, ...]:
     """Variables of more than a byte that the file gives no contents: state that launches share.
 
     Writable sections also hold what no kernel writes: function objects of the C++ library, of one byte each, and,
@@ -108,11 +108,16 @@ def _globals(found: list[Section]) -> tuple[str, ...]:
     proof judges that one.
     """
     names: set[str] = set()
-    for table in (s for s in found if s.type == _SYMTAB):
-        strings = found[table.link].data
+    for table in (s for s in section_list if s.type == _SYMTAB):
+        strings = section_list[table.link].data
         for at in range(0, len(table.data), _SYMBOL.size):
             name, info, _, index, _, size = _SYMBOL.unpack_from(table.data, at)
-            if info & 0xF == _OBJECT and size > 1 and index < len(found) and _state(found[index]):
+            if (
+                info & 0xF == _OBJECT
+                and size > 1
+                and index < len(section_list)
+                and _state(section_list[index])
+            ):
                 names.add(_string(strings, name))
     return tuple(sorted(names))
 

@@ -16,7 +16,7 @@ LAYOUTS, PATTERNS, SEEDS, REPLAYS_A_SEED = 2, 2, 2, 3
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelShape:
     """`nodes_a_layer` of one graph; `weight_bytes` on one device; `others` are nodes outside the layers."""
 
     layers: int
@@ -33,7 +33,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Costs:
+class OfflineCosts:
     """Seconds and bytes a second.
 
     engine: interpreter to ready without weights and capture, warm (vLLM's own start-up figures, H100, 8B: 43.8 s with
@@ -55,9 +55,9 @@ class Costs:
     cache_bytes: float = 250e6
 
 
-def seconds(model: Model, costs: Costs | None = None) -> dict[str, float]:
+def seconds(model: ModelShape, costs: OfflineCosts | None = None) -> dict[str, float]:
     """Seconds of each part of the offline phase; graphs of several ranks are not recorded."""
-    c = costs or Costs()
+    c = costs or OfflineCosts()
     start = c.engine + model.weight_bytes / c.load
     parts = {"cold start": start + c.compile, "warm start for the KV size": start, "proof by a start": start}
     if model.ranks > 1:
@@ -72,15 +72,15 @@ def seconds(model: Model, costs: Costs | None = None) -> dict[str, float]:
     }  # fmt: skip
 
 
-def disk(model: Model, costs: Costs | None = None) -> dict[str, float]:
+def disk(model: ModelShape, costs: OfflineCosts | None = None) -> dict[str, float]:
     """Bytes in the bundle, without kernels by value."""
-    c = costs or Costs()
+    c = costs or OfflineCosts()
     graphs = {} if model.ranks > 1 else {"graphs": model.nodes * c.node_bytes}
     return {"compile caches": c.cache_bytes * model.ranks, **graphs}
 
 
 def restore_seconds(
-    model: Model, us_a_node: float = 1.5, read_s_a_byte: float = 4e-9, images: float = 150e6
+    model: ModelShape, us_a_node: float = 1.5, read_s_a_byte: float = 4e-9, images: float = 150e6
 ) -> float:
     """Python's share of a restore: nodes, and every image read, verified and unpacked once."""
     return 0.0 if model.ranks > 1 else model.nodes * us_a_node * 1e-6 + images * read_s_a_byte

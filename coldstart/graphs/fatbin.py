@@ -24,7 +24,7 @@ _ENTRY = struct.Struct("<HHIQI8xI8xQQ")
 
 
 @dataclass(frozen=True)
-class Entry:
+class FatbinEntry:
     """Where a cubin lies in the file, packed, in bytes; `architecture` is 80, 90, ..."""
 
     offset: int
@@ -32,7 +32,7 @@ class Entry:
     architecture: int
 
 
-def library_entries(library: Buffer) -> Iterator[Entry]:
+def library_entries(library: Buffer) -> Iterator[FatbinEntry]:
     """Every cubin of a shared library or of a bare fat binary that can be unpacked. Raises AlteredTable."""
     try:
         if library[:4] == MAGIC.to_bytes(4, "little"):
@@ -45,7 +45,7 @@ def library_entries(library: Buffer) -> Iterator[Entry]:
         raise AlteredTable(f"no library with whole fat binaries: {error}") from error
 
 
-def entries(data: Buffer, at: int, end: int) -> Iterator[Entry]:
+def entries(data: Buffer, at: int, end: int) -> Iterator[FatbinEntry]:
     """The cubins of the containers between two positions; LZ4, which nvcc wrote before 12.8, is left out."""
     while at + _CONTAINER.size <= end:
         magic, _, head, size = _CONTAINER.unpack_from(data, at)
@@ -56,13 +56,13 @@ def entries(data: Buffer, at: int, end: int) -> Iterator[Entry]:
         at += head + size
 
 
-def _container(data: Buffer, at: int, end: int) -> Iterator[Entry]:
+def _container(data: Buffer, at: int, end: int) -> Iterator[FatbinEntry]:
     while at + _ENTRY.size <= end:
         kind, _, head, size, used, architecture, flags, _ = _ENTRY.unpack_from(data, at)
         if not head:
             return
         if kind == CUBIN and not flags & LZ4:
-            yield Entry(at + head, used if flags & ZSTD else size, architecture)
+            yield FatbinEntry(at + head, used if flags & ZSTD else size, architecture)
         at += head + size
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from coldstart.graphs.api import DriverApi, FrameworkApi, Workload
 from coldstart.graphs.errors import GraphError, NotProven
 from coldstart.graphs.restore import Replayable, Restorer
-from coldstart.graphs.store import read_manifest
+from coldstart.graphs.table_files import read_manifest
 
 PROOF, REJECTED = "proof.json", "rejected.json"
 
@@ -154,15 +154,15 @@ def wrong(
     proof: Proof, restorer: Restorer, driver: DriverApi, workload: Workload, keys: Sequence[str]
 ) -> dict[str, str]:
     """Which of these graphs do not give the proof's outputs, with the reasons."""
-    found = {}
+    reasons = {}
     for key in keys:
         graph = restorer.graph_or_none(key)
         if graph is None:
-            found[key] = restorer.fallbacks[key]
+            reasons[key] = restorer.fallbacks[key]
             continue
         try:
             if _hash(key, graph, driver, workload, proof.seeds[0]) != proof.hashes.get(key):
-                found[key] = "its outputs are not those of the proof"
+                reasons[key] = "its outputs are not those of the proof"
         except GraphError as error:
-            found[key] = str(error)
-    return found
+            reasons[key] = str(error)
+    return reasons

@@ -18,8 +18,8 @@ import numpy as np
 
 from coldstart.graphs.api import DriverApi
 from coldstart.graphs.errors import AlteredTable, MissingRegion
-from coldstart.graphs.store import sha256
-from coldstart.graphs.table import Region
+from coldstart.graphs.table_files import sha256
+from coldstart.graphs.tables import SymbolRegion
 
 FOLDER, ENTRY = "inputs", "workload"
 WINDOW = 1 << 20
@@ -27,7 +27,7 @@ SHIFT = 1016  # from one window's numbers to the next one's: no two of a model's
 # Alone or together these are 1 to 2 as fp16, below 1 as bf16 and fp32, 1 to 1.9 as fp8; the sign is free.
 FINITE = np.array([0x3C, 0x3D, 0x3E, 0x3F, 0xBC, 0xBD, 0xBE, 0xBF], np.uint8)
 Place = tuple[str, int, int]
-Where = Callable[[str], Region]
+Where = Callable[[str], SymbolRegion]
 Span = tuple[int, int]
 
 
@@ -45,7 +45,7 @@ class Inputs:
         return asdict(self)
 
     @classmethod
-    def of(cls, report: Mapping[str, Any]) -> Inputs:
+    def from_report(cls, report: Mapping[str, Any]) -> Inputs:
         """What a bundle's report says. Raises AlteredTable where it says nothing."""
         try:
             held = report[ENTRY]
@@ -67,7 +67,7 @@ class InputLog:
         self.static: dict[str, dict[str, str]] = {}
         self.held: dict[str, bytes] = {}
 
-    def remember(self, key: str, regions: Iterable[Region]) -> None:
+    def remember(self, key: str, regions: Iterable[SymbolRegion]) -> None:
         """What these regions hold now is the input of that graph."""
         mine = self.static[key] = {}
         for region in regions:
@@ -175,18 +175,18 @@ def _noise(seed: int) -> bytes:
     return bytes(FINITE[values.integers(0, len(FINITE), 2 * WINDOW + (1 << 18), np.uint8)])
 
 
-def windows(region: Region) -> list[tuple[int, int]]:
+def windows(region: SymbolRegion) -> list[tuple[int, int]]:
     """(address, bytes) at the start and at the middle; the whole of a small region."""
     if region.size <= 2 * WINDOW:
         return [(region.base, region.size)]
     return [(region.base, WINDOW), (region.base + region.size // 2, WINDOW)]
 
 
-def finder(*sources: Callable[[], Iterable[Region]]) -> Where:
+def finder(*sources: Callable[[], Iterable[SymbolRegion]]) -> Where:
     """Regions by symbol in the first source that has it; raises MissingRegion."""
-    known: dict[str, Region] = {}
+    known: dict[str, SymbolRegion] = {}
 
-    def find(symbol: str) -> Region:
+    def find(symbol: str) -> SymbolRegion:
         if symbol not in known:
             for source in reversed(sources):
                 known.update({region.symbol: region for region in source()})

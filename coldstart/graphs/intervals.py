@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coldstart.graphs.errors import GraphError
-from coldstart.graphs.table import Array, Region
+from coldstart.graphs.tables import Array, SymbolRegion
 
 NONE = -1
 
@@ -28,7 +28,7 @@ class Reading:
 class Intervals:
     """Sorted, disjoint regions of one process."""
 
-    def __init__(self, regions: Sequence[Region]) -> None:
+    def __init__(self, regions: Sequence[SymbolRegion]) -> None:
         self.order = np.argsort([r.base for r in regions], kind="stable").astype(np.int64)
         self.base = np.array([regions[i].base for i in self.order], np.uint64)
         self.size = np.array([regions[i].size for i in self.order], np.uint64)

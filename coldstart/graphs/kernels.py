@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from coldstart.graphs.api import DriverApi, FrameworkApi
 from coldstart.graphs.elf import Cubin
 from coldstart.graphs.errors import AlteredTable, GraphError, MissingKernel
-from coldstart.graphs.table import Kernel
+from coldstart.graphs.tables import Kernel
 
 Identity = tuple[str, str | None]
 Load = Callable[[str], bytes]
@@ -39,18 +39,18 @@ class Ladder:
 
     def resolve(self, kernel: Kernel) -> int:
         """The function handle, its attributes set. Raises MissingKernel with what every rung said."""
-        said: list[str] = []
+        reasons: list[str] = []
         for rung in (self._bundled, self._loaded, self._triggering, self._exported):
             try:
                 function = rung(kernel)
             except GraphError as error:
-                said.append(f"{rung.__name__[1:]}: {error}")
+                reasons.append(f"{rung.__name__[1:]}: {error}")
                 continue
             if kernel.attributes:
                 self.driver.set_function_attributes(function, kernel.attributes)
             self.rungs[rung.__name__[1:]] = self.rungs.get(rung.__name__[1:], 0) + 1
             return function
-        raise MissingKernel(f"kernel {kernel.name}: " + "; ".join(said))
+        raise MissingKernel(f"kernel {kernel.name}: " + "; ".join(reasons))
 
     def _bundled(self, kernel: Kernel) -> int:
         if kernel.mutable_globals:

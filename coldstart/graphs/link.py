@@ -9,7 +9,7 @@ import numpy as np
 
 from coldstart.graphs.api import LAUNCH, DriverApi, FrameworkApi
 from coldstart.graphs.errors import MissingRegion
-from coldstart.graphs.table import ABSOLUTE, TENSOR_MAP_BYTES, Array, Region, Tables
+from coldstart.graphs.tables import ABSOLUTE, TENSOR_MAP_BYTES, Array, SymbolRegion, Tables
 from coldstart.graphs.trace import live_allocation
 
 
@@ -38,16 +38,16 @@ class Bases:
         self.owned |= set(placed)
         return np.array([placed.get(r.symbol) or self._base(r, named) for r in tables.regions], np.uint64)
 
-    def _base(self, region: Region, named: dict[str, Region]) -> int:
+    def _base(self, region: SymbolRegion, named: dict[str, SymbolRegion]) -> int:
         if region.symbol.startswith("lib:"):
             return self._own(region)
         if region.symbol.startswith("alloc#"):
-            found = live_allocation(self.framework.trace(), int(region.symbol[6:]))
-            return self._own(region) if found is None and self.adopt else _sized(region, found)
+            allocation = live_allocation(self.framework.trace(), int(region.symbol[6:]))
+            return self._own(region) if allocation is None and self.adopt else _sized(region, allocation)
         here = named.get(region.symbol)
         return _sized(region, (here.base, here.size) if here else None)
 
-    def _own(self, region: Region) -> int:
+    def _own(self, region: SymbolRegion) -> int:
         self.owned.add(region.symbol)
         self.allocated.append(self.driver.allocate(region.size))
         return self.allocated[-1]
@@ -59,12 +59,12 @@ class Bases:
             self.driver.free(self.allocated.pop())
 
 
-def _sized(region: Region, found: tuple[int, int] | None) -> int:
-    if found is None:
+def _sized(region: SymbolRegion, allocation: tuple[int, int] | None) -> int:
+    if allocation is None:
         raise MissingRegion(f"{region.symbol} does not exist in this process")
-    if found[1] != region.size:
-        raise MissingRegion(f"{region.symbol} has {found[1]} bytes here and {region.size} in the bundle")
-    return found[0]
+    if allocation[1] != region.size:
+        raise MissingRegion(f"{region.symbol} has {allocation[1]} bytes here and {region.size} in the bundle")
+    return allocation[0]
 
 
 def relocate(payload: Array, relocations: Array, base: Array, driver: DriverApi | None = None) -> Array:

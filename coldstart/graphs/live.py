@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from coldstart.graphs import store
+from coldstart.graphs import table_files
 from coldstart.graphs.api import DriverApi
 from coldstart.graphs.builder import drop_unused_regions, subset
 from coldstart.graphs.errors import Refused
-from coldstart.graphs.table import Region, Tables
+from coldstart.graphs.tables import SymbolRegion, Tables
 
 FILE = "live.json"
 LEAST = 2
@@ -28,7 +28,7 @@ UNNAMED = ("lib:", "alloc#")
 
 
 @dataclass
-class Watch:
+class ContentWatch:
     """`blocks` are (symbol, address, bytes) of needed contents; `look` after every live step."""
 
     driver: DriverApi
@@ -51,11 +51,13 @@ class Watch:
         (work / FILE).write_text(json.dumps({"steps": self.steps, "changed": sorted(self.changed)}))
 
 
-def watch(driver: DriverApi, tables: Tables, adopted: Sequence[Region]) -> Watch:
+def watch(driver: DriverApi, tables: Tables, adopted: Sequence[SymbolRegion]) -> ContentWatch:
     """A watch over the contents that these tables keep of memory without a name; `adopted` says where it is here."""
     base = {region.symbol: region.base for region in adopted if region.symbol.startswith(UNNAMED)}
     rows = [(tables.regions[r].symbol, offset, size) for r, size, offset, _ in tables.blocks.tolist()]
-    return Watch(driver, [(symbol, base[symbol] + at, size) for symbol, at, size in rows if symbol in base])
+    return ContentWatch(
+        driver, [(symbol, base[symbol] + at, size) for symbol, at, size in rows if symbol in base]
+    )
 
 
 def settle(work: Path, bundle: Path) -> None:
@@ -66,15 +68,15 @@ def settle(work: Path, bundle: Path) -> None:
     seen = _read(work)
     if seen["steps"] < LEAST:
         raise Refused(f"the recording engine was seen to take {seen['steps']} live steps, {LEAST} are needed")
-    tables = store.load(bundle)
+    tables = table_files.load(bundle)
     reasons = refusals(tables, set(seen["changed"]))
     if not reasons:
         return
     if set(tables.keys) <= set(reasons):
         raise Refused(f"no graph can be restored: {next(iter(reasons.values()))}")
     kept = drop_unused_regions(subset(tables, lambda key: key not in reasons, reasons))
-    binaries = {d: store.load_binary(bundle, d) for d in store.read_manifest(bundle)["binaries"]}
-    store.save(kept, bundle, binaries)
+    binaries = {d: table_files.load_binary(bundle, d) for d in table_files.read_manifest(bundle)["binaries"]}
+    table_files.save(kept, bundle, binaries)
 
 
 def _read(work: Path) -> dict[str, Any]:
@@ -87,10 +89,10 @@ def _read(work: Path) -> dict[str, Any]:
 def refusals(tables: Tables, changed: set[str]) -> dict[str, str]:
     """Graph to reason, for those that point into one of these regions."""
     moving = {number for number, region in enumerate(tables.regions) if region.symbol in changed}
-    found = {}
+    reasons = {}
     for index, key in enumerate(tables.keys):
         mine = moving & set(np.unique(tables.graph(index)[2]["region"]).tolist())
         if mine:
             names = ", ".join(sorted(tables.regions[number].symbol for number in mine))
-            found[key] = f"{names}: unnamed memory whose contents change between two live steps"
-    return found
+            reasons[key] = f"{names}: unnamed memory whose contents change between two live steps"
+    return reasons

@@ -8,33 +8,32 @@ again.  Nothing here touches a driver: whoever calls says how a process of the e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-from coldstart.contract.graphs import KERNELS, PROVE, RECORD
-from coldstart.graphs import gate, live, store
+from coldstart.contract.graphs import EngineTask
+from coldstart.graphs import gate, live, table_files
 from coldstart.graphs.builder import drop_unused_regions, subset
 from coldstart.graphs.errors import NotProven, Refused
 from coldstart.graphs.rounds import BUNDLE, REASON, layouts
 
 LEAST, MOST = 2, 4
-Launch = Callable[[str, Mapping[str, str]], None]
+Launch = Callable[[str, EngineTask], None]
 
 
 def make(work: Path, launch: Launch, *, by_reference: bool = False) -> Path:
-    """A proven bundle below `work`; launch(name, environment) runs one process of the engine to its end.
+    """A proven bundle below `work`; launch(name, task) runs one process of the engine to its end.
 
     Raises Refused or NotProven with the reason when no graph of this model can be restored; what `launch` raises.
     """
-    way: dict[str, str] = {KERNELS: "reference"} if by_reference else {}
     for number in range(1, MOST + 1):
-        launch(f"record graphs, layout {number}", {RECORD: str(work), **way})
+        launch(f"record graphs, layout {number}", EngineTask(record=work, by_reference=by_reference))
         _expect(work, len(layouts(work)) == number)
         if number >= LEAST and not _ambiguous(work):
             break
     live.settle(work, work / BUNDLE)
     for _ in range(2):
-        launch("prove graphs", {PROVE: str(work)})
+        launch("prove graphs", EngineTask(prove=work))
         _expect(work, (work / BUNDLE / gate.PROOF).exists() or (work / BUNDLE / gate.REJECTED).exists())
         if (work / BUNDLE / gate.PROOF).exists():
             return work / BUNDLE
@@ -52,16 +51,16 @@ def _expect(work: Path, done: bool) -> None:
 
 def _ambiguous(work: Path) -> bool:
     _expect(work, (work / BUNDLE).exists())
-    return len(store.load(work / BUNDLE).assumed) > 0
+    return len(table_files.load(work / BUNDLE).assumed) > 0
 
 
 def keep_proven(bundle: Path) -> None:
     """Drop the graphs that the gate rejected, with its reasons. Raises NotProven where none is left."""
     failed = gate.read_rejected(bundle)
-    tables = store.load(bundle)
+    tables = table_files.load(bundle)
     if set(tables.keys) <= set(failed):
         raise NotProven(f"no graph was proven: {failed}")
     kept = drop_unused_regions(subset(tables, lambda key: key not in failed, failed))
-    binaries = {d: store.load_binary(bundle, d) for d in store.read_manifest(bundle)["binaries"]}
-    store.save(kept, bundle, binaries)
+    binaries = {d: table_files.load_binary(bundle, d) for d in table_files.read_manifest(bundle)["binaries"]}
+    table_files.save(kept, bundle, binaries)
     (bundle / gate.REJECTED).unlink()

@@ -9,7 +9,7 @@ import numpy as np
 
 from coldstart.graphs.api import DriverApi, NodeKind
 from coldstart.graphs.link import Rows
-from coldstart.graphs.table import MEMCPY, MEMSET, Array, Tables
+from coldstart.graphs.tables import MEMCPY, MEMSET, Array, Tables
 
 
 @dataclass

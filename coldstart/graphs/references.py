@@ -16,7 +16,7 @@ from typing import Any
 from coldstart.graphs.elf import spans
 from coldstart.graphs.errors import AlteredTable, MissingKernel
 from coldstart.graphs.fatbin import library_entries, unpacked
-from coldstart.graphs.store import sha256
+from coldstart.graphs.table_files import sha256
 
 NOTE_BUILD_ID = ".note.gnu.build-id"
 
@@ -50,29 +50,29 @@ def build_id(path: Path) -> str:
 
 def refer(binaries: Mapping[str, bytes], libraries: Iterable[Path]) -> dict[str, dict[str, Any]]:
     """References by digest for the binaries that some library holds; JSON-ready."""
-    found: dict[str, dict[str, Any]] = {}
+    documents: dict[str, dict[str, Any]] = {}
     for path in libraries:
-        if len(found) == len(binaries):
+        if len(documents) == len(binaries):
             break
-        mine = {d: place for d, place in _places(path, binaries).items() if d not in found}
+        mine = {d: place for d, place in _places(path, binaries).items() if d not in documents}
         identity = build_id(path) if mine else ""
         for digest, (at, size) in mine.items():
-            found[digest] = asdict(Reference(path.name, identity, at, size))
-    return found
+            documents[digest] = asdict(Reference(path.name, identity, at, size))
+    return documents
 
 
 def _places(path: Path, binaries: Mapping[str, bytes]) -> dict[str, tuple[int, int]]:
     """(offset, bytes) of those that lie in this library."""
-    found: dict[str, tuple[int, int]] = {}
+    located: dict[str, tuple[int, int]] = {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             for entry in library_entries(data):
                 digest = sha256(unpacked(data[entry.offset : entry.offset + entry.size]))
                 if digest in binaries:
-                    found.setdefault(digest, (entry.offset, entry.size))
+                    located.setdefault(digest, (entry.offset, entry.size))
         except AlteredTable:
-            return found
-    return found
+            return located
+    return located
 
 
 def fetch(digest: str, references: Mapping[str, Mapping[str, Any]], libraries: Iterable[Path]) -> bytes:

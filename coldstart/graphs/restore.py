@@ -24,8 +24,8 @@ from coldstart.graphs.kernels import Ladder, ambiguous_names, check_layout
 from coldstart.graphs.link import Bases, broken_assumptions, launch_rows, relocate
 from coldstart.graphs.rebuild import Linked, fill
 from coldstart.graphs.references import fetch, loaded_libraries
-from coldstart.graphs.store import load, load_binary
-from coldstart.graphs.table import Array, Region, Tables
+from coldstart.graphs.table_files import load, load_binary
+from coldstart.graphs.tables import Array, SymbolRegion, Tables
 
 Note = Callable[[str, float, float, str], None]
 Built = Callable[[str, "Replayable"], None]
@@ -144,9 +144,9 @@ class Restorer:
         if restored is not None:
             return restored
         start = time.monotonic()
-        found = self._capture(key)
+        graph = self._capture(key)
         self._note(f"graphs: {key}", start, time.monotonic(), "capture")
-        return found
+        return graph
 
     def _capture(self, key: str) -> Replayable:
         try:
@@ -210,7 +210,7 @@ class Restorer:
         """Whether the linked bundle has this graph."""
         return key in self.sizes()
 
-    def region(self, symbol: str) -> tuple[Region, int]:
+    def region(self, symbol: str) -> tuple[SymbolRegion, int]:
         """A symbol and its address here. Raises MissingRegion."""
         for number, region in enumerate(self._linked.tables.regions if self._linked else []):
             if self._linked is not None and region.symbol == symbol:
@@ -223,11 +223,11 @@ class Restorer:
         for key in keys:
             with self._lock:
                 try:
-                    found = self._graphs[key] = self._graphs.get(key) or self._build(key)
+                    graph = self._graphs[key] = self._graphs.get(key) or self._build(key)
                 except GraphError as error:
                     self.fallbacks[key] = str(error)
                     continue
-            built(key, found)
+            built(key, graph)
 
     def drop(self, reason: str) -> None:
         """Forget every restored graph and give the memory back: from now on each is captured."""

@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coldstart.graphs import capture, contents, gate, live, materialize, references, store
+from coldstart.graphs import capture, combine, contents, gate, live, references, table_files
 from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, Workload
 from coldstart.graphs.inputs import InputLog
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.snapshot import Snapshot, load_snapshot
-from coldstart.graphs.table import Tables
+from coldstart.graphs.tables import Tables
 
 BUNDLE, REASON = "bundle", "reason"
 
@@ -37,7 +37,7 @@ def fail(work: Path, reason: str) -> None:
 def record(
     work: Path, driver: DriverApi, framework: FrameworkApi, captured: dict[str, Captured], workload: Workload,
     log: InputLog, report: Mapping[str, Any], *, by_reference: bool = False,
-) -> live.Watch:  # fmt: skip
+) -> live.ContentWatch:  # fmt: skip
     """Leave this process's layout, and from the second on the bundle; `report` is sealed with it.
 
     Whoever records takes live steps afterwards, calls the watch's `look` after each and saves it into `work`.
@@ -48,9 +48,9 @@ def record(
     mine.save(target.with_suffix(".part"))
     target.with_suffix(".part").rename(target)
     if not earlier:
-        return live.Watch(driver, [])
+        return live.ContentWatch(driver, [])
     first, *more = map(load_snapshot, earlier)
-    combined = materialize.combine(first, mine, more)
+    combined = combine.combine(first, mine, more)
     tables = contents.minimise(driver, workload, captured, combined, mine.contents)
     _write(work, replace(tables, report=tables.report | dict(report)), mine, log, by_reference)
     return live.watch(driver, tables, combined.adopted)
@@ -63,7 +63,7 @@ def _write(work: Path, tables: Tables, mine: Snapshot, log: InputLog, by_referen
     if by_reference:
         tables.report["references"] = references.refer(binaries, references.loaded_libraries())
         binaries = {d: data for d, data in binaries.items() if d not in tables.report["references"]}
-    store.save(tables, part, binaries)
+    table_files.save(tables, part, binaries)
     log.save(part)
     shutil.rmtree(work / BUNDLE, ignore_errors=True)
     part.rename(work / BUNDLE)

@@ -11,21 +11,21 @@ from coldstart.graphs import trace as traces
 from coldstart.graphs import windows
 from coldstart.graphs.intervals import NONE, Intervals, Reading
 from coldstart.graphs.snapshot import Snapshot
-from coldstart.graphs.table import Array, Region
+from coldstart.graphs.tables import Array, SymbolRegion
 
 
 @dataclass
 class Symbols:
     """All symbols of a bundle, and for each process where they are."""
 
-    regions: list[Region]
+    regions: list[SymbolRegion]
     number: dict[str, int] = field(default_factory=dict)
 
     def add(self, symbol: str, size: int) -> int:
         """The number of a symbol, made at first use."""
         if symbol not in self.number:
             self.number[symbol] = len(self.regions)
-            self.regions.append(Region(symbol, size))
+            self.regions.append(SymbolRegion(symbol, size))
         return self.number[symbol]
 
 
@@ -42,10 +42,10 @@ class Words:
 class Pairing:
     """Driver allocations that no tensor reaches (lib:n), paired by equal offset and size, one to one."""
 
-    mine: list[Region] = field(default_factory=list)
-    theirs: list[Region] = field(default_factory=list)
+    mine: list[SymbolRegion] = field(default_factory=list)
+    theirs: list[SymbolRegion] = field(default_factory=list)
 
-    def number(self, one: Region, other: Region) -> int | None:
+    def number(self, one: SymbolRegion, other: SymbolRegion) -> int | None:
         """n of lib:n, or None where either is already paired with another or their sizes differ."""
         if one in self.mine or other in self.theirs:
             same = (
@@ -66,12 +66,12 @@ class Side:
         self.snapshot, self._symbols = snapshot, symbols
         self.named = Intervals(snapshot.regions)
         self._numbers = np.array([*(self._number(r) for r in snapshot.regions), NONE])
-        mapped = [Region("", r.size, r.base) for r in snapshot.ranges if not r.host]
+        mapped = [SymbolRegion("", r.size, r.base) for r in snapshot.ranges if not r.host]
         self.mapped = Intervals(mapped)
         self.device = library_ranges(mapped, snapshot.regions, snapshot.trace)
         self.driver = Intervals(self.device)
 
-    def _number(self, region: Region) -> int:
+    def _number(self, region: SymbolRegion) -> int:
         """NONE for a symbol that the other process holds with another size."""
         number = self._symbols.add(region.symbol, region.size)
         return number if self._symbols.regions[number].size == region.size else NONE
@@ -96,9 +96,9 @@ class Side:
         at = self.snapshot.launches[windows.owners(self.snapshot.tables, place[maybe])]
         at = np.where(at < 0, len(trace), at)
         wanted = list(zip(at.tolist(), address[maybe].tolist(), strict=True))
-        found = traces.match_backwards(trace, wanted) if len(trace) else {}
+        matches = traces.match_backwards(trace, wanted) if len(trace) else {}
         for i, key in zip(maybe.tolist(), wanted, strict=True):
-            for reading, match in zip(out, found.get(key, (None, None)), strict=True):
+            for reading, match in zip(out, matches.get(key, (None, None)), strict=True):
                 if match is not None:
                     reading.region[i] = self._symbols.add(f"alloc#{match[0]}", match[2])
                     reading.offset[i] = match[1]
@@ -112,7 +112,9 @@ class Side:
         return live
 
 
-def library_ranges(mapped: Sequence[Region], regions: Sequence[Region], trace: Array) -> list[Region]:
+def library_ranges(
+    mapped: Sequence[SymbolRegion], regions: Sequence[SymbolRegion], trace: Array
+) -> list[SymbolRegion]:
     """Driver allocations that the framework does not carve up: no name and no traced block lies inside."""
     blocks = trace["address"][trace["kind"] == 0]
     carved = np.concatenate([np.array([r.base for r in regions], np.uint64), blocks])

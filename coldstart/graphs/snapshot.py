@@ -15,8 +15,8 @@ import numpy as np
 from coldstart.graphs.api import Range
 from coldstart.graphs.builder import subset
 from coldstart.graphs.errors import AlteredTable
-from coldstart.graphs.store import load, load_binary, save
-from coldstart.graphs.table import Array, Region, Tables
+from coldstart.graphs.table_files import load, load_binary, save
+from coldstart.graphs.tables import Array, SymbolRegion, Tables
 
 # `held` marks the bytes of a map that code its address.
 MAP = np.dtype([("place", "<u4"), ("address", "<u8"), ("held", "?", 128)])
@@ -27,7 +27,7 @@ class Snapshot:
     """`launches` has the trace place of each node (-1 unknown); `contents` are bytes by base address."""
 
     tables: Tables
-    regions: list[Region]
+    regions: list[SymbolRegion]
     ranges: list[Range]
     trace: Array
     launches: Array
@@ -71,7 +71,7 @@ def load_snapshot(directory: Path) -> Snapshot:
     digests = {k.binary for k in tables.kernels if k.binary}
     return Snapshot(
         tables=tables,
-        regions=[Region(**r) for r in facts["regions"]],
+        regions=[SymbolRegion(**r) for r in facts["regions"]],
         ranges=[Range(**r) for r in facts["ranges"]],
         contents={int(p.stem[8:], 16): p.read_bytes() for p in directory.glob("content-*.bin")},
         binaries={d: load_binary(directory / "tables", d) for d in digests},

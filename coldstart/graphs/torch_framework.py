@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from coldstart.graphs.api import Captured, DriverApi, Event
+from coldstart.graphs.api import AllocationEvent, Captured, DriverApi
 from coldstart.graphs.errors import GraphError, Refused
-from coldstart.graphs.table import Region
+from coldstart.graphs.tables import SymbolRegion
 
 Capture = Callable[[str], Any]
 
@@ -41,10 +41,10 @@ class TorchFramework:
     def sizes(self) -> dict[str, int]:
         return dict(self._sizes)
 
-    def regions(self) -> list[Region]:
+    def regions(self) -> list[SymbolRegion]:
         return tensor_regions(self.tensors)
 
-    def pool(self) -> list[Region]:
+    def pool(self) -> list[SymbolRegion]:
         return pool_segments(self._snapshot(), self._pool)
 
     def _snapshot(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class TorchFramework:
     def release_pool(self) -> None:
         self.reserved.clear()
 
-    def trace(self) -> list[Event]:
+    def trace(self) -> list[AllocationEvent]:
         return trace_events(self._snapshot())
 
     def launches(self, key: str) -> list[int]:
@@ -85,7 +85,7 @@ class TorchFramework:
     def trigger(self) -> None:
         self._trigger()
 
-    def view(self, region: Region, base: int, offset: int, like: Mapping[str, Any]) -> Any:
+    def view(self, region: SymbolRegion, base: int, offset: int, like: Mapping[str, Any]) -> Any:
         """A tensor over restored memory; `like` has shape, stride and dtype (a torch name)."""
         holder = next((t for t in self.reserved if t.data_ptr() == base), None)
         if holder is None:
@@ -118,13 +118,13 @@ def consumes_random(graph: Any) -> bool:
     return bool(generator.get_offset() != before)
 
 
-def tensor_regions(tensors: Mapping[str, Any]) -> list[Region]:
+def tensor_regions(tensors: Mapping[str, Any]) -> list[SymbolRegion]:
     """One region per storage (views and tied weights share theirs), by the first symbol in order."""
     regions = []
     for symbol, tensor in tensors.items():
         storage = tensor.untyped_storage()
         if storage.nbytes():
-            regions.append(Region(symbol, int(storage.nbytes()), int(storage.data_ptr())))
+            regions.append(SymbolRegion(symbol, int(storage.nbytes()), int(storage.data_ptr())))
     return regions
 
 
@@ -134,12 +134,12 @@ def module_tensors(module: Any) -> dict[str, Any]:
     return named | {f"buffer:{name}": b for name, b in module.named_buffers()}
 
 
-def pool_segments(snapshot: Mapping[str, Any], pool: tuple[int, int]) -> list[Region]:
+def pool_segments(snapshot: Mapping[str, Any], pool: tuple[int, int]) -> list[SymbolRegion]:
     """Segments of one private pool, in order of allocation as far as the trace knows, then by size."""
     mine = [s for s in snapshot["segments"] if tuple(s.get("segment_pool_id", (0, 0))) == tuple(pool)]
     first = {address: at for at, address in enumerate(_segment_addresses(snapshot))}
     mine.sort(key=lambda s: (first.get(s["address"], len(first)), s["total_size"]))
-    return [Region(f"pool:{i}", int(s["total_size"]), int(s["address"])) for i, s in enumerate(mine)]
+    return [SymbolRegion(f"pool:{i}", int(s["total_size"]), int(s["address"])) for i, s in enumerate(mine)]
 
 
 def _entries(snapshot: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
@@ -150,11 +150,11 @@ def _segment_addresses(snapshot: Mapping[str, Any]) -> list[int]:
     return [e["addr"] for e in _entries(snapshot) if e["action"] == "segment_alloc"]
 
 
-def trace_events(snapshot: Mapping[str, Any]) -> list[Event]:
+def trace_events(snapshot: Mapping[str, Any]) -> list[AllocationEvent]:
     """Allocation and free events of the caching allocator, in order."""
     kinds = {"alloc": "alloc", "free_completed": "free"}
     return [
-        Event(kinds[e["action"]], int(e["addr"]), int(e["size"]))
+        AllocationEvent(kinds[e["action"]], int(e["addr"]), int(e["size"]))
         for e in _entries(snapshot)
         if e["action"] in kinds
     ]

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from coldstart.graphs.api import Event
-from coldstart.graphs.table import Array
+from coldstart.graphs.api import AllocationEvent
+from coldstart.graphs.tables import Array
 
 TRACE = np.dtype([("kind", "u1"), ("address", "<u8"), ("size", "<u8")])
 _KINDS = ("alloc", "free", "launch")
@@ -21,7 +21,7 @@ Match = tuple[int, int, int]  # ordinal, offset, size
 Matches = tuple[Match | None, Match | None]  # inside a block, one past the end of a block
 
 
-def pack(events: Sequence[Event]) -> Array:
+def pack(events: Sequence[AllocationEvent]) -> Array:
     """Events as rows."""
     return np.array([(_KINDS.index(e.kind), e.address, e.size) for e in events], TRACE)
 
@@ -63,17 +63,17 @@ def match_backwards(trace: Array, wanted: Iterable[tuple[int, int]]) -> dict[tup
     by_place: dict[int, set[int]] = {}
     for place, address in wanted:
         by_place.setdefault(place if place >= 0 else end, set()).add(address)
-    live, ordinal, found = Live(), 0, {}
+    live, ordinal, matched = Live(), 0, {}
     for at in range(end + 1):
         for address in by_place.get(at, ()):
             matches = live.match(address)
             if any(matches):
-                found[at, address] = matches
+                matched[at, address] = matches
         if at < end:
             kind, base, size = trace[at].item()
             live.apply(kind, base, size, ordinal)
             ordinal += kind == 0
-    return found
+    return matched
 
 
 def live_blocks(trace: Array) -> dict[int, tuple[int, int]]:
@@ -89,13 +89,13 @@ def live_blocks(trace: Array) -> dict[int, tuple[int, int]]:
     return {number: (base, size) for number, base, size in live.values()}
 
 
-def live_allocation(events: Sequence[Event], ordinal: int) -> tuple[int, int] | None:
+def live_allocation(events: Sequence[AllocationEvent], ordinal: int) -> tuple[int, int] | None:
     """(address, size) of allocation `ordinal` if it is still live at the end of the trace."""
-    count, found = -1, None
+    count, allocation = -1, None
     for event in events:
         count += event.kind == "alloc"
         if event.kind == "alloc" and count == ordinal:
-            found = (event.address, event.size)
-        elif event.kind == "free" and found is not None and event.address == found[0]:
+            allocation = (event.address, event.size)
+        elif event.kind == "free" and allocation is not None and event.address == allocation[0]:
             return None
-    return found
+    return allocation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coldstart.graphs.table import TENSOR_MAP_BYTES, Array, Tables
+from coldstart.graphs.tables import TENSOR_MAP_BYTES, Array, Tables
 
 STRIDE, MAP_STRIDE = 4, 64
 LOWEST, HIGHEST = 1 << 32, 1 << 48
@@ -12,11 +12,11 @@ LOWEST, HIGHEST = 1 << 32, 1 << 48
 
 def places(tables: Tables, stride: int = STRIDE) -> Array:
     """Sorted payload positions (int64) of all candidate windows."""
-    found = [_kernel_places(tables, number, stride) for number in range(len(tables.kernels))]
+    parts = [_kernel_places(tables, number, stride) for number in range(len(tables.kernels))]
     for kind, offsets in ((1, (0, 8)), (2, (0,))):
         starts = tables.nodes["payload"][tables.nodes["kind"] == kind].astype(np.int64)
-        found.append((starts[:, None] + np.array(offsets)).ravel())
-    return np.sort(np.concatenate([np.zeros(0, np.int64), *found]))
+        parts.append((starts[:, None] + np.array(offsets)).ravel())
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
 
 
 def _kernel_places(tables: Tables, number: int, stride: int) -> Array:
@@ -46,11 +46,11 @@ def maps(tables: Tables) -> Array:
 
     From the parameter's own start, which the compiler aligns in the constant bank and not in the packed buffer.
     """
-    found = [np.zeros(0, np.int64)]
+    parts = [np.zeros(0, np.int64)]
     for number, kernel in enumerate(tables.kernels):
         mine = (tables.nodes["kind"] == 0) & (tables.nodes["kernel"] == number)
         starts = tables.nodes["payload"][mine].astype(np.int64)
         for offset, size in kernel.layout:
             inside = np.arange(offset, offset + size - TENSOR_MAP_BYTES + 1, MAP_STRIDE)
-            found.append((starts[:, None] + inside).ravel())
-    return np.sort(np.concatenate(found))
+            parts.append((starts[:, None] + inside).ravel())
+    return np.sort(np.concatenate(parts))

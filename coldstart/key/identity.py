@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.model import safetensors
-from coldstart.model.models import Model, weight_files
+from coldstart.model.models import ResolvedModel, weight_files
 
 Scalar = str | int | float | bool | None
 
@@ -44,7 +44,7 @@ _PROCESSOR_FILES = (
 )
 
 
-def fields(model: Model) -> dict[str, Scalar]:
+def fields(model: ResolvedModel) -> dict[str, Scalar]:
     """The model.* fields without prefix: architecture, revision, digests of config, weights and tokenizer."""
     local = model.path if model.revision is None else None
     return {
@@ -61,8 +61,8 @@ def _extra(directory: Path) -> dict[str, Scalar]:
     """Digests of a model's own code and of its processors' and quantization's settings, where it has any."""
     code = sorted(path for path in directory.rglob("*.py") if path.is_file())
     settings = [path for name in _PROCESSOR_FILES if (path := directory / name).is_file()]
-    found = {"code": code, "processor": settings}
-    return {name: _contents(directory, paths) for name, paths in found.items() if paths}
+    groups = {"code": code, "processor": settings}
+    return {name: _contents(directory, paths) for name, paths in groups.items() if paths}
 
 
 def _contents(directory: Path, paths: list[Path]) -> str:

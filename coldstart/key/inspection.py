@@ -22,7 +22,7 @@ from coldstart.machine import paths, secrets
 from coldstart.machine.paths import Cache
 from coldstart.model import models
 from coldstart.model.aliases import NAMES
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 
 # In `stages`: what a materialization could not make.
 NOT_MADE = "not_made"
@@ -38,7 +38,7 @@ class Lookup:
     and ``notes`` say what is worth knowing of the choice.
     """
 
-    model: Model
+    model: ResolvedModel
     vllm_args: Arguments
     cache: Cache
     key: Key
@@ -58,7 +58,7 @@ class Lookup:
     def again(self) -> Lookup:
         """The same key looked up once more: another process may have made the bundle meanwhile."""
         try:
-            found = self.store.find(self.key, name=self.model.name, trust=self.accepts or trust)
+            bundle = self.store.find(self.key, name=self.model.name, trust=self.accepts or trust)
         except NotFound as error:
             nearest, mismatches = error.nearest or (None, [])
             notes = tuple(_unvouched(nearest)) if nearest else ()
@@ -70,8 +70,8 @@ class Lookup:
                 untrusted=error.untrusted,
                 notes=notes,
             )
-        notes = (*_unvouched(found), *_passed_over(self.store, found))
-        return replace(self, bundle=found, nearest=None, mismatches=(), untrusted=None, notes=notes)
+        notes = (*_unvouched(bundle), *_passed_over(self.store, bundle))
+        return replace(self, bundle=bundle, nearest=None, mismatches=(), untrusted=None, notes=notes)
 
     def without_weights(self) -> Lookup:
         """For a model directory that holds no weights: the bundle that differs in their layout alone."""
@@ -153,23 +153,23 @@ def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
             yield f"{other.name}:v{other.version} was passed over for v{chosen.version}: {why}"
 
 
-def miss(found: Lookup) -> NoBundle:
+def miss(lookup: Lookup) -> NoBundle:
     """The error for a lookup without a bundle: field, wanted, found, and the command that makes one."""
-    if found.untrusted is not None:
+    if lookup.untrusted is not None:
         return NoBundle(
-            f"The only bundle for {found.model.name} with key {found.key.short}, {found.untrusted.ref}, is not trusted: "
-            f"{trust(found.untrusted).reason}",
+            f"The only bundle for {lookup.model.name} with key {lookup.key.short}, {lookup.untrusted.ref}, is not trusted: "
+            f"{trust(lookup.untrusted).reason}",
             mend="coldstart trust add FILE, with its maker's public key; or take it as it is: --untrusted; or "
-            + shlex.join(["coldstart", "materialize", found.model.argument, *_after(found.vllm_args)]),
+            + shlex.join(["coldstart", "materialize", lookup.model.argument, *_after(lookup.vllm_args)]),
         )
-    if found.nearest is None:
+    if lookup.nearest is None:
         detail = "and none for this model under another key"
     else:
-        lines = [f"\n  {m.field}: wanted {m.wanted}, found {m.found}" for m in found.mismatches]
-        detail = f"the nearest, {found.nearest.name}:v{found.nearest.version}, differs in" + "".join(lines)
+        lines = [f"\n  {m.field}: wanted {m.wanted}, found {m.found}" for m in lookup.mismatches]
+        detail = f"the nearest, {lookup.nearest.name}:v{lookup.nearest.version}, differs in" + "".join(lines)
     return NoBundle(
-        f"No bundle for {found.model.name} with key {found.key.short} in the store; {detail}",
-        mend=shlex.join(["coldstart", "materialize", found.model.argument, *_after(found.vllm_args)]),
+        f"No bundle for {lookup.model.name} with key {lookup.key.short} in the store; {detail}",
+        mend=shlex.join(["coldstart", "materialize", lookup.model.argument, *_after(lookup.vllm_args)]),
     )
 
 
@@ -206,8 +206,8 @@ def not_made(bundle: Bundle) -> dict[str, str]:
         stages = bundle.json("stages") if bundle.has("stages") else {}
     except BundleError:
         return {}
-    found = stages.get(NOT_MADE) if isinstance(stages, dict) else None
-    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+    reasons = stages.get(NOT_MADE) if isinstance(stages, dict) else None
+    return {str(k): str(v) for k, v in reasons.items()} if isinstance(reasons, dict) else {}
 
 
 def tree(bundle: Bundle) -> dict[str, list[tuple[str, int]]]:
@@ -225,9 +225,9 @@ def compare(left: Bundle, right: Bundle) -> tuple[list[Mismatch], list[Mismatch]
 
 
 def _section_differences(left: Bundle, right: Bundle) -> list[Mismatch]:
-    ours = {entry.type: entry.digest for entry in left.manifest.sections}
+    mine = {entry.type: entry.digest for entry in left.manifest.sections}
     theirs = {entry.type: entry.digest for entry in right.manifest.sections}
-    pairs = [Mismatch(name, ours.get(name), theirs.get(name)) for name in sorted({*ours, *theirs})]
+    pairs = [Mismatch(name, mine.get(name), theirs.get(name)) for name in sorted({*mine, *theirs})]
     return [pair for pair in pairs if pair.wanted != pair.found]
 
 

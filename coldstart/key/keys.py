@@ -11,12 +11,12 @@ from coldstart.artifacts.key import Key
 from coldstart.contract.arguments import Arguments
 from coldstart.key import identity, relevance
 from coldstart.machine import hardware, runtime
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 
 Scalar = str | int | float | bool | None
 
 
-def compose(model: Model, vllm_args: Arguments) -> Key:
+def compose(model: ResolvedModel, vllm_args: Arguments) -> Key:
     """The key of ``model`` run on this machine, in this environment, with vLLM's arguments.
 
     Raises ColdstartError where vLLM is not installed, Usage for unreadable weights.

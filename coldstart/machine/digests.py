@@ -27,8 +27,8 @@ def listing(files: Iterable[str]) -> str:
     """One line "<sha256>  <path>" for each file, sorted by path. Raises OSError for one that cannot be read."""
     chosen = sorted(set(files))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = pool.map(_sha256, chosen)
-        return "".join(f"{digest}{_MARK}{path}\n" for digest, path in zip(found, chosen, strict=True))
+        digests = pool.map(_sha256, chosen)
+        return "".join(f"{digest}{_MARK}{path}\n" for digest, path in zip(digests, chosen, strict=True))
 
 
 def cached(files: Iterable[str]) -> str:
@@ -43,10 +43,10 @@ def cached(files: Iterable[str]) -> str:
     mark, _, kept = (_read(record) or "").partition("\n")
     if stamp is not None and mark == stamp[0]:
         return kept
-    made = listing(chosen)
+    listed = listing(chosen)
     if stamp is not None and stamp == _stamp(chosen) and time.time() - stamp[1] > RACY_S:
-        _write(record, f"{stamp[0]}\n{made}")
-    return made
+        _write(record, f"{stamp[0]}\n{listed}")
+    return listed
 
 
 def difference(listed: str) -> str | None:
@@ -58,8 +58,8 @@ def difference(listed: str) -> str | None:
     if stamp is not None and _read(record) == stamp[0]:
         return None
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = list(pool.map(_sha256_or_none, files))
-    for line, path, digest in zip(lines, files, found, strict=True):
+        digests = list(pool.map(_sha256_or_none, files))
+    for line, path, digest in zip(lines, files, digests, strict=True):
         if digest != line[:64]:
             return f"{path} (sha256 {line[:12]}), found {'nothing' if digest is None else digest[:12]}"
     if stamp is not None and stamp == _stamp(files) and time.time() - stamp[1] > RACY_S:
@@ -72,12 +72,12 @@ def _stamp(files: Sequence[str]) -> tuple[str, float] | None:
     lines, youngest = [], 0
     for path in files:
         try:
-            found = os.stat(path)  # noqa: PTH116 - thousands of them at every start
+            status = os.stat(path)  # noqa: PTH116 - thousands of them at every start
         except OSError:
             return None
-        youngest = max(youngest, found.st_ctime_ns)
+        youngest = max(youngest, status.st_ctime_ns)
         lines.append(
-            f"{path} {found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+            f"{path} {status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
         )
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest(), youngest / 1e9
 

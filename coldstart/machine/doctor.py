@@ -26,15 +26,15 @@ def examine(cache: Cache) -> list[Probe]:
     ]
 
 
-def able(found: Sequence[Probe]) -> bool:
+def able(results: Sequence[Probe]) -> bool:
     """Whether cold starts can be served: nothing that is required is missing."""
-    return not any(probe.required and probe.status == "missing" for probe in found)
+    return not any(probe.required and probe.status == "missing" for probe in results)
 
 
-def start_modes(found: Sequence[Probe]) -> dict[str, bool]:
+def start_modes(results: Sequence[Probe]) -> dict[str, bool]:
     """Which start modes this machine permits; a template of a GPU engine is one of its runtime."""
-    good = {probe.name for probe in found if probe.status == "ok"}
-    served = able(found)
+    good = {probe.name for probe in results if probe.status == "ok"}
+    served = able(results)
     return {
         "fresh": served,
         "template": served and "template" in good,

@@ -27,31 +27,33 @@ ABOUT = "made-of.json"
 
 def imported() -> list[str]:
     """The files of every module that this process has imported."""
-    found = (getattr(module, "__file__", None) for module in tuple(sys.modules.values()))
-    return sorted({str(Path(file)) for file in found if isinstance(file, str) and file.startswith("/")})
+    files = (getattr(module, "__file__", None) for module in tuple(sys.modules.values()))
+    return sorted({str(Path(file)) for file in files if isinstance(file, str) and file.startswith("/")})
 
 
-def write(pid: int, modules: Path, into: Path) -> None:
-    """Write what process `pid` was made of into the directory `into`; `modules` is what it said of itself.
+def write(pid: int, modules: Path, directory: Path) -> None:
+    """Write what process `pid` was made of into the directory `directory`; `modules` is what it said of itself.
 
     Raises OSError when a file of it is gone already.
     """
     files = {*mapped_files(pid), *json.loads(modules.read_text()), *_own_code()}
-    (into / LIST).write_text(digests.listing(path for path in files if Path(path).is_file()))
-    (into / ABOUT).write_text(json.dumps({"format": FORMAT, "machine": machine()}))
+    (directory / LIST).write_text(digests.listing(path for path in files if Path(path).is_file()))
+    (directory / ABOUT).write_text(json.dumps({"format": FORMAT, "machine": machine()}))
 
 
-def obstacle(made: Path, what: str) -> str | None:
-    """Why what was made as the directory `made` says cannot be used here now, None where it can; the reason calls it `what`."""
+def obstacle(directory: Path, what: str) -> str | None:
+    """Why what was made as `directory` says cannot be used here now, None where it can; the reason calls it `what`."""
     try:
-        about, listed = json.loads((made / ABOUT).read_text()), (made / LIST).read_text()
+        about, listed = json.loads((directory / ABOUT).read_text()), (directory / LIST).read_text()
     except (OSError, ValueError):
         about, listed = {}, ""
     if not isinstance(about, Mapping) or about.get("format") != FORMAT:
         return f"the {what} does not say what it was made of: it was made by an older coldstart"
-    for name, found in machine().items():
-        if (wanted := str(about["machine"].get(name))) != found:
-            return f"the {what} was taken on {name} {_apart(wanted, found)}, this is {_apart(found, wanted)}"
+    for name, present in machine().items():
+        if (wanted := str(about["machine"].get(name))) != present:
+            return (
+                f"the {what} was taken on {name} {_apart(wanted, present)}, this is {_apart(present, wanted)}"
+            )
     changed = digests.difference(listed)
     return f"the {what} was made with {changed}" if changed else None
 
@@ -73,8 +75,8 @@ def _apart(one: str, other: str) -> str:
 def mapped_files(pid: int) -> list[str]:
     """The regular files that a process has mapped."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    found = {line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6}
-    return sorted(path for path in found if path.startswith("/") and Path(path).is_file())
+    paths = {line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6}
+    return sorted(path for path in paths if path.startswith("/") and Path(path).is_file())
 
 
 def own_code() -> str:

@@ -58,10 +58,10 @@ def gpu() -> dict[str, Scalar]:
     """
     from coldstart.machine import nvml
 
-    found = nvml.machine()
-    if found.undecided:
-        return {"gpu.name": " or ".join(found.undecided)}
-    return _gpu_fields(found.devices[0]) if found.devices else {}
+    state = nvml.machine()
+    if state.undecided:
+        return {"gpu.name": " or ".join(state.undecided)}
+    return _gpu_fields(state.devices[0]) if state.devices else {}
 
 
 def fingerprint() -> dict[str, Scalar]:

@@ -19,6 +19,6 @@ def end(log: Path) -> str:
     """The last lines of a log that say something, after the errors that are named further up: the first may be the cause."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if not _NOISE.match(line)]
     last = lines[-_END_LINES:]
-    named = [found[0] for line in lines[:-_END_LINES] if (found := _CAUSE.search(line))]
+    named = [match[0] for line in lines[:-_END_LINES] if (match := _CAUSE.search(line))]
     causes = [cause for cause in dict.fromkeys(named) if not any(cause in line for line in last)]
     return secrets.text("\n".join([*causes[:_CAUSES], *last]))

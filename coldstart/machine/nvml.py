@@ -62,42 +62,42 @@ def query() -> list[Gpu]:
 
 def free_bytes(rank: int = 0) -> int | None:
     """Free memory of a visible device, None where there is none or no driver answers."""
-    found = machine().free
-    return found[rank] if rank < len(found) else None
+    free = machine().free
+    return free[rank] if rank < len(free) else None
 
 
 def driver() -> str | None:
     """The exact version of the driver, None where none answers."""
-    found = query()
-    return found[0].driver if found else None
+    devices = query()
+    return devices[0].driver if devices else None
 
 
 def machine() -> Machine:
     """Devices, free memory and problems, all at one moment."""
-    found = Machine()
-    with _library(found) as library:
+    state = Machine()
+    with _library(state) as library:
         if library is not None:
             try:
-                _fill(library, found)
+                _fill(library, state)
             except library.NVMLError as error:
-                found.problems.append(f"NVML: {error}")
-    return found
+                state.problems.append(f"NVML: {error}")
+    return state
 
 
-def _fill(library: Any, found: Machine) -> None:
+def _fill(library: Any, state: Machine) -> None:
     driver = library.nvmlSystemGetDriverVersion()
-    for handle in _visible(library, found):
+    for handle in _visible(library, state):
         try:
             device, free = _device(library, handle, driver)
         except library.NVMLError as error:
-            found.problems.append(f"device {len(found.devices)}: {error}")
+            state.problems.append(f"device {len(state.devices)}: {error}")
             return
-        found.devices.append(device)
-        found.free.append(free)
+        state.devices.append(device)
+        state.free.append(free)
 
 
 @contextmanager
-def _library(found: Machine) -> Iterator[Any]:
+def _library(state: Machine) -> Iterator[Any]:
     import pynvml
 
     try:
@@ -106,7 +106,7 @@ def _library(found: Machine) -> Iterator[Any]:
         yield None  # no driver on this machine: an answer, not a problem
         return
     except pynvml.NVMLError as error:
-        found.problems.append(f"NVML: {error}")
+        state.problems.append(f"NVML: {error}")
         yield None
         return
     try:
@@ -115,30 +115,30 @@ def _library(found: Machine) -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def _visible(library: Any, found: Machine) -> Iterator[Any]:
+def _visible(library: Any, state: Machine) -> Iterator[Any]:
     """Handles in CUDA's order; the first word that names nothing ends the list, as it does for CUDA."""
     physical = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
     wanted = os.environ.get(VISIBLE)
     words = [str(i) for i in range(len(physical))] if wanted is None else wanted.split(",")
     if any(word.strip().isdigit() for word in words):
-        _check_order(library, physical, found)
+        _check_order(library, physical, state)
     for word in words:
         handle = _named(library, physical, word.strip())
         if handle is None:
             if word.strip() not in ("", "-1"):
-                found.problems.append(f"{VISIBLE} names {word.strip()}, which is not there")
+                state.problems.append(f"{VISIBLE} names {word.strip()}, which is not there")
             return
         yield handle
 
 
-def _check_order(library: Any, physical: list[Any], found: Machine) -> None:
+def _check_order(library: Any, physical: list[Any], state: Machine) -> None:
     kinds = set()
     for handle in physical:
         with suppress(library.NVMLError):  # it is named when its turn comes
             kinds.add(library.nvmlDeviceGetName(handle))
     if len(kinds) > 1 and os.environ.get(ORDER) != "PCI_BUS_ID":
-        found.undecided = tuple(sorted(kinds))
-        found.problems.append(
+        state.undecided = tuple(sorted(kinds))
+        state.problems.append(
             f"{' and '.join(sorted(kinds))} are numbered by speed, which NVML does not know: set {ORDER}=PCI_BUS_ID"
         )
 

@@ -21,23 +21,23 @@ def fault(path: Path) -> str | None:
     resolved = Path(os.path.realpath(path))
     for place in (resolved, *resolved.parents):
         try:
-            found = place.lstat()
+            status = place.lstat()
         except FileNotFoundError:
             continue
         except OSError as error:
             return f"{place} cannot be looked at: {error.strerror}"
-        if (reason := entry_fault(found)) is not None:
+        if (reason := entry_fault(status)) is not None:
             return f"{place} {reason}"
     return None
 
 
-def entry_fault(found: os.stat_result) -> str | None:
+def entry_fault(status: os.stat_result) -> str | None:
     """What is wrong with one file or directory: its owner, or who may write to it."""
-    if found.st_uid not in (0, os.getuid()):
-        return f"belongs to user {found.st_uid}"
-    sticky = found.st_uid == 0 and stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-    if found.st_mode & _OTHERS and not sticky and not stat.S_ISLNK(found.st_mode):
-        return f"may be written by others (mode {stat.S_IMODE(found.st_mode):04o})"
+    if status.st_uid not in (0, os.getuid()):
+        return f"belongs to user {status.st_uid}"
+    sticky = status.st_uid == 0 and stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    if status.st_mode & _OTHERS and not sticky and not stat.S_ISLNK(status.st_mode):
+        return f"may be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
     return None
 
 
@@ -45,11 +45,11 @@ def private(path: Path) -> str | None:
     """Why `path` is no directory of this user's with mode 0700 in a place that is nobody else's; made if missing."""
     try:
         files.make_private(path)
-        found = path.lstat()
+        status = path.lstat()
     except OSError as error:
         return f"{path} cannot be made: {error.strerror}"
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         return f"{path} is no directory"
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        return f"{path} has owner {found.st_uid} and mode {stat.S_IMODE(found.st_mode):04o}, wanted {os.getuid()} and 0700"
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        return f"{path} has owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}, wanted {os.getuid()} and 0700"
     return fault(path)

@@ -145,14 +145,14 @@ def _stand_in(wanted: Path, remembered: Path) -> Path:
         if wanted.parent.is_dir() and os.access(wanted.parent, os.W_OK)
         else tempfile.gettempdir()
     )
-    made = Path(tempfile.mkdtemp(prefix=f"{wanted.name}-", dir=place))
-    if (reason := ownership.private(made)) is not None:
-        made.rmdir()
+    directory = Path(tempfile.mkdtemp(prefix=f"{wanted.name}-", dir=place))
+    if (reason := ownership.private(directory)) is not None:
+        directory.rmdir()
         raise OSError(0, reason)
     if remembered.is_symlink() and ownership.private(remembered.readlink()) is not None:
         remembered.unlink()
     try:
-        remembered.symlink_to(made)
+        remembered.symlink_to(directory)
     except FileExistsError:  # another process was faster
-        made.rmdir()
+        directory.rmdir()
     return remembered.readlink()

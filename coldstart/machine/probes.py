@@ -44,13 +44,13 @@ def cpu() -> Probe:
     best = next(
         (flag for flag in ("amx_tile", "avx512f", "avx2", "sve", "asimd", "neon") if flag in isa), None
     )
-    found = (
+    summary = (
         f"{fields['cpu.vendor']} family {fields['cpu.family']} model {fields['cpu.model']}, "
         f"{fields['cpu.threads']} threads, {best or 'no usable vector extension'}"
     )
     bad = best is None and runtime.targets_cpu()
     mend = "run on a processor with AVX2 or NEON" if bad else None
-    return Probe("cpu", "missing" if bad else "ok", found, mend, required=True)
+    return Probe("cpu", "missing" if bad else "ok", summary, mend, required=True)
 
 
 def memory() -> Probe:
@@ -61,12 +61,12 @@ def memory() -> Probe:
 
 def gpu() -> Probe:
     """The NVIDIA devices; required only where the installed vLLM is built for one."""
-    found = nvml.machine()
-    mends = "; ".join(found.problems) or None
-    if found.devices:
-        first = found.devices[0]
+    state = nvml.machine()
+    mends = "; ".join(state.problems) or None
+    if state.devices:
+        first = state.devices[0]
         size = first.memory_bytes / 2**30
-        text = f"{len(found.devices)} x {first.name}, {size:.0f} GiB, capability {first.compute_capability}"
+        text = f"{len(state.devices)} x {first.name}, {size:.0f} GiB, capability {first.compute_capability}"
         return Probe("gpu", "note" if mends else "ok", text, mends)
     if mends:
         return Probe("gpu", "missing", "none that answers", mends, required=not runtime.targets_cpu())
@@ -77,18 +77,18 @@ def gpu() -> Probe:
 
 def cuda_checkpoint() -> Probe:
     """Whether `vllm snapshot`, which is not driven from here, could checkpoint a GPU engine on this machine."""
-    found = nvml.query()
-    if not found:
+    devices = nvml.query()
+    if not devices:
         return Probe("cuda checkpoint", "note", "no GPU, not needed")
-    if int(found[0].branch or 0) < _CHECKPOINT_DRIVER or not _exports("libcuda.so.1", _CHECKPOINT_CALL):
+    if int(devices[0].branch or 0) < _CHECKPOINT_DRIVER or not _exports("libcuda.so.1", _CHECKPOINT_CALL):
         mend = f"install driver {_CHECKPOINT_DRIVER} or newer"
-    elif found[0].mig or len(found) > 1:
+    elif devices[0].mig or len(devices) > 1:
         mend = f"name one whole device in {nvml.VISIBLE}: a snapshot holds one"
     elif os.geteuid() != 0:
         mend = "run as root: CRIU and cuda-checkpoint need CAP_SYS_ADMIN and CAP_SYS_PTRACE"
     else:
         mend = None
-    label = f"driver {found[0].driver}, for `vllm snapshot` alone"
+    label = f"driver {devices[0].driver}, for `vllm snapshot` alone"
     return Probe("cuda checkpoint", "missing" if mend else "note", label, mend)
 
 
@@ -144,32 +144,30 @@ def template() -> Probe:
 
 def compiler() -> Probe:
     """The C++ compiler with which a CPU engine's kernels are made; it is part of their key."""
-    found = runtime.compiler()
+    path = runtime.compiler()
     needed = runtime.targets_cpu()
-    status: Status = "ok" if found else ("missing" if needed else "note")
-    return Probe(
-        "compiler", status, found or "none", None if found else "apt-get install g++", required=needed
-    )
+    status: Status = "ok" if path else ("missing" if needed else "note")
+    return Probe("compiler", status, path or "none", None if path else "apt-get install g++", required=needed)
 
 
 def tcmalloc() -> Probe:
     """The allocator that vLLM recommends on a CPU."""
-    found = next(
+    library = next(
         (lib for n in ("tcmalloc_minimal", "tcmalloc") if (lib := ctypes.util.find_library(n))), None
     )
-    if found is None:
+    if library is None:
         return Probe("tcmalloc", "note", "none", "apt-get install libtcmalloc-minimal4")
-    return Probe("tcmalloc", "ok", found)
+    return Probe("tcmalloc", "ok", library)
 
 
 def vllm() -> Probe:
     """An installed vLLM of a version this release was made for."""
-    found = runtime.vllm_distribution()
-    if found is None:
+    distribution = runtime.vllm_distribution()
+    if distribution is None:
         return Probe(
             "vllm", "missing", "none", "pip install 'coldstart[cpu]' or 'coldstart[gpu]'", required=True
         )
-    name, version = found
+    name, version = distribution
     fits = runtime.within(version, runtime.SUPPORTED_VLLM)
     low, high = (".".join(map(str, bound)) for bound in runtime.SUPPORTED_VLLM)
     mend = None if fits else f"pip install '{name}>={low},<{high}'"
@@ -194,8 +192,8 @@ def open_files() -> Probe:
     """The soft limit of open files, one per connection and per mapped weight file."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = soft == resource.RLIM_INFINITY or soft >= _OPEN_FILES
-    found = "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
-    return Probe("open files", "ok" if enough else "note", found, None if enough else "ulimit -n 65536")
+    limit = "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
+    return Probe("open files", "ok" if enough else "note", limit, None if enough else "ulimit -n 65536")
 
 
 def _exports(library: str, symbol: str) -> bool:

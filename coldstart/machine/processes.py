@@ -35,11 +35,11 @@ def pss_bytes(pids: Iterable[int]) -> int:
     """Proportional set size in bytes, summed; a process that is gone or not ours to read counts nothing."""
     import psutil
 
-    found = 0
+    total = 0
     for pid in pids:
         with suppress(psutil.Error):
-            found += psutil.Process(pid).memory_full_info().pss
-    return found
+            total += psutil.Process(pid).memory_full_info().pss
+    return total
 
 
 def rss_bytes(pid: int) -> int:

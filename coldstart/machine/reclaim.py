@@ -26,9 +26,9 @@ class Reclaimed:
 
 def reclaim(roots: Iterable[Path], live: Collection[str], *, dry_run: bool) -> Reclaimed:
     """Remove what lies directly below `roots` under a digest (in hexadecimal) that is not `live`, unless it is mapped."""
-    found = [path for root in roots for path in _named(root) if _digest(path) not in live]
-    mapped = _mapped() if found else set()
-    chosen = tuple(path for path in found if not _in_use(path, mapped))
+    dead = [path for root in roots for path in _named(root) if _digest(path) not in live]
+    mapped = _mapped() if dead else set()
+    chosen = tuple(path for path in dead if not _in_use(path, mapped))
     freed = sum(_size(path) for path in chosen)
     for path in () if dry_run else chosen:
         _remove(path)
@@ -47,11 +47,11 @@ def _digest(path: Path) -> str:
 
 def _mapped() -> set[str]:
     """Paths of all files that processes have mapped, as far as this user may see."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):
-            found.update(line.partition("/")[2] for line in maps.read_text(errors="replace").splitlines())
-    return found
+            paths.update(line.partition("/")[2] for line in maps.read_text(errors="replace").splitlines())
+    return paths
 
 
 def _in_use(path: Path, mapped: Collection[str]) -> bool:
@@ -61,7 +61,7 @@ def _in_use(path: Path, mapped: Collection[str]) -> bool:
 
 def _size(path: Path) -> int:
     inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
-    return sum(found.st_blocks * 512 for one in inside if (found := one.lstat()))
+    return sum(status.st_blocks * 512 for one in inside if (status := one.lstat()))
 
 
 def _remove(path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from coldstart.machine.timeline import EVENTS_VARIABLE, Timeline, emit, now
 
 
-class Recording:
+class TimelineRecording:
     """The timeline as it was last read, empty before that; `events` is the file of spans, `save_to` the result."""
 
     def __init__(self, events: str | None, save_to: Path | None, *, temporary: bool = False) -> None:
@@ -40,7 +40,7 @@ class Recording:
 
 
 @contextmanager
-def recording(save_to: Path | None, *, wanted: bool) -> Iterator[Recording]:
+def recording(save_to: Path | None, *, wanted: bool) -> Iterator[TimelineRecording]:
     """Record what is started in the block; written to `save_to` as Chrome trace-event JSON when it is named.
 
     Records when `wanted`, when there is a file to save to, or when somebody outside has named the events file; that one is
@@ -48,19 +48,19 @@ def recording(save_to: Path | None, *, wanted: bool) -> Iterator[Recording]:
     """
     outside = os.environ.get(EVENTS_VARIABLE)
     if outside is None and not wanted and save_to is None:
-        yield Recording(None, None)
+        yield TimelineRecording(None, None)
         return
     with tempfile.TemporaryDirectory(prefix="coldstart-", ignore_cleanup_errors=True) as directory:
         events = outside or str(Path(directory) / "events")
         os.environ[EVENTS_VARIABLE] = events
-        made = Recording(events, save_to, temporary=outside is None)
+        timeline_recording = TimelineRecording(events, save_to, temporary=outside is None)
         emit("coldstart", process_started(), now(), track="command")
         try:
-            yield made
+            yield timeline_recording
         finally:
             if outside is None:
                 del os.environ[EVENTS_VARIABLE]
-        made.save()
+        timeline_recording.save()
 
 
 def process_started() -> float:

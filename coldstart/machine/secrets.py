@@ -92,8 +92,8 @@ def text(message: str, environment: Mapping[str, str] | None = None) -> str:
     """`message` without credentials in URLs, query values, known forms of tokens, and values of secret variables."""
     for value in values(os.environ if environment is None else environment):
         message = message.replace(value, HIDDEN)
-    message = _URL.sub(lambda found: url(found[0]), message)
-    message = _HEADER.sub(lambda found: f"{found[1]} {HIDDEN}", message)
+    message = _URL.sub(lambda match: url(match[0]), message)
+    message = _HEADER.sub(lambda match: f"{match[1]} {HIDDEN}", message)
     return _FORMS.sub(HIDDEN, message)
 
 

@@ -87,20 +87,20 @@ def _obstacle(record: Path, place: Path) -> str | None:
 
 
 def _change(entries: dict[str, list[int]], place: Path) -> str | None:
-    found = dict(_entries(place))
+    present = dict(_entries(place))
     for name, stamp in entries.items():
-        if name not in found:
+        if name not in present:
             return f"{place / name} is gone"
-        if _stamp(found[name]) != stamp:
+        if _stamp(present[name]) != stamp:
             return f"{place / name} has changed since it was unpacked"
-    for name, entry in found.items():  # what inductor adds is this user's own
+    for name, entry in present.items():  # what inductor adds is this user's own
         if (reason := ownership.entry_fault(entry)) is not None:
             return f"{place / name} {reason}"
     return None
 
 
 def _description(place: Path) -> dict[str, object]:
-    entries = {name: _stamp(found) for name, found in _entries(place)}
+    entries = {name: _stamp(status) for name, status in _entries(place)}
     return {
         "format": FORMAT,
         "place": os.path.realpath(place),
@@ -116,20 +116,20 @@ def _entries(place: Path) -> Iterator[tuple[str, os.stat_result]]:
     pending = [""]
     while pending:
         below = pending.pop()
-        with os.scandir(place / below) as found:
-            for entry in found:
+        with os.scandir(place / below) as listing:
+            for entry in listing:
                 yield below + entry.name, entry.stat(follow_symlinks=False)
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(f"{below}{entry.name}/")
 
 
-def _stamp(found: os.stat_result) -> list[int]:
-    identity = [found.st_dev, found.st_ino, found.st_uid, found.st_mode]
+def _stamp(status: os.stat_result) -> list[int]:
+    identity = [status.st_dev, status.st_ino, status.st_uid, status.st_mode]
     # A directory's size and times change with what inductor adds.
     return (
         identity
-        if stat.S_ISDIR(found.st_mode)
-        else [*identity, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+        if stat.S_ISDIR(status.st_mode)
+        else [*identity, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     )
 
 

@@ -35,9 +35,9 @@ def judge(bundle: Bundle) -> TrustResult:
 
 def _remembered(record: Path) -> TrustResult | None:
     try:
-        found = json.loads(files.read_capped(record, LIMITS.signature))
-        if _digest_of(found["key"]) == found["sha256"]:
-            return TrustResult(True, found["signer"], f"signed by {found['signer']}")
+        verdict = json.loads(files.read_capped(record, LIMITS.signature))
+        if _digest_of(verdict["key"]) == verdict["sha256"]:
+            return TrustResult(True, verdict["signer"], f"signed by {verdict['signer']}")
     except (OSError, ValueError, KeyError, TypeError, BundleError):
         pass  # Whatever is wrong with it, the signature itself is asked then.
     return None

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,16 +21,16 @@ from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TIMELINE_EVENTS
-from coldstart.contract.graphs import KV_NOTE, RESTORE
+from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.key.inspection import NOT_MADE
 from coldstart.machine import logs, paths, processes, runtime, secrets, timeline
 from coldstart.machine.timeline import Timeline
 from coldstart.materialize import graphs
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 from coldstart.serve import caches, fetch, launch, prepare
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 
 Phase = Callable[[str], AbstractContextManager[None]]
 _TOKENIZER = (
@@ -47,7 +47,7 @@ class Assembly:
     """The stages of one run over its work directory; `out` collects the sections as they are made."""
 
     def __init__(
-        self, model: Model, vllm_args: Arguments, key: str, work: Path, phase: Phase, kernels: graphs.Kernels = "value"
+        self, model: ResolvedModel, vllm_args: Arguments, key: str, work: Path, phase: Phase, kernels: graphs.Kernels = "value"
     ) -> None:  # fmt: skip
         self.model, self.vllm_args, self.key = model, vllm_args, key
         self.work, self.phase = work, phase
@@ -58,7 +58,7 @@ class Assembly:
         self.not_made: dict[str, str] = {}
 
     def run(self, *, with_graphs: bool = True) -> None:
-        """All stages in order. Raises Failed when the engine or the proof fails."""
+        """All stages in order. Raises CommandFailed when the engine or the proof fails."""
         self.offline()
         self.weights()
         if with_graphs:
@@ -83,8 +83,7 @@ class Assembly:
         notes = self.work / "kv"
         notes.mkdir()
         with self._stage("size the KV cache, warm"):
-            env = plan.env | {KV_NOTE: str(notes)}
-            self._engine("offline", replace(plan, env=env), str(self.out), "size")
+            self._engine("offline", replace(plan, engine=EngineTask(kv_note=notes)), str(self.out), "size")
 
     def graphs(self) -> None:
         """Record CUDA graphs in processes of their own and prove them in another, where this engine captures any."""
@@ -94,13 +93,13 @@ class Assembly:
         if reason:
             self.not_made["graphs"] = reason
 
-    def _graphs_round(self, name: str, environment: Mapping[str, str]) -> None:
-        env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1", **environment}
+    def _graphs_round(self, name: str, task: EngineTask) -> None:
+        env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
         env |= caches.environment(self.work / "caches")
         arguments = prepare.base_args(self.model, self.vllm_args)
         arguments = arguments.before(*graphs.kv_args(self._read("kv"), self.vllm_args))
         with self._stage(name):
-            self._engine("recorder", LaunchPlan(arguments, key=self.key, env=env))
+            self._engine("recorder", LaunchPlan(arguments, key=self.key, env=env, engine=task))
 
     def _engine(self, module: str, plan: LaunchPlan, *arguments: str) -> None:
         """Run a child process of the engine package over `plan` to its end."""
@@ -112,10 +111,10 @@ class Assembly:
         """Hash every tensor and chunk of the weights."""
         assert self.model.path is not None  # ensure_weights has set it
         with self._stage("hash the weights"):
-            made = weights.plan(self.model.path)
-        self._write("weights", made)
+            plan = weights.plan(self.model.path)
+        self._write("weights", plan)
         info = self._read("modelinfo")
-        info["weights"] = weights.digest(made)
+        info["weights"] = weights.digest(plan)
         self._write("modelinfo", info)
 
     def prove(self) -> None:
@@ -126,7 +125,7 @@ class Assembly:
         with self._stage("prove by a start"):
             try:
                 stages = self._proof_start()
-            except Failed as error:
+            except CommandFailed as error:
                 if not (self.out / "graphs").is_dir():
                     raise
                 self._leave_graphs_out(error.message)
@@ -152,11 +151,13 @@ class Assembly:
             process, reader = launch.fresh(replace(plan, env=plan.env | environment), output=log)
             try:
                 running = launch.acknowledged(process, reader, began, timeout=None)
-                made = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
-                _require_fast_path(running.report, made, canary="canary" in info)
+                sections = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
+                _require_fast_path(running.report, sections, canary="canary" in info)
                 memory = processes.memory_bytes(process.pid)
-            except Failed as error:
-                raise Failed(f"{error.message} Its end:\n{logs.end(self.work / 'proof.log')}") from error
+            except CommandFailed as error:
+                raise CommandFailed(
+                    f"{error.message} Its end:\n{logs.end(self.work / 'proof.log')}"
+                ) from error
             finally:
                 process.signal(signal.SIGTERM)
                 process.wait()
@@ -168,24 +169,27 @@ class Assembly:
         }
 
     def _proof_plan(self, socket: Path) -> LaunchPlan:
-        info, compile_dir = self._read("modelinfo"), self.out / "compile"
+        info, compile_dir, task = self._read("modelinfo"), self.out / "compile", EngineTask()
         env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
         args = prepare.base_args(self.model, self.vllm_args).before("--uds", str(socket))
         if (self.out / "graphs").is_dir():
             args = args.before(*graphs.kv_args(self._read("kv"), self.vllm_args))
-            env[RESTORE] = str(shutil.copytree(self.out / "graphs", self.work / "moved-graphs"))
+            task = EngineTask(restore=shutil.copytree(self.out / "graphs", self.work / "moved-graphs"))
         args = fetch.loading(args, self.model)
         if not compile_dir.is_dir():
-            return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env)
+            return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env, engine=task)
         # A copy elsewhere: the proof is of a bundle that has moved.
         moved = shutil.copytree(compile_dir, self.work / "moved")
         if not runtime.targets_cpu():
             # In caches of its own: it must find nothing but what it was brought.
             env |= {"VLLM_CACHE_ROOT": str(self.work / "proof-vllm")}
-            env |= prepare.compiled_env(moved, self.work / "proof-caches")
-            return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env)
+            more, compiled = prepare.compiled_env(moved, self.work / "proof-caches")
+            env, task = env | more, replace(task, compiled=compiled)
+            return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env, engine=task)
         env |= prepare.inductor_env(moved)
-        return LaunchPlan(args, key=self.key, compile_dir=str(moved), canary=info.get("canary"), env=env)
+        return LaunchPlan(
+            args, key=self.key, compile_dir=str(moved), canary=info.get("canary"), env=env, engine=task
+        )
 
     def add(self, draft: Draft, name: str) -> None:
         """Add one section, if this model has it."""
@@ -239,13 +243,15 @@ class Assembly:
         (self.out / f"{name}.json").write_text(json.dumps(value, sort_keys=True))
 
 
-def _require_fast_path(report: Any, made: Sequence[str], *, canary: bool) -> None:
-    if not all(report["fast_path"].get(name) for name in made):
-        raise Failed(
+def _require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) -> None:
+    if not all(report["fast_path"].get(name) for name in sections):
+        raise CommandFailed(
             f"The proof start did not take its fast path: {report['fallbacks']}. Nothing was published."
         )
     if canary and not report.get("canary"):
-        raise Failed("The proof start answered another token than the reference. Nothing was published.")
+        raise CommandFailed(
+            "The proof start answered another token than the reference. Nothing was published."
+        )
 
 
 def _run_child(command: list[str], log: Path, events: Path) -> None:
@@ -259,4 +265,6 @@ def _run_child(command: list[str], log: Path, events: Path) -> None:
             process.wait()
             raise
     if code != 0:
-        raise Failed(f"The engine's offline run ended with exit code {code}. Its end:\n{logs.end(log)}")
+        raise CommandFailed(
+            f"The engine's offline run ended with exit code {code}. Its end:\n{logs.end(log)}"
+        )

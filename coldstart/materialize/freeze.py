@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import paths, timeline
-from coldstart.serve import prepare, snapshot
+from coldstart.serve import prepare, process_snapshot
 
 if TYPE_CHECKING:
     from coldstart.materialize.assembly import Phase
@@ -24,24 +24,26 @@ _TIMEOUT_S = 600.0
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
-def add_snapshot(found: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
+def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
     """Freeze an engine template started from `bundle` and publish both as the key's next version.
 
-    Raises Failed where snapshots cannot be taken, with the reason.
+    Raises CommandFailed where snapshots cannot be taken, with the reason.
     """
-    plan = prepare.prepare(found, bundle, found.vllm_args, trust=inspection.trust, root=paths.frozen_dir())
+    plan = prepare.prepare(lookup, bundle, lookup.vllm_args, trust=inspection.trust, root=paths.frozen_dir())
     began = timeline.now()
-    with phase("freeze a built engine"), found.store.begin(bundle.key) as draft:
+    with phase("freeze a built engine"), lookup.store.begin(bundle.key) as draft:
         for section in bundle.manifest.sections:
             draft.keep(bundle, section.type)
-        with tempfile.TemporaryDirectory(dir=found.cache.work) as name:
+        with tempfile.TemporaryDirectory(dir=lookup.cache.work) as name:
             try:
-                snapshot.freeze(replace(plan, env=plan.env | _LOOPBACK), Path(name), _TIMEOUT_S)
-            except snapshot.Unusable as error:
-                raise Failed(f"No snapshot can be taken here: {error}.", mend="coldstart doctor") from error
+                process_snapshot.freeze(replace(plan, env=plan.env | _LOOPBACK), Path(name), _TIMEOUT_S)
+            except process_snapshot.SnapshotUnusable as error:
+                raise CommandFailed(
+                    f"No snapshot can be taken here: {error}.", mend="coldstart doctor"
+                ) from error
             draft.add_tree("snapshot", Path(name), level=1, threads=-1)
-        made = bundle.manifest.provenance
-        seconds = {**made.seconds, "freeze a built engine": round(timeline.now() - began, 3)}
+        provenance = bundle.manifest.provenance
+        seconds = {**provenance.seconds, "freeze a built engine": round(timeline.now() - began, 3)}
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        frozen = replace(made, created=now, seconds=seconds)
+        frozen = replace(provenance, created=now, seconds=seconds)
         return draft.publish(frozen, signer=sign.host_key(paths.state_dir()))

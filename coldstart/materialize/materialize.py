@@ -17,7 +17,7 @@ from pathlib import Path
 from coldstart.artifacts import files, sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Draft
-from coldstart.errors import Failed, Usage
+from coldstart.errors import CommandFailed, Usage
 from coldstart.key.inspection import Lookup
 from coldstart.machine import criu, modes, paths
 from coldstart.materialize import freeze
@@ -54,38 +54,38 @@ class Options:
         return tuple(name for name in SECTIONS if not self.only or name in self.only)
 
 
-def materialize(asked: Lookup, options: Options, phase: Phase) -> Bundle:
+def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
     """Make and publish the bundle; `phase(name)` is entered around each stage for whoever shows progress.
 
-    Raises Failed when the engine or the proof fails, or no snapshot can be taken (asked first), NoSpace and ReadOnlyStore.
+    Raises CommandFailed when the engine or the proof fails, or no snapshot can be taken (asked first); NoSpace, ReadOnlyStore.
     """
     if options.snapshot and (refused := modes.refusal("snapshot")):
-        raise Failed(f"No snapshot can be taken here: {refused.reason}.", mend=refused.mend)
+        raise CommandFailed(f"No snapshot can be taken here: {refused.reason}.", mend=refused.mend)
     if options.snapshot and (reason := criu.missing()) is not None:
-        raise Failed(f"No snapshot can be taken here: {reason}.", mend="coldstart doctor")
-    with asked.store.lock(asked.key):
+        raise CommandFailed(f"No snapshot can be taken here: {reason}.", mend="coldstart doctor")
+    with requested.store.lock(requested.key):
         # Looked up again: another process may have made it while this one waited for the lock.
-        found = asked.again()
-        bundle = found.bundle
+        lookup = requested.again()
+        bundle = lookup.bundle
         if bundle is None or options.force:
-            bundle = _make(found, options, phase)
+            bundle = _make(lookup, options, phase)
         if options.snapshot and not bundle.has("snapshot"):
-            bundle = freeze.add_snapshot(found, bundle, phase)
+            bundle = freeze.add_snapshot(lookup, bundle, phase)
     return bundle
 
 
-def _make(found: Lookup, options: Options, phase: Phase) -> Bundle:
+def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
     with phase("weights"):
-        model = models.ensure_weights(found.model, offline=found.offline)
-    with _workspace(found.cache.work) as work:
-        made = Assembly(model, found.vllm_args, found.key.digest, work, phase, options.kernels)
-        made.run(with_graphs="graphs" in options.sections)
-        with phase("publish"), found.store.begin(found.key) as draft:
+        model = models.ensure_weights(lookup.model, offline=lookup.offline)
+    with _workspace(lookup.cache.work) as work:
+        assembly = Assembly(model, lookup.vllm_args, lookup.key.digest, work, phase, options.kernels)
+        assembly.run(with_graphs="graphs" in options.sections)
+        with phase("publish"), lookup.store.begin(lookup.key) as draft:
             for name in options.sections:
-                made.add(draft, name)
-            if found.bundle is not None:
-                _take_over(draft, found.bundle, set(SECTIONS) - set(options.sections))
-            return draft.publish(made.provenance(), signer=sign.host_key(paths.state_dir()))
+                assembly.add(draft, name)
+            if lookup.bundle is not None:
+                _take_over(draft, lookup.bundle, set(SECTIONS) - set(options.sections))
+            return draft.publish(assembly.provenance(), signer=sign.host_key(paths.state_dir()))
 
 
 def _take_over(draft: Draft, earlier: Bundle, names: set[str]) -> None:

@@ -21,7 +21,7 @@ class ServerError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class StreamEvent:
     """One event of a stream: what it adds to the answer, and the usage where the server reports it.
 
     `token` is whether it stands for an output token: one may decode to no text (half a character), so the end of an answer
@@ -60,7 +60,7 @@ def request(
     return body
 
 
-def event(line: bytes) -> Event | None:
+def event(line: bytes) -> StreamEvent | None:
     """What one line of a stream says; None for a line that is no event. Raises ServerError, ValueError."""
     data = line[len(_DATA) :].strip() if line.startswith(_DATA) else b""
     if data in (b"", b"[DONE]"):
@@ -71,4 +71,4 @@ def event(line: bytes) -> Event | None:
     choices = document.get("choices") or [{}]
     ids = tuple(choices[0].get("token_ids") or ())
     token = bool(ids or choices[0].get("text") or choices[0].get("finish_reason"))
-    return Event(bool(document.get("choices")), token, ids, document.get("usage") or {})
+    return StreamEvent(bool(document.get("choices")), token, ids, document.get("usage") or {})

@@ -25,7 +25,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
-class Model:
+class ResolvedModel:
     """One model: its name, where its files are, and its parsed config.json.
 
     ``name`` is an alias where there is one, else the repository, else the directory's last part: never a
@@ -58,7 +58,7 @@ def resolve(
     revision: str | None = None,
     offline: bool = False,
     cache: Cache | None = None,
-) -> Model:
+) -> ResolvedModel:
     """Find ``model`` and read its configuration; weights are not fetched.
 
     Raises Usage (2) when there is no such model or its configuration is unreadable, NeedsAuth (4) when the
@@ -77,7 +77,7 @@ def resolve(
     return _from_hub(model, repo_id, revision, offline)
 
 
-def ensure_weights(model: Model, *, offline: bool = False) -> Model:
+def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedModel:
     """Return ``model`` with a ``path`` that holds its weights and tokenizer, downloading what is missing.
 
     Raises NeedsAuth as ``resolve`` does, Usage when a local directory holds no weights.
@@ -93,7 +93,7 @@ def ensure_weights(model: Model, *, offline: bool = False) -> Model:
     return model
 
 
-def ensure_tokenizer(model: Model, *, offline: bool = False) -> Model:
+def ensure_tokenizer(model: ResolvedModel, *, offline: bool = False) -> ResolvedModel:
     """Return ``model`` with a ``path`` that holds all but its weights, downloading what is missing.
 
     Raises NeedsAuth as ``resolve`` does.
@@ -109,10 +109,10 @@ def weight_files(directory: Path) -> list[Path]:
     Raises Usage for one that is no regular file: whoever opened a pipe would wait for ever.
     """
     for pattern in hub.WEIGHT_PATTERNS:
-        if found := sorted(directory.glob(pattern)):
-            for file in found:
+        if files := sorted(directory.glob(pattern)):
+            for file in files:
                 _require_regular(file)
-            return found
+            return files
     return []
 
 
@@ -121,14 +121,14 @@ def _refuse_revision(model: str, revision: str | None) -> None:
         raise Usage(f"--revision {revision} has no meaning for {model}, which is on this machine.")
 
 
-def _local(name: str | None, directory: Path) -> Model:
+def _local(name: str | None, directory: Path) -> ResolvedModel:
     # A snapshot directory of the hub's cache names its own repository and commit; used by path it is the same
     # model as used by name, so it must come to the same key.
     commit = directory.name if _COMMIT.fullmatch(directory.name) else None
     snapshot = commit is not None and directory.parent.name == "snapshots"
     owner = directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
     repo_id = owner if snapshot and _REPO_ID.fullmatch(owner) else None
-    return Model(
+    return ResolvedModel(
         name=name or _name(repo_id or directory.name),
         path=directory,
         repo_id=repo_id,
@@ -142,13 +142,13 @@ def _name(text: str) -> str:
     return alias or re.sub(r"[^A-Za-z0-9._/-]", "-", text).lstrip("._-") or "model"
 
 
-def _from_hub(name: str, repo_id: str, revision: str | None, offline: bool) -> Model:
+def _from_hub(name: str, repo_id: str, revision: str | None, offline: bool) -> ResolvedModel:
     try:
         directory = hub.config_dir(repo_id, revision, offline)
     except hub.NotThere as error:
         raise _unknown(name, error) from error
     commit = directory.name if _COMMIT.fullmatch(directory.name) else None
-    return Model(_name(repo_id), directory, repo_id, commit, _read_config(directory))
+    return ResolvedModel(_name(repo_id), directory, repo_id, commit, _read_config(directory))
 
 
 def _read_config(directory: Path) -> Mapping[str, Any]:

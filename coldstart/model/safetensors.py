@@ -18,7 +18,7 @@ MAX_HEADER = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor: `size` bytes at `offset` of the file; `dtype` as safetensors spells it."""
 
     name: str
@@ -28,7 +28,7 @@ class Entry:
     size: int
 
 
-def entries(path: Path) -> list[Entry]:
+def entries(path: Path) -> list[TensorEntry]:
     """The tensors of a file by offset. Raises OSError, and Usage naming the file when it is no safetensors file."""
     try:
         return _read(path)
@@ -36,20 +36,20 @@ def entries(path: Path) -> list[Entry]:
         raise Usage(f"{path.name} is no safetensors file: {error}.", mend="fetch the model again") from error
 
 
-def _read(path: Path) -> list[Entry]:
+def _read(path: Path) -> list[TensorEntry]:
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > MAX_HEADER:
             raise ValueError(f"a header of {length} bytes")
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)
-    found = [_entry(name, value, 8 + length) for name, value in header.items()]
-    return sorted(found, key=lambda entry: (entry.offset, entry.name))
+    tensors = [_entry(name, value, 8 + length) for name, value in header.items()]
+    return sorted(tensors, key=lambda entry: (entry.offset, entry.name))
 
 
-def _entry(name: str, value: Any, base: int) -> Entry:
+def _entry(name: str, value: Any, base: int) -> TensorEntry:
     start, end = value["data_offsets"]
     shape = tuple(value["shape"])
     if not all(type(number) is int for number in (start, end, *shape)) or not 0 <= start <= end:
         raise ValueError(f"tensor {name!r} of shape {shape} at {start} to {end}")
-    return Entry(name, str(value["dtype"]), shape, base + start, end - start)
+    return TensorEntry(name, str(value["dtype"]), shape, base + start, end - start)

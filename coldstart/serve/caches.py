@@ -29,12 +29,12 @@ def collect(root: Path, vllm_root: Path, target: Path) -> list[str]:
     """Copy what an engine's compilers have left into the new directory `target`; the names of what there was."""
     sources = {folder: root / folder for folder in VARIABLES.values()}
     sources[AOT] = vllm_root / "torch_compile_cache" / "torch_aot_compile"
-    found = {name: path for name, path in sources.items() if path.is_dir() and any(path.iterdir())}
-    if found:
+    filled = {name: path for name, path in sources.items() if path.is_dir() and any(path.iterdir())}
+    if filled:
         target.mkdir()
-    for name, path in found.items():
+    for name, path in filled.items():
         shutil.copytree(path, target / name)
-    return sorted(found)
+    return sorted(filled)
 
 
 def lay(section: Path, root: Path) -> Path:

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 from coldstart.artifacts import files
 from coldstart.artifacts.errors import BundleError
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.asked import Asked
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Failed
+from coldstart.contract.weights import WeightsRequest
+from coldstart.errors import CommandFailed
 from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
-from coldstart.model.models import Model, weight_files
+from coldstart.model.models import ResolvedModel, weight_files
 from coldstart.vllm.weights.entry import LOAD_FORMAT
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import stage, tensors
-from coldstart.weights.load.sources import PageIn
+from coldstart.weights.load.tensor_sources import PageIn
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Bundle
@@ -39,7 +39,7 @@ FETCHING_MODES = frozenset({"fresh", "template-runtime"})
 PAGE_IN_MIN_BYTES = 64 << 20
 
 
-def loading(given: Arguments, model: Model) -> Arguments:
+def loading(given: Arguments, model: ResolvedModel) -> Arguments:
     """`given` with our load format for the model's local files, unless the user has chosen one.
 
     Only on the CPU, where it is measured against vLLM's own, and only for the file format that it is made for.
@@ -61,34 +61,36 @@ class Streamed:
 
     @classmethod
     def of(cls, bundle: Bundle, source: str) -> Streamed:
-        """Raises Failed when the bundle does not say which weights to fetch."""
+        """Raises CommandFailed when the bundle does not say which weights to fetch."""
         try:
             known = bundle.json("weights")
         except BundleError as error:
             known = error
         if isinstance(known, Mapping) and isinstance(known.get("files"), list):
             return cls(source, known)
-        raise Failed(
+        raise CommandFailed(
             f"{bundle.ref} does not say which weights to fetch.",
             mend="where the weights are: coldstart materialize MODEL --only weights --force",
         )
 
-    def into(self, given: Arguments, model: Model, cache: Cache) -> tuple[Arguments, dict[str, str], str]:
-        """vLLM's arguments with ours before them, the environment that names the source, the weights' identity."""
-        env = remote(self.source, self.plan, cache).environment()
+    def into(
+        self, given: Arguments, model: ResolvedModel, cache: Cache
+    ) -> tuple[Arguments, WeightsRequest, str]:
+        """vLLM's arguments with ours before them, the request that names the source, the weights' identity."""
+        request = remote(self.source, self.plan, cache)
         ours = [*_format(given), *untied(model.config, self.plan, given)]
-        return given.after(*ours), env, weights.digest(self.plan)
+        return given.after(*ours), request, weights.digest(self.plan)
 
 
-def remote(source: str, plan: Mapping[str, Any], cache: Cache) -> Asked:
+def remote(source: str, plan: Mapping[str, Any], cache: Cache) -> WeightsRequest:
     """The request for `plan` from `source`; the plan is put where the server's processes find it, under its digest.
 
-    Raises Failed for weights that are not safetensors.
+    Raises CommandFailed for weights that are not safetensors.
     """
     try:
         tensors.ordered(plan)
-    except tensors.Unreadable as error:
-        raise Failed(
+    except tensors.UnreadableWeights as error:
+        raise CommandFailed(
             f"These weights cannot be fetched: {error}.", mend="leave --weights-from away"
         ) from error
     place = cache.weights / "plans"
@@ -96,7 +98,7 @@ def remote(source: str, plan: Mapping[str, Any], cache: Cache) -> Asked:
     if not path.exists():
         place.mkdir(parents=True, exist_ok=True)
         files.write_atomic(path, json.dumps(plan).encode())
-    return Asked(source, path)
+    return WeightsRequest(source, path)
 
 
 def untied(config: Mapping[str, Any], plan: Mapping[str, Any], given: Arguments) -> list[str]:
@@ -115,7 +117,7 @@ def begun(mode: str, plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[No
     if mode not in FETCHING_MODES or given.value("load_format") != LOAD_FORMAT:
         yield
         return
-    if asked := Asked.of(plan.env):
+    if asked := plan.weights_from:
         from coldstart.weights.prefetch import client
 
         try:
@@ -137,11 +139,11 @@ def begun(mode: str, plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[No
 
 
 def _page_in(model: Path, config: Mapping[str, Any], given: Arguments) -> PageIn | None:
-    found = {path.name: path for path in weight_files(model) if path.suffix == ".safetensors"}
-    if sum(path.stat().st_size for path in found.values()) < PAGE_IN_MIN_BYTES:
+    by_name = {path.name: path for path in weight_files(model) if path.suffix == ".safetensors"}
+    if sum(path.stat().st_size for path in by_name.values()) < PAGE_IN_MIN_BYTES:
         return None
-    plan = weights.headers(found.values())
-    return PageIn(found, tensors.only(tensors.ordered(plan), _node_names(plan, config, given)))
+    plan = weights.headers(by_name.values())
+    return PageIn(by_name, tensors.only(tensors.ordered(plan), _node_names(plan, config, given)))
 
 
 def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Arguments) -> list[str]:
@@ -172,7 +174,7 @@ def rest(plan: LaunchPlan, config: Mapping[str, Any]) -> Attached:
     """
     from coldstart.weights.prefetch import client
 
-    asked = Asked.of(plan.env)
+    asked = plan.weights_from
     if asked is None:
         raise client.PrefetchLost(
             "the weights are not fetched by a prefetcher: --weights-from names a source"

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.machine import ipc, peers, processes, timeline
 from coldstart.machine.lifeline import SUPERVISOR_ENV
 
 
-class Process(Protocol):
+class ServerProcess(Protocol):
     """A server process, whoever its parent is."""
 
     pid: int
@@ -43,7 +43,7 @@ class Process(Protocol):
         """A descriptor that becomes readable when it ends."""
 
 
-class Died(Failed):
+class Died(CommandFailed):
     """The server ended before it was ready."""
 
 
@@ -51,7 +51,7 @@ class Died(Failed):
 class Running:
     """A server that has acknowledged itself. `report` is its own account: fast_path, fallbacks, tokens, canary."""
 
-    process: Process
+    process: ServerProcess
     report: Mapping[str, Any]
     ready_s: float
 
@@ -77,11 +77,11 @@ class Child:
         return self._pidfd
 
     def poll(self) -> int | None:
-        """As Process."""
+        """As ServerProcess."""
         return _exit_code(self.process.poll())
 
     def wait(self) -> int:
-        """As Process; what is left of its session (worker processes of vLLM's own executors) ends with it."""
+        """As ServerProcess; what is left of its session (worker processes of vLLM's own executors) ends with it."""
         if self.process.returncode is None:
             select.select([self._pidfd], [], [])
             with suppress(ProcessLookupError):
@@ -89,7 +89,7 @@ class Child:
         return _exit_code(self.process.wait()) or 0
 
     def signal(self, number: int) -> None:
-        """As Process."""
+        """As ServerProcess."""
         self.process.send_signal(number)
 
 
@@ -110,12 +110,12 @@ class Leased:
         return self.connection.fileno()
 
     def poll(self) -> int | None:
-        """As Process."""
+        """As ServerProcess."""
         ready, _, _ = select.select([self.connection], [], [], 0) if self._code is None else ([], [], [])
         return self.wait() if ready else self._code
 
     def wait(self) -> int:
-        """As Process; a template that went away without a word counts as the server's death (1)."""
+        """As ServerProcess; a template that went away without a word counts as the server's death (1)."""
         if self._code is None:
             self._code = next((_exit_code(int(m["exit"])) or 0 for m in self._replies if "exit" in m), 1)
             if self.guardian is not None:
@@ -123,7 +123,7 @@ class Leased:
         return self._code
 
     def signal(self, number: int) -> None:
-        """As Process; a server that has ended already takes no more signals."""
+        """As ServerProcess; a server that has ended already takes no more signals."""
         with suppress(OSError):
             self.connection.send({"signal": int(number)})
 
@@ -141,14 +141,14 @@ def _exit_code(code: int | None) -> int | None:
     return code if code is None or code >= 0 else 128 - code
 
 
-def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[Process, int]:
+def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[ServerProcess, int]:
     """Start a server from nothing; the process and the descriptor on which it will acknowledge.
 
     Its log goes to `output`, by default to our own standard error.
     """
     reader, writer = os.pipe()
-    ours: dict[str, str] = {READY_FD_ENV: str(writer), SUPERVISOR_ENV: str(os.getpid())}
-    environment = os.environ | ours | plan.env
+    variables: dict[str, str] = {READY_FD_ENV: str(writer), SUPERVISOR_ENV: str(os.getpid())}
+    environment = os.environ | variables | plan.env
     sink = output or sys.stderr
     # The plan is a file without a name, so that no end of either process leaves it behind.
     with tempfile.TemporaryFile("w") as file:
@@ -167,7 +167,9 @@ def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[Process, i
     return Child(process), reader
 
 
-def forked(plan: LaunchPlan, socket_path: Path, guardian: Guardian | None = None) -> tuple[Process, int]:
+def forked(
+    plan: LaunchPlan, socket_path: Path, guardian: Guardian | None = None
+) -> tuple[ServerProcess, int]:
     """Have a template fork the server; `guardian` holds the namespaces of a thawed one, and ends with the server.
 
     Raises peers.PeerError when none answers.
@@ -193,10 +195,10 @@ def forked(plan: LaunchPlan, socket_path: Path, guardian: Guardian | None = None
         os.close(writer)
 
 
-def acknowledged(process: Process, reader: int, since: float, timeout: float | None) -> Running:
+def acknowledged(process: ServerProcess, reader: int, since: float, timeout: float | None) -> Running:
     """Wait until the server has acknowledged itself; `since` is CLOCK_MONOTONIC at its start.
 
-    Raises Died when it ends first, Failed, after ending it, when `timeout` seconds pass.
+    Raises Died when it ends first, CommandFailed, after ending it, when `timeout` seconds pass.
     """
     try:
         return _acknowledged(process, reader, since, timeout)
@@ -204,7 +206,7 @@ def acknowledged(process: Process, reader: int, since: float, timeout: float | N
         os.close(reader)
 
 
-def _acknowledged(process: Process, reader: int, since: float, timeout: float | None) -> Running:
+def _acknowledged(process: ServerProcess, reader: int, since: float, timeout: float | None) -> Running:
     deadline = None if timeout is None else since + timeout
     line = b""
     while not line.endswith(b"\n"):
@@ -212,7 +214,7 @@ def _acknowledged(process: Process, reader: int, since: float, timeout: float | 
         ready, _, _ = select.select([reader], [], [], left)
         if not ready:
             process.signal(signal.SIGKILL)
-            raise Failed(
+            raise CommandFailed(
                 f"The server was not ready within {timeout:g} s and was ended.",
                 mend="give it longer: --ready-timeout SECONDS",
             )

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
-class Costs:
+class StartCosts:
     """Seconds that a start takes whatever its bandwidths are; the paper's symbols in its order.
 
     `waiting` t_w (the longest that a request waits before), `creation` t_cc (container or process), `context` t_cu (device and
@@ -41,7 +41,12 @@ class Worker:
 
 
 def ttft(
-    costs: Costs, size: float, workers: Sequence[Worker], full: int = 1, *, loads_while_importing: bool = True
+    costs: StartCosts,
+    size: float,
+    workers: Sequence[Worker],
+    full: int = 1,
+    *,
+    loads_while_importing: bool = True,
 ) -> float:
     """Equation 5 in seconds for `size` bytes of weights over `workers`, `full` of which hold the whole model.
 
@@ -59,7 +64,7 @@ def ttft(
     return costs.waiting + slowest + prefill + costs.transfer * count
 
 
-def _worker(costs: Costs, share: float, worker: Worker, loads_while_importing: bool) -> float:
+def _worker(costs: StartCosts, share: float, worker: Worker, loads_while_importing: bool) -> float:
     load = share / worker.device
     ready = max(load, costs.libraries) if loads_while_importing else load + costs.libraries
     fetched = 0.0 if worker.network is None else share / worker.network

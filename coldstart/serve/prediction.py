@@ -17,10 +17,10 @@ from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.machine.paths import Cache
-from coldstart.serve.predict import Costs, Worker, ttft
+from coldstart.serve.predict import StartCosts, Worker, ttft
 
 if TYPE_CHECKING:
-    from coldstart.serve.serve import Request, Start
+    from coldstart.serve.serve import ServeRequest, StartedServer
 
 _LIBRARIES = ("import torch", "import vllm", "import engine")
 _LOAD, _FIRST_TOKEN = "load", "first token"
@@ -32,7 +32,7 @@ _CONTEXT = ("configure", "start engine", "build app")
 class Prediction:
     """The terms that a start was predicted by, and their sum in seconds."""
 
-    costs: Costs
+    costs: StartCosts
     load_s: float
     fetch_s: float | None
     ttft_s: float
@@ -55,13 +55,13 @@ def predict(bundle: Bundle, mode: str, source: str | None, cache: Cache) -> Pred
     if mode not in ("fresh", "template-runtime") or load_s <= 0 or size <= 0:
         return None
     if mode == "template-runtime":
-        costs = Costs(creation=costs.creation, context=costs.context, prefill=costs.prefill)
+        costs = StartCosts(creation=costs.creation, context=costs.context, prefill=costs.prefill)
     rate = known_rate(source, cache) if source else None
     seconds = ttft(costs, size, [Worker(size / load_s, rate)], loads_while_importing=False)
     return Prediction(costs, load_s, size / rate if rate else None, seconds)
 
 
-def terms(spans: Mapping[str, float], ready_s: float) -> tuple[Costs, float]:
+def terms(spans: Mapping[str, float], ready_s: float) -> tuple[StartCosts, float]:
     """The costs in a start's spans (seconds by name) and the seconds of its load; they add up to `ready_s`.
 
     Raises KeyError for spans that are missing.
@@ -70,20 +70,22 @@ def terms(spans: Mapping[str, float], ready_s: float) -> tuple[Costs, float]:
     libraries = sum(spans.get(name, 0.0) for name in _LIBRARIES)
     context = max(0.0, sum(spans[name] for name in _CONTEXT) - load)
     creation = max(0.0, ready_s - context - load - libraries - prefill)
-    return Costs(creation=creation, context=context, libraries=libraries, prefill=prefill), load
+    return StartCosts(creation=creation, context=context, libraries=libraries, prefill=prefill), load
 
 
-def of(request: Request, started: Start, spans: Mapping[str, float]) -> dict[str, Any] | None:
+def document(
+    request: ServeRequest, started: StartedServer, spans: Mapping[str, float]
+) -> dict[str, Any] | None:
     """The ready file's `predicted`: what was predicted for this start, with `actual` beside it. Learns the source's rate."""
     report = started.document()
     source, loads = request.weights_from, report["loads"]
-    bundle, cache = request.found.bundle, request.found.cache
-    made = predict(bundle, started.mode, source, cache) if bundle else None
+    bundle, cache = request.lookup.bundle, request.lookup.cache
+    prediction = predict(bundle, started.mode, source, cache) if bundle else None
     if source is not None:
         learn_rate(source, loads, cache)
-    if made is None:
+    if prediction is None:
         return None
-    return made.document() | {"actual": actual(spans, report["ready_s"], loads, started.began)}
+    return prediction.document() | {"actual": actual(spans, report["ready_s"], loads, started.began)}
 
 
 def actual(
@@ -140,7 +142,7 @@ def _file(cache: Cache) -> Path:
 
 def _rates(cache: Cache) -> dict[str, Any]:
     try:
-        found = json.loads(_file(cache).read_text(encoding="utf-8"))
+        rates = json.loads(_file(cache).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return rates if isinstance(rates, dict) else {}

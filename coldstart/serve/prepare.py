@@ -6,11 +6,10 @@ here stops a server from starting.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -19,17 +18,17 @@ from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.graphs import COMPILED, KV_PLAN, RESTORE
+from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.graphs.errors import GraphError
 from coldstart.key.inspection import Lookup
 from coldstart.machine import nvml, paths, runtime
 from coldstart.machine.processes import available_memory
 from coldstart.machine.unpacked import unpacked
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 from coldstart.serve import caches, fetch
 from coldstart.vllm.graphs import kv_plan
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 
 KV_FLAG = "kv_cache_memory_bytes"
 # vLLM's own variable for the same on the CPU: whoever sets it has decided.
@@ -52,13 +51,13 @@ def inductor_env(compile_dir: Path) -> dict[str, str]:
     }
 
 
-def compiled_env(section: Path, root: Path) -> dict[str, str]:
-    """A GPU engine's caches, laid from an unpacked `compile` section as `root`. Raises OSError."""
+def compiled_env(section: Path, root: Path) -> tuple[dict[str, str], Path]:
+    """A GPU engine's caches, laid from an unpacked `compile` section as `root`, and vLLM's artefacts there. Raises OSError."""
     laid = caches.lay(section, root)
-    return caches.environment(laid) | {COMPILED: str(laid / caches.AOT)}
+    return caches.environment(laid), laid / caches.AOT
 
 
-def base_args(model: Model, vllm_args: Arguments) -> Arguments:
+def base_args(model: ResolvedModel, vllm_args: Arguments) -> Arguments:
     """vLLM's arguments for `model`: its directory, served under the name the user typed."""
     named = [] if vllm_args.gives("served_model_name") else ["--served-model-name", model.name]
     return vllm_args.after("--model", str(model.path), *named)
@@ -70,27 +69,27 @@ def base_env(caches: Path) -> dict[str, str]:
 
 
 def ordinary(
-    found: Lookup, given: Arguments, reason: str, streamed: fetch.Streamed | None = None
+    lookup: Lookup, given: Arguments, reason: str, streamed: fetch.Streamed | None = None
 ) -> LaunchPlan:
     """A plan without a bundle: vLLM's ordinary start, with the reason; `streamed` weights come as they arrive even so.
 
     `given` are vLLM's arguments with the address to listen at.
     """
-    key = found.key.digest
-    env, identity = base_env(found.cache.vllm(key)), ""
-    given = base_args(found.model, given)
+    key = lookup.key.digest
+    env, identity, request = base_env(lookup.cache.vllm(key)), "", None
+    given = base_args(lookup.model, given)
     if streamed is not None:
-        given, more, identity = streamed.into(given, found.model, found.cache)
-        env |= more
+        given, request, identity = streamed.into(given, lookup.model, lookup.cache)
     fallbacks = [{"section": "bundle", "reason": reason}]
-    return LaunchPlan(given, key=key, weights=identity, env=env, fallbacks=fallbacks)
+    return LaunchPlan(given, key=key, weights=identity, env=env, weights_from=request, fallbacks=fallbacks)
 
 
 def distrusting(plan: LaunchPlan) -> LaunchPlan:
     """`plan` without anything that was restored: its arguments and vLLM's own caches, and no code of the bundle."""
-    restored = {*inductor_env(Path()), *caches.VARIABLES, COMPILED, RESTORE}
+    restored = {*inductor_env(Path()), *caches.VARIABLES}
     env = {name: value for name, value in plan.env.items() if name not in restored}
-    return replace(plan, compile_dir=None, canary=None, env=env)
+    task = replace(plan.engine, restore=None, compiled=None)
+    return replace(plan, compile_dir=None, canary=None, env=env, engine=task)
 
 
 @dataclass
@@ -100,20 +99,21 @@ class _Preparation:
     root: Path
     fallbacks: list[dict[str, str]] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
+    task: EngineTask = field(default_factory=EngineTask)
 
     def give_up(self, section: str, reason: str) -> None:
         self.fallbacks.append({"section": section, "reason": reason})
 
     def json(self, section: str) -> dict[str, Any]:
         try:
-            found = self.bundle.json(section)
+            document = self.bundle.json(section)
         except BundleError as error:
             self.give_up(section, f"{error.message} [{error.code}]")
             return {}
-        if not isinstance(found, Mapping):
+        if not isinstance(document, Mapping):
             self.give_up(section, "it is no JSON object")
             return {}
-        return dict(found)
+        return dict(document)
 
     def compile_dir(self) -> Path | None:
         """The `compile` section, unpacked once per content and reused by every later start."""
@@ -156,17 +156,19 @@ class _Preparation:
     def startup_plans(self, data: object) -> None:
         """A GPU's KV size goes through vLLM's start-up plan, which checks each rank's free memory once more."""
         try:
-            for plan in kv_plan.all_of(data):
+            plans = kv_plan.all_of(data)
+            for plan in plans:
                 plan.check_free(nvml.free_bytes(plan.rank))
         except GraphError as error:
             self.give_up("kv", str(error))
             return
-        self.env |= {kv_plan.VARIABLE: "1", KV_PLAN: json.dumps(data, sort_keys=True)}
+        self.env |= {kv_plan.VARIABLE: "1"}
+        self.task = replace(self.task, kv_plan=[asdict(plan) for plan in plans])
 
     def graphs(self) -> None:
         """The `graphs` section, where there is one: unpacked like code, since it is."""
         if self.bundle.has("graphs") and (place := self.code("graphs")) is not None:
-            self.env[RESTORE] = str(place)
+            self.task = replace(self.task, restore=place)
 
     def modelinfo(self, env: Mapping[str, str]) -> dict[str, Any]:
         """The resolved model class put where vLLM looks for it; without it vLLM imports itself once more to ask."""
@@ -181,7 +183,7 @@ class _Preparation:
 
 
 def prepare(
-    found: Lookup,
+    lookup: Lookup,
     bundle: Bundle,
     given: Arguments,
     *,
@@ -194,25 +196,25 @@ def prepare(
     `given` are vLLM's arguments with the address to listen at. With `streamed` weights the model's directory needs none.
     Raises OSError when neither can be written.
     """
-    model, cache, key = found.model, found.cache, bundle.key_digest
-    made = _Preparation(bundle, trust, root or cache.unpacked)
+    model, cache, key = lookup.model, lookup.cache, bundle.key_digest
+    preparation = _Preparation(bundle, trust, root or cache.unpacked)
     env = base_env(cache.vllm(key))
-    info = made.modelinfo(env)
-    compile_dir = made.compile_dir()
+    info = preparation.modelinfo(env)
+    compile_dir = preparation.compile_dir()
     if compile_dir is not None and runtime.targets_cpu():
         env |= inductor_env(compile_dir)
     elif compile_dir is not None:
-        env |= compiled_env(compile_dir, paths.state_dir() / "compiled" / compile_dir.name)
+        more, compiled = compiled_env(compile_dir, paths.state_dir() / "compiled" / compile_dir.name)
+        env, preparation.task = env | more, replace(preparation.task, compiled=compiled)
         compile_dir = None  # no worker of ours, but vLLM's own, which looks into its own cache
-    made.graphs()
-    kv_args = made.kv_args(given)
-    given = base_args(model, given)
+    preparation.graphs()
+    kv_args = preparation.kv_args(given)
+    given, request = base_args(model, given), None
     if streamed is None:
         identity = weights.identity(model.path, cache.weights) if model.path else ""
         given = fetch.loading(given, model)
     else:
-        given, more, identity = streamed.into(given, model, cache)
-        env |= more
+        given, request, identity = streamed.into(given, model, cache)
     # Other weights of the same layout give other tokens.
     canary = _canary(info.get("canary")) if identity == info.get("weights") else None
     return LaunchPlan(
@@ -221,8 +223,10 @@ def prepare(
         weights=identity,
         compile_dir=str(compile_dir) if compile_dir else None,
         canary=canary,
-        env=env | made.env,
-        fallbacks=made.fallbacks,
+        env=env | preparation.env,
+        weights_from=request,
+        engine=preparation.task,
+        fallbacks=preparation.fallbacks,
     )
 
 
@@ -235,8 +239,8 @@ def _texts(value: object) -> dict[str, str]:
 def _canary(value: object) -> dict[str, list[int]] | None:
     given = value if isinstance(value, Mapping) else {}
     lists = {name: given.get(name) for name in ("prompt", "tokens", "batch")}
-    found = {name: value for name, value in lists.items() if _are_tokens(value)}
-    return found if {"prompt", "tokens"} <= set(found) else None
+    token_lists = {name: value for name, value in lists.items() if _are_tokens(value)}
+    return token_lists if {"prompt", "tokens"} <= set(token_lists) else None
 
 
 def _are_tokens(value: object) -> TypeGuard[list[int]]:

@@ -41,21 +41,21 @@ def check(choice: Choice, vllm_args: Arguments) -> None:
         )
 
 
-def apply(made: LaunchPlan, choice: Choice, bundle: Bundle | None, *, on_cpu: bool) -> LaunchPlan:
+def apply(plan: LaunchPlan, choice: Choice, bundle: Bundle | None, *, on_cpu: bool) -> LaunchPlan:
     """The plan with the chosen scheduler, which `check` has passed."""
     if choice.policy == FCFS:
-        return replace(made, vllm_args=made.vllm_args.before(*_batch_cap(choice.batch)))
+        return replace(plan, vllm_args=plan.vllm_args.before(*_batch_cap(choice.batch)))
     from coldstart.vllm.scheduling.arguments import serve_arguments
 
     profile, fallbacks = _profile(bundle)
     settings = _settings(choice, profile)
     flags = serve_arguments(settings, choice.host_bytes or _host_bytes(bundle), on_cpu=on_cpu)
-    env = _cores(made.vllm_args) if on_cpu and "--kv-transfer-config" in flags else {}
+    env = _cores(plan.vllm_args) if on_cpu and "--kv-transfer-config" in flags else {}
     return replace(
-        made,
-        vllm_args=made.vllm_args.before(*flags),
-        env=made.env | env,
-        fallbacks=[*made.fallbacks, *fallbacks],
+        plan,
+        vllm_args=plan.vllm_args.before(*flags),
+        env=plan.env | env,
+        fallbacks=[*plan.fallbacks, *fallbacks],
     )
 
 

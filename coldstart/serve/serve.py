@@ -18,13 +18,13 @@ from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.net.origin import without_secrets
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Failed, Usage
+from coldstart.errors import CommandFailed, Usage
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import modes, peers, runtime, timeline
 from coldstart.model import models
 from coldstart.scheduling.settings import Choice
-from coldstart.serve import fetch, launch, pool, prepare, scheduler
+from coldstart.serve import fetch, launch, prepare, scheduler, template_pool
 from coldstart.serve.scheduler import STOCK
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ FETCH_REST = "fetch-rest"
 
 
 @dataclass(frozen=True)
-class Request:
+class ServeRequest:
     """What the user asked for, and what there is for it.
 
     `listen` are vLLM's host and port arguments, `mode` is one of LADDER or "auto", `without_bundle` starts vLLM's ordinary way
@@ -47,7 +47,7 @@ class Request:
     model's own directory); with `fetch_rest` those that this node's pipeline ranks do not need follow in the background.
     """
 
-    found: Lookup
+    lookup: Lookup
     listen: Sequence[str] = ()
     mode: str = "auto"
     without_bundle: bool = False
@@ -61,7 +61,7 @@ class Request:
 
 
 @dataclass
-class Start:
+class StartedServer:
     """A started server: how it was asked for, how it came up.
 
     `steps` name each faster mode that was there and could not be taken, `absent` those that there are not.
@@ -95,37 +95,39 @@ class Start:
         }
 
 
-def plan(request: Request) -> LaunchPlan:
+def plan(request: ServeRequest) -> LaunchPlan:
     """The plan of the start that was asked for, its scheduler checked. Raises NoBundle where one is needed."""
-    found = request.found
-    if found.bundle is None and not request.without_bundle:
-        raise inspection.miss(found)
-    if found.bundle is not None and request.require_signature:
-        _require_signature(found.bundle, request.trust)
-    made = _prepared(request)
-    return scheduler.apply(made, request.scheduler, found.bundle, on_cpu=runtime.targets_cpu())
+    lookup = request.lookup
+    if lookup.bundle is None and not request.without_bundle:
+        raise inspection.miss(lookup)
+    if lookup.bundle is not None and request.require_signature:
+        _require_signature(lookup.bundle, request.trust)
+    launch_plan = _prepared(request)
+    return scheduler.apply(launch_plan, request.scheduler, lookup.bundle, on_cpu=runtime.targets_cpu())
 
 
-def _prepared(request: Request) -> LaunchPlan:
-    found, donor = request.found, request.found.weights_donor
+def _prepared(request: ServeRequest) -> LaunchPlan:
+    lookup, donor = request.lookup, request.lookup.weights_donor
     streamed = fetch.Streamed.of(donor, request.weights_from) if donor and request.weights_from else None
     ensure = models.ensure_weights if streamed is None else models.ensure_tokenizer
-    found = replace(found, model=ensure(found.model, offline=found.offline))
-    given = found.vllm_args.before(*request.listen)
-    if found.bundle is None:
-        made = prepare.ordinary(found, given, inspection.miss(found).message, streamed)
+    lookup = replace(lookup, model=ensure(lookup.model, offline=lookup.offline))
+    given = lookup.vllm_args.before(*request.listen)
+    if lookup.bundle is None:
+        launch_plan = prepare.ordinary(lookup, given, inspection.miss(lookup).message, streamed)
     else:
-        made = prepare.prepare(found, found.bundle, given, trust=request.trust, streamed=streamed)
+        launch_plan = prepare.prepare(lookup, lookup.bundle, given, trust=request.trust, streamed=streamed)
     if request.weights_from is not None and streamed is None:
         reason = f"no bundle says what {without_secrets(request.weights_from)} must hold: the model's own directory is read"
-        made = replace(made, fallbacks=[*made.fallbacks, {"section": "weights", "reason": reason}])
-    return made
+        launch_plan = replace(
+            launch_plan, fallbacks=[*launch_plan.fallbacks, {"section": "weights", "reason": reason}]
+        )
+    return launch_plan
 
 
 def _require_signature(bundle: Bundle, trust: Trust) -> None:
     judged = trust(bundle)
     if not judged.ok:
-        raise Failed(
+        raise CommandFailed(
             f"{bundle.ref} is not signed by anyone trusted here: {judged.reason}.",
             mend="coldstart trust add FILE, with the signer's public key",
         )
@@ -142,12 +144,12 @@ def url(plan: LaunchPlan) -> str:
     return f"{scheme}://{shown}:{given.value('port', DEFAULT_PORT)}"
 
 
-def start(request: Request, plan: LaunchPlan) -> Start:
+def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
     """Start the server by the asked mode, stepping down where it cannot be taken, and wait until it is ready.
 
-    Raises Failed when the server dies or is not ready in time.
+    Raises CommandFailed when the server dies or is not ready in time.
     """
-    began, config = timeline.now(), request.found.model.config
+    began, config = timeline.now(), request.lookup.model.config
     steps: list[dict[str, str]] = []
     absent: list[dict[str, str]] = []
     for mode in _ladder(request.mode):
@@ -166,7 +168,7 @@ def start(request: Request, plan: LaunchPlan) -> Start:
                 steps.append(_step(mode, reason))
                 continue
         if running.report.get("canary") is not False:
-            return _with_rest(Start(mode, plan, running, steps, absent, began=began), request)
+            return _with_rest(StartedServer(mode, plan, running, steps, absent, began=began), request)
         running.process.wait()
         wrong = (
             f"a {mode} start did not answer the bundle's canary with its token: started without the bundle"
@@ -174,7 +176,7 @@ def start(request: Request, plan: LaunchPlan) -> Start:
         steps.append({"section": "canary", "reason": wrong})
         plain = prepare.distrusting(plan)
         running = _run("fresh", request, plain, began)
-        return _with_rest(Start("fresh", plain, running, steps, absent, began=began), request)
+        return _with_rest(StartedServer("fresh", plain, running, steps, absent, began=began), request)
     raise AssertionError("the ladder ends with fresh, which is always there")
 
 
@@ -182,19 +184,19 @@ def _step(mode: str, reason: Exception) -> dict[str, str]:
     return {"section": mode, "reason": str(reason)}
 
 
-def _run(mode: str, request: Request, plan: LaunchPlan, began: float) -> launch.Running:
+def _run(mode: str, request: ServeRequest, plan: LaunchPlan, began: float) -> launch.Running:
     process, reader = _launch(mode, request, plan)
     with ending(process):
         return launch.acknowledged(process, reader, began, request.ready_timeout)
 
 
-def _with_rest(started: Start, request: Request) -> Start:
+def _with_rest(started: StartedServer, request: ServeRequest) -> StartedServer:
     if not request.fetch_rest:
         return started
     from coldstart.weights.prefetch.errors import PrefetchError
 
     try:
-        return replace(started, rest=fetch.rest(started.plan, request.found.model.config))
+        return replace(started, rest=fetch.rest(started.plan, request.lookup.model.config))
     except (PrefetchError, OSError, ValueError) as error:
         started.steps.append(_step(FETCH_REST, error))
         return started
@@ -212,40 +214,40 @@ def _ladder(mode: str) -> Sequence[str]:
     return LADDER if mode == "auto" else tuple(dict.fromkeys((mode, "fresh")))
 
 
-def _launch(mode: str, request: Request, plan: LaunchPlan) -> tuple[launch.Process, int]:
+def _launch(mode: str, request: ServeRequest, plan: LaunchPlan) -> tuple[launch.ServerProcess, int]:
     if mode == "fresh":
         return launch.fresh(plan)
     if refused := modes.refusal(mode):
         raise _Unavailable(f"{refused.reason}: {refused.mend}")
     if mode == "snapshot":
         return _thaw(request, plan)
-    level, found = mode.removeprefix("template-"), request.found
-    warm = pool.find(level, found.key.digest)
+    level, lookup = mode.removeprefix("template-"), request.lookup
+    warm = template_pool.find(level, lookup.key.digest)
     if warm is None:
-        raise _no_template(level, found)
-    if (reason := pool.obstacle(warm, plan)) is not None:
+        raise _no_template(level, lookup)
+    if (reason := template_pool.obstacle(warm, plan)) is not None:
         raise _Unavailable(f"{reason}: coldstart template stop, and start it again")
     return launch.forked(plan, warm.socket)
 
 
-def _no_template(level: str, found: Lookup) -> _Unavailable:
-    name, key = found.model.name, found.key.digest
-    for warm in pool.listed():
+def _no_template(level: str, lookup: Lookup) -> _Unavailable:
+    name, key = lookup.model.name, lookup.key.digest
+    for warm in template_pool.listed():
         if warm.level == level and warm.python == sys.executable and (level == "runtime" or warm.key == key):
             state = "is not ready yet" if warm.pid else "has died: coldstart template stop"
             return _Unavailable(f"the template-{level} of {warm.model} {state}")
     return _Absent(f"no template-{level} runs for {name}: coldstart template start {name} --level {level}")
 
 
-def _thaw(request: Request, plan: LaunchPlan) -> tuple[launch.Process, int]:
-    from coldstart.serve import snapshot
+def _thaw(request: ServeRequest, plan: LaunchPlan) -> tuple[launch.ServerProcess, int]:
+    from coldstart.serve import process_snapshot
 
-    bundle = request.found.bundle
+    bundle = request.lookup.bundle
     if bundle is None or not bundle.has("snapshot"):
         raise _Absent("the bundle has no snapshot: coldstart materialize MODEL --snapshot")
     try:
-        thawed = snapshot.thaw(bundle, plan, request.found.cache, request.trust)
-    except (snapshot.Unusable, Usage, OSError, LookupError, ValueError, TypeError) as error:
+        thawed = process_snapshot.thaw(bundle, plan, request.lookup.cache, request.trust)
+    except (process_snapshot.SnapshotUnusable, Usage, OSError, LookupError, ValueError, TypeError) as error:
         # Whatever is wrong with an image, or with the place it is unpacked to, another mode starts the server.
         raise _Unavailable(f"{error}") from error
     try:
@@ -256,7 +258,7 @@ def _thaw(request: Request, plan: LaunchPlan) -> tuple[launch.Process, int]:
 
 
 @contextmanager
-def ending(process: launch.Process) -> Iterator[None]:
+def ending(process: launch.ServerProcess) -> Iterator[None]:
     """End the server if the block is left by an exception (Ctrl-C included)."""
     try:
         yield
@@ -267,7 +269,7 @@ def ending(process: launch.Process) -> Iterator[None]:
         raise
 
 
-def stay(process: launch.Process) -> int:
+def stay(process: launch.ServerProcess) -> int:
     """Live as long as the server, passing SIGINT and SIGTERM on; the exit code that this process should end with.
 
     130 or 143 when a signal ended it; 1 when it ended by itself, whatever it said: a server is not expected to.

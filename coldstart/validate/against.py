@@ -34,13 +34,15 @@ def host() -> dict[str, Scalar]:
 def load(path: Path) -> dict[str, Scalar]:
     """A saved fingerprint: a flat object, or one under "key", "fields" or "fingerprint". Raises Usage."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise Usage(f"the fingerprint {path.name} cannot be read: {error}", mend=MEND) from error
     for name in WRAPPINGS:
-        if isinstance(found, dict) and isinstance(found.get(name), dict):
-            found = found[name]
-    fields = {} if not isinstance(found, dict) else {k: v for k, v in found.items() if _group(k) in GROUPS}
+        if isinstance(document, dict) and isinstance(document.get(name), dict):
+            document = document[name]
+    fields = (
+        {} if not isinstance(document, dict) else {k: v for k, v in document.items() if _group(k) in GROUPS}
+    )
     if not fields:
         raise Usage(f"{path.name} holds no hardware or runtime field", mend=MEND)
     return fields
@@ -57,8 +59,8 @@ def compare(key: Mapping[str, Scalar], fingerprint: Mapping[str, Scalar], name: 
     ]
 
 
-def _finding(field: str, made_for: Scalar, found: Scalar, name: str) -> Finding:
-    message = f"{field}: the bundle was made for {made_for!r}, the machine has {found!r}"
+def _finding(field: str, made_for: Scalar, present: Scalar, name: str) -> Finding:
+    message = f"{field}: the bundle was made for {made_for!r}, the machine has {present!r}"
     return Finding(CODE, "error", message, f"make one for that machine: coldstart materialize {name}", field)
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle_source import BundleSource
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.source import Source
 from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import Finding, check
 from coldstart.validate import against
@@ -26,7 +26,7 @@ StartCheck = Callable[[Bundle, Level], list[Finding]]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ValidationReport:
     """What was found about one bundle; `ref` is NAME@sha256:... where it could be read."""
 
     ref: str
@@ -46,13 +46,13 @@ class Validation:
     fingerprint: Mapping[str, Scalar] | None = None
     start: StartCheck | None = None
 
-    def run(self, bundle: Bundle) -> Report:
+    def run(self, bundle: Bundle) -> ValidationReport:
         """Raises only what is not about the bundle; what is wrong with it is a finding."""
-        found = [*self._stored(bundle), *self._fits(bundle)]
-        report = Report(_ref(bundle), self.level, tuple(found))
+        findings = [*self._stored(bundle), *self._fits(bundle)]
+        report = ValidationReport(_ref(bundle), self.level, tuple(findings))
         if self.level in ("load", "replay") and self.start and not report.fails("error"):
-            found += self.start(bundle, self.level)
-        return Report(report.ref, self.level, tuple(found))
+            findings += self.start(bundle, self.level)
+        return ValidationReport(report.ref, self.level, tuple(findings))
 
     def _stored(self, bundle: Bundle) -> list[Finding]:
         return check(bundle, "manifest" if self.level == "manifest" else "checksum")
@@ -67,7 +67,7 @@ class Validation:
         return against.compare(fields, self.fingerprint, bundle.name)
 
 
-def repair(store: Store, bundle: Bundle, sources: Iterable[Source]) -> list[Finding]:
+def repair(store: Store, bundle: Bundle, sources: Iterable[BundleSource]) -> list[Finding]:
     """Fetch the bad blobs alone. A mended blob is a note, one that could not be mended an error.
 
     Raises ReadOnlyStore and NoSpace.
@@ -82,9 +82,9 @@ def repair(store: Store, bundle: Bundle, sources: Iterable[Source]) -> list[Find
     ]
 
 
-def with_notes(report: Report, notes: Sequence[Finding]) -> Report:
+def with_notes(report: ValidationReport, notes: Sequence[Finding]) -> ValidationReport:
     """`report` after the findings of a repair."""
-    return Report(report.ref, report.level, (*notes, *report.findings))
+    return ValidationReport(report.ref, report.level, (*notes, *report.findings))
 
 
 _REPAIR_MEND = (

@@ -28,26 +28,26 @@ def with_graphs(start: StartCheck) -> StartCheck:
     def check(bundle: Bundle, level: Level) -> list[Finding]:
         if not bundle.has(SUBJECT):
             return start(bundle, level)
-        found = sealed(bundle)
+        findings = sealed(bundle)
         replayable = bool(nvml.query())
         if level == "replay" and not replayable:
-            found.append(_not_replayed(bundle))
-        if any(finding.severity == "error" for finding in found):
-            return found
+            findings.append(_not_replayed(bundle))
+        if any(finding.severity == "error" for finding in findings):
+            return findings
         with _every_graph(level):
-            return [*found, *_judged(start(bundle, level), level)]
+            return [*findings, *_judged(start(bundle, level), level)]
 
     return check
 
 
 def sealed(bundle: Bundle) -> list[Finding]:
     """Whether the tables are those that were sealed, and were proven."""
-    from coldstart.graphs import bundles, gate, store
+    from coldstart.graphs import bundles, gate, table_files
     from coldstart.graphs.errors import GraphError
 
     try:
         with bundles.unpacked(bundle) as directory:
-            store.load(directory)
+            table_files.load(directory)
             gate.read_proof(directory)
     except GraphError as error:
         return [Finding(error.code, "error", str(error), MEND.format(bundle.name), SUBJECT)]
@@ -79,11 +79,11 @@ def _every_graph(level: Level) -> Iterator[None]:
             os.environ[CANARY] = before
 
 
-def _judged(found: Sequence[Finding], level: Level) -> list[Finding]:
+def _judged(findings: Sequence[Finding], level: Level) -> list[Finding]:
     """At `replay` a graph that was not restored is wrong, not slow."""
     return [
         replace(finding, code="CS-GRAPHS-REPLAY", severity="error", subject=SUBJECT)
         if level == "replay" and finding.code == "CS-FALLBACK" and f"{SUBJECT}:" in finding.message
         else finding
-        for finding in found
+        for finding in findings
     ]

@@ -12,27 +12,27 @@ from hashlib import sha256
 
 import coldstart
 from coldstart.artifacts.verify import Finding
-from coldstart.validate.checks import FailLevel, Report
+from coldstart.validate.checks import FailLevel, ValidationReport
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 VERSION = "2.1.0"
 
 
-def render(reports: Sequence[Report], fail_level: FailLevel) -> str:
+def render(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
     """The log as JSON text. SARIF's levels are the findings' own; `fail_level` only sets the exit code."""
-    found = [(report, finding) for report in reports for finding in report.findings]
-    codes = sorted({finding.code for _, finding in found})
+    pairs = [(report, finding) for report in reports for finding in report.findings]
+    codes = sorted({finding.code for _, finding in pairs})
     driver = {
         "name": "coldstart",
         "version": coldstart.__version__,
         "rules": [{"id": code, "shortDescription": {"text": code}} for code in codes],
     }
-    results = [_result(report, finding, codes) for report, finding in found]
+    results = [_result(report, finding, codes) for report, finding in pairs]
     run = {"tool": {"driver": driver}, "columnKind": "utf16CodeUnits", "results": results}
     return json.dumps({"$schema": SCHEMA, "version": VERSION, "runs": [run]}, indent=2)
 
 
-def _result(report: Report, finding: Finding, codes: Sequence[str]) -> dict[str, object]:
+def _result(report: ValidationReport, finding: Finding, codes: Sequence[str]) -> dict[str, object]:
     mend = f" Mend: {finding.mend}." if finding.mend else ""
     location = {"name": finding.subject, "fullyQualifiedName": f"{report.ref}/{finding.subject}"}
     return {
@@ -45,5 +45,5 @@ def _result(report: Report, finding: Finding, codes: Sequence[str]) -> dict[str,
     }
 
 
-def _fingerprint(report: Report, finding: Finding) -> str:
+def _fingerprint(report: ValidationReport, finding: Finding) -> str:
     return sha256("\0".join([report.ref, finding.code, finding.subject]).encode()).hexdigest()

@@ -13,16 +13,16 @@ from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.verify import Finding
-from coldstart.errors import ColdstartError, Failed
+from coldstart.errors import ColdstartError, CommandFailed
 from coldstart.measure.bench import result, usage
-from coldstart.measure.bench.launch import Launcher, Unavailable
+from coldstart.measure.bench.launch import Launcher, ModeUnavailable
 from coldstart.measure.bench.launchers import Subject, launchers
-from coldstart.measure.bench.measure import Run, Settings, run
-from coldstart.measure.bench.plan import FRESH, VLLM_COLD
+from coldstart.measure.bench.measure import Run, RunSettings, run
+from coldstart.measure.bench.run_order import FRESH, VLLM_COLD
 from coldstart.measure.bench.runner import PROMPTS
 from coldstart.validate.checks import Level
 
-REPLAY = Settings(prompts=PROMPTS, steady=False)
+REPLAY = RunSettings(prompts=PROMPTS, steady=False)
 Pair = tuple[Launcher, Launcher]
 MEND = "coldstart materialize {} --force"
 
@@ -32,23 +32,27 @@ class Starts:
     """Starts servers: `pair` gives coldstart's launcher and vLLM's for a bundle and an empty directory."""
 
     pair: Callable[[Bundle, Path], Pair]
-    settings: Settings = REPLAY
+    settings: RunSettings = REPLAY
 
     def __call__(self, bundle: Bundle, level: Level) -> list[Finding]:
         """Findings of `level`. Raises NoBundle and other errors that are not about the bundle."""
         with usage.adopting_orphans(), tempfile.TemporaryDirectory(prefix="coldstart-validate-") as name:
-            ours, plain = self.pair(bundle, Path(name))
-            started = self._start(ours, Path(name) / "bundle", "CS-LOAD", bundle, level)
+            bundled, plain = self.pair(bundle, Path(name))
+            started = self._start(bundled, Path(name) / "bundle", "CS-LOAD", bundle, level)
             if isinstance(started, Finding):
                 return [started]
-            found = _fallbacks(started, bundle)
-            return [*found, *self._replay(started, plain, Path(name), bundle)] if level == "replay" else found
+            findings = _fallbacks(started, bundle)
+            return (
+                [*findings, *self._replay(started, plain, Path(name), bundle)]
+                if level == "replay"
+                else findings
+            )
 
-    def _replay(self, ours: Run, plain: Launcher, directory: Path, bundle: Bundle) -> list[Finding]:
+    def _replay(self, bundled: Run, plain: Launcher, directory: Path, bundle: Bundle) -> list[Finding]:
         reference = self._start(plain, directory / "vllm", "CS-REFERENCE-START", bundle, "replay")
         if isinstance(reference, Finding):
             return [reference]
-        pairs = zip(self.settings.prompts, ours.answers, reference.answers, strict=True)
+        pairs = zip(self.settings.prompts, bundled.answers, reference.answers, strict=True)
         return [_differs(prompt, one, two, bundle) for prompt, one, two in pairs if one != two]
 
     def _start(
@@ -59,7 +63,7 @@ class Starts:
         try:
             launcher.prepare()
             return run(launcher, directory, settings, 0)
-        except (Failed, Unavailable) as error:
+        except (CommandFailed, ModeUnavailable) as error:
             message = error.message if isinstance(error, ColdstartError) else str(error)
             return Finding(code, "error", message, MEND.format(bundle.name), launcher.mode)
         finally:
@@ -70,8 +74,8 @@ def real_pair(subject: Callable[[Bundle], Subject]) -> Callable[[Bundle, Path], 
     """coldstart's fresh start and an ordinary start of vLLM with empty caches, which owes nothing to us."""
 
     def pair(bundle: Bundle, directory: Path) -> Pair:
-        ours, plain = launchers(subject(bundle), [FRESH, VLLM_COLD], directory)
-        return ours, plain
+        bundled, plain = launchers(subject(bundle), [FRESH, VLLM_COLD], directory)
+        return bundled, plain
 
     return pair
 
@@ -84,9 +88,9 @@ def _fallbacks(run: Run, bundle: Bundle) -> list[Finding]:
 
 
 def _differs(
-    prompt: str, ours: tuple[tuple[int, ...], str], plain: tuple[tuple[int, ...], str], bundle: Bundle
+    prompt: str, bundled: tuple[tuple[int, ...], str], plain: tuple[tuple[int, ...], str], bundle: Bundle
 ) -> Finding:
-    both = zip(ours[0], plain[0], strict=False)
-    at = next((n for n, (one, two) in enumerate(both) if one != two), min(len(ours[0]), len(plain[0])))
+    both = zip(bundled[0], plain[0], strict=False)
+    at = next((n for n, (one, two) in enumerate(both) if one != two), min(len(bundled[0]), len(plain[0])))
     message = f"the answer to {prompt!r} differs from vLLM's from token {at} on"
     return Finding("CS-REPLAY", "error", message, MEND.format(bundle.name), "tokens")

@@ -18,7 +18,7 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 _PREFIX = "sha256:"
 
 
-class Malformed(ValueError):
+class InvalidWeightsPlan(ValueError):
     """This is no weights plan; the message says what is wrong."""
 
 
@@ -49,13 +49,13 @@ class Tensor:
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
-        found = {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+        header = {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
         place = {"offset": self.offset, "size": self.size}
-        return found | place | ({"digest": self.digest} if self.digest else {})
+        return header | place | ({"digest": self.digest} if self.digest else {})
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class CheckpointFile:
     """One file of `size` bytes. `chunks` are sha256 in hexadecimal; None where the plan has no digests."""
 
     name: str
@@ -75,7 +75,7 @@ class Checkpoint:
     """Files, cut into chunks of `chunk` bytes."""
 
     chunk: int
-    files: tuple[File, ...]
+    files: tuple[CheckpointFile, ...]
 
     def document(self) -> dict[str, Any]:
         """The weights plan."""
@@ -83,20 +83,20 @@ class Checkpoint:
 
 
 def parse(document: Mapping[str, Any]) -> Checkpoint:
-    """Check a weights plan. Raises Malformed naming what is wrong."""
+    """Check a weights plan. Raises InvalidWeightsPlan naming what is wrong."""
     try:
         chunk = _number(document["chunk"], "chunk", 1, MAX_CHUNK)
         files = tuple(_file(entry, chunk) for entry in document["files"])
         _require_unique(file.name for file in files)
         _require_unique(tensor.name for file in files for tensor in file.tensors)
     except KeyError as error:
-        raise Malformed(f"the plan lacks {error}") from error
+        raise InvalidWeightsPlan(f"the plan lacks {error}") from error
     except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise Malformed(str(error)) from error
+        raise InvalidWeightsPlan(str(error)) from error
     return Checkpoint(chunk, files)
 
 
-def _file(entry: Any, chunk: int) -> File:
+def _file(entry: Any, chunk: int) -> CheckpointFile:
     name = _plain_name(entry["name"])
     size = _number(entry["size"], f"size of {name}", 0, MAX_BYTES)
     chunks = tuple(map(_hex, entry["chunks"])) if "chunks" in entry else None
@@ -106,7 +106,7 @@ def _file(entry: Any, chunk: int) -> File:
     for before, after in pairwise(tensors):
         if after.offset < before.end:
             raise ValueError(f"tensors {before.name!r} and {after.name!r} overlap")
-    return File(name, size, chunks, tuple(tensors))
+    return CheckpointFile(name, size, chunks, tuple(tensors))
 
 
 def _tensor(entry: Any, file: str, size: int) -> Tensor:

@@ -22,7 +22,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.key import inspection
 from coldstart.machine import paths, scratch
 from coldstart.machine.unpacked import unpacked
-from coldstart.serve import pool
+from coldstart.serve import template_pool
 
 Act = Callable[[Callable[[], object]], object]
 SECRET = b"memory of a process"
@@ -36,7 +36,7 @@ class Victim:
     store: Store
     image: Path
     code: Path
-    warm: pool.Warm
+    warm: template_pool.Warm
     scratch: Path
 
 
@@ -60,13 +60,13 @@ def victim(
         bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
     code = unpacked(bundle, "compile", paths.Cache.at().unpacked, inspection.trust)
     image = unpacked(bundle, "snapshot", paths.Cache.at().unpacked, inspection.trust)
-    warm = pool.start("engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20)
+    warm = template_pool.start("engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20)
     try:
         with scratch.scratch() as own:
             yield Victim(tmp, store, image, code, warm, own)
     finally:
         os.umask(previous)
-        pool.stop(warm, force=True)
+        template_pool.stop(warm, force=True)
 
 
 def attacks(v: Victim) -> dict[str, Callable[[], object]]:

@@ -14,7 +14,8 @@ from coldstart.artifacts.store import Store
 from tools.bundles import key, provenance, write_tree
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.serve import launch, pool
+from coldstart.contract.weights import WeightsRequest
+from coldstart.serve import launch, template_environment, template_pool
 
 NAMES = (
     "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "VLLM_API_KEY",
@@ -28,19 +29,24 @@ ARGUMENTS = ["serves", "--api-key", "PLANTED-18", "--hf-token=PLANTED-19"]
 
 def plan(*arguments: str) -> LaunchPlan:
     return LaunchPlan(
-        list(arguments), key="sha256:" + "a" * 64, env={"MY_TOKEN": "PLANTED-20", "OMP_NUM_THREADS": "1"}
+        list(arguments),
+        key="sha256:" + "a" * 64,
+        env={"MY_TOKEN": "PLANTED-20", "OMP_NUM_THREADS": "1"},
+        weights_from=WeightsRequest("https://user:PLANTED-21@host/weights", Path("/plan.json")),
     )
 
 
 @pytest.fixture
-def warm(home: Path, fake_engine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> pool.Warm:
+def warm(
+    home: Path, fake_engine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> template_pool.Warm:
     fake_engine("serves")
     for name, value in PLANTED.items():
         monkeypatch.setenv(name, value)
-    return pool.start("engine", plan(*ARGUMENTS), "tiny", 20)
+    return template_pool.start("engine", plan(*ARGUMENTS), "tiny", 20)
 
 
-def test_a_template_holds_no_secret_of_its_starter(warm: pool.Warm) -> None:
+def test_a_template_holds_no_secret_of_its_starter(warm: template_pool.Warm) -> None:
     try:
         for name in ("environ", "cmdline"):
             assert b"PLANTED" not in Path(f"/proc/{warm.pid}/{name}").read_bytes()
@@ -50,11 +56,11 @@ def test_a_template_holds_no_secret_of_its_starter(warm: pool.Warm) -> None:
         ]
         assert kept == []
     finally:
-        pool.stop(warm, force=True)
+        template_pool.stop(warm, force=True)
 
 
 def test_a_forked_server_has_the_environment_of_who_asked(
-    warm: pool.Warm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    warm: template_pool.Warm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SAID", "by the caller")
     read = tmp_path / "said"
@@ -72,15 +78,29 @@ def test_a_forked_server_has_the_environment_of_who_asked(
                 os.close(saved)
         assert "by the caller" in read.read_text()
     finally:
-        pool.stop(warm, force=True)
+        template_pool.stop(warm, force=True)
 
 
-def test_what_a_template_is_said_to_have_read_holds_no_secret(warm: pool.Warm) -> None:
+@pytest.mark.parametrize(
+    ("source", "kept"),
+    [
+        ("s3://bucket/w", True),
+        ("https://me:word@host/w", False),
+        ("https://host/w?X-Amz-Signature=ab", False),
+    ],
+)
+def test_a_source_is_told_where_it_holds_no_credential(source: str, kept: bool) -> None:
+    request = WeightsRequest(source, Path("/plan.json"))
+    told = template_environment.told(LaunchPlan([], weights_from=request))
+    assert told.weights_from == (request if kept else None)
+
+
+def test_what_a_template_is_said_to_have_read_holds_no_secret(warm: template_pool.Warm) -> None:
     try:
         about = json.loads((warm.directory / "about.json").read_text())
         assert about["environment"]["OMP_NUM_THREADS"] == "1" and "PLANTED" not in json.dumps(about)
     finally:
-        pool.stop(warm, force=True)
+        template_pool.stop(warm, force=True)
 
 
 def test_a_blob_of_memory_is_its_owners_alone(store: Store, tmp_path: Path) -> None:

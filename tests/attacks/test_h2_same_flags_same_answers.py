@@ -11,7 +11,7 @@ from support import environment_reads
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import secrets
-from coldstart.serve import environment, launch, pool
+from coldstart.serve import launch, template_environment, template_pool
 
 # Read where nothing is computed: telemetry, tracing, metrics, the web server, other machines than this tool runs on.
 ELSEWHERE = frozenset(
@@ -31,28 +31,33 @@ VARIABLES = (
 
 @pytest.mark.parametrize("name", VARIABLES)
 def test_a_variable_that_could_have_been_read_counts(name: str) -> None:
-    reason = environment.difference({}, {name: "1"}, "template")
+    reason = template_environment.difference({}, {name: "1"}, "template")
     assert reason == f"{name}: the template was made with none, this start has '1'"
-    assert environment.difference({name: "1"}, {name: "2"}, "template") is not None
+    assert template_environment.difference({name: "1"}, {name: "2"}, "template") is not None
     assert (
-        environment.difference({name: "1"}, {name: "1", "HOME": "/x", "HF_TOKEN": "abcdefghi"}, "template")
+        template_environment.difference(
+            {name: "1"}, {name: "1", "HOME": "/x", "HF_TOKEN": "abcdefghi"}, "template"
+        )
         is None
     )
 
 
 def test_every_exception_says_why() -> None:
-    assert all(reason for reason in environment.IRRELEVANT.values()) and len(environment.IRRELEVANT) < 20
+    assert (
+        all(reason for reason in template_environment.IRRELEVANT.values())
+        and len(template_environment.IRRELEVANT) < 20
+    )
 
 
 def test_what_a_kept_process_is_given_is_what_is_compared() -> None:
     plan = LaunchPlan([], env={"TORCHINDUCTOR_VEC_ISA_OK": "1"})
     given = {"OMP_NUM_THREADS": "2", "VLLM_API_KEY": "abcdefgh", "SOMETHING": "else", "PATH": "/bin"}
-    assert environment.spawned(given, plan) == {
+    assert template_environment.spawned(given, plan) == {
         "OMP_NUM_THREADS": "2",
         "PATH": "/bin",
         "TORCHINDUCTOR_VEC_ISA_OK": "1",
     }
-    assert environment.counted(given) == {"OMP_NUM_THREADS": "2"}
+    assert template_environment.counted(given) == {"OMP_NUM_THREADS": "2"}
 
 
 @pytest.mark.vllm
@@ -71,10 +76,10 @@ def test_every_variable_that_the_installed_sources_read_is_judged(part: str) -> 
     judged = {
         name
         for name in names
-        if environment.counts(name)
-        or name in environment.IRRELEVANT
+        if template_environment.counts(name)
+        or name in template_environment.IRRELEVANT
         or secrets.named(name)
-        or name in environment.PASSED
+        or name in template_environment.PASSED
         or name.startswith("LC_")
     }
     assert names and sorted({*names} - judged - ELSEWHERE) == []
@@ -122,6 +127,26 @@ def test_every_leaf_of_the_configuration_counts_but_those_with_a_reason() -> Non
 
 
 @pytest.mark.vllm
+@pytest.mark.parametrize("policy", ["fcfs", "skip-join-mlfq"])
+def test_what_the_choice_of_a_scheduler_adds_keeps_no_worker_from_being_adopted(policy: str) -> None:
+    """The scheduler is the engine's: one template serves every choice of it."""
+    from dataclasses import fields
+
+    from vllm.config import SchedulerConfig
+
+    from coldstart.contract.arguments import Arguments
+    from coldstart.scheduling.settings import Choice
+    from coldstart.serve import scheduler
+    from coldstart.vllm.engine import adoption
+
+    plan = scheduler.apply(LaunchPlan(Arguments()), Choice(policy, batch=4), None, on_cpu=True)
+    added = {word[2:].replace("-", "_") for word in plan.vllm_args if word.startswith("--")}
+    its = {field.name for field in fields(SchedulerConfig)}
+    leaves = [f"scheduler_config.{name}" if name in its else name for name in added - {"no_async_scheduling"}]
+    assert leaves and [leaf for leaf in leaves if adoption.apart(leaf) is None] == []
+
+
+@pytest.mark.vllm
 def test_what_is_filled_in_privately_when_it_is_first_asked_is_no_difference() -> None:
     from dataclasses import dataclass, field
 
@@ -146,10 +171,10 @@ def test_a_server_that_what_was_built_does_not_fit_is_replaced_with_the_reason(
     home: Path, fake_engine: Callable[[str], None]
 ) -> None:
     fake_engine("serves")
-    warm = pool.start("engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20)
+    warm = template_pool.start("engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20)
     try:
         process, reader = launch.forked(LaunchPlan(["unfit"]), warm.socket)
         with pytest.raises(launch.Died, match="is for something else: a leaf differs"):
             launch.acknowledged(process, reader, time.monotonic(), 20)
     finally:
-        pool.stop(warm, force=True)
+        template_pool.stop(warm, force=True)

@@ -15,7 +15,7 @@ import pytest
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import digests, fingerprint
-from coldstart.serve import pool
+from coldstart.serve import template_pool
 
 PLAN = LaunchPlan(["serves"], key="sha256:" + "a" * 64)
 
@@ -102,48 +102,50 @@ def test_the_list_is_one_that_sha256sum_checks(parts: list[Path]) -> None:
 
 
 @pytest.fixture
-def warm(home: Path, fake_engine: Callable[[str], None]) -> pool.Warm:
+def warm(home: Path, fake_engine: Callable[[str], None]) -> template_pool.Warm:
     fake_engine("serves")
-    return pool.start("engine", PLAN, "tiny", 20)
+    return template_pool.start("engine", PLAN, "tiny", 20)
 
 
-def test_a_template_of_an_older_commit_is_refused(warm: pool.Warm) -> None:
+def test_a_template_of_an_older_commit_is_refused(warm: template_pool.Warm) -> None:
     """Its record says another digest of our own code: what it has in memory is not what lies here."""
     try:
-        assert pool.obstacle(warm, PLAN) is None
+        assert template_pool.obstacle(warm, PLAN) is None
         record = warm.directory / fingerprint.LIST
         ours = next(
-            line for line in record.read_text().splitlines() if line.endswith("coldstart/serve/pool.py")
+            line
+            for line in record.read_text().splitlines()
+            if line.endswith("coldstart/serve/template_pool.py")
         )
         record.write_text(record.read_text().replace(ours, "0" * 64 + ours[64:]))
-        assert "pool.py (sha256 000000000000), found " in str(pool.obstacle(warm, PLAN))
+        assert "template_pool.py (sha256 000000000000), found " in str(template_pool.obstacle(warm, PLAN))
     finally:
-        pool.stop(warm)
+        template_pool.stop(warm)
 
 
-def test_a_template_that_does_not_say_what_it_was_made_of_is_refused(warm: pool.Warm) -> None:
+def test_a_template_that_does_not_say_what_it_was_made_of_is_refused(warm: template_pool.Warm) -> None:
     try:
         (warm.directory / fingerprint.ABOUT).unlink()
-        assert "made by an older coldstart" in str(pool.obstacle(warm, PLAN))
+        assert "made by an older coldstart" in str(template_pool.obstacle(warm, PLAN))
         (warm.directory / fingerprint.ABOUT).write_text(json.dumps({"format": 1}))
-        assert "made by an older coldstart" in str(pool.obstacle(warm, PLAN))
+        assert "made by an older coldstart" in str(template_pool.obstacle(warm, PLAN))
     finally:
-        pool.stop(warm)
+        template_pool.stop(warm)
 
 
 def test_a_template_of_another_environment_is_refused(
-    warm: pool.Warm, monkeypatch: pytest.MonkeyPatch
+    warm: template_pool.Warm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     try:
         monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
-        assert str(pool.obstacle(warm, PLAN)).startswith(
+        assert str(template_pool.obstacle(warm, PLAN)).startswith(
             "TORCHINDUCTOR_MAX_AUTOTUNE: the template was made with none"
         )
     finally:
-        pool.stop(warm)
+        template_pool.stop(warm)
 
 
-def test_another_kernel_or_library_or_processor(warm: pool.Warm) -> None:
+def test_another_kernel_or_library_or_processor(warm: template_pool.Warm) -> None:
     try:
         record = warm.directory / fingerprint.ABOUT
         about = json.loads(record.read_text())
@@ -151,12 +153,12 @@ def test_another_kernel_or_library_or_processor(warm: pool.Warm) -> None:
         for name in about["machine"]:
             other = about | {"machine": about["machine"] | {name: "another"}}
             record.write_text(json.dumps(other))
-            assert f"was taken on {name} another, this is" in str(pool.obstacle(warm, PLAN))
+            assert f"was taken on {name} another, this is" in str(template_pool.obstacle(warm, PLAN))
     finally:
-        pool.stop(warm)
+        template_pool.stop(warm)
 
 
-def test_all_of_our_own_code_is_in_the_list(warm: pool.Warm) -> None:
+def test_all_of_our_own_code_is_in_the_list(warm: template_pool.Warm) -> None:
     """Also what is imported only after the fork: it would be of another release than what is in memory."""
     try:
         listed = (warm.directory / fingerprint.LIST).read_text()
@@ -164,4 +166,4 @@ def test_all_of_our_own_code_is_in_the_list(warm: pool.Warm) -> None:
         missing = [path for path in root.rglob("*.py") if str(path) not in listed]
         assert missing == [] and "/artifacts/bundle.py" in listed and sys.modules["json"].__file__ in listed
     finally:
-        pool.stop(warm)
+        template_pool.stop(warm)

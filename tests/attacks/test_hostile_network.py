@@ -23,7 +23,7 @@ from tools.bundles import publish
 from tools.raw_server import Asked, answer, answering, dribble, flood
 
 from coldstart.weights.prefetch import http_source
-from coldstart.weights.prefetch.source import Unavailable, Unusable
+from coldstart.weights.prefetch.range_source import SourceUnavailable, SourceUnusable
 
 SECRET = "hunter2-of-the-origin"
 LOGIN = base64.b64encode(f"me:{SECRET}".encode()).decode()
@@ -221,7 +221,7 @@ def test_a_hostile_weights_server(name: str, monkeypatch: pytest.MonkeyPatch) ->
     with answering(WEIGHTS[name]) as server:
         given = http_source.headers(server.url.replace("//", f"//me:{SECRET}@"), {})
         source, began = http_source.HttpSource(server.url, given), time.monotonic()
-        with _Watch() as watch, suppress(Unavailable, Unusable):
+        with _Watch() as watch, suppress(SourceUnavailable, SourceUnusable):
             got = source.read("f", 4096, 0, into, lambda _: None)
             assert 0 < got <= 4096  # whose digest decides
         source.close()

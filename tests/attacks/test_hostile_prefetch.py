@@ -19,7 +19,7 @@ from support.range_server import RangeServer, serving
 from support.shortage import busy_s, without_descriptors
 
 from coldstart.machine import ipc
-from coldstart.weights import plan as engine_weights
+from coldstart.weights import weights_plan as engine_weights
 from coldstart.weights.prefetch import client, spawning
 
 FILE = "model.safetensors"

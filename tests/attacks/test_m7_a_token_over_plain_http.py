@@ -10,8 +10,8 @@ from support.range_server import serving
 from tools.raw_server import answer, answering
 from weights_tools import checkpoint, prefetcher
 
-from coldstart.weights.prefetch import client, http_source, sources
-from coldstart.weights.prefetch.source import Unusable, shown
+from coldstart.weights.prefetch import backends, client, http_source
+from coldstart.weights.prefetch.range_source import SourceUnusable, shown
 
 TOKEN = {http_source.TOKEN_VARIABLE: "s3cret"}
 
@@ -29,23 +29,23 @@ def test_m7_tls_and_this_machine_are_safe(address: str) -> None:
 
 
 def test_m7_no_password_without_tls() -> None:
-    with pytest.raises(Unusable, match="without TLS"):
+    with pytest.raises(SourceUnusable, match="without TLS"):
         http_source.headers("http://me:s3cret@weights.example/m", {})
 
 
 def test_m7_who_adds_a_header_by_hand_is_stopped_too() -> None:
     """The client itself refuses, whoever made the header."""
     source = http_source.HttpSource("http://weights.example/m", {"Authorization": "Bearer s3cret"})
-    with pytest.raises(Unusable, match="without TLS"):
+    with pytest.raises(SourceUnusable, match="without TLS"):
         source.read("f", 4, 0, memoryview(bytearray(4)), lambda _: None)
 
 
 def test_m7_no_session_token_without_tls() -> None:
     pytest.importorskip("obstore", exc_type=ImportError)
     given = {"AWS_ENDPOINT_URL": "http://10.0.0.1:9000", "AWS_SESSION_TOKEN": "s3cret", "AWS_REGION": "x"}
-    with pytest.raises(Unusable, match="without TLS"):
-        sources.open_source("s3://b/m", given)
-    sources.open_source("s3://b/m", {**given, "AWS_ENDPOINT_URL": "http://127.0.0.1:9000"}).close()
+    with pytest.raises(SourceUnusable, match="without TLS"):
+        backends.open_source("s3://b/m", given)
+    backends.open_source("s3://b/m", {**given, "AWS_ENDPOINT_URL": "http://127.0.0.1:9000"}).close()
 
 
 def test_m1_a_signed_address_is_shown_without_its_signature(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.errors import ColdstartError, Failed, Usage
+from coldstart.errors import ColdstartError, CommandFailed, Usage
 from coldstart.key import inspection, relevance
 from coldstart.machine import criu, logs, ownership, paths, scratch
 from coldstart.materialize import materialize
@@ -161,7 +161,9 @@ def test_m10_a_snapshot_that_cannot_be_taken_is_refused_before_the_work(
 ) -> None:
     monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
     asked: Any = None  # whatever it does with what was looked up, it does too early
-    with pytest.raises(Failed, match="No snapshot can be taken here: /nonexistent/criu is not to be found"):
+    with pytest.raises(
+        CommandFailed, match="No snapshot can be taken here: /nonexistent/criu is not to be found"
+    ):
         materialize.materialize(asked, materialize.Options(snapshot=True), lambda _: nullcontext())
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.weights import plan as weights_plan
+from coldstart.weights import weights_plan
 from coldstart.weights.prefetch import client
 
 FILE = "model.safetensors"

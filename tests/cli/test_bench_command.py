@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from coldstart.commands import cli
 
-from coldstart.measure.bench import floor, plan, request
-from coldstart.measure.bench.launch import Command, Launcher, RunFiles, Unavailable
+from coldstart.measure.bench import benchmark, floor, run_order
+from coldstart.measure.bench.launch import Command, Launcher, ModeUnavailable, RunFiles
 from coldstart.measure.bench.launchers import Subject
 
 SERVER = Path(__file__).parents[1] / "unit" / "measure" / "bench" / "fake_server.py"
@@ -24,11 +24,11 @@ class Fake:
 
     @property
     def tells_readiness(self) -> bool:
-        return self.mode not in plan.BASELINES
+        return self.mode not in run_order.BASELINES
 
     def prepare(self) -> None:
         if BEHAVIOUR.get(self.mode) == "unavailable":
-            raise Unavailable("no CRIU here")
+            raise ModeUnavailable("no CRIU here")
 
     def command(self, files: RunFiles) -> Command:
         argv = [sys.executable, "-I", "-S", str(SERVER), str(files.port), str(files.ready)]
@@ -45,8 +45,8 @@ def fakes(subject: Subject, modes: Sequence[str], work: Path) -> list[Launcher]:
 @pytest.fixture(autouse=True)
 def faked(monkeypatch: pytest.MonkeyPatch) -> None:
     BEHAVIOUR.clear()
-    monkeypatch.setattr(request, "launchers", fakes)
-    monkeypatch.setattr(request, "subject", lambda wanted: Subject(wanted.model, wanted.model))
+    monkeypatch.setattr(benchmark, "launchers", fakes)
+    monkeypatch.setattr(benchmark, "subject", lambda wanted: Subject(wanted.model, wanted.model))
     monkeypatch.setattr(floor, "imports_s", lambda: 0.01)
 
 

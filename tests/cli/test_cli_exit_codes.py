@@ -13,13 +13,13 @@ from coldstart.artifacts.store import NotFound
 from coldstart.commands import cli
 from tools.shell import Run
 
-from coldstart.errors import Failed, NeedsAuth, NoBundle, Usage
+from coldstart.errors import CommandFailed, NeedsAuth, NoBundle, Usage
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (Failed("x"), 1),
+        (CommandFailed("x"), 1),
         (Usage("x"), 2),
         (NoBundle("x"), 3),
         (NeedsAuth("x"), 4),

@@ -40,4 +40,4 @@ def test_help_of_the_whole_imports_no_command() -> None:
     code = "import sys\nfrom coldstart.commands.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
     code += "print([m for m in sys.modules if m.startswith('coldstart.commands.')], file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines()[-1] == "['coldstart.commands.settings', 'coldstart.commands.cli']"
+    assert done.stderr.splitlines()[-1] == "['coldstart.commands.config_file', 'coldstart.commands.cli']"

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from tools.machine import PROMPTS, READY_S, VLLM, Machine, Tokens
 
-from coldstart.measure.bench.client import Client
+from coldstart.measure.bench.completions import CompletionClient
 from coldstart.measure.bench.launch import HOST, RunFiles, launch
 from coldstart.measure.bench.launchers import Subject, VllmLauncher
 
@@ -69,7 +69,7 @@ def _ordinary(model: Path, directory: Path) -> Tokens:
     files = RunFiles.make(directory / "run")
     server = launch(VllmLauncher(Subject("tiny-llama", str(model), VLLM), directory, warm=False), files)
     try:
-        client = Client(HOST, files.port)
+        client = CompletionClient(HOST, files.port)
         client.first_token(PROMPTS[0], deadline_s=time.monotonic() + READY_S, check=server.check)
         return [client.complete(prompt, 16).tokens for prompt in PROMPTS]
     finally:

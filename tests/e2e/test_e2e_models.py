@@ -33,7 +33,7 @@ def test_a_third_architecture(machine: Machine) -> None:
     _answers_its_canary(machine, "tiny-qwen2")
 
 
-def _killed_in_the_middle(machine: Machine) -> list[usage.Process]:
+def _killed_in_the_middle(machine: Machine) -> list[usage.ProcessSample]:
     """`materialize` killed once its engine has imported vLLM; all the processes that it had."""
     process = machine.start("materialize", "tiny-opt", "--", *VLLM, stderr=subprocess.DEVNULL)
     deadline_s = time.monotonic() + READY_S

@@ -16,7 +16,7 @@ from coldstart.artifacts.store import Store
 from tools.bundles import CODE, TOKENIZER, key, provenance, write_tree
 
 from coldstart.machine import paths
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 Publish = Callable[..., Bundle]
@@ -61,12 +61,12 @@ def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Model:
+def model(tmp_path: Path) -> ResolvedModel:
     """A model directory with one weight file that is no safetensors."""
     directory = tmp_path / "tiny"
     directory.mkdir()
     (directory / "pytorch_model.bin").write_bytes(b"weights" * 999)
-    return Model("tiny", directory, None, None, {})
+    return ResolvedModel("tiny", directory, None, None, {})
 
 
 @pytest.fixture

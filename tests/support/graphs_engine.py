@@ -1,4 +1,4 @@
-"""An engine process over the simulator: it reads the plug-in's environment and does what a vLLM worker would do.
+"""An engine process over the simulator: it reads the launch plan and does what a vLLM worker would do.
 
 Every process draws its addresses and handles from the seed that it is given, so no two have a layout in common.
 """
@@ -12,14 +12,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from coldstart.contract.graphs import CANARY, KERNELS, PROVE, RECORD, RESTORE
+from coldstart.contract.graphs import CANARY
+from coldstart.contract.plan import LaunchPlan
 from coldstart.graphs import gate, live, rounds
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs, View, finder, stored
 from coldstart.graphs.online import Online
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.store import read_manifest
-from coldstart.graphs.table import Region
+from coldstart.graphs.table_files import read_manifest
+from coldstart.graphs.tables import SymbolRegion
 from tests.support.graphs.decoder import VOCABULARY
 from tests.support.graphs.model import Shape, SimModel
 
@@ -28,7 +29,7 @@ INPUTS = ("static:ids", "static:positions", "static:slots", "static:lengths")
 LIBRARY, SEED, STEPS, MOVING = "SIM_LIBRARY", "SIM_SEED", "SIM_STEPS", "SIM_MOVING"
 
 
-def regions(model: SimModel, *symbols: str) -> list[Region]:
+def regions(model: SimModel, *symbols: str) -> list[SymbolRegion]:
     return [model.named[symbol] for symbol in symbols]
 
 
@@ -40,7 +41,9 @@ def inputs(model: SimModel, log: InputLog) -> Inputs:
 
 
 def at_restored(restorer: Restorer) -> Any:
-    return finder(lambda: [Region(r.symbol, r.size, base) for r, base in [restorer.region("static:out")]])
+    return finder(
+        lambda: [SymbolRegion(r.symbol, r.size, base) for r, base in [restorer.region("static:out")]]
+    )
 
 
 def record(model: SimModel, work: Path) -> dict[str, Any]:
@@ -53,7 +56,7 @@ def record(model: SimModel, work: Path) -> dict[str, Any]:
     here = finder(model.regions, model.pool)
     workload = StoredInputs(model.driver, held, log.held.__getitem__, here, View(here), None)
     report = {ENTRY: held.document()}
-    by_reference = os.environ.get(KERNELS) == "reference"
+    by_reference = LaunchPlan.current().engine.by_reference
     made = rounds.record(
         work, model.driver, model, captured, workload, log, report, by_reference=by_reference
     )
@@ -63,7 +66,7 @@ def record(model: SimModel, work: Path) -> dict[str, Any]:
     return {"bases": sorted(hex(r.base) for r in model.regions())}
 
 
-def _live(model: SimModel, captured: dict[str, Any], made: live.Watch, step: int) -> None:
+def _live(model: SimModel, captured: dict[str, Any], made: live.ContentWatch, step: int) -> None:
     """What an engine does in a step; with MOVING it first rewrites a buffer that no tensor names."""
     model.prepare("decode:8", step)
     moving = [block for block in made.blocks if block[0] == os.environ.get(MOVING)]
@@ -75,7 +78,7 @@ def _live(model: SimModel, captured: dict[str, Any], made: live.Watch, step: int
 
 
 def workload(model: SimModel, directory: Path, restorer: Restorer) -> StoredInputs:
-    held = Inputs.of(read_manifest(directory)["report"])
+    held = Inputs.from_report(read_manifest(directory)["report"])
     here = finder(model.regions, model.pool)
     restored = View(at_restored(restorer))
     return StoredInputs(model.driver, held, stored(directory), here, View(here), restored)
@@ -90,7 +93,7 @@ def restore(model: SimModel, directory: Path) -> dict[str, Any]:
     """Ready with two graphs, then the rest; then every graph against an ordinary capture."""
     proof = gate.read_proof(directory)
     restorer = Restorer(directory, model.driver, model, adopt=proof.adopt)
-    every = os.environ.get(CANARY) == "all"
+    every = CANARY.read() == "all"
     online = Online(restorer, proof, workload(model, directory, restorer), every=every)
     used = online.begin()
     shown: list[str] = []
@@ -120,14 +123,15 @@ def main() -> None:
     if LIBRARY in os.environ:
         ctypes.CDLL(os.environ[LIBRARY])  # where references to kernels are looked for
     model = SimModel(SHAPE, int(os.environ[SEED]))
-    jobs = {RECORD: record, PROVE: prove, RESTORE: restore}
-    name = next(name for name in jobs if name in os.environ)
+    task = LaunchPlan.current().engine
+    jobs = [(record, task.record), (prove, task.prove), (restore, task.restore)]
+    job, directory = next((job, directory) for job, directory in jobs if directory)
     try:
-        print(json.dumps(jobs[name](model, Path(os.environ[name]))))
+        print(json.dumps(job(model, directory)))
     except GraphError as error:
-        if name == RESTORE:
+        if job is restore:
             raise
-        rounds.fail(Path(os.environ[name]), str(error))
+        rounds.fail(directory, str(error))
         print(json.dumps({"error": str(error)}), file=sys.stderr)
 
 

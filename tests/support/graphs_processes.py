@@ -6,9 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.graphs import EngineTask
+from coldstart.contract.plan import LaunchPlan
 
 ROOT = Path(__file__).parents[2]
 # A layout of which no bundle of these tests was made.
@@ -16,13 +20,14 @@ ELSEWHERE = 1000
 KEYS = ["decode:1", "decode:8", "decode:64", "decode:256"]
 
 
-def engine(environment: Mapping[str, str], seed: int = ELSEWHERE) -> dict[str, Any]:
-    """One simulated engine process to its end; another seed is another address space."""
+def engine(task: EngineTask, seed: int = ELSEWHERE, **extra: str) -> dict[str, Any]:
+    """One simulated engine process to its end; another seed is another address space, `extra` are further variables."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     command = [sys.executable, "-m", "support.graphs_engine"]
     # The same sums in the same order in every process, whatever the test process has set for its own threads.
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    made = os.environ | threads | {"PYTHONPATH": path, "SIM_SEED": str(seed)} | dict(environment)
+    asked = LaunchPlan(Arguments(), engine=task).variables()
+    made = os.environ | threads | {"PYTHONPATH": path, "SIM_SEED": str(seed)} | asked | extra
     done = subprocess.run(command, env=made, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(done.stdout.splitlines()[-1])) if done.stdout.strip() else {}
@@ -42,7 +47,7 @@ class Launches:
         self.answers: list[dict[str, Any]] = []
         self._between, self._first, self._extra = between, first, extra
 
-    def __call__(self, name: str, environment: Mapping[str, str]) -> None:
+    def __call__(self, name: str, task: EngineTask) -> None:
         self._between(name)
         self.names.append(name)
-        self.answers.append(engine(dict(environment) | self._extra, self._first + len(self.names)))
+        self.answers.append(engine(task, self._first + len(self.names), **self._extra))

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import zstandard
 
-from coldstart.graphs import capture, contents, gate, materialize, store
+from coldstart.graphs import capture, combine, contents, gate, table_files
 from coldstart.graphs.api import Captured
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.snapshot import Snapshot
-from coldstart.graphs.table import Tables
+from coldstart.graphs.tables import Tables
 from tests.support.graphs.model import Shape, SimModel, libraries
 
 SMALL = Shape("small", 2, sizes=(1, 8, 64, 256))
@@ -39,9 +39,9 @@ def offline(seed: int, shape: Shape = SMALL, model: SimModel | None = None) -> H
 def bundle(directory: Path, shape: Shape = SMALL, seeds: Sequence[int] = (1, 2, 5, 6)) -> Tables:
     """Two processes, and more that settle double readings, into one bundle on disk."""
     a, b, *more = (offline(seed, shape) for seed in seeds)
-    combined = materialize.combine(a.snapshot, b.snapshot, [half.snapshot for half in more])
+    combined = combine.combine(a.snapshot, b.snapshot, [half.snapshot for half in more])
     tables = contents.minimise(b.model.driver, b.model, b.captured, combined, b.snapshot.contents)
-    store.save(tables, directory, b.snapshot.binaries)
+    table_files.save(tables, directory, b.snapshot.binaries)
     return tables
 
 

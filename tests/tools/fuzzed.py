@@ -276,7 +276,7 @@ def readers(model: str) -> dict[str, Callable[[Store], object]]:
     def dry_run(**more: Any) -> Callable[[Store], object]:
         def plan(_: Store) -> object:
             found = inspection.look_up(model, accepts=anyone)
-            planned = serve.plan(serve.Request(found, without_bundle=True, **more))
+            planned = serve.plan(serve.ServeRequest(found, without_bundle=True, **more))
             json.dumps(planned.document())
             return planned
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.measure.bench import usage
-from coldstart.measure.bench.client import Client
+from coldstart.measure.bench.completions import CompletionClient
 from coldstart.measure.bench.launch import HOST, free_port
 from coldstart.measure.bench.launchers import console
 
@@ -42,7 +42,7 @@ class Served:
 
     process: subprocess.Popen[bytes]
     report: Mapping[str, Any]
-    client: Client
+    client: CompletionClient
     log: Path
     output: Path
 
@@ -50,7 +50,7 @@ class Served:
         """The greedy tokens that follow each of PROMPTS."""
         return [self.client.complete(prompt, 16).tokens for prompt in PROMPTS]
 
-    def family(self) -> list[usage.Process]:
+    def family(self) -> list[usage.ProcessSample]:
         """The supervisor, the server and all their descendants."""
         processes = usage.snapshot()
         return [processes[pid] for pid in usage.tree(processes, [self.process.pid, self.report["pid"]])]
@@ -115,10 +115,10 @@ class Machine:
         options = ["--port", str(port), "--ready-file", str(place / "ready.json"), *arguments, "--", *vllm]
         with (place / "log").open("wb") as log, (place / "out").open("wb") as out:
             process = self.start("serve", model, *options, stdout=out, stderr=log, start_new_session=True)
-        family: list[usage.Process] = []
+        family: list[usage.ProcessSample] = []
         try:
             report = _ready(process, place / "ready.json", place / "log")
-            served = Served(process, report, Client(HOST, port), place / "log", place / "out")
+            served = Served(process, report, CompletionClient(HOST, port), place / "log", place / "out")
             family = served.family()
             yield served
         finally:
@@ -133,7 +133,7 @@ class Machine:
         return path
 
 
-def remaining(family: Sequence[usage.Process], patience_s: float = 20.0) -> list[usage.Process]:
+def remaining(family: Sequence[usage.ProcessSample], patience_s: float = 20.0) -> list[usage.ProcessSample]:
     """Those of `family` that still run after some patience."""
     deadline_s = time.monotonic() + patience_s
     while (left := [one for one in family if _runs(one)]) and time.monotonic() < deadline_s:
@@ -141,7 +141,7 @@ def remaining(family: Sequence[usage.Process], patience_s: float = 20.0) -> list
     return left
 
 
-def _runs(process: usage.Process) -> bool:
+def _runs(process: usage.ProcessSample) -> bool:
     now = usage.snapshot().get(process.pid)
     return now is not None and now.started == process.started and not now.ended
 

@@ -17,7 +17,7 @@ from coldstart.graphs.cuda.calls import bytes_at, call
 from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.cuda.reader import EDGE_BYTES, MEMORY_DEVICE, CudaReader
 from coldstart.graphs.errors import DriverFailure
-from coldstart.graphs.table import Array, Attributes
+from coldstart.graphs.tables import Array, Attributes
 
 INSTANTIATE = 1 | 8  # auto free on launch, node priorities: what PyTorch instantiates with
 MAP_ALIGNMENT = 64

@@ -29,8 +29,8 @@ class _Module(ctypes.Structure):
 
 def candidates() -> Iterator[str]:
     """Names and paths under which libcupti may be found."""
-    found = importlib.util.find_spec("nvidia")
-    for root in (found.submodule_search_locations or []) if found else []:
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or []) if spec else []:
         yield from sorted(str(path) for path in Path(root).glob("*/lib/libcupti.so*"))
     yield from ("libcupti.so.13", "libcupti.so.12", "libcupti.so")
 
@@ -45,7 +45,7 @@ def library() -> ctypes.CDLL:
     raise DriverFailure("dlopen libcupti", "not found: pip install nvidia-cuda-cupti")
 
 
-class Watch:
+class ModuleWatch:
     """Feeds a ModuleLog from now until stop(). Raises DriverFailure where CUPTI refuses a subscriber."""
 
     def __init__(self, log: ModuleLog) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from coldstart.graphs.elf import Cubin, read_cubin
 from coldstart.graphs.errors import AlteredTable
-from coldstart.graphs.store import sha256
+from coldstart.graphs.table_files import sha256
 
 Layout = tuple[tuple[int, int], ...]
 

@@ -12,7 +12,7 @@ from coldstart.graphs.api import Edge, KernelNode, NodeKind, Range
 from coldstart.graphs.cuda.calls import bindings, bytes_at, call, primary_context
 from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.errors import DriverFailure, Refused
-from coldstart.graphs.table import MEMCPY, MEMSET, Attributes, Kernel
+from coldstart.graphs.tables import MEMCPY, MEMSET, Attributes, Kernel
 
 # Launch attributes that a captured node can carry: cooperative, cluster, scheduling, programmatic, priority,
 # memory domain map and domain, preferred cluster, carve-out.
@@ -87,14 +87,14 @@ class CudaReader:
         return bytes(out)
 
     def _attributes(self, node: int) -> Attributes:
-        handle, found = self.d.CUgraphNode(node), []
+        handle, attributes = self.d.CUgraphNode(node), []
         if self._attribute(handle, 1)[8:16].strip(b"\0"):  # num_bytes of CUaccessPolicyWindow
             raise Refused("a node has an access-policy window")
         for number in NODE_ATTRIBUTES:
             data = self._attribute(handle, number).rstrip(b"\0")
             if data and data != DEFAULTS.get(number):
-                found.append((number, data.hex()))
-        return tuple(found)
+                attributes.append((number, data.hex()))
+        return tuple(attributes)
 
     def _attribute(self, node: Any, number: int) -> bytes:
         try:
@@ -181,8 +181,8 @@ class CudaReader:
         return int(call(self.d.cuLibraryLoadData, image, [], [], 0, [], [], 0))
 
     def library_kernel(self, library: int, name: str) -> int:
-        found = call(self.d.cuLibraryGetKernel, self.d.CUlibrary(library), name.encode())
-        return int(call(self.d.cuKernelGetFunction, found))
+        kernel = call(self.d.cuLibraryGetKernel, self.d.CUlibrary(library), name.encode())
+        return int(call(self.d.cuKernelGetFunction, kernel))
 
     def loaded_functions(self) -> list[int]:
         return [f for functions in self._seen_modules.values() for f in functions]

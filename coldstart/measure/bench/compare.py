@@ -36,17 +36,17 @@ class Change:
 def load(path: Path) -> Document:
     """A saved bench document. Raises Usage when the file is none, or has another schema version."""
     try:
-        found = json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise Usage(f"the baseline {path.name} cannot be read: {error}", mend=MEND) from error
-    if not isinstance(found, dict) or found.get("kind") != "bench":
+    if not isinstance(document, dict) or document.get("kind") != "bench":
         raise Usage(f"{path.name} is not a result of coldstart bench", mend=MEND)
-    if found.get("schema_version") != SCHEMA_VERSION:
+    if document.get("schema_version") != SCHEMA_VERSION:
         raise Usage(
-            f"the baseline has schema version {found.get('schema_version')}, wanted {SCHEMA_VERSION}",
+            f"the baseline has schema version {document.get('schema_version')}, wanted {SCHEMA_VERSION}",
             mend=MEND,
         )
-    return found
+    return document
 
 
 def compare(now: Mapping[str, Any], then: Mapping[str, Any], max_regress_pct: float) -> dict[str, object]:
@@ -76,10 +76,10 @@ def regressions(comparison: Mapping[str, Any]) -> list[str]:
     """One sentence per mode that regressed."""
     limit = comparison["max_regress_pct"]
     return [
-        f"{mode}: {found['change_pct']:.1f} % slower than the baseline "
-        f"(at least {found['ci95_pct'][0]:.1f} %, allowed {limit:g} %)"
-        for mode, found in comparison["modes"].items()
-        if found["verdict"] == REGRESSION
+        f"{mode}: {row['change_pct']:.1f} % slower than the baseline "
+        f"(at least {row['ci95_pct'][0]:.1f} %, allowed {limit:g} %)"
+        for mode, row in comparison["modes"].items()
+        if row["verdict"] == REGRESSION
     ]
 
 

@@ -33,8 +33,8 @@ def same_machine(one: dict[str, object], other: dict[str, object]) -> bool:
 
 def versions() -> dict[str, str]:
     """Versions of what takes part, from package metadata alone."""
-    found = {name: _version(name) for name in ("coldstart", "torch", *VLLM_DISTRIBUTIONS)}
-    return {"python": platform.python_version()} | {name: v for name, v in found.items() if v}
+    by_name = {name: _version(name) for name in ("coldstart", "torch", *VLLM_DISTRIBUTIONS)}
+    return {"python": platform.python_version()} | {name: v for name, v in by_name.items() if v}
 
 
 def today() -> str:

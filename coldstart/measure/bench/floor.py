@@ -20,8 +20,8 @@ import sys
 import time
 from dataclasses import dataclass
 
-from coldstart.measure.bench import plan
-from coldstart.measure.bench.launch import Unavailable
+from coldstart.measure.bench import run_order
+from coldstart.measure.bench.launch import ModeUnavailable
 from coldstart.measure.bench.stats import Summary, summarize
 from coldstart.vllm import stock
 
@@ -70,14 +70,14 @@ class Floor:
     fork_s: Summary | None
     service_s: Summary | None
 
-    def of(self, mode: str) -> float | None:
+    def seconds(self, mode: str) -> float | None:
         """The floor of one mode in seconds, None where a part is missing."""
-        own = self.imports_s if plan.is_process_of_its_own(mode) else self.fork_s
+        own = self.imports_s if run_order.is_process_of_its_own(mode) else self.fork_s
         return own["median"] + self.service_s["median"] if own and self.service_s else None
 
 
 def imports_s(*, cuda: bool = False, timeout_s: float = 300.0) -> float:
-    """Seconds from launch until everything a server needs is imported. Raises Unavailable."""
+    """Seconds from launch until everything a server needs is imported. Raises ModeUnavailable."""
     code = IMPORTS.format(imports=stock.imports(cuda=cuda))
     began_s = time.monotonic()
     process = subprocess.Popen(
@@ -86,7 +86,7 @@ def imports_s(*, cuda: bool = False, timeout_s: float = 300.0) -> float:
     output, errors = process.communicate(timeout=timeout_s)
     if output[-1:] != b"x":
         last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        raise Unavailable(f"the import closure of vLLM could not be imported: {last[0]}")
+        raise ModeUnavailable(f"the import closure of vLLM could not be imported: {last[0]}")
     return time.monotonic() - began_s
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.machine import logs
 from coldstart.measure.bench import usage
 
@@ -26,11 +26,11 @@ STOP_S = 20.0
 LEFTOVER_S = 5.0
 
 
-class Unavailable(Exception):
+class ModeUnavailable(Exception):
     """This mode cannot run here; the message is the reason."""
 
 
-class ServerDied(Failed):
+class ServerDied(CommandFailed):
     """The server ended before it was asked to; `status` is its exit status."""
 
     def __init__(self, mode: str, status: int, tail: str) -> None:
@@ -86,7 +86,7 @@ class Launcher(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Whatever must stand before the first run. Raises Unavailable, Failed, NoBundle."""
+        """Whatever must stand before the first run. Raises ModeUnavailable, CommandFailed, NoBundle."""
         ...
 
     def command(self, files: RunFiles) -> Command:
@@ -122,21 +122,21 @@ class Server:
         return logs.end(self.files.log)
 
     def readiness(self, deadline_s: float) -> dict[str, object]:
-        """The ready file's object. Raises ServerDied, or Failed when there is none at `deadline_s`."""
+        """The ready file's object. Raises ServerDied, or CommandFailed when there is none at `deadline_s`."""
         while not self.files.ready.exists():
             self.check()
             if time.monotonic() > deadline_s:
-                raise Failed(
+                raise CommandFailed(
                     f"the {self.mode} server answered, but reported no readiness: its fast path is unproven",
                     mend="coldstart doctor",
                 )
             time.sleep(0.01)
         return _object(self.files.ready)
 
-    def processes(self) -> list[usage.Process]:
+    def processes(self) -> list[usage.ProcessSample]:
         """The processes that this start brought into being and that still run."""
-        found = usage.new_processes(self.before, usage.snapshot(), [os.getpid(), *self._served()])
-        return [process for process in found if not process.ended]
+        started = usage.new_processes(self.before, usage.snapshot(), [os.getpid(), *self._served()])
+        return [process for process in started if not process.ended]
 
     def stop(self) -> None:
         """SIGTERM, patience, then SIGKILL to all that is left of the start.
@@ -230,9 +230,11 @@ def _object(path: Path) -> dict[str, object]:
     try:
         value = json.loads(path.read_text())
     except ValueError as error:
-        raise Failed(
+        raise CommandFailed(
             f"the ready file is not JSON: {error}", mend="coldstart serve MODEL --ready-file FILE"
         ) from error
     if not isinstance(value, dict):
-        raise Failed("the ready file holds no JSON object", mend="coldstart serve MODEL --ready-file FILE")
+        raise CommandFailed(
+            "the ready file holds no JSON object", mend="coldstart serve MODEL --ready-file FILE"
+        )
     return value

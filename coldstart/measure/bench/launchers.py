@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart.contract import environment
-from coldstart.errors import NO_BUNDLE, Failed, NoBundle
+from coldstart.errors import NO_BUNDLE, CommandFailed, NoBundle
 from coldstart.machine import logs
 from coldstart.machine.timeline import EVENTS_VARIABLE
-from coldstart.measure.bench import plan
+from coldstart.measure.bench import run_order
 from coldstart.measure.bench.launch import HOST, Command, Launcher, RunFiles
 from coldstart.vllm.stock import ENTRY_POINT
 
@@ -56,7 +56,7 @@ class VllmLauncher:
 
     @property
     def mode(self) -> str:
-        return plan.VLLM_WARM if self.warm else plan.VLLM_COLD
+        return run_order.VLLM_WARM if self.warm else run_order.VLLM_COLD
 
     def prepare(self) -> None:
         """Nothing: the plan's warm-up run fills the caches."""
@@ -83,7 +83,7 @@ class ColdstartLauncher:
     _started: bool = False
 
     def prepare(self) -> None:
-        """Start the template. Raises NoBundle, or Failed when it does not come up."""
+        """Start the template. Raises NoBundle, or CommandFailed when it does not come up."""
         if self._is_template:
             self._template("start", self.subject.model, *self._level(), *self._passed())
             self._started = True
@@ -103,14 +103,14 @@ class ColdstartLauncher:
         return Command(argv, {**self._environment(), EVENTS_VARIABLE: str(files.events)})
 
     def close(self) -> None:
-        """Stop the template. Raises Failed when it does not stop."""
+        """Stop the template. Raises CommandFailed when it does not stop."""
         if self._started:
             self._started = False
             self._template("stop", *self._level())
 
     @property
     def _is_template(self) -> bool:
-        return self.mode in (plan.TEMPLATE_RUNTIME, plan.TEMPLATE_ENGINE)
+        return self.mode in (run_order.TEMPLATE_RUNTIME, run_order.TEMPLATE_ENGINE)
 
     def _template(self, action: str, *arguments: str) -> None:
         environment = self._environment()
@@ -131,7 +131,7 @@ class ColdstartLauncher:
             raise (
                 NoBundle(message)
                 if done.returncode == NO_BUNDLE
-                else Failed(message, mend="coldstart doctor")
+                else CommandFailed(message, mend="coldstart doctor")
             )
 
     def _level(self) -> list[str]:
@@ -152,8 +152,8 @@ def launchers(subject: Subject, modes: Sequence[str], work: Path) -> list[Launch
 
 
 def _launcher(subject: Subject, mode: str, work: Path) -> Launcher:
-    if mode in plan.BASELINES:
-        return VllmLauncher(subject, work / mode / "caches", mode == plan.VLLM_WARM)
+    if mode in run_order.BASELINES:
+        return VllmLauncher(subject, work / mode / "caches", mode == run_order.VLLM_WARM)
     # One short directory: the path of a unix socket below it may have 107 bytes.
     return ColdstartLauncher(subject, mode, work / "run")
 
@@ -183,10 +183,10 @@ def cache_variables(root: Path) -> Mapping[str, str]:
         "XDG_CACHE_HOME": "xdg",
         "TMPDIR": "tmp",
     }
-    made = {variable: root / name for variable, name in names.items()}
-    for directory in made.values():
+    directories = {variable: root / name for variable, name in names.items()}
+    for directory in directories.values():
         directory.mkdir(parents=True, exist_ok=True)
-    return {"HF_HOME": str(hub_home())} | {variable: str(path) for variable, path in made.items()}
+    return {"HF_HOME": str(hub_home())} | {variable: str(path) for variable, path in directories.items()}
 
 
 def hub_home() -> Path:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.machine import processes
 from coldstart.machine.timeline import Span, Timeline
 from coldstart.measure.bench import usage, vllm_log
-from coldstart.measure.bench.client import Client, NoAnswer
+from coldstart.measure.bench.completions import CompletionClient, NoAnswer
 from coldstart.measure.bench.launch import HOST, Launcher, RunFiles, Server, launch
 
 HARNESS = "harness"
@@ -27,7 +27,7 @@ READY_PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """What every run asks of its server. `ready_timeout_s` is seconds from the launch."""
 
     prompts: Sequence[str]
@@ -62,17 +62,17 @@ class Run:
     readiness: Mapping[str, object] = field(default_factory=dict)
 
 
-def run(launcher: Launcher, directory: Path, settings: Settings, index: int) -> Run:
+def run(launcher: Launcher, directory: Path, settings: RunSettings, index: int) -> Run:
     """Start the launcher's server once and measure it; it is stopped in every case.
 
-    Raises ServerDied, or Failed when it gave no token in time or did not answer what it was asked.
+    Raises ServerDied, or CommandFailed when it gave no token in time or did not answer what it was asked.
     """
     server = launch(launcher, RunFiles.make(directory))
     try:
         return _measure(launcher, server, settings, index)
     except NoAnswer as error:
         server.check()
-        raise Failed(
+        raise CommandFailed(
             f"the {launcher.mode} server gave no answer: {error}; its last words:\n{server.tail()}",
             mend="coldstart doctor",
         ) from error
@@ -80,8 +80,8 @@ def run(launcher: Launcher, directory: Path, settings: Settings, index: int) -> 
         server.stop()
 
 
-def _measure(launcher: Launcher, server: Server, settings: Settings, index: int) -> Run:
-    client = Client(HOST, server.files.port, settings.ready_timeout_s)
+def _measure(launcher: Launcher, server: Server, settings: RunSettings, index: int) -> Run:
+    client = CompletionClient(HOST, server.files.port, settings.ready_timeout_s)
     deadline_s = server.launched_s + settings.ready_timeout_s
     first = client.first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check)
     after = usage.snapshot()
@@ -96,7 +96,7 @@ def _measure(launcher: Launcher, server: Server, settings: Settings, index: int)
         cpu_s=usage.cpu_between(server.before, after, _served(readiness)),
         pss_bytes=pss,
         rss_bytes=max(memory.values(), default=0),
-        phases=_phases(timeline) | _told(launcher, server),
+        phases=_phases(timeline) | _logged_phases(launcher, server),
         spans=_relative(timeline, server.launched_s),
         answers=answers(client, settings),
         steady=steady(client, settings) if settings.steady else None,
@@ -104,13 +104,13 @@ def _measure(launcher: Launcher, server: Server, settings: Settings, index: int)
     )
 
 
-def answers(client: Client, settings: Settings) -> list[tuple[tuple[int, ...], str]]:
+def answers(client: CompletionClient, settings: RunSettings) -> list[tuple[tuple[int, ...], str]]:
     """Token ids and text of each prompt, greedy, asked one after the other. Raises NoAnswer."""
     done = [client.complete(prompt, settings.max_tokens) for prompt in settings.prompts]
     return [(answer.tokens, answer.text) for answer in done]
 
 
-def steady(client: Client, settings: Settings) -> Steady:
+def steady(client: CompletionClient, settings: RunSettings) -> Steady:
     """The server as it is after the start, already warmed by the tokens' check. Raises NoAnswer."""
     prompt = settings.prompts[0]
     alone = [client.complete(prompt, settings.max_tokens).seconds for _ in range(SINGLE_REQUESTS)]
@@ -148,9 +148,9 @@ def _phases(timeline: Timeline) -> dict[str, float]:
     return Timeline(harness).phases() | Timeline(reported).phases()
 
 
-def _told(launcher: Launcher, server: Server) -> dict[str, float]:
-    told = server.files.log.read_text(errors="replace")
-    return {} if launcher.tells_readiness else vllm_log.phases(told)
+def _logged_phases(launcher: Launcher, server: Server) -> dict[str, float]:
+    log = server.files.log.read_text(errors="replace")
+    return {} if launcher.tells_readiness else vllm_log.phases(log)
 
 
 def _relative(timeline: Timeline, origin_s: float) -> list[Mapping[str, object]]:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 
 from coldstart.machine import secrets
-from coldstart.measure.bench import facts, floor, plan
+from coldstart.measure.bench import facts, floor, run_order
 from coldstart.measure.bench.measure import Run, Steady
-from coldstart.measure.bench.runner import Measured
+from coldstart.measure.bench.runner import BenchRuns
 from coldstart.measure.bench.stats import Summary, paired_ratio, summarize
 
 SCHEMA_VERSION = 1
@@ -23,7 +23,7 @@ Document = dict[str, object]
 
 
 def document(
-    measured: Measured, *, model: str, vllm_args: Sequence[str], command_line: Sequence[str]
+    measured: BenchRuns, *, model: str, vllm_args: Sequence[str], command_line: Sequence[str]
 ) -> Document:
     """The whole document; `failures` is empty exactly when the bench passed."""
     floors = floor_of(measured)
@@ -44,7 +44,7 @@ def document(
     return result
 
 
-def tokens_identical(measured: Measured) -> bool | None:
+def tokens_identical(measured: BenchRuns) -> bool | None:
     """Whether every run of every mode gave vllm-warm's tokens; None without vllm-warm or another mode."""
     verdicts = [_same_tokens(mode, measured) for mode in measured.runs]
     if len(verdicts) < 2 or None in verdicts:
@@ -52,23 +52,23 @@ def tokens_identical(measured: Measured) -> bool | None:
     return all(verdicts)
 
 
-def failures(measured: Measured) -> list[str]:
+def failures(measured: BenchRuns) -> list[str]:
     """Why the answer is no: a server that died, tokens that differ, a fast path that was not taken."""
-    found = [f"{mode}: {measured.unavailable[mode]}" for mode in measured.modes if mode in measured.failed]
+    reasons = [f"{mode}: {measured.unavailable[mode]}" for mode in measured.modes if mode in measured.failed]
     for mode, runs in measured.runs.items():
         if _same_tokens(mode, measured) is False:
-            found.append(f"{mode}: its tokens differ from {plan.REFERENCE}'s")
-        found += [f"{mode}: the fast path was not taken: {reason}" for reason in slow_paths(runs)]
-    if not measured.runs and not found:
-        found.append("no mode could run")
-    return found
+            reasons.append(f"{mode}: its tokens differ from {run_order.REFERENCE}'s")
+        reasons += [f"{mode}: the fast path was not taken: {reason}" for reason in slow_paths(runs)]
+    if not measured.runs and not reasons:
+        reasons.append("no mode could run")
+    return reasons
 
 
 def slow_paths(runs: Iterable[Run]) -> list[str]:
     """Each distinct reason for which a coldstart run did not take its fast path; baselines have none."""
     reasons: dict[str, None] = {}
     for run in runs:
-        if run.mode not in plan.BASELINES:
+        if run.mode not in run_order.BASELINES:
             reasons.update(dict.fromkeys(_slow(run.readiness)))
     return list(reasons)
 
@@ -84,11 +84,11 @@ def _slow(readiness: Mapping[str, object]) -> list[str]:
     return explained or missing
 
 
-def floor_of(measured: Measured) -> floor.Floor:
+def floor_of(measured: BenchRuns) -> floor.Floor:
     """Service time from the warm vLLM server where there is one, else from the first mode that tells."""
-    order = [plan.REFERENCE, *measured.runs]
+    order = [run_order.REFERENCE, *measured.runs]
     served = (steadies(measured.runs.get(mode, ())) for mode in order)
-    service = next((summarize([one.one_token_s for one in found]) for found in served if found), None)
+    service = next((summarize([one.one_token_s for one in answers]) for answers in served if answers), None)
     imports = summarize(measured.imports_s) if measured.imports_s else None
     return floor.Floor(imports, measured.fork, service)
 
@@ -97,14 +97,14 @@ def steadies(runs: Iterable[Run]) -> list[Steady]:
     return [run.steady for run in runs if run.steady is not None]
 
 
-def _mode(mode: str, measured: Measured, floors: floor.Floor) -> Document:
+def _mode(mode: str, measured: BenchRuns, floors: floor.Floor) -> Document:
     runs = measured.runs.get(mode)
     if not runs:
         return {"unavailable": measured.unavailable.get(mode, "it was not run")}
-    reference = measured.runs.get(plan.REFERENCE, [])
+    reference = measured.runs.get(run_order.REFERENCE, [])
     first_token = summarize([run.first_token_s for run in runs])
     ratio = paired_ratio(_rounds(reference, _first_token), _rounds(runs, _first_token))
-    floor_s = floors.of(mode)
+    floor_s = floors.seconds(mode)
     return {
         "first_token_s": first_token,
         "cpu_s": summarize([run.cpu_s for run in runs]),
@@ -139,8 +139,8 @@ def _sample(run: Run) -> Document:
     return {"round": run.round, "first_token_s": run.first_token_s, "cpu_s": run.cpu_s}
 
 
-def _same_tokens(mode: str, measured: Measured) -> bool | None:
-    reference = measured.runs.get(plan.REFERENCE)
+def _same_tokens(mode: str, measured: BenchRuns) -> bool | None:
+    reference = measured.runs.get(run_order.REFERENCE)
     if not reference:
         return None
     wanted = list(reference[0].answers)
@@ -188,7 +188,7 @@ def _first_token(run: Run) -> float:
     return run.first_token_s
 
 
-def _floor(floors: floor.Floor, measured: Measured) -> Document:
+def _floor(floors: floor.Floor, measured: BenchRuns) -> Document:
     return {
         "imports_s": floors.imports_s,
         "fork_s": floors.fork_s,

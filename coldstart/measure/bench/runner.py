@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coldstart.errors import NO_BUNDLE, ColdstartError, Failed, NoBundle
-from coldstart.measure.bench import floor, plan, usage
-from coldstart.measure.bench.launch import Launcher, ServerDied, Unavailable, end_strays
-from coldstart.measure.bench.measure import Run, Settings, run
+from coldstart.errors import NO_BUNDLE, ColdstartError, CommandFailed, NoBundle
+from coldstart.measure.bench import floor, run_order, usage
+from coldstart.measure.bench.launch import Launcher, ModeUnavailable, ServerDied, end_strays
+from coldstart.measure.bench.measure import Run, RunSettings, run
 from coldstart.measure.bench.stats import Summary, summarize
 
 Progress = Callable[[str], None]
@@ -31,7 +31,7 @@ PROMPTS = (
 
 
 @dataclass
-class Measured:
+class BenchRuns:
     """All counted runs by mode, the modes that could not run, and the servers that failed."""
 
     modes: Sequence[str]
@@ -53,19 +53,19 @@ class Bench:
     """One bench over `launchers`; `work` is an empty directory for caches, logs and events."""
 
     launchers: Sequence[Launcher]
-    settings: Settings
+    settings: RunSettings
     work: Path
     progress: Progress
     measure_floor: bool = True
 
-    def measure(self, runs: int, warmup: int) -> Measured:
+    def measure(self, runs: int, warmup: int) -> BenchRuns:
         """Nothing that was started is alive afterwards, however it ends.
 
         Raises NoBundle when a coldstart mode finds no bundle, ValueError for an impossible plan.
         """
         modes = [launcher.mode for launcher in self.launchers]
-        measured = Measured(modes)
-        schedule = plan.rounds(modes, runs)
+        measured = BenchRuns(modes)
+        schedule = run_order.rounds(modes, runs)
         with usage.adopting_orphans():
             before = usage.snapshot()
             try:
@@ -79,19 +79,19 @@ class Bench:
         self._fork_floor(measured)
         return measured
 
-    def _prepare(self, launcher: Launcher, warmup: int, measured: Measured) -> None:
+    def _prepare(self, launcher: Launcher, warmup: int, measured: BenchRuns) -> None:
         try:
             launcher.prepare()
-        except Unavailable as error:
+        except ModeUnavailable as error:
             measured.drop(launcher.mode, str(error))
-        except Failed as error:
+        except CommandFailed as error:
             measured.failed.add(launcher.mode)
             measured.drop(launcher.mode, error.message)
-        for number in range(plan.warmups(launcher.mode, warmup)):
+        for number in range(run_order.warmups(launcher.mode, warmup)):
             if launcher.mode not in measured.unavailable:
                 self._run(launcher, f"warm-up-{number}", -1, measured)
 
-    def _round(self, index: int, order: Sequence[str], measured: Measured) -> None:
+    def _round(self, index: int, order: Sequence[str], measured: BenchRuns) -> None:
         by_mode = {launcher.mode: launcher for launcher in self.launchers}
         if self.measure_floor and measured.no_floor is None:
             self._import_floor(measured)
@@ -99,7 +99,7 @@ class Bench:
             if mode not in measured.unavailable:
                 self._run(by_mode[mode], f"round-{index}", index, measured)
 
-    def _run(self, launcher: Launcher, name: str, index: int, measured: Measured) -> None:
+    def _run(self, launcher: Launcher, name: str, index: int, measured: BenchRuns) -> None:
         directory = self.work / launcher.mode / name
         self.progress(f"{launcher.mode} {name} ...")
         try:
@@ -113,14 +113,14 @@ class Bench:
         self.progress(f"{launcher.mode} {name}: first token after {done.first_token_s:.2f} s")
         shutil.rmtree(directory)
 
-    def _import_floor(self, measured: Measured) -> None:
+    def _import_floor(self, measured: BenchRuns) -> None:
         try:
             measured.imports_s.append(floor.imports_s())
-        except Unavailable as error:
+        except ModeUnavailable as error:
             measured.no_floor = str(error)
 
-    def _fork_floor(self, measured: Measured) -> None:
-        forked = [runs for mode, runs in measured.runs.items() if not plan.is_process_of_its_own(mode)]
+    def _fork_floor(self, measured: BenchRuns) -> None:
+        forked = [runs for mode, runs in measured.runs.items() if not run_order.is_process_of_its_own(mode)]
         resident = [run.rss_bytes for runs in forked for run in runs]
         if self.measure_floor and resident:
             measured.fork = floor.fork_s(int(summarize(resident)["median"]))
@@ -129,11 +129,11 @@ class Bench:
         for launcher in self.launchers:
             try:
                 launcher.close()
-            except (Unavailable, Failed) as error:
+            except (ModeUnavailable, CommandFailed) as error:
                 self.progress(f"{launcher.mode}: {error}")
 
 
-def _keep(done: Run, measured: Measured) -> None:
+def _keep(done: Run, measured: BenchRuns) -> None:
     ran = done.readiness.get("mode", done.mode)
     if ran != done.mode:
         measured.drop(done.mode, f"the server started in mode {ran} instead: {_reasons(done)}")
@@ -152,5 +152,5 @@ def _reasons(done: Run) -> str:
 def _require_bundle(error: ColdstartError) -> None:
     if isinstance(error, ServerDied) and error.status == NO_BUNDLE:
         raise NoBundle(error.message, mend="coldstart materialize MODEL") from error
-    if not isinstance(error, Failed):
+    if not isinstance(error, CommandFailed):
         raise error

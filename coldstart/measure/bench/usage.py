@@ -28,7 +28,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessSample:
     """One process at one moment; `started` tells apart two of the same pid, `ended` marks a zombie."""
 
     pid: int
@@ -39,7 +39,7 @@ class Process:
     ended: bool = False
 
 
-Snapshot = dict[int, Process]
+Snapshot = dict[int, ProcessSample]
 
 
 @contextmanager
@@ -61,8 +61,8 @@ def _prctl(option: int, value: int) -> None:
 
 def snapshot() -> Snapshot:
     """Every process that /proc shows, now."""
-    found = (_read(int(entry)) for entry in os.listdir(PROC) if entry.isdigit())  # noqa: PTH208
-    return {process.pid: process for process in found if process is not None}
+    samples = (_read(int(entry)) for entry in os.listdir(PROC) if entry.isdigit())  # noqa: PTH208
+    return {process.pid: process for process in samples if process is not None}
 
 
 def tree(processes: Snapshot, roots: Iterable[int]) -> set[int]:
@@ -70,17 +70,17 @@ def tree(processes: Snapshot, roots: Iterable[int]) -> set[int]:
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
-    found: set[int] = set()
+    members: set[int] = set()
     waiting = [pid for pid in roots if pid in processes]
     while waiting:
         pid = waiting.pop()
-        if pid not in found:
-            found.add(pid)
+        if pid not in members:
+            members.add(pid)
             waiting.extend(children.get(pid, ()))
-    return found
+    return members
 
 
-def new_processes(before: Snapshot, after: Snapshot, roots: Iterable[int]) -> list[Process]:
+def new_processes(before: Snapshot, after: Snapshot, roots: Iterable[int]) -> list[ProcessSample]:
     """Descendants of `roots` (and the roots) in `after` that did not exist in `before`."""
     return [after[pid] for pid in sorted(tree(after, roots)) if _earlier(before, after[pid]) is None]
 
@@ -98,17 +98,17 @@ def cpu_between(before: Snapshot, after: Snapshot, served: int | None = None) ->
     return spent + after[me].reaped_s - before[me].reaped_s
 
 
-def _spent(before: Snapshot, now: Process) -> float:
+def _spent(before: Snapshot, now: ProcessSample) -> float:
     then = _earlier(before, now)
     return now.own_s + now.reaped_s - (then.own_s + then.reaped_s if then else 0.0)
 
 
-def _earlier(before: Snapshot, now: Process) -> Process | None:
+def _earlier(before: Snapshot, now: ProcessSample) -> ProcessSample | None:
     then = before.get(now.pid)
     return then if then is not None and then.started == now.started else None
 
 
-def _read(pid: int) -> Process | None:
+def _read(pid: int) -> ProcessSample | None:
     try:
         # The command name may hold spaces and parentheses: the fields start after the last one.
         fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -116,7 +116,7 @@ def _read(pid: int) -> Process | None:
         return None
     own_s = _own_s(pid, int(fields[11]) + int(fields[12]))
     reaped_s = (int(fields[13]) + int(fields[14])) / TICKS_PER_S
-    return Process(pid, int(fields[1]), int(fields[19]), own_s, reaped_s, ended=fields[0] == "Z")
+    return ProcessSample(pid, int(fields[1]), int(fields[19]), own_s, reaped_s, ended=fields[0] == "Z")
 
 
 def _own_s(pid: int, ticks: int) -> float:

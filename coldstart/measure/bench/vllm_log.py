@@ -15,10 +15,10 @@ _INIT = re.compile(r"init engine \([^)]*\) took ([\d.]+) s(?:econds)?(?: \(compi
 
 def phases(log: str) -> dict[str, float]:
     """Seconds by phase; a line that vLLM did not write is a phase that is not there."""
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     if loaded := _LOAD.findall(log):
-        found[LOAD] = sum(map(float, loaded))
+        seconds[LOAD] = sum(map(float, loaded))
     if started := _INIT.search(log):
         compiling = float(started[2] or 0.0)
-        found |= {COMPILE: compiling, INIT: float(started[1]) - compiling}
-    return found
+        seconds |= {COMPILE: compiling, INIT: float(started[1]) - compiling}
+    return seconds

@@ -25,6 +25,7 @@ APART: Mapping[str, str] = {
     "scheduler_config.scheduler_cls": _ENGINE,
     "scheduler_config.policy": _ENGINE,
     "scheduler_config.max_num_queued": _ENGINE,
+    "scheduler_config.max_num_active_seqs": _ENGINE,
     "scheduler_config.long_prefill_token_threshold": _ENGINE,
     "scheduler_config.prefill_schedule_interval": _ENGINE,
     "scheduler_config.stream_interval": _ENGINE,
@@ -74,16 +75,14 @@ def apart(name: str) -> str | None:
 def difference(built: Mapping[str, object], wanted: Mapping[str, object]) -> str | None:
     """The first leaf that differs, with both values; None where the worker may be adopted."""
     for name in sorted({*built, *wanted}):
-        had, asked = built.get(name), wanted.get(name)
-        if had != asked and not (name in ROOMY and _is_roomier(had, asked)):
-            return (
-                f"{name}: the built worker has {_shown(name, had)}, this start asks for {_shown(name, asked)}"
-            )
+        had, requested = built.get(name), wanted.get(name)
+        if had != requested and not (name in ROOMY and _is_roomier(had, requested)):
+            return f"{name}: the built worker has {_shown(name, had)}, this start asks for {_shown(name, requested)}"
     return None
 
 
-def _is_roomier(had: object, asked: object) -> bool:
-    return isinstance(had, int) and isinstance(asked, int) and had >= asked
+def _is_roomier(had: object, requested: object) -> bool:
+    return isinstance(had, int) and isinstance(requested, int) and had >= requested
 
 
 def _shown(name: str, value: object) -> str:

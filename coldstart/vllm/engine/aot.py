@@ -31,9 +31,9 @@ class Aot:
         @functools.wraps(original)
         def load(model: Any, aot_compilation_path: str) -> Any:
             laid = self.lay(Path(aot_compilation_path))
-            found = original(model, aot_compilation_path)
-            self._account(laid, found is not None, Path(aot_compilation_path))
-            return found
+            compiled = original(model, aot_compilation_path)
+            self._account(laid, compiled is not None, Path(aot_compilation_path))
+            return compiled
 
         module._try_load_aot_compiled_fn = load
 
@@ -57,10 +57,10 @@ class Aot:
 
     def _held(self, rank: str, name: str) -> Path | None:
         """The only artefact of that rank: one bundle is of one configuration, but a model may have several parts."""
-        found = sorted(self._directory.glob(f"*/{rank}/{name}"))
-        if len(found) != 1:
-            self.reasons.append(f"{rank}: the bundle has {len(found)} artefacts")
-        return found[0] if len(found) == 1 else None
+        artefacts = sorted(self._directory.glob(f"*/{rank}/{name}"))
+        if len(artefacts) != 1:
+            self.reasons.append(f"{rank}: the bundle has {len(artefacts)} artefacts")
+        return artefacts[0] if len(artefacts) == 1 else None
 
     def _account(self, laid: bool, loaded: bool, path: Path) -> None:
         self.loaded += loaded

@@ -22,12 +22,11 @@ from typing import Any, get_args
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR, VLLM_CACHE_ROOT
-from coldstart.contract.graphs import KV_NOTE
 from coldstart.contract.plan import CANARY_BATCH, LaunchPlan
 from coldstart.machine import runtime, timeline
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.vllm import seams
-from coldstart.vllm.engine import compiled, server, settle
+from coldstart.vllm.engine import compiled, server, stepdowns
 from coldstart.vllm.graphs import kv_plan
 
 CANARY_PROMPT_TOKENS = 8
@@ -48,7 +47,7 @@ class OfflineEngine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         parsed, fallbacks = server.parse_args(vllm_args)
-        settle.say(fallbacks)
+        stepdowns.say(fallbacks)
         args = AsyncEngineArgs.from_cli_args(parsed)
         self.config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         self.engine = LLMEngine.from_vllm_config(self.config, disable_log_stats=True)
@@ -211,7 +210,7 @@ def run(plan: LaunchPlan, out: Path) -> None:
     _write(out / "modelinfo.json", info)
     _write(out / "kv.json", kv_sizing(engine))
     # Only our own worker restores compiled code; another one (a GPU's, several ranks') compiles as always.
-    if engine.config.parallel_config.worker_cls == settle.WORKER and engine.compiles and _saves():
+    if engine.config.parallel_config.worker_cls == stepdowns.WORKER and engine.compiles and _saves():
         with timeline.measure("save compiled forward", track="offline"):
             write_compiled(engine, out / "compile")
 
@@ -228,7 +227,7 @@ def require() -> None:
 def _saves() -> bool:
     reason = seams.check("compile")
     if reason:
-        settle.say([{"section": "compile", "reason": reason}])
+        stepdowns.say([{"section": "compile", "reason": reason}])
     return reason is None
 
 
@@ -237,13 +236,13 @@ def kv_sizing(engine: OfflineEngine) -> dict[str, Any]:
 
     On a GPU also `plans`, by rank: what vLLM's own start-up plan needs to arrive there without profiling.
     """
-    cache, notes = engine.config.cache_config, os.environ.get(KV_NOTE)
+    cache, notes = engine.config.cache_config, LaunchPlan.current().engine.kv_note
     sizing: dict[str, Any] = {
         "bytes": int(engine.core.available_gpu_memory_for_kv_cache),
         "blocks": int(cache.num_gpu_blocks),
         "block_tokens": int(cache.block_size),
     }
-    return sizing | ({"plans": [asdict(p) for p in kv_plan.collect(Path(notes))]} if notes else {})
+    return sizing | ({"plans": [asdict(p) for p in kv_plan.collect(notes)]} if notes else {})
 
 
 def _write(path: Path, value: object) -> None:

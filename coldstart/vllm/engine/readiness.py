@@ -12,7 +12,7 @@ import json
 import os
 from typing import Any
 
-from coldstart.contract.graphs import COMPILE_REPORT, COMPILED, GRAPHS_REPORT, KV_PLAN, KV_REPORT, RESTORE
+from coldstart.contract.graphs import COMPILE_REPORT, GRAPHS_REPORT, KV_REPORT
 from coldstart.contract.plan import CANARY_BATCH, READY_FD_ENV, LaunchPlan
 from coldstart.machine import timeline
 
@@ -79,13 +79,13 @@ class Readiness:
                     report["fast_path"][name] = taken and report["fast_path"].get(name, True)
                 report["fallbacks"] += worker["fallbacks"]
                 report.setdefault("loads", []).append(worker["load"])
-        if COMPILED in self.plan.env:
+        if self.plan.engine.compiled:
             fallbacks = await compile_fallbacks(self.engine)
             report["fast_path"]["compile"] = not fallbacks
             report["fallbacks"] += fallbacks
-        if KV_PLAN in self.plan.env:
+        if self.plan.engine.kv_plan:
             report["fallbacks"] += await kv_fallbacks(self.engine)
-        if RESTORE in self.plan.env:
+        if self.plan.engine.restore:
             fallbacks = await graph_fallbacks(self.engine)
             report["fast_path"]["graphs"] = not fallbacks
             report["fallbacks"] += fallbacks
@@ -99,7 +99,7 @@ class Readiness:
         if "generate" not in await self.engine.get_supported_tasks():
             return []
         known, start = self.plan.canary, timeline.now()
-        count = len(known["tokens"]) if known and RESTORE in self.plan.env else 1
+        count = len(known["tokens"]) if known and self.plan.engine.restore else 1
         tokens = await self._answer(known["prompt"] if known else FALLBACK_PROMPT, count, "coldstart")
         timeline.emit("first token", start, timeline.now(), track="server")
         return tokens
@@ -107,12 +107,12 @@ class Readiness:
     async def _batch(self) -> list[list[int]]:
         """The canary's answers when several ask at once; none where no graph was restored, or no answer is known."""
         known = self.plan.canary
-        if not known or not self.tokens or RESTORE not in self.plan.env or "batch" not in known:
+        if not known or not self.tokens or not self.plan.engine.restore or "batch" not in known:
             return []
         count = len(known["batch"])
-        asked = (self._answer(known["prompt"], count, f"coldstart-{n}") for n in range(CANARY_BATCH))
+        answers = (self._answer(known["prompt"], count, f"coldstart-{n}") for n in range(CANARY_BATCH))
         with timeline.measure("canary batch", track="server"):
-            return list(await asyncio.gather(*asked))
+            return list(await asyncio.gather(*answers))
 
     async def _answer(self, prompt: list[int], count: int, name: str) -> list[int]:
         from vllm import SamplingParams
@@ -160,5 +160,5 @@ async def graph_fallbacks(engine: Any) -> list[dict[str, str]]:
         workers = await engine.collective_rpc(GRAPHS_REPORT)
     except Exception as error:  # noqa: BLE001 - the plug-in is not there, whatever vLLM makes of that
         return [{"section": "graphs", "reason": f"the plug-in did not load: {error}"}]
-    found = {f"{'all' if k == '*' else k}: {why}": None for worker in workers for k, why in worker.items()}
-    return [{"section": "graphs", "reason": reason} for reason in found]
+    reasons = {f"{'all' if k == '*' else k}: {why}": None for worker in workers for k, why in worker.items()}
+    return [{"section": "graphs", "reason": reason} for reason in reasons]

@@ -6,7 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-from coldstart.contract.graphs import RECORD
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.vllm.engine import server
@@ -22,7 +21,7 @@ def run(plan: LaunchPlan) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     server.import_runtime()
     engine = OfflineEngine(plan.vllm_args)
-    if RECORD in plan.env and engine.config.model_config.runner_type == "generate":
+    if plan.engine.record and engine.config.model_config.runner_type == "generate":
         engine.add(engine.prompt(PROMPT_TOKENS), LIVE_STEPS)
         engine.drain()
 

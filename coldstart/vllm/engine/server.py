@@ -24,7 +24,7 @@ from coldstart.machine import timeline
 from coldstart.machine.lifeline import die_with_supervisor
 from coldstart.machine.scratch import scratch
 from coldstart.vllm import seams, stock
-from coldstart.vllm.engine import settle
+from coldstart.vllm.engine import stepdowns
 from coldstart.vllm.engine.readiness import Readiness, refuse
 from coldstart.vllm.scheduling import settle as scheduler
 
@@ -57,14 +57,14 @@ def import_engine() -> None:
             import coldstart.vllm.engine.worker  # noqa: F401
 
 
-def parse_args(vllm_args: Sequence[str]) -> tuple[Namespace, settle.Fallbacks]:
+def parse_args(vllm_args: Sequence[str]) -> tuple[Namespace, stepdowns.Fallbacks]:
     """vLLM's own parser over vLLM's own flags, with our executor and worker where the user named none; and the steps down."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = make_arg_parser(FlexibleArgumentParser())
     args: Namespace = parser.parse_args(list(vllm_args))
-    fallbacks = settle.settle(args)
+    fallbacks = stepdowns.settle(args)
     validate_parsed_serve_args(args)
     return args, fallbacks
 
@@ -91,7 +91,7 @@ async def engine_client(args: Namespace, plan: LaunchPlan, warm: bool) -> AsyncI
             config = configure(args)
     if plan.must_adopt:
         _require_built_worker(config)
-    if args.worker_cls == settle.WORKER:
+    if args.worker_cls == stepdowns.WORKER:
         # Creating the configuration forces "spawn" on the CPU, for the sake of a worker process that we do not have.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     # The forked engine inherits our loggers; configuring them again costs more than adopting a built worker.
@@ -99,7 +99,7 @@ async def engine_client(args: Namespace, plan: LaunchPlan, warm: bool) -> AsyncI
         config.logging_config = replace(config.logging_config, configure_logging=False)
     if not warm:
         _once_after_fork(partial(warm_app, args, config))
-    if args.worker_cls != settle.WORKER:  # ours does it when it is warm
+    if args.worker_cls != stepdowns.WORKER:  # ours does it when it is warm
         os.register_at_fork(after_in_child=gc.enable)
     # What is imported stays: without this each gc.collect() of vLLM's loader walks it, at half a second a time.
     gc.freeze()
@@ -165,7 +165,7 @@ async def serve(args: Namespace, plan: LaunchPlan, warm: bool) -> int:
     decorate_logs("APIServer", skip_if_decorated=True)
     address, sock = setup_server(args, reuse_port=False)
     async with engine_client(args, plan, warm) as engine:
-        readiness = Readiness(plan, engine, worker_reports=settle.reports(args))
+        readiness = Readiness(plan, engine, worker_reports=stepdowns.reports(args))
         if not await readiness.proven():
             sock.close()
             return 1

@@ -26,10 +26,11 @@ from coldstart.machine.ipc import Channel
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.machine.peers import Listener, PeerError
 from coldstart.vllm import seams
-from coldstart.vllm.engine import server, settle
+from coldstart.vllm.engine import server, stepdowns
+from coldstart.vllm.engine.readiness import refuse
 
 
-def build(plan: LaunchPlan, level: str) -> settle.Fallbacks:
+def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     """Import the runtime and, at level `engine`, build the worker: weights loaded, compiled forward restored.
 
     Returns what this vLLM has no way for, beyond what each server finds out by itself.
@@ -37,8 +38,8 @@ def build(plan: LaunchPlan, level: str) -> settle.Fallbacks:
     Raises RuntimeError where this vLLM has no way for it, when another Python thread is alive, or at level `engine` on a GPU or
     for more than one rank: such a process must not be forked.
     """
-    if level == "engine" and (found := modes.refusal("template-engine")):
-        raise RuntimeError(f"{found.reason}: {found.mend}")
+    if level == "engine" and (refusal := modes.refusal("template-engine")):
+        raise RuntimeError(f"{refusal.reason}: {refusal.mend}")
     if reason := seams.check("start"):
         raise RuntimeError(f"no template can be built: {reason}")
     from tqdm import tqdm
@@ -48,7 +49,7 @@ def build(plan: LaunchPlan, level: str) -> settle.Fallbacks:
     server.import_runtime()
     server.import_engine()
     args, _ = server.parse_args(plan.vllm_args)
-    fallbacks: settle.Fallbacks = []
+    fallbacks: stepdowns.Fallbacks = []
     config = server.configure(args)
     server.warm_app(args, config)
     if level == "engine" and (reason := seams.check("template") or seams.check("worker")):
@@ -81,7 +82,7 @@ class Template:
     Everything runs on one thread; a self-pipe turns SIGCHLD into an event.
     """
 
-    def __init__(self, listener: Listener, fallbacks: settle.Fallbacks | None = None) -> None:
+    def __init__(self, listener: Listener, fallbacks: stepdowns.Fallbacks | None = None) -> None:
         self.listener, self.fallbacks = listener, fallbacks or []
         self.selector = selectors.DefaultSelector()
         self.servers: dict[int, Channel | None] = {}
@@ -157,15 +158,22 @@ class Template:
             os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
             renew_random_state()
             tiles.ask()  # the leave is lost where this template was thawed
-            plan = LaunchPlan(**request["plan"])
-            plan.fallbacks.extend(self.fallbacks)
-            code = server.run(plan, imported=True)
+            code = self._serve(request["plan"])
         except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and leave
             sys.stderr.write(f"coldstart: the forked server ended: {type(error).__name__}: {error}\n")
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+
+    def _serve(self, document: object) -> int:
+        try:
+            plan = LaunchPlan.of(document)
+        except ValueError as error:
+            refuse(str(error))
+            return 1
+        plan.fallbacks.extend(self.fallbacks)
+        return server.run(plan, imported=True)
 
     def _shed(self, connection: Channel) -> None:
         os.setsid()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import os
-
-from coldstart.contract.graphs import COMPILED, KV_NOTE, KV_PLAN, PROVE, RECORD, RESTORE
+from coldstart.contract.environment import PLAN
 
 
 def register() -> None:
-    """Hook vLLM where one of the six is in the environment."""
-    if any(os.environ.get(name) for name in (RECORD, PROVE, RESTORE, KV_NOTE, KV_PLAN, COMPILED)):
+    """Hook vLLM where the launch plan asks for it; in a vLLM that has none, nothing is read or imported."""
+    if not PLAN.read():
+        return
+    from coldstart.contract.graphs import EngineTask
+    from coldstart.contract.plan import LaunchPlan
+
+    if (task := LaunchPlan.current().engine) != EngineTask():
         from coldstart.vllm.graphs import plugin
 
-        plugin.register()
+        plugin.register(task)

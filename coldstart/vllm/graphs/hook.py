@@ -15,7 +15,7 @@ from typing import Any
 from coldstart.graphs.errors import Refused
 from coldstart.vllm import seams
 from coldstart.vllm.graphs import manager, wrapper
-from coldstart.vllm.graphs.source import Log, Source
+from coldstart.vllm.graphs.graph_source import GraphSource, Log
 
 
 def require() -> None:
@@ -24,7 +24,7 @@ def require() -> None:
         raise Refused(reason)
 
 
-def install(runner: Any, source: Source, log: Log) -> Callable[[], None]:
+def install(runner: Any, source: GraphSource, log: Log) -> Callable[[], None]:
     """Patch both kinds of runner, for this one; returns the undo. Raises Refused, having patched nothing."""
     require()
     return _patched(
@@ -60,9 +60,9 @@ def _patched(**wraps: Wrap) -> Callable[[], None]:
 
 def _places() -> dict[str, tuple[type, str]]:
     """What is patched where. A runner's own module is there; the other's need not be imported to be left alone."""
-    found: dict[str, tuple[type, str]] = {}
+    places: dict[str, tuple[type, str]] = {}
     if module := sys.modules.get("vllm.v1.worker.gpu.cudagraph_utils"):
-        found["manager"] = (module.CudaGraphManager, "capture")
+        places["manager"] = (module.CudaGraphManager, "capture")
     if module := sys.modules.get("vllm.v1.worker.gpu_model_runner"):
-        found["runner"] = (module.GPUModelRunner, "_warmup_and_capture")
-    return found
+        places["runner"] = (module.GPUModelRunner, "_warmup_and_capture")
+    return places

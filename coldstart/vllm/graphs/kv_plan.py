@@ -61,11 +61,11 @@ def note(directory: Path, worker: Any, kv_cache_memory_bytes: int) -> None:
 
 def collect(directory: Path) -> list[KvPlan]:
     """What the workers of an offline start have left, by rank. Raises AlteredTable."""
-    found = [of(json.loads(file.read_text())) for file in directory.glob("rank-*.json")]
-    return sorted(found, key=lambda plan: plan.rank)
+    plans = [parse_plan(json.loads(file.read_text())) for file in directory.glob("rank-*.json")]
+    return sorted(plans, key=lambda plan: plan.rank)
 
 
-def of(data: object) -> KvPlan:
+def parse_plan(data: object) -> KvPlan:
     """The plan of a kv section. Raises AlteredTable."""
     try:
         plan = KvPlan(**data)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def of(data: object) -> KvPlan:
 
 def all_of(data: object) -> list[KvPlan]:
     """The plans of a kv section, one for each rank from 0. Raises AlteredTable."""
-    plans = [of(one) for one in data] if isinstance(data, list) else []
+    plans = [parse_plan(one) for one in data] if isinstance(data, list) else []
     if not plans or [plan.rank for plan in plans] != list(range(len(plans))):
         raise AlteredTable("the kv section does not hold one start-up plan for each rank")
     return plans

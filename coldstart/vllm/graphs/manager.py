@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from coldstart.vllm.graphs.source import Log, Source, attempt, key_of
+from coldstart.vllm.graphs.graph_source import GraphSource, Log, attempt, key_of
 
 
 class Curtain:
@@ -34,7 +34,9 @@ class Curtain:
         self._manager._candidates = rows
 
 
-def restoring(original: Callable[..., None], runner: Any, source: Source, log: Log) -> Callable[..., None]:
+def restoring(
+    original: Callable[..., None], runner: Any, source: GraphSource, log: Log
+) -> Callable[..., None]:
     """Only for this runner's own manager: those of a draft model inherit `capture` and have the same keys."""
 
     @functools.wraps(original)
@@ -55,11 +57,11 @@ def restoring(original: Callable[..., None], runner: Any, source: Source, log: L
     return capture
 
 
-def _show(curtain: Curtain, descriptor: Any, source: Source, key: str) -> None:
+def _show(curtain: Curtain, descriptor: Any, source: GraphSource, key: str) -> None:
     curtain.show(descriptor, source.replayable(key))
 
 
-def _restored_graphs(manager: Any, source: Source, log: Log) -> tuple[dict[Any, Any], dict[Any, str]]:
+def _restored_graphs(manager: Any, source: GraphSource, log: Log) -> tuple[dict[Any, Any], dict[Any, str]]:
     """Full graphs by descriptor, and keys of those that are built behind; gives the manager its buffers."""
     restored: dict[Any, Any] = {}
     waiting: dict[Any, str] = {}

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from coldstart.graphs.errors import Refused
-from coldstart.graphs.table import Region
+from coldstart.graphs.tables import SymbolRegion
 
 ENTRY = "vllm"
 Like = dict[str, Any]
 WIDTHS = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 
 
-def describe(output: Any, pool: Sequence[Region]) -> Any:
+def describe(output: Any, pool: Sequence[SymbolRegion]) -> Any:
     """JSON-ready; None for what is no tensor of the pool or holds one."""
     if isinstance(output, tuple | list):
         parts = [describe(part, pool) for part in output]
@@ -50,8 +50,8 @@ def spans(output: Any) -> list[tuple[int, int]] | None:
     parts = output if isinstance(output, tuple | list) else [output]
     if output is None or not all(hasattr(part, "data_ptr") for part in parts):
         return None
-    found = [{"shape": list(t.shape), "stride": list(t.stride()), "dtype": str(t.dtype)[6:]} for t in parts]
-    return [(int(t.data_ptr()), size(like)) for t, like in zip(parts, found, strict=True)]
+    layouts = [{"shape": list(t.shape), "stride": list(t.stride()), "dtype": str(t.dtype)[6:]} for t in parts]
+    return [(int(t.data_ptr()), size(like)) for t, like in zip(parts, layouts, strict=True)]
 
 
 def view(like: Any, tensor: Callable[[Like], Any]) -> Any:

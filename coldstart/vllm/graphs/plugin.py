@@ -7,37 +7,24 @@ report that the server asks for.
 from __future__ import annotations
 
 import functools
-import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from coldstart.contract.graphs import (
-    CANARY,
-    COMPILED,
-    GRAPHS_REPORT,
-    KERNELS,
-    KV_NOTE,
-    KV_PLAN,
-    KV_REPORT,
-    PROVE,
-    RECORD,
-    RESTORE,
-)
+from coldstart.contract.graphs import CANARY, GRAPHS_REPORT, KV_REPORT, EngineTask
 from coldstart.graphs import rounds
 from coldstart.graphs.errors import GraphError
 from coldstart.vllm import late, seams
 from coldstart.vllm.engine import aot
 from coldstart.vllm.graphs import hook, kv_plan
-from coldstart.vllm.graphs.source import log
+from coldstart.vllm.graphs.graph_source import log
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 WORKER = "vllm.v1.worker.gpu_worker"
 Run = Callable[[Any, Callable[[], Any]], Any]
 
 
-class Session(Protocol):
+class CaptureSession(Protocol):
     """One of record, prove, restore: what runs instead of `capture_model`, and what is said of it afterwards."""
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
@@ -63,10 +50,10 @@ class Declined:
 class Later:
     """A session that is made when it is first asked: most processes never capture."""
 
-    def __init__(self, make: Callable[[], Session], work: str | None = None) -> None:
-        self._make, self._work, self._made = make, work, list[Session]()
+    def __init__(self, make: Callable[[], CaptureSession], work: Path | None = None) -> None:
+        self._make, self._work, self._made = make, work, list[CaptureSession]()
 
-    def get(self) -> Session:
+    def get(self) -> CaptureSession:
         """The session, or a declined one with the reason."""
         if not self._made:
             try:
@@ -74,7 +61,7 @@ class Later:
             except GraphError as error:
                 log.warning("CUDA graphs are captured as always: %s", error)
                 if self._work:
-                    rounds.fail(Path(self._work), str(error))
+                    rounds.fail(self._work, str(error))
                 self._made.append(Declined(str(error)))
         return self._made[0]
 
@@ -90,37 +77,38 @@ class Later:
             work()
 
 
-def register() -> None:
-    """What vLLM calls in each of its processes."""
-    if COMPILED in os.environ:
-        _lay_compiled(aot.Aot(Path(os.environ[COMPILED])))
-    if KV_NOTE in os.environ or KV_PLAN in os.environ:
-        _size_kv()
-    if any(os.environ.get(name) for name in (RECORD, PROVE, RESTORE)):
-        session = Later(_session, os.environ.get(RECORD) or os.environ.get(PROVE))
-        if os.environ.get(RECORD):
+def register(task: EngineTask) -> None:
+    """What vLLM calls in each of its processes, through `entry`."""
+    if task.compiled:
+        _lay_compiled(aot.Aot(task.compiled))
+    if task.kv_note or task.kv_plan:
+        _size_kv(task)
+    if task.record or task.prove or task.restore:
+        session = Later(functools.partial(_session, task), task.record or task.prove)
+        if task.record:
             session.get()  # modules are watched from before the first is loaded
-        _install(session)
+        _install(session, recording=task.record is not None)
 
 
-def _session() -> Session:
+def _session(task: EngineTask) -> CaptureSession:
     hook.require()
-    if directory := os.environ.get(RECORD):
-        from coldstart.vllm.graphs.record import Recording
+    if task.record:
+        from coldstart.vllm.graphs.record import GraphRecording
 
-        return Recording(Path(directory), by_reference=os.environ.get(KERNELS) == "reference")
+        return GraphRecording(task.record, by_reference=task.by_reference)
     from coldstart.vllm.graphs.restore import Proving, Restoring
 
-    if directory := os.environ.get(PROVE):
-        return Proving(Path(directory))
-    return Restoring(Path(os.environ[RESTORE]), canary=os.environ.get(CANARY, "1"))
+    if task.prove:
+        return Proving(task.prove)
+    assert task.restore is not None
+    return Restoring(task.restore, canary=CANARY.read())
 
 
-def _install(session: Later) -> None:
+def _install(session: Later, *, recording: bool) -> None:
     def runner(module: Any) -> None:
         kind = module.GPUModelRunner
         kind.capture_model = _wrapped(kind.capture_model, session.run)
-        if RECORD in os.environ:
+        if recording:
             kind.load_model = _preceded(kind.load_model, session.before_load)
 
     def worker(module: Any) -> None:
@@ -158,16 +146,16 @@ def _lay_compiled(compiled: aot.Aot) -> None:
     late.when_imported(aot.WORKER, compiled.report_in)
 
 
-def _size_kv() -> None:
+def _size_kv(task: EngineTask) -> None:
     reason = seams.check("kv-plan")
     if reason:
         log.warning("the KV cache is profiled as always: %s", reason)
         late.when_imported(WORKER, functools.partial(_report_kv, [reason]))
         return
-    if directory := os.environ.get(KV_NOTE):
-        late.when_imported(WORKER, functools.partial(_note_kv, Path(directory)))
-    if text := os.environ.get(KV_PLAN):
-        late.when_imported(WORKER, functools.partial(_apply_kv, text))
+    if task.kv_note:
+        late.when_imported(WORKER, functools.partial(_note_kv, task.kv_note))
+    if task.kv_plan:
+        late.when_imported(WORKER, functools.partial(_apply_kv, task.kv_plan))
 
 
 def _note_kv(directory: Path, module: Any) -> None:
@@ -182,14 +170,14 @@ def _note_kv(directory: Path, module: Any) -> None:
     module.maybe_save_startup_plan = save
 
 
-def _apply_kv(text: str, module: Any) -> None:
+def _apply_kv(plans: list[dict[str, Any]], module: Any) -> None:
     """Lay the bundle's plan under the fingerprint that this worker computes, then let vLLM's own gate decide."""
     original, reasons = module.maybe_apply_startup_plan, list[str]()
 
     @functools.wraps(original)
     def apply(worker: Any) -> None:
         try:
-            kv_plan.lay_for(worker, json.loads(text))
+            kv_plan.lay_for(worker, plans)
         except (GraphError, OSError, ValueError) as error:
             log.warning("the KV cache is profiled as always: %s", error)
             reasons.append(str(error))

@@ -10,31 +10,31 @@ from typing import Any
 
 from coldstart.graphs import live, rounds
 from coldstart.graphs.cuda.backend import CudaDriver
-from coldstart.graphs.cuda.cupti import Watch
+from coldstart.graphs.cuda.cupti import ModuleWatch
 from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.errors import GraphError, Refused
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, Place, StoredInputs, View, finder
-from coldstart.graphs.table import Region
+from coldstart.graphs.tables import SymbolRegion
 from coldstart.graphs.torch_framework import TorchFramework, consumes_random, kept_class
 from coldstart.machine import nvml
 from coldstart.vllm.graphs import hook, outputs
+from coldstart.vllm.graphs.graph_source import key_of, log, refuse_parallel
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.outputs import Like
-from coldstart.vllm.graphs.source import key_of, log, refuse_parallel
 
 FULL = "FULL"
 SMALL = 1 << 20
 PADDING = (1 << 21, 1 << 26)
 
 
-class Recording:
+class GraphRecording:
     """An offline round; `directory` is the work directory of rounds.py."""
 
     def __init__(self, directory: Path, *, by_reference: bool = False) -> None:
         self._work, self._by_reference, self.modules = directory, by_reference, ModuleLog()
         self._padding: list[Any] = []
         try:
-            self._watch = Watch(self.modules)
+            self._watch = ModuleWatch(self.modules)
         except GraphError as error:
             log.warning("kernels are recorded by name, without their binaries: %s", error)
         self.inputs: InputLog | None = None
@@ -76,7 +76,7 @@ class Recording:
         if self.inputs is not None:
             self.inputs.remember(key, tensor_spans(input_tensors(runner_tensors(runner))))
 
-    def _watch_steps(self, runner: Any, watch: live.Watch) -> None:
+    def _watch_steps(self, runner: Any, watch: live.ContentWatch) -> None:
         """Look at unnamed memory after each step that this engine takes from now on."""
         own = runner.execute_model
 
@@ -91,7 +91,7 @@ class Recording:
 
         runner.execute_model = execute_model
 
-    def _save(self, runner: Any, driver: CudaDriver, inputs: InputLog) -> live.Watch:
+    def _save(self, runner: Any, driver: CudaDriver, inputs: InputLog) -> live.ContentWatch:
         graphs = captured_graphs(runner)
         framework = vllm_framework(driver, runner, graphs, _pool(runner))
         captured = {key: framework.capture(key) for key in graphs}
@@ -99,15 +99,15 @@ class Recording:
             if consumes_random(graph):
                 framework.refusals[key] = "the graph consumes random numbers"
         pool = framework.pool()
-        made = {key: outputs.describe(output, pool) for key, (_, _, output) in graphs.items()}
+        likes = {key: outputs.describe(output, pool) for key, (_, _, output) in graphs.items()}
         attributes = manager_attributes(runner)
         held = Inputs(
             token_regions(runner), [r.symbol for r in framework.regions() if r.symbol.startswith("kv:")],
-            inputs.static, {key: places(like, attributes) for key, like in made.items()},
+            inputs.static, {key: places(like, attributes) for key, like in likes.items()},
         )  # fmt: skip
         here = finder(framework.regions, framework.pool)
         workload = StoredInputs(driver, held, inputs.held.__getitem__, here, View(here), None)
-        vllm = {"attributes": attributes, "outputs": made, "driver": nvml.driver()}
+        vllm = {"attributes": attributes, "outputs": likes, "driver": nvml.driver()}
         report = {ENTRY: held.document(), outputs.ENTRY: vllm}
         return rounds.record(
             self._work, driver, framework, captured, workload, inputs, report, by_reference=self._by_reference
@@ -163,11 +163,15 @@ def input_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
     return {symbol: t for symbol, t in static.items() if not t.is_floating_point() or t.nbytes <= SMALL}
 
 
-def tensor_spans(tensors: dict[str, Any]) -> list[Region]:
+def tensor_spans(tensors: dict[str, Any]) -> list[SymbolRegion]:
     """The whole storage of each, once."""
-    found = {t.untyped_storage().data_ptr(): (s, t.untyped_storage()) for s, t in reversed(tensors.items())}
+    storages = {
+        t.untyped_storage().data_ptr(): (s, t.untyped_storage()) for s, t in reversed(tensors.items())
+    }
     return [
-        Region(symbol, int(held.nbytes()), base) for base, (symbol, held) in found.items() if held.nbytes()
+        SymbolRegion(symbol, int(held.nbytes()), base)
+        for base, (symbol, held) in storages.items()
+        if held.nbytes()
     ]
 
 

@@ -12,14 +12,14 @@ from coldstart.graphs.errors import AlteredTable, GraphError, Refused
 from coldstart.graphs.inputs import Inputs, Span, StoredInputs, View, finder, stored
 from coldstart.graphs.online import Online
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.store import read_manifest
-from coldstart.graphs.table import Region
+from coldstart.graphs.table_files import read_manifest
+from coldstart.graphs.tables import SymbolRegion
 from coldstart.graphs.torch_framework import TorchFramework
 from coldstart.machine import nvml, timeline
 from coldstart.vllm.graphs import hook, outputs
+from coldstart.vllm.graphs.graph_source import log, refuse_parallel
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.record import captured_graphs, kept_graphs, vllm_framework
-from coldstart.vllm.graphs.source import log, refuse_parallel
 
 
 def workload(
@@ -27,11 +27,11 @@ def workload(
 ) -> StoredInputs:
     """The bundle's own inputs on this process's memory. Raises AlteredTable."""
 
-    def restored(symbol: str) -> Region:
+    def restored(symbol: str) -> SymbolRegion:
         region, base = restorer.region(symbol)
-        return Region(symbol, region.size, base)
+        return SymbolRegion(symbol, region.size, base)
 
-    held = Inputs.of(read_manifest(restorer.directory)["report"])
+    held = Inputs.from_report(read_manifest(restorer.directory)["report"])
     read = stored(restorer.directory)
     return StoredInputs(driver, held, read, finder(framework.regions), captured, View(restored))
 
@@ -49,13 +49,13 @@ def make_attributes(runner: Any, wanted: Mapping[str, outputs.Like]) -> dict[str
     import torch
 
     manager = getattr(runner, "cudagraph_manager", None)
-    made = {
+    tensors = {
         name: torch.empty(like["shape"], dtype=getattr(torch, like["dtype"]), device="cuda")
         for name, like in wanted.items()
     }
-    for name, tensor in made.items():
+    for name, tensor in tensors.items():
         setattr(manager, name, tensor)
-    return made
+    return tensors
 
 
 class Proving:
@@ -100,8 +100,8 @@ class Proving:
 
     def _look(self, graphs: Mapping[str, tuple[Any, Any, Any]]) -> None:
         """Where the graphs that were captured here have their outputs."""
-        found = {key: outputs.spans(output) for key, (_, _, output) in graphs.items()}
-        self._known.update({key: spans for key, spans in found.items() if spans is not None})
+        known_spans = {key: outputs.spans(output) for key, (_, _, output) in graphs.items()}
+        self._known.update({key: spans for key, spans in known_spans.items() if spans is not None})
 
 
 class Restoring:
@@ -136,9 +136,9 @@ class Restoring:
 
     def _refuse_another_driver(self) -> None:
         """Raises Refused: what a driver keeps in a graph's nodes is its own affair, down to the patch release."""
-        wanted, found = self.extras.get("driver"), nvml.driver()
-        if wanted != found:
-            raise Refused(f"the graphs were recorded under driver {wanted}, here is {found}")
+        wanted, present = self.extras.get("driver"), nvml.driver()
+        if wanted != present:
+            raise Refused(f"the graphs were recorded under driver {wanted}, here is {present}")
 
     def _begin(self, runner: Any) -> Online:
         driver = CudaDriver()
@@ -171,10 +171,10 @@ class Restoring:
         self._online().later(key, show)
 
     def replayable(self, key: str) -> Any:
-        found = self._online().restorer.graph_or_none(key)
-        if found is None:
+        graph = self._online().restorer.graph_or_none(key)
+        if graph is None:
             raise Refused(self._online().fallbacks[key])
-        return found
+        return graph
 
     def output(self, key: str) -> Any:
         return outputs.view(self.extras["outputs"].get(key), self._tensor)

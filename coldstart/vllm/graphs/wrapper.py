@@ -10,10 +10,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from coldstart.vllm.graphs.source import Log, Source, attempt, key_of
+from coldstart.vllm.graphs.graph_source import GraphSource, Log, attempt, key_of
 
 
-def restoring(original: Callable[..., None], runner: Any, source: Source, log: Log) -> Callable[..., None]:
+def restoring(
+    original: Callable[..., None], runner: Any, source: GraphSource, log: Log
+) -> Callable[..., None]:
     """Only for this runner: a draft model's runner has descriptors of the same keys."""
 
     @functools.wraps(original)
@@ -35,7 +37,7 @@ def restoring(original: Callable[..., None], runner: Any, source: Source, log: L
 
 
 def _hide_until_built(
-    runner: Any, desc: Any, mode: Any, entries: dict[Any, Any], source: Source, key: str
+    runner: Any, desc: Any, mode: Any, entries: dict[Any, Any], source: GraphSource, key: str
 ) -> None:
     keys = runner.cudagraph_dispatcher.cudagraph_keys[mode]
     keys.discard(desc)
@@ -55,11 +57,11 @@ def _entries(wrapper: Any) -> dict[Any, Any] | None:
     return entries
 
 
-def _fill_entry(entries: dict[Any, Any], desc: Any, key: str, source: Source, log: Log) -> bool:
+def _fill_entry(entries: dict[Any, Any], desc: Any, key: str, source: GraphSource, log: Log) -> bool:
     return attempt(entries, desc, functools.partial(_entry, desc, key, source), key, log)
 
 
-def _entry(desc: Any, key: str, source: Source) -> Any:
+def _entry(desc: Any, key: str, source: GraphSource) -> Any:
     """A finished entry of the wrapper: replay goes the same way as after a capture."""
     from vllm.compilation.cuda_graph import CUDAGraphEntry
 

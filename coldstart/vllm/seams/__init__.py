@@ -19,7 +19,7 @@ from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
 
 if TYPE_CHECKING:
-    from coldstart.vllm.seams.source import Sources
+    from coldstart.vllm.seams.source_tree import Sources
 
 Feature = Literal[
     "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "offload", "graphs", "kv-plan",
@@ -50,8 +50,8 @@ def check(feature: Feature) -> str | None:
 
 def version() -> str:
     """The installed vLLM's version, "unknown" where there is none."""
-    found = runtime.vllm_distribution()
-    return found[1] if found else "unknown"
+    distribution = runtime.vllm_distribution()
+    return distribution[1] if distribution else "unknown"
 
 
 def drift(root: Path, installed: str) -> dict[str, list[str]]:
@@ -60,8 +60,8 @@ def drift(root: Path, installed: str) -> dict[str, list[str]]:
 
 
 def _looked_up(feature: str, root: Path) -> tuple[str | None, list[Path]]:
-    found, files = _problems(feature, root, version())
-    reason = f"vLLM {version()} is not as {feature!r} needs it: {'; '.join(found)}." if found else None
+    faults, files = _problems(feature, root, version())
+    reason = f"vLLM {version()} is not as {feature!r} needs it: {'; '.join(faults)}." if faults else None
     return reason, files
 
 
@@ -71,15 +71,15 @@ def _problems(feature: str, root: Path, installed: str) -> tuple[list[str], list
 
     sources = _sources(root)
     sources.read.clear()
-    found = [problem for seam in table.of(feature) for problem in problems(seam, sources)]
+    faults = [problem for seam in table.seams_for(feature) for problem in problems(seam, sources)]
     if feature in READ and not runtime.within(installed, READ[feature]):
-        found.insert(0, f"what it stands on was not read in {installed}")
-    return list(dict.fromkeys(found)), list(sources.read)
+        faults.insert(0, f"what it stands on was not read in {installed}")
+    return list(dict.fromkeys(faults)), list(sources.read)
 
 
 @functools.cache
 def _sources(root: Path) -> Sources:
-    from coldstart.vllm.seams.source import Sources
+    from coldstart.vllm.seams.source_tree import Sources
 
     return Sources(root)
 
@@ -129,10 +129,10 @@ class _Known:
 
 def _stamp(file: Path) -> list[int] | None:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return [found.st_mtime_ns, found.st_size]
+    return [status.st_mtime_ns, status.st_size]
 
 
 def _table_stamp() -> str:

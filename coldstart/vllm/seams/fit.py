@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from coldstart.vllm.seams.seam import Seam
-from coldstart.vllm.seams.source import Found, Missing, Sources
+from coldstart.vllm.seams.source_tree import Definition, Missing, Sources
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Parameters:
     stars: bool
 
     @classmethod
-    def of(cls, arguments: ast.arguments) -> Parameters:
+    def from_arguments(cls, arguments: ast.arguments) -> Parameters:
         positional = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
         keyword = [one.arg for one in arguments.kwonlyargs]
         bare = positional[: len(positional) - len(arguments.defaults)]
@@ -42,7 +42,7 @@ class Parameters:
         """Of a shape in the table."""
         (stated,) = ast.parse(f"def {shape}: ...").body
         assert isinstance(stated, ast.FunctionDef)
-        return cls.of(stated.args)
+        return cls.from_arguments(stated.args)
 
     def __str__(self) -> str:
         parts = [*self.positional, *(["*args"] if self.star else []), *(f"{name}=" for name in self.keyword)]
@@ -52,26 +52,26 @@ class Parameters:
 def problems(seam: Seam, sources: Sources) -> Iterator[str]:
     """What is missing or of another shape."""
     try:
-        found = sources.find(seam.module, seam.path)
+        definition = sources.find(seam.module, seam.path)
     except Missing as missing:
         yield str(missing)
         return
     except (OSError, SyntaxError, ValueError) as error:
         yield f"{seam.name} cannot be read: {error}"
         return
-    yield from (f"{seam.name} does not say {text!r}" for text in seam.says if text not in found.text)
-    if seam.call and (wrong := _misfit(seam.call, _made(found, sources), called=True)):
+    yield from (f"{seam.name} does not say {text!r}" for text in seam.says if text not in definition.text)
+    if seam.call and (wrong := _misfit(seam.call, _constructor(definition, sources), called=True)):
         yield f"{seam.name} {wrong}"
-    yield from _members(seam, found, sources)
+    yield from _members(seam, definition, sources)
 
 
-def _members(seam: Seam, found: Found, sources: Sources) -> Iterator[str]:
+def _members(seam: Seam, definition: Definition, sources: Sources) -> Iterator[str]:
     if not seam.members:
         return
-    if not isinstance(found.node, ast.ClassDef):
+    if not isinstance(definition.node, ast.ClassDef):
         yield f"{seam.name} is no class"
         return
-    members = sources.members(found)
+    members = sources.members(definition)
     yield from (f"{seam.name} has no {name}" for name in sorted(seam.members - members.keys()))
     for shapes, called in ((seam.calls, True), (seam.overrides, False)):
         for shape in shapes:
@@ -82,47 +82,51 @@ def _members(seam: Seam, found: Found, sources: Sources) -> Iterator[str]:
         yield from (f"{seam.name} wants {name}" for name in _abstract(members) if name not in seam.members)
 
 
-def _misfit(shape: str, found: Parameters | None, *, called: bool) -> str | None:
+def _misfit(shape: str, actual: Parameters | None, *, called: bool) -> str | None:
     """What is wrong, None where it fits or is no function whose parameters can be seen."""
     wanted = Parameters.stated(shape)
-    if found is None:
+    if actual is None:
         return None
-    fits = _takes(wanted, found) if called else _same(wanted, found)
-    return None if fits else f"takes {found}, expected {wanted}"
+    fits = _takes(wanted, actual) if called else _same(wanted, actual)
+    return None if fits else f"takes {actual}, expected {wanted}"
 
 
-def _takes(wanted: Parameters, found: Parameters) -> bool:
-    named = wanted.positional[: len(found.positional)]
+def _takes(wanted: Parameters, actual: Parameters) -> bool:
+    named = wanted.positional[: len(actual.positional)]
     given = {*wanted.positional, *wanted.keyword}
     return (
-        found.positional[: len(named)] == named
-        and (found.star or len(named) == len(wanted.positional))
-        and (found.stars or set(wanted.keyword) <= {*found.positional, *found.keyword})
-        and (wanted.star or found.required <= given)
+        actual.positional[: len(named)] == named
+        and (actual.star or len(named) == len(wanted.positional))
+        and (actual.stars or set(wanted.keyword) <= {*actual.positional, *actual.keyword})
+        and (wanted.star or actual.required <= given)
     )
 
 
-def _same(wanted: Parameters, found: Parameters) -> bool:
-    names = found.positional if not wanted.star else found.positional[: len(wanted.positional)]
-    return names == wanted.positional and (wanted.stars or set(found.keyword) == set(wanted.keyword))
+def _same(wanted: Parameters, actual: Parameters) -> bool:
+    names = actual.positional if not wanted.star else actual.positional[: len(wanted.positional)]
+    return names == wanted.positional and (wanted.stars or set(actual.keyword) == set(wanted.keyword))
 
 
-def _parameters(found: Found) -> Parameters | None:
-    node = found.node
+def _parameters(definition: Definition) -> Parameters | None:
+    node = definition.node
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return Parameters.of(node.args)
+        return Parameters.from_arguments(node.args)
     return None
 
 
-def _made(found: Found, sources: Sources) -> Parameters | None:
+def _constructor(definition: Definition, sources: Sources) -> Parameters | None:
     """How a class is made or a function called; None where that is not to be seen."""
-    if not isinstance(found.node, ast.ClassDef):
-        return _parameters(found)
-    members = sources.members(found)
+    if not isinstance(definition.node, ast.ClassDef):
+        return _parameters(definition)
+    members = sources.members(definition)
     if "__init__" in members:
-        made = _parameters(members["__init__"])
-        return made and Parameters(
-            made.positional[1:], made.keyword, made.required - {"self"}, made.star, made.stars
+        parameters = _parameters(members["__init__"])
+        return parameters and Parameters(
+            parameters.positional[1:],
+            parameters.keyword,
+            parameters.required - {"self"},
+            parameters.star,
+            parameters.stars,
         )
     fields = [(name, one.node) for name, one in members.items() if isinstance(one.node, ast.AnnAssign)]
     names = tuple(name for name, node in fields if not _constant(node))
@@ -133,7 +137,7 @@ def _constant(node: ast.AST) -> bool:
     return isinstance(node, ast.AnnAssign) and "ClassVar" in ast.unparse(node.annotation)
 
 
-def _abstract(members: dict[str, Found]) -> Iterator[str]:
+def _abstract(members: dict[str, Definition]) -> Iterator[str]:
     for name, one in members.items():
         decorators = getattr(one.node, "decorator_list", [])
         if any(ast.unparse(decorator).endswith("abstractmethod") for decorator in decorators):

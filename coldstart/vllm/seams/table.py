@@ -20,6 +20,6 @@ TABLE: tuple[Seam, ...] = (
 )
 
 
-def of(feature: str) -> list[Seam]:
+def seams_for(feature: str) -> list[Seam]:
     """What one feature needs."""
     return [seam for seam in TABLE if feature in seam.features]

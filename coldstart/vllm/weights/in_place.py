@@ -30,13 +30,13 @@ _ALONE = 2
 
 
 class Noted:
-    """A parameter and the copies into it that were put off; `made` are under way."""
+    """A parameter and the copies into it that were put off; `copies` are under way."""
 
     def __init__(self, parameter: torch.nn.Parameter) -> None:
         self.parameter = parameter
         self.base: int = parameter.data_ptr()
         self.size: int = parameter.nbytes
-        self.made: list[Future[None]] = []
+        self.copies: list[Future[None]] = []
         # Whoever replaces the parameter's memory must not free what copies go to.
         self._memory = parameter.data
         self._notes: list[tuple[int, torch.Tensor]] = []
@@ -58,26 +58,26 @@ class Noted:
         """Where the sources begin, when they are aligned."""
         return self.base + min(self._apart)
 
-    def add(self, into: int, source: torch.Tensor) -> bool:
-        """Note source -> address `into`, unless a note covers some of it already."""
-        span = (into - self.base, into - self.base + source.nbytes)
+    def add(self, target: int, source: torch.Tensor) -> bool:
+        """Note source -> address `target`, unless a note covers some of it already."""
+        span = (target - self.base, target - self.base + source.nbytes)
         at = bisect(self._spans, span)
         if any(span[0] < end and start < span[1] for start, end in self._spans[max(0, at - 1) : at + 1]):
             return False
         self._spans.insert(at, span)
-        self._notes.append((into, source))
+        self._notes.append((target, source))
         self._covered += source.nbytes
-        self._apart.add(source.data_ptr() - into)
+        self._apart.add(source.data_ptr() - target)
         return True
 
     def make(self, copiers: ThreadPoolExecutor) -> None:
         """Begin the copies that are noted."""
-        for into, source in self._notes[len(self.made) :]:
-            self.made.append(copiers.submit(_copied, into, source))
+        for target, source in self._notes[len(self.copies) :]:
+            self.copies.append(copiers.submit(_copied, target, source))
 
     def wait(self) -> None:
         """Until the copies that were begun are done."""
-        for copy in self.made:
+        for copy in self.copies:
             copy.result()
 
 
@@ -122,17 +122,17 @@ class InPlace(TorchDispatchMode):
                 self._finish(storage)
         return func(*args, **kwargs or {})
 
-    def _put_off(self, into: torch.Tensor, source: torch.Tensor) -> bool:
-        if not _same(into, source):
+    def _put_off(self, target: torch.Tensor, source: torch.Tensor) -> bool:
+        if not _same(target, source):
             return False
-        noted, held = self._targets.get(_storage(into)), _storage(source)
+        noted, held = self._targets.get(_storage(target)), _storage(source)
         # Memory is given to one parameter, and waited for by one.
         if noted is None or held not in self._mappings or self._sources.get(held, noted) is not noted:
             return False
-        if not noted.add(into.data_ptr(), source):
+        if not noted.add(target.data_ptr(), source):
             return False
         self._sources[held] = noted
-        if noted.made or not noted.aligned:
+        if noted.copies or not noted.aligned:
             noted.make(self._copiers)
         elif noted.whole:
             self._give(noted, self._mappings[held])
@@ -178,12 +178,12 @@ def _fit(parameter: torch.nn.Parameter) -> bool:
     return bool(users == _ALONE)
 
 
-def _same(into: torch.Tensor, source: torch.Tensor) -> bool:
+def _same(target: torch.Tensor, source: torch.Tensor) -> bool:
     """Whether copying means the same bytes in the same order."""
     same: bool = (
-        into.dtype == source.dtype
-        and into.shape == source.shape
-        and into.is_contiguous()
+        target.dtype == source.dtype
+        and target.shape == source.shape
+        and target.is_contiguous()
         and source.is_contiguous()
         and source.nbytes > 0
     )

@@ -19,15 +19,15 @@ from vllm.config.utils import replace
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-from coldstart.contract.asked import Asked
+from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import ColdstartError
 from coldstart.machine import timeline
 from coldstart.vllm.weights.in_place import InPlace
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import report, stage, tensors
 from coldstart.weights.load.ladder import Exhausted, Rung, climb_down
-from coldstart.weights.load.sources import Files, Lost, Region, Source
-from coldstart.weights.load.tensors import Tensor, Unreadable
+from coldstart.weights.load.tensor_sources import FileSource, Lost, PrefetchSource, TensorSource
+from coldstart.weights.load.tensors import Tensor, UnreadableWeights
 
 logger = logging.getLogger("vllm.coldstart.loader")
 
@@ -72,7 +72,7 @@ class ColdLoader(DefaultModelLoader):
 
     def download_model(self, model_config: ModelConfig) -> None:
         """As vLLM's; weights that a prefetcher brings are not downloaded."""
-        if Asked.of(os.environ) is None:
+        if LaunchPlan.current().weights_from is None:
             super().download_model(model_config)
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
@@ -96,7 +96,7 @@ class ColdLoader(DefaultModelLoader):
         self.counter_before_loading_weights: float = time.perf_counter()
         try:
             if reason := self._beyond(model):
-                raise Unreadable(reason)
+                raise UnreadableWeights(reason)
             wanted = _Wanted(self, model_config)
         except (ColdstartError, OSError, ValueError) as error:
             yield from self._vllms(model_config, model, None, str(error))
@@ -119,8 +119,8 @@ class ColdLoader(DefaultModelLoader):
         return device.onto(target, shaped)
 
     def _offered(self, tensor: Tensor, view: memoryview) -> torch.Tensor:
-        made = _shaped(tensor, view)
-        return self.in_place.offer(made, view) if self.in_place is not None else made
+        tensor_view = _shaped(tensor, view)
+        return self.in_place.offer(tensor_view, view) if self.in_place is not None else tensor_view
 
     def _beyond(self, model: torch.nn.Module) -> str | None:
         """Why this model's weights are left to vLLM, None where they are not."""
@@ -146,14 +146,14 @@ class _Wanted:
     """What this process's rank needs, and the rungs that may give it. `paths` is None when there are no files."""
 
     def __init__(self, loader: ColdLoader, model_config: ModelConfig) -> None:
-        self.asked = Asked.of(os.environ)
+        self.asked = LaunchPlan.current().weights_from
         self.plan = self.asked.read() if self.asked else None
         self.paths = _files(loader, model_config, optional=self.plan is not None)
         if self.plan is None:
             self.plan = weights.headers((self.paths or {}).values())
         every = tensors.ordered(self.plan)
         if strange := next((tensor.dtype for tensor in every if tensor.dtype not in DTYPES), None):
-            raise Unreadable(f"tensors of type {strange} are not known here")
+            raise UnreadableWeights(f"tensors of type {strange} are not known here")
         self.tensors = tensors.only(every, _rank_names([tensor.name for tensor in every], model_config))
 
     @property
@@ -164,19 +164,19 @@ class _Wanted:
             region *= 2  # with nothing below it, a lost prefetcher is started once more: it resumes
         return region + ([("files", self._mapped)] if self.paths else [])
 
-    def _region(self, left: Sequence[Tensor]) -> Source:
+    def _region(self, left: Sequence[Tensor]) -> TensorSource:
         from coldstart.weights.prefetch import client
 
         assert self.asked is not None and self.plan is not None
         names = [tensor.name for tensor in left]
         try:
-            return Region(client.attach(self.asked.source, self.plan, names=names))
+            return PrefetchSource(client.attach(self.asked.source, self.plan, names=names))
         except client.PrefetchError as error:
             raise Lost(str(error)) from error
 
-    def _mapped(self, left: Sequence[Tensor]) -> Source:
+    def _mapped(self, left: Sequence[Tensor]) -> TensorSource:
         assert self.paths is not None
-        return Files(self.paths, left, ahead=_tensor_parallel_size() == 1)
+        return FileSource(self.paths, left, ahead=_tensor_parallel_size() == 1)
 
 
 def _files(loader: ColdLoader, model_config: ModelConfig, optional: bool) -> dict[str, Path] | None:
@@ -196,7 +196,7 @@ def _files(loader: ColdLoader, model_config: ModelConfig, optional: bool) -> dic
             return None
         raise
     if not use_safetensors:
-        raise Unreadable("the checkpoint is not in safetensors format")
+        raise UnreadableWeights("the checkpoint is not in safetensors format")
     return {Path(file).name: Path(file) for file in files}
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from coldstart.machine import timeline
-from coldstart.weights.load.report import Report
-from coldstart.weights.load.sources import Lost, Source
+from coldstart.weights.load.report import LoadReport
+from coldstart.weights.load.tensor_sources import Lost, TensorSource
 from coldstart.weights.load.tensors import Tensor
 
 # A rung's name, and what opens it for the tensors that are left.
-Rung = tuple[str, Callable[[Sequence[Tensor]], Source]]
+Rung = tuple[str, Callable[[Sequence[Tensor]], TensorSource]]
 
 
 class Exhausted(RuntimeError):
@@ -25,7 +25,7 @@ class Exhausted(RuntimeError):
 
 
 def climb_down(
-    tensors: Sequence[Tensor], rungs: Sequence[Rung], report: Report
+    tensors: Sequence[Tensor], rungs: Sequence[Rung], report: LoadReport
 ) -> Iterator[tuple[Tensor, memoryview]]:
     """Each tensor with its bytes. Raises Exhausted when the last rung fails."""
     done, reason = 0, "there is neither a prefetcher nor a file to load from"
@@ -52,7 +52,7 @@ def climb_down(
     raise Exhausted(tensors[done:], reason)
 
 
-def _timed(source: Source, tensor: Tensor, report: Report) -> memoryview:
+def _timed(source: TensorSource, tensor: Tensor, report: LoadReport) -> memoryview:
     began = timeline.now()
     view = source.bytes_of(tensor)
     report.wait_s += timeline.now() - began

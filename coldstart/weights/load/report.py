@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass
-class Report:
+class LoadReport:
     """One load: `way` is prefetcher, files or vllm (the last rung that was taken), `bytes` what was handed over.
 
     `in_place_bytes` of them became parameters without a copy. `wait_s` are the seconds spent waiting for bytes, `seconds`
@@ -32,12 +32,12 @@ class Report:
         return asdict(self)
 
 
-_last: list[Report] = []
+_last: list[LoadReport] = []
 
 
-def begin() -> Report:
+def begin() -> LoadReport:
     """A new report, from now on the latest."""
-    _last[:] = [Report()]
+    _last[:] = [LoadReport()]
     return _last[0]
 
 

@@ -17,7 +17,7 @@ PARTITION_ENV = environment.VLLM_PP_LAYER_PARTITION
 
 
 @dataclass(frozen=True)
-class Layout:
+class LayerPatterns:
     """Name patterns of an architecture: the layers (group 1 is the number), and what only an end rank holds."""
 
     layer: re.Pattern[str]
@@ -25,10 +25,12 @@ class Layout:
     last: tuple[str, ...] = ()
 
 
-_LLAMA = Layout(re.compile(r"model\.layers\.(\d+)\."), ("model.embed_tokens.",), ("model.norm.", "lm_head."))
+_LLAMA = LayerPatterns(
+    re.compile(r"model\.layers\.(\d+)\."), ("model.embed_tokens.",), ("model.norm.", "lm_head.")
+)
 # vLLM keeps OPT's embeddings, projections and final norm on every rank.
-_OPT = Layout(re.compile(r"(?:model\.)?decoder\.layers\.(\d+)\."))
-LAYOUTS: Mapping[str, Layout] = {
+_OPT = LayerPatterns(re.compile(r"(?:model\.)?decoder\.layers\.(\d+)\."))
+LAYOUTS: Mapping[str, LayerPatterns] = {
     "LlamaForCausalLM": _LLAMA,
     "MistralForCausalLM": _LLAMA,
     "Qwen2ForCausalLM": _LLAMA,
@@ -75,14 +77,14 @@ def needed(
     return [name for name in names if any(_holds(layout, name, rank, size, held, tied) for rank, held in own)]
 
 
-def _layout(config: Mapping[str, Any]) -> Layout | None:
+def _layout(config: Mapping[str, Any]) -> LayerPatterns | None:
     (architecture, *others) = config.get("architectures") or [None]
     return None if others else LAYOUTS.get(str(architecture))
 
 
-def _holds(layout: Layout, name: str, rank: int, size: int, held: range, tied: bool) -> bool:
-    if found := layout.layer.match(name):
-        return int(found[1]) in held
+def _holds(layout: LayerPatterns, name: str, rank: int, size: int, held: range, tied: bool) -> bool:
+    if match := layout.layer.match(name):
+        return int(match[1]) in held
     if name.startswith(layout.first):
         return rank == 0 or (tied and rank == size - 1)
     return rank == size - 1 or not name.startswith(layout.last)

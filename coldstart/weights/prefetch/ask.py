@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts.bundle import Trust
-from coldstart.errors import Failed, Usage
+from coldstart.errors import CommandFailed, Usage
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine.paths import Cache
 from coldstart.model.models import weight_files
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 from coldstart.weights.prefetch import client, configuration
-from coldstart.weights.prefetch.source import is_local
+from coldstart.weights.prefetch.range_source import is_local
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ def resolve(
 
     Raises what inspection.look_up raises, NoBundle when neither a bundle nor local files say what the weights are.
     """
-    found = inspection.look_up(model, vllm_args, cache=cache, offline=offline, accepts=accepts)
-    source = weights_from or _own_source(found)
-    return Wanted(found.model.name, source, _plan(found.without_weights(), source), found.notes)
+    lookup = inspection.look_up(model, vllm_args, cache=cache, offline=offline, accepts=accepts)
+    source = weights_from or _own_source(lookup)
+    return Wanted(lookup.model.name, source, _plan(lookup.without_weights(), source), lookup.notes)
 
 
-def _own_source(found: Lookup) -> str:
-    model = found.model
+def _own_source(lookup: Lookup) -> str:
+    model = lookup.model
     if model.weight_files:
         return str(model.path)
     if model.repo_id is not None:
@@ -63,15 +63,17 @@ def _own_source(found: Lookup) -> str:
     )
 
 
-def _plan(found: Lookup, source: str) -> Mapping[str, Any]:
-    plan = found.bundle.json("weights") if found.bundle is not None and found.bundle.has("weights") else None
+def _plan(lookup: Lookup, source: str) -> Mapping[str, Any]:
+    plan = (
+        lookup.bundle.json("weights") if lookup.bundle is not None and lookup.bundle.has("weights") else None
+    )
     if isinstance(plan, Mapping):
         return plan
     local = [Path(source)] if is_local(source) else []
-    for directory in (*local, *filter(None, [found.model.path])):
+    for directory in (*local, *filter(None, [lookup.model.path])):
         if weight_files(directory):
             return weights.plan(directory)
-    raise inspection.miss(found)
+    raise inspection.miss(lookup)
 
 
 def fetch_all(
@@ -79,7 +81,7 @@ def fetch_all(
 ) -> dict[str, Any]:
     """Start a prefetcher with `settings` if none runs, and have everything fetched that is wanted; the lease's stats.
 
-    Raises Usage for settings while one runs already or that are no good, Failed when it cannot be done.
+    Raises Usage for settings while one runs already or that are no good, CommandFailed when it cannot be done.
     """
     _settle(settings, directory)
     try:
@@ -87,7 +89,7 @@ def fetch_all(
             attached.complete(names)
             return attached.stats()
     except client.PrefetchError as error:
-        raise Failed(str(error), mend="coldstart prefetch status") from error
+        raise CommandFailed(str(error), mend="coldstart prefetch status") from error
 
 
 def _settle(settings: Mapping[str, str], directory: Path | None) -> None:

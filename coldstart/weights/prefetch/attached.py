@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.machine.ipc import Channel, sealed
-from coldstart.weights.prefetch import layout
+from coldstart.weights.prefetch import region_layout
+from coldstart.weights.prefetch.byte_ranges import Ranges
 from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost, PrefetchRefused
-from coldstart.weights.prefetch.mapping import Files
-from coldstart.weights.prefetch.ranges import Ranges
-from coldstart.weights.prefetch.source import is_local
+from coldstart.weights.prefetch.mapping import LayoutFiles
+from coldstart.weights.prefetch.range_source import is_local
 
 # One that is stopped or swamped does not keep its clients from loading in another way.
 ANSWER_S = 30.0
@@ -29,9 +29,11 @@ ANSWER_S = 30.0
 class Attached:
     """A lease on the weights of one plan. A context manager; safe to use from several threads."""
 
-    def __init__(self, channel: Channel, made: layout.Layout, wanted: list[Ranges], source: str) -> None:
-        self._channel, self._layout, self._wanted = channel, made, wanted
-        self._ready = [Ranges() for _ in made.files]
+    def __init__(
+        self, channel: Channel, layout: region_layout.RegionLayout, wanted: list[Ranges], source: str
+    ) -> None:
+        self._channel, self._layout, self._wanted = channel, layout, wanted
+        self._ready = [Ranges() for _ in layout.files]
         self._wanting = wanted
         self._failed: list[tuple[int, int, int, str]] = []
         self._answers: dict[str, list[dict[str, Any]]] = {"attached": [], "stats": [], "wanted": []}
@@ -43,7 +45,7 @@ class Attached:
         self._take("attached")
         channel.socket.settimeout(None)
         descriptor = None if is_local(source) else channel.take()
-        self._files = Files(made, Path(source), descriptor)
+        self._files = LayoutFiles(layout, Path(source), descriptor)
 
     def file(self, name: str) -> memoryview:
         """The whole file, writable, mapped privately. Raises KeyError for a name that is not in the plan.
@@ -83,10 +85,10 @@ class Attached:
 
     def finished(self, names: Collection[str] | None = None) -> bool:
         """Whether all bytes of the tensors are there, without blocking. Raises as `wait`."""
-        asked = self._layout.wanted(names)
+        wanted = self._layout.wanted(names)
         with self._changed:
             self._look()
-            spans = [(number, *span) for number, ranges in enumerate(asked) for span in ranges]
+            spans = [(number, *span) for number, ranges in enumerate(wanted) for span in ranges]
             done = [self._there(*span) for span in spans]
             if not all(done) and self._lost:
                 raise self._end()

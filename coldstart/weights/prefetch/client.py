@@ -16,10 +16,10 @@ from typing import Any
 from coldstart.contract import environment
 from coldstart.machine.ipc import Channel
 from coldstart.machine.timeline import EVENTS_VARIABLE
-from coldstart.weights.prefetch import layout, spawning
+from coldstart.weights.prefetch import region_layout, spawning
 from coldstart.weights.prefetch.attached import ANSWER_S, Attached, names_part, send
 from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost, PrefetchRefused
-from coldstart.weights.prefetch.source import normal
+from coldstart.weights.prefetch.range_source import normal
 
 __all__ = [
     "Attached",
@@ -55,15 +55,15 @@ def attach(
     A local directory's files are read and verified, too, but mapped themselves: the page cache is the shared copy.
     Raises PrefetchRefused (no room, a bad plan), PrefetchLost when none runs and not `start`, or when it dies meanwhile.
     """
-    made = layout.read(plan)
-    wanted = made.wanted(names)
+    layout = region_layout.read(plan)
+    wanted = layout.wanted(names)
     began = monotonic()
     for attempt in range(_TRIES):
         channel = None
         try:
             # One that is being killed may still take a connection, and nothing over it.
             channel = _ask(source, plan, names, directory, start=start, background=background)
-            return Attached(channel, made, wanted, normal(source))
+            return Attached(channel, layout, wanted, normal(source))
         except PrefetchLost as error:
             if channel is None and not start:
                 raise

@@ -16,7 +16,7 @@ SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Settings:
+class PrefetchSettings:
     """`memory_bytes` None means SHARE of what is available; `patience_s` is how long a dead source is tried again."""
 
     memory_bytes: int | None = None
@@ -26,14 +26,14 @@ class Settings:
 
 
 def given(**settings: float | None) -> dict[str, str]:
-    """The variables that set these fields of Settings; None leaves one as it is."""
+    """The variables that set these fields of PrefetchSettings; None leaves one as it is."""
     return {PREFIX + name.upper(): str(value) for name, value in settings.items() if value is not None}
 
 
-def from_environment(variables: Mapping[str, str] | None = None) -> Settings:
+def from_environment(variables: Mapping[str, str] | None = None) -> PrefetchSettings:
     """The settings; raises ValueError naming the variable whose value is no number or out of bounds."""
     memory = environment.PREFETCH_MEMORY_BYTES.read(variables)
-    return Settings(
+    return PrefetchSettings(
         int(memory) if memory >= 0 else None,
         int(environment.PREFETCH_STREAMS.read(variables)),
         environment.PREFETCH_IDLE_S.read(variables),
@@ -41,7 +41,7 @@ def from_environment(variables: Mapping[str, str] | None = None) -> Settings:
     )
 
 
-def budget(settings: Settings) -> int:
+def budget(settings: PrefetchSettings) -> int:
     """Bytes that the prefetcher may hold."""
     if settings.memory_bytes is not None:
         return settings.memory_bytes

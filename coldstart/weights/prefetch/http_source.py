@@ -11,10 +11,16 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from urllib.parse import quote, unquote, urlsplit
 
-from coldstart.artifacts.net import http, origin
-from coldstart.artifacts.net.http import Answer, Client, Forbidden, Secret, Unreachable
+from coldstart.artifacts.net import http_client, origin
+from coldstart.artifacts.net.http_client import Answer, Forbidden, HttpClient, RemoteUnreachable, Secret
 from coldstart.contract.environment import PREFETCH_TOKEN
-from coldstart.weights.prefetch.source import Count, TooSlow, Unavailable, Unusable, shown
+from coldstart.weights.prefetch.range_source import (
+    Count,
+    SourceTooSlow,
+    SourceUnavailable,
+    SourceUnusable,
+    shown,
+)
 
 TOKEN_VARIABLE = PREFETCH_TOKEN
 # Read at once: as much as comes in a moment, so that a fast source costs few calls and a slow one's progress is seen.
@@ -27,13 +33,13 @@ def headers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
     """The Authorization header: from user:password@ in the address, else the bearer token of the environment.
 
     The token is meant for whatever source it fits, so it is left away where it would go over plain HTTP; a password in the
-    address is meant for just that one. Raises Unusable then.
+    address is meant for just that one. Raises SourceUnusable then.
     """
     parts = urlsplit(address)
-    safe = origin.of(address).may_hear_secrets
+    safe = origin.parse_origin(address).may_hear_secrets
     if parts.username:
         if not safe:
-            raise Unusable(f"{shown(address)} would be told a password without TLS: write https://")
+            raise SourceUnusable(f"{shown(address)} would be told a password without TLS: write https://")
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         return {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
     token = environment.get(TOKEN_VARIABLE)
@@ -52,20 +58,20 @@ class HttpSource:
         self._headers = dict(given)
         self._moved: dict[str, str] = {}
         self._versions: dict[str, str] = {}
-        self._client = Client()
+        self._client = HttpClient()
 
-    def read(self, name: str, size: int, start: int, into: memoryview, count: Count) -> int:
+    def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
         """As Source."""
         try:
-            with self._range(name, size, start, start + len(into)) as answer:
+            with self._range(name, size, start, start + len(buffer)) as answer:
                 self._versions[name] = answer.headers.get("ETag", "")
-                return _fill(answer, into, count)
-        except http.Slow as error:
-            raise TooSlow(f"{shown(self._locate(name))}: {error}") from error
-        except Unreachable as error:
-            raise Unavailable(f"{shown(self._locate(name))}: {error}") from error
+                return _fill(answer, buffer, count)
+        except http_client.Slow as error:
+            raise SourceTooSlow(f"{shown(self._locate(name))}: {error}") from error
+        except RemoteUnreachable as error:
+            raise SourceUnavailable(f"{shown(self._locate(name))}: {error}") from error
         except Forbidden as error:
-            raise Unusable(str(error)) from error
+            raise SourceUnusable(str(error)) from error
 
     def version(self, name: str) -> str:
         """As Source: the ETag."""
@@ -79,7 +85,7 @@ class HttpSource:
         first = self._locate(name)
         url = self._moved.get(name, first)
         wanted = {"Range": f"bytes={start}-{end - 1}"}
-        secret = Secret(origin.of(first), self._headers) if self._headers else None
+        secret = Secret(origin.parse_origin(first), self._headers) if self._headers else None
         for _ in range(_MAX_REDIRECTS):
             answer = self._client.ask("GET", url, headers=wanted, secret=secret, redirects=False)
             if answer.status == 206:
@@ -88,41 +94,43 @@ class HttpSource:
             answer.close()  # its body is not wanted
             url = self._elsewhere(answer, name, url, first)
             self._moved[name] = url
-        raise Unusable(f"{shown(first)} redirects without an end")
+        raise SourceUnusable(f"{shown(first)} redirects without an end")
 
     def _elsewhere(self, answer: Answer, name: str, url: str, first: str) -> str:
         status, location = answer.status, answer.headers.get("Location")
-        if status in http.REDIRECTS and location:
-            return http.redirected(url, location)
+        if status in http_client.REDIRECTS and location:
+            return http_client.redirected(url, location)
         # A redirect to a signed address holds for a time only: ask its origin again.
         if self._moved.pop(name, None) is not None or status in _PASSING:
-            raise Unavailable(f"{shown(first)} answers {status}")
+            raise SourceUnavailable(f"{shown(first)} answers {status}")
         if status == 200:
-            raise Unusable(f"{shown(first)} does not serve byte ranges (it answers 200 to a range request)")
-        unsent = not self._headers and not origin.of(first).may_hear_secrets
+            raise SourceUnusable(
+                f"{shown(first)} does not serve byte ranges (it answers 200 to a range request)"
+            )
+        unsent = not self._headers and not origin.parse_origin(first).may_hear_secrets
         hint = f"; over plain HTTP no {TOKEN_VARIABLE} is sent" if unsent and status in (401, 403) else ""
-        raise Unusable(f"{shown(first)} answers {status} {answer.reason}{hint}")
+        raise SourceUnusable(f"{shown(first)} answers {status} {answer.reason}{hint}")
 
 
-def _fill(answer: Answer, into: memoryview, count: Count) -> int:
+def _fill(answer: Answer, buffer: memoryview, count: Count) -> int:
     filled, step = 0, 4 * _LEAST
     try:
-        while filled < len(into):
+        while filled < len(buffer):
             began = monotonic()
-            got = answer.readinto(into[filled : filled + step])
+            got = answer.readinto(buffer[filled : filled + step])
             if not got:
                 break
             filled += got
             count(got)
             quick = monotonic() - began < _MOMENT_S
             step = min(2 * step, _MOST) if quick else max(step // 2, _LEAST)
-    except http.Slow:
+    except http_client.Slow:
         raise
-    except Unreachable:
+    except RemoteUnreachable:
         if not filled:
             raise
     if not filled:
-        raise Unreachable("the answer ends before its first byte")
+        raise RemoteUnreachable("the answer ends before its first byte")
     return filled
 
 
@@ -138,4 +146,4 @@ def _check(answer: Answer, url: str, size: int, start: int, end: int) -> None:
         wrong = "is sent encoded"
     if wrong:
         answer.close()
-        raise Unusable(f"{url} {wrong}")
+        raise SourceUnusable(f"{url} {wrong}")

@@ -6,16 +6,16 @@ import mmap
 import os
 from pathlib import Path
 
-from coldstart.weights.prefetch.layout import Layout
+from coldstart.weights.prefetch.region_layout import RegionLayout
 
 # A private writable mapping promises memory for copies that nobody will make; do not have it reserved.
 _FLAGS = mmap.MAP_PRIVATE | 0x4000  # MAP_NORESERVE, which the module names from Python 3.13 on
 
 
-class Files:
+class LayoutFiles:
     """The files of a layout below `directory`, or in the region behind `descriptor`, which is closed."""
 
-    def __init__(self, layout: Layout, directory: Path, descriptor: int | None) -> None:
+    def __init__(self, layout: RegionLayout, directory: Path, descriptor: int | None) -> None:
         self._layout, self._directory = layout, directory
         self._views: dict[int, memoryview] = {}
         self._region: memoryview | None = None

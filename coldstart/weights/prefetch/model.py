@@ -11,28 +11,28 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
-from coldstart.weights.prefetch.layout import Layout
-from coldstart.weights.prefetch.ranges import Ranges
-from coldstart.weights.prefetch.region import Region
-from coldstart.weights.prefetch.schedule import Board, Entry, State
-from coldstart.weights.prefetch.source import is_local, origin, shown
+from coldstart.weights.prefetch.byte_ranges import Ranges
+from coldstart.weights.prefetch.range_source import is_local, origin, shown
+from coldstart.weights.prefetch.region import SharedRegion
+from coldstart.weights.prefetch.region_layout import RegionLayout
+from coldstart.weights.prefetch.schedule import Board, UnitEntry, UnitState
 
 MAX_WRONG = 3
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 2.0
 _ERRORS_KEPT = 20
 
 
-class Model:
+class PrefetchedModel:
     """`region` is None for a local directory: the page cache is its memory."""
 
-    def __init__(self, key: str, address: str, environment: Mapping[str, str], layout: Layout) -> None:
+    def __init__(self, key: str, address: str, environment: Mapping[str, str], layout: RegionLayout) -> None:
         self.key, self.address, self.environment, self.layout = key, address, environment, layout
         self.board = Board(layout)
-        self.region = None if is_local(address) else Region(layout.total)
+        self.region = None if is_local(address) else SharedRegion(layout.total)
         self.leases = 0
         self.generation = 0  # of credentials
         self.flying = 0  # units that streams are working on
-        self.asked = monotonic()  # when it was last wanted while none was
+        self.wanted_at = monotonic()  # when it was last wanted while none was
         self.origin = origin(address)
         self.taken = self.evicted = self._given_up = False
         self.reported: set[str] = set()  # timelines that have its span already
@@ -65,9 +65,9 @@ class Model:
             return 0
         return max(self.board.planned_bytes, self.region.allocated)
 
-    def start(self, entry: Entry) -> None:
+    def start(self, entry: UnitEntry) -> None:
         """A unit is handed to a stream."""
-        entry.state = State.BUSY
+        entry.state = UnitState.BUSY
         self.flying += 1
         self._given_up = False
         self.began = self.began if self.began is not None else monotonic()

@@ -8,7 +8,7 @@ from typing import Any
 from coldstart.artifacts.net import origin
 from coldstart.contract.environment import AWS_ENDPOINT, AWS_ENDPOINT_URL, HF_ENDPOINT, HF_TOKEN
 from coldstart.weights.prefetch.http_source import HttpSource
-from coldstart.weights.prefetch.source import Count, Source, Unavailable, Unusable
+from coldstart.weights.prefetch.range_source import Count, RangeSource, SourceUnavailable, SourceUnusable
 
 # The standard variables' values are given on: this process has another environment than its clients.
 _PREFIX = "AWS_"
@@ -22,57 +22,59 @@ class ObjectSource:
         try:
             from obstore.store import S3Store
         except ImportError as error:
-            raise Unusable(f"{address} needs a library: pip install obstore") from error
+            raise SourceUnusable(f"{address} needs a library: pip install obstore") from error
         bucket, _, self._prefix = address.partition("://")[2].partition("/")
         config: Any = {key: value for key, value in environment.items() if key.startswith(_PREFIX)}
         endpoint = AWS_ENDPOINT_URL.read(config) or AWS_ENDPOINT.read(config)
         plain = endpoint.startswith("http://")
         # A signed request shows no key, but a session's token it carries as it is.
-        if plain and "AWS_SESSION_TOKEN" in config and not origin.of(endpoint).may_hear_secrets:
-            raise Unusable(f"{origin.of(endpoint)} would be told AWS_SESSION_TOKEN without TLS")
+        if plain and "AWS_SESSION_TOKEN" in config and not origin.parse_origin(endpoint).may_hear_secrets:
+            raise SourceUnusable(
+                f"{origin.parse_origin(endpoint)} would be told AWS_SESSION_TOKEN without TLS"
+            )
         # Trying again is the daemon's: it must not keep a stream from other models meanwhile.
         self._store = S3Store(
             bucket, config=config, client_options={"allow_http": plain}, retry_config={"max_retries": 0}
         )
 
-    def read(self, name: str, size: int, start: int, into: memoryview, count: Count) -> int:
-        """As Source."""
+    def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
+        """As RangeSource."""
         import obstore
         from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
         path = f"{self._prefix}/{name}".lstrip("/")
         try:
-            data = memoryview(obstore.get_range(self._store, path, start=start, length=len(into)))
+            data = memoryview(obstore.get_range(self._store, path, start=start, length=len(buffer)))
         except (FileNotFoundError, PermissionError, PermissionDeniedError, UnauthenticatedError) as error:
-            raise Unusable(f"{path}: {str(error).splitlines()[0]}") from error
+            raise SourceUnusable(f"{path}: {str(error).splitlines()[0]}") from error
         except Exception as error:  # obstore's own base: the network, a server's trouble
-            raise Unavailable(f"{path}: {str(error).splitlines()[0]}") from error
+            raise SourceUnavailable(f"{path}: {str(error).splitlines()[0]}") from error
         count(len(data))
-        if len(data) != len(into):
-            raise Unusable(f"{path} ends before byte {start + len(into)} of {size}")
-        into[:] = data
+        if len(data) != len(buffer):
+            raise SourceUnusable(f"{path} ends before byte {start + len(buffer)} of {size}")
+        buffer[:] = data
         return len(data)
 
     def version(self, name: str) -> str:
-        """As Source: obstore does not say it for ranges."""
+        """As RangeSource: obstore does not say it for ranges."""
         return ""
 
     def close(self) -> None:
-        """As Source; the store closes its connections itself."""
+        """As RangeSource; the store closes its connections itself."""
 
 
-def hub_source(address: str, environment: Mapping[str, str]) -> Source:
-    """hf://owner/name@revision over HTTP ranges. Raises Unusable without huggingface_hub."""
+def hub_source(address: str, environment: Mapping[str, str]) -> RangeSource:
+    """hf://owner/name@revision over HTTP ranges. Raises SourceUnusable without huggingface_hub."""
     try:
         from huggingface_hub import get_token, hf_hub_url
     except ImportError as error:
-        raise Unusable(f"{address} needs a library: pip install huggingface_hub") from error
+        raise SourceUnusable(f"{address} needs a library: pip install huggingface_hub") from error
     repository, _, revision = address.partition("://")[2].partition("@")
     token = HF_TOKEN.read(environment) or get_token()
     given = {"Authorization": f"Bearer {token}"} if token else {}
     endpoint = HF_ENDPOINT.read(environment) or None
     return HttpSource(
         address,
-        given if origin.of(endpoint or _HUB).may_hear_secrets else {},
+        given if origin.parse_origin(endpoint or _HUB).may_hear_secrets else {},
         lambda name: hf_hub_url(repository, name, revision=revision or None, endpoint=endpoint),
     )

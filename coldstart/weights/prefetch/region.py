@@ -12,13 +12,13 @@ import threading
 from collections.abc import Iterable
 from queue import SimpleQueue
 
-from coldstart.weights.prefetch.ranges import Range
+from coldstart.weights.prefetch.byte_ranges import Range
 
 _STEP = 32 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-class Region:
+class SharedRegion:
     """`total` bytes, none of them allocated at first. Raises OSError when the kernel has no memfd to give."""
 
     def __init__(self, total: int) -> None:
@@ -42,9 +42,9 @@ class Region:
             written = os.pwrite(self.descriptor, data, offset)
             offset, data = offset + written, data[written:]
 
-    def read(self, offset: int, into: memoryview) -> int:
+    def read(self, offset: int, buffer: memoryview) -> int:
         """Copy bytes out; how many."""
-        return os.preadv(self.descriptor, [into], offset)
+        return os.preadv(self.descriptor, [buffer], offset)
 
     def close(self) -> None:
         """Give the memory back, as far as no client holds it."""
@@ -58,7 +58,7 @@ class Allocator:
         self._queue: SimpleQueue[tuple[int, list[Range]]] = SimpleQueue()
         self._started = False
 
-    def ahead(self, region: Region, ranges: Iterable[Range]) -> None:
+    def ahead(self, region: SharedRegion, ranges: Iterable[Range]) -> None:
         """Allocate these ranges of the region, some time soon."""
         # A descriptor of its own: the region may be closed meanwhile and its number be another's.
         self._queue.put((os.dup(region.descriptor), list(ranges)))

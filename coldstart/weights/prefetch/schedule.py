@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from coldstart.weights.prefetch.layout import Layout
-from coldstart.weights.prefetch.ranges import Ranges
+from coldstart.weights.prefetch.byte_ranges import Ranges
+from coldstart.weights.prefetch.region_layout import RegionLayout
 from coldstart.weights.prefetch.units import Unit, split
 
 
-class State(Enum):
+class UnitState(Enum):
     """The life of a unit. FAILED goes back to IDLE when somebody wants it anew."""
 
     IDLE = "idle"
@@ -26,11 +26,11 @@ class State(Enum):
 
 
 @dataclass(eq=False, slots=True)
-class Entry:
+class UnitEntry:
     """A unit, how it stands, how many leases want it, how often its bytes were wrong."""
 
     unit: Unit
-    state: State = State.IDLE
+    state: UnitState = UnitState.IDLE
     holders: int = 0
     wrong: int = 0
     reason: str = ""
@@ -38,15 +38,15 @@ class Entry:
     @property
     def open(self) -> bool:
         """Whether somebody may still wait for it."""
-        return self.state in (State.IDLE, State.BUSY)
+        return self.state in (UnitState.IDLE, UnitState.BUSY)
 
 
 class Board:
     """The units of one model: what is planned, what is ready."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: RegionLayout) -> None:
         self.layout = layout
-        self.entries: list[list[Entry]] = [[] for _ in layout.files]
+        self.entries: list[list[UnitEntry]] = [[] for _ in layout.files]
         self.planned = [Ranges() for _ in layout.files]
         self.ready = [Ranges() for _ in layout.files]
 
@@ -68,37 +68,39 @@ class Board:
             units += split(self.layout, number, gaps)
         return units
 
-    def want(self, wanted: Sequence[Ranges], units: Iterable[Unit]) -> list[Entry]:
+    def want(self, wanted: Sequence[Ranges], units: Iterable[Unit]) -> list[UnitEntry]:
         """Plan the new `units`; the entries that hold the `wanted` bytes, in order. Failed ones are tried anew."""
         for unit in units:
-            self.entries[unit.file].append(Entry(unit))
+            self.entries[unit.file].append(UnitEntry(unit))
             for start, end in unit.pieces:
                 self.planned[unit.file].add(start, end)
-        found = self._holding(wanted)
-        for entry in found:
+        entries = self._holding(wanted)
+        for entry in entries:
             entry.holders += 1
-            if entry.state is State.FAILED:
-                entry.state, entry.wrong = State.IDLE, 0
-        return sorted(found, key=lambda entry: (entry.unit.file, entry.unit.pieces[-1]))
+            if entry.state is UnitState.FAILED:
+                entry.state, entry.wrong = UnitState.IDLE, 0
+        return sorted(entries, key=lambda entry: (entry.unit.file, entry.unit.pieces[-1]))
 
-    def _holding(self, wanted: Sequence[Ranges]) -> list[Entry]:
+    def _holding(self, wanted: Sequence[Ranges]) -> list[UnitEntry]:
         """The entries with `wanted` bytes, and those that the checks of these need."""
         needed = [Ranges(ranges) for ranges in wanted]
         before = -1
         while (total := sum(ranges.total for ranges in needed)) > before:
             before = total
-            found = [entry for entries in self.entries for entry in entries if _concerns(entry.unit, needed)]
-            for entry in found:
+            wanted_entries = [
+                entry for entries in self.entries for entry in entries if _concerns(entry.unit, needed)
+            ]
+            for entry in wanted_entries:
                 for need in entry.unit.needs:
                     needed[entry.unit.file].add(*need)
-        return found
+        return wanted_entries
 
-    def release(self, entries: Iterable[Entry]) -> None:
+    def release(self, entries: Iterable[UnitEntry]) -> None:
         """One lease less on each of them; what nobody wants and nobody fetched is planned no longer."""
-        gone: set[Entry] = set()
+        gone: set[UnitEntry] = set()
         for entry in entries:
             entry.holders -= 1
-            if not entry.holders and entry.state in (State.IDLE, State.FAILED):
+            if not entry.holders and entry.state in (UnitState.IDLE, UnitState.FAILED):
                 gone.add(entry)
         for entry in gone:
             self._forget(entry.unit)
@@ -109,41 +111,41 @@ class Board:
         for start, end in unit.pieces:
             self.planned[unit.file].remove(start, end)
 
-    def runnable(self, entry: Entry) -> bool:
+    def runnable(self, entry: UnitEntry) -> bool:
         """Whether it waits to be fetched and what its checks need is there."""
         ready = self.ready[entry.unit.file]
-        return entry.state is State.IDLE and all(ready.covers(*need) for need in entry.unit.needs)
+        return entry.state is UnitState.IDLE and all(ready.covers(*need) for need in entry.unit.needs)
 
-    def publish(self, entry: Entry) -> None:
+    def publish(self, entry: UnitEntry) -> None:
         """Its bytes are there and verified."""
-        entry.state = State.READY
+        entry.state = UnitState.READY
         for start, end in entry.unit.pieces:
             self.ready[entry.unit.file].add(start, end)
 
-    def fail(self, entry: Entry, reason: str) -> list[Entry]:
+    def fail(self, entry: UnitEntry, reason: str) -> list[UnitEntry]:
         """Give up on it and on what cannot be checked without it; all that was given up."""
-        entry.state, entry.reason = State.FAILED, reason
+        entry.state, entry.reason = UnitState.FAILED, reason
         failed = [entry]
         for other in self.entries[entry.unit.file]:
-            if other.state is State.IDLE and _needs(other.unit, entry.unit):
+            if other.state is UnitState.IDLE and _needs(other.unit, entry.unit):
                 failed += self.fail(other, reason)
         return failed
 
-    def fail_rest(self, file: int | None, reason: str) -> list[Entry]:
+    def fail_rest(self, file: int | None, reason: str) -> list[UnitEntry]:
         """Give up on all that nobody works on, of one file or of all."""
         chosen = self.entries if file is None else [self.entries[file]]
-        rest = [entry for entries in chosen for entry in entries if entry.state is State.IDLE]
+        rest = [entry for entries in chosen for entry in entries if entry.state is UnitState.IDLE]
         for entry in rest:
-            entry.state, entry.reason = State.FAILED, reason
+            entry.state, entry.reason = UnitState.FAILED, reason
         return rest
 
-    def back(self, entry: Entry) -> None:
+    def back(self, entry: UnitEntry) -> None:
         """To be fetched (again), if still wanted."""
-        entry.state = State.IDLE
+        entry.state = UnitState.IDLE
         if not entry.holders:
             self.release_orphan(entry)
 
-    def release_orphan(self, entry: Entry) -> None:
+    def release_orphan(self, entry: UnitEntry) -> None:
         """Forget an entry that no lease wants any longer."""
         self._forget(entry.unit)
         self.entries[entry.unit.file].remove(entry)
@@ -162,11 +164,11 @@ class Lease:
     """What one client wants of one board."""
 
     board: Board
-    foreground: deque[Entry] = field(default_factory=deque)
-    background: deque[Entry] = field(default_factory=deque)
-    entries: set[Entry] = field(default_factory=set)
+    foreground: deque[UnitEntry] = field(default_factory=deque)
+    background: deque[UnitEntry] = field(default_factory=deque)
+    entries: set[UnitEntry] = field(default_factory=set)
 
-    def add(self, entries: Sequence[Entry], *, background: bool) -> None:
+    def add(self, entries: Sequence[UnitEntry], *, background: bool) -> None:
         """Queue entries just wanted from the board."""
         (self.background if background else self.foreground).extend(entries)
         again = [entry for entry in entries if entry in self.entries]
@@ -197,7 +199,7 @@ def pick(
     leases: Iterable[Lease],
     available: Callable[[Lease], bool],
     counts: Callable[[Lease], bool] = _each,
-) -> tuple[Lease, Entry] | None:
+) -> tuple[Lease, UnitEntry] | None:
     """The next unit to fetch, None when there is nothing to do now.
 
     `available` leaves out who must wait, `counts` whose foreground keeps nobody's background waiting.

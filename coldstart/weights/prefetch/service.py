@@ -17,13 +17,13 @@ from typing import Any
 from coldstart.machine import ipc, timeline
 from coldstart.machine.peers import Listener, trusted
 from coldstart.weights.prefetch import configuration
-from coldstart.weights.prefetch.clients import Client
+from coldstart.weights.prefetch.connections import ClientConnection
 from coldstart.weights.prefetch.errors import PrefetchRefused
-from coldstart.weights.prefetch.memory import Memory
-from coldstart.weights.prefetch.model import MAX_WRONG, Model
-from coldstart.weights.prefetch.schedule import Entry, Lease, pick
-from coldstart.weights.prefetch.source import Unavailable, Unusable, shown
-from coldstart.weights.prefetch.streams import Job, Streams, WrongBytes
+from coldstart.weights.prefetch.model import MAX_WRONG, PrefetchedModel
+from coldstart.weights.prefetch.range_source import SourceUnavailable, SourceUnusable, shown
+from coldstart.weights.prefetch.resident_models import Memory
+from coldstart.weights.prefetch.schedule import Lease, UnitEntry, pick
+from coldstart.weights.prefetch.streams import FetchJob, Streams, WrongBytes
 
 # A source that nothing is fetched from gets a stream after so long, however many there are; up to so many in all.
 STARVED_S, MAX_JOBS = 0.4, 64
@@ -33,12 +33,12 @@ _RECONSIDER_S = 0.1
 class Service:
     """Serves until stopped, or until nobody was connected for `settings.idle_s`."""
 
-    def __init__(self, listener: Listener, settings: configuration.Settings) -> None:
+    def __init__(self, listener: Listener, settings: configuration.PrefetchSettings) -> None:
         self.settings, self.stopping = settings, False
         self.memory = Memory(settings)
-        self.clients: dict[Client, None] = {}
+        self.clients: dict[ClientConnection, None] = {}
         self._streams = Streams(settings.streams, self._done)
-        self._ended: deque[Job] = deque()
+        self._ended: deque[FetchJob] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._quiet_since = monotonic()
         self._listener = listener
@@ -66,7 +66,7 @@ class Service:
         if not trusted(connection):
             connection.close()
             return
-        client = Client(connection)
+        client = ClientConnection(connection)
         self.clients[client] = None
         self._selector.register(client.channel, selectors.EVENT_READ, lambda: self._heard(client))
 
@@ -86,7 +86,7 @@ class Service:
 
     # What clients say.
 
-    def _heard(self, client: Client) -> None:
+    def _heard(self, client: ClientConnection) -> None:
         if client.waiting_to_send:
             client.flush()
         try:
@@ -95,11 +95,11 @@ class Service:
                 client.gone = True
             for message in messages or ():
                 self._answer(client, message)
-        except (ipc.Malformed, PrefetchRefused) as error:
+        except (ipc.MalformedMessage, PrefetchRefused) as error:
             client.say({"refused": str(error)})
             client.gone = True
 
-    def _answer(self, client: Client, message: dict[str, Any]) -> None:
+    def _answer(self, client: ClientConnection, message: dict[str, Any]) -> None:
         operation = message.get("op")
         if operation == "attach":
             self._attach(client, message)
@@ -115,23 +115,23 @@ class Service:
         elif operation == "adopt":
             self._take_over(client)
         else:
-            raise ipc.Malformed(f"no such operation: {str(operation)[:40]!r}")
+            raise ipc.MalformedMessage(f"no such operation: {str(operation)[:40]!r}")
 
-    def _take_over(self, client: Client) -> None:
+    def _take_over(self, client: ClientConnection) -> None:
         """Another prefetcher lost the race for the lock, and hands on the client that it was started for."""
         descriptor = client.channel.take()
         try:
             self.adopt(socket.socket(fileno=descriptor))
         except OSError as error:
             os.close(descriptor)
-            raise ipc.Malformed("a descriptor that is no socket") from error
+            raise ipc.MalformedMessage("a descriptor that is no socket") from error
         client.say({"adopted": True})
 
-    def _attach(self, client: Client, message: dict[str, Any]) -> None:
+    def _attach(self, client: ClientConnection, message: dict[str, Any]) -> None:
         names, plan = ipc.body(client.channel.take())
         source, environment = message.get("source"), message.get("environment", {})
         if client.model is not None or not isinstance(source, str) or not isinstance(environment, dict):
-            raise ipc.Malformed("a malformed attach")
+            raise ipc.MalformedMessage("a malformed attach")
         wanted_names = _names(names)
         model = self.memory.find(source, plan, {str(k): str(v) for k, v in environment.items()})
         client.model, client.lease = model, Lease(model.board)
@@ -145,10 +145,10 @@ class Service:
         region = model.region.reader() if model.region is not None else None
         client.say({"attached": model.key, "ready": known}, region)
 
-    def _want(self, client: Client, message: dict[str, Any]) -> None:
+    def _want(self, client: ClientConnection, message: dict[str, Any]) -> None:
         names, _ = ipc.body(client.channel.take())
         if client.model is None:
-            raise ipc.Malformed("a want before an attach")
+            raise ipc.MalformedMessage("a want before an attach")
         try:
             self._enlist(client, _names(names), bool(message.get("background")))
         except PrefetchRefused as error:
@@ -156,17 +156,17 @@ class Service:
         else:
             client.say({"wanted": True})
 
-    def _enlist(self, client: Client, names: list[str] | None, background: bool) -> None:
+    def _enlist(self, client: ClientConnection, names: list[str] | None, background: bool) -> None:
         assert client.model is not None and client.lease is not None
         wanted = client.model.layout.wanted(names)
         entries = self.memory.want(client.model, wanted)
         client.lease.add(entries, background=background)
         if not client.model.flying:
-            client.model.asked = monotonic()
+            client.model.wanted_at = monotonic()
 
     # What streams report.
 
-    def _done(self, job: Job) -> None:
+    def _done(self, job: FetchJob) -> None:
         self._ended.append(job)
         self._notify()
 
@@ -176,8 +176,8 @@ class Service:
     def _woken(self) -> None:
         os.eventfd_read(self._wake)
 
-    def _settle(self, job: Job) -> None:
-        assert isinstance(job.model, Model)
+    def _settle(self, job: FetchJob) -> None:
+        assert isinstance(job.model, PrefetchedModel)
         self._streams.jobs.discard(job)
         model, entry, error = job.model, job.entry, job.error
         model.flying -= 1
@@ -187,7 +187,7 @@ class Service:
             self._tell(model, [entry])
         elif job.generation != model.generation:
             model.board.back(entry)
-        elif isinstance(error, Unavailable) and model.unavailable(self.settings.patience_s):
+        elif isinstance(error, SourceUnavailable) and model.unavailable(self.settings.patience_s):
             model.note(str(error))
             model.board.back(entry)
         elif isinstance(error, WrongBytes) and entry.wrong + 1 < MAX_WRONG:
@@ -198,20 +198,20 @@ class Service:
             self._give_up(model, entry, error)
         self.memory.settle(model)
 
-    def _give_up(self, model: Model, entry: Entry, error: Exception) -> None:
+    def _give_up(self, model: PrefetchedModel, entry: UnitEntry, error: Exception) -> None:
         reason = f"{shown(model.address)}: {error}"
         if isinstance(error, WrongBytes):
             reason = f"{error}, {MAX_WRONG} times, from {shown(model.address)}"
         model.note(reason)
         failed = model.board.fail(entry, reason)
-        if isinstance(error, Unavailable):
+        if isinstance(error, SourceUnavailable):
             failed += model.board.fail_rest(None, reason)
             model.give_up()
-        elif isinstance(error, Unusable | OSError):
+        elif isinstance(error, SourceUnusable | OSError):
             failed += model.board.fail_rest(entry.unit.file, reason)
         self._tell(model, failed)
 
-    def _tell(self, model: Model, entries: list[Entry]) -> None:
+    def _tell(self, model: PrefetchedModel, entries: list[UnitEntry]) -> None:
         for client in self.clients:
             if client.model is model:
                 client.tell(entries)
@@ -233,7 +233,7 @@ class Service:
         def starved(lease: Lease) -> bool:
             model = owners[lease]
             served = any(job.model.address.startswith(model.origin) for job in self._streams.jobs)
-            return available(lease) and not served and now - model.asked >= STARVED_S
+            return available(lease) and not served and now - model.wanted_at >= STARVED_S
 
         while len(self._streams.jobs) < MAX_JOBS:
             full = self._streams.lively(now) >= self.settings.streams
@@ -242,7 +242,7 @@ class Service:
                 return
             lease, entry = chosen
             owners[lease].start(entry)
-            self._streams.submit(Job(owners[lease], entry, owners[lease].generation))
+            self._streams.submit(FetchJob(owners[lease], entry, owners[lease].generation))
 
     def _look_after(self) -> None:
         for client in list(self.clients):
@@ -254,7 +254,7 @@ class Service:
         if not self.clients and monotonic() - self._quiet_since >= self.settings.idle_s:
             self.stopping = True
 
-    def _report(self, client: Client) -> None:
+    def _report(self, client: ClientConnection) -> None:
         """What follows when all that a client wants is served: its span, and the end of an early lease taken over."""
         lease, model = client.lease, client.model
         if lease is None or model is None or lease.unfinished() or lease.unfinished(background=True):
@@ -264,7 +264,7 @@ class Service:
             client.events = None
         client.gone = client.gone or (client.early and model.taken)
 
-    def _draw(self, client: Client, model: Model, path: str) -> None:
+    def _draw(self, client: ClientConnection, model: PrefetchedModel, path: str) -> None:
         if path in model.reported:  # its early lease has drawn it
             return
         model.reported.add(path)
@@ -274,13 +274,13 @@ class Service:
         except OSError as error:
             model.note(f"timeline events: {error}")
 
-    def _mind_sending(self, client: Client) -> None:
+    def _mind_sending(self, client: ClientConnection) -> None:
         mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.waiting_to_send else 0)
         key = self._selector.get_key(client.channel)
         if key.events != mask:
             self._selector.modify(client.channel, mask, key.data)
 
-    def _drop(self, client: Client) -> None:
+    def _drop(self, client: ClientConnection) -> None:
         self._selector.unregister(client.channel)
         del self.clients[client]
         client.close()
@@ -302,7 +302,7 @@ class Service:
         }
 
 
-def lease_waits(client: Client) -> bool:
+def lease_waits(client: ClientConnection) -> bool:
     """Whether it wants anything that is not there."""
     return client.lease is not None and (
         client.lease.unfinished() or client.lease.unfinished(background=True)
@@ -313,9 +313,9 @@ def _names(text: bytes) -> list[str] | None:
     try:
         names = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ipc.Malformed(f"names that are no JSON: {error}") from error
+        raise ipc.MalformedMessage(f"names that are no JSON: {error}") from error
     if names is not None and (
         not isinstance(names, list) or not all(isinstance(name, str) for name in names)
     ):
-        raise ipc.Malformed("names are a list of strings, or null")
+        raise ipc.MalformedMessage("names are a list of strings, or null")
     return names

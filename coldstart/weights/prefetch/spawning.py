@@ -51,13 +51,13 @@ def last_words(directory: Path | None) -> str:
 
 def spawn(directory: Path) -> socket.socket:
     """Start a prefetcher and return a connection to it, without waiting for it. Raises PrefetchError."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    parent, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     command = [
         sys.executable,
         "-m",
         "coldstart.weights.prefetch.daemon",
         str(directory),
-        str(theirs.fileno()),
+        str(child.fileno()),
     ]
     log = -1
     try:
@@ -67,16 +67,16 @@ def spawn(directory: Path) -> socket.socket:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(child.fileno(),),
             cwd="/",
             start_new_session=True,
             check=True,
         )
     except (OSError, subprocess.CalledProcessError) as error:
-        ours.close()
+        parent.close()
         raise PrefetchError(f"The prefetcher cannot be started: {error}.") from error
     finally:
-        theirs.close()
+        child.close()
         with suppress(OSError):
             os.close(log)
-    return ours
+    return parent

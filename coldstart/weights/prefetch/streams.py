@@ -16,12 +16,12 @@ from typing import Protocol
 
 from coldstart.artifacts.net import pace
 from coldstart.weights.checkpoint import Tensor
-from coldstart.weights.prefetch.layout import Layout
-from coldstart.weights.prefetch.ranges import Range
-from coldstart.weights.prefetch.region import Region
-from coldstart.weights.prefetch.schedule import Entry
-from coldstart.weights.prefetch.source import Changed, Source, TooSlow, Unavailable
-from coldstart.weights.prefetch.sources import open_source
+from coldstart.weights.prefetch.backends import open_source
+from coldstart.weights.prefetch.byte_ranges import Range
+from coldstart.weights.prefetch.range_source import Changed, RangeSource, SourceTooSlow, SourceUnavailable
+from coldstart.weights.prefetch.region import SharedRegion
+from coldstart.weights.prefetch.region_layout import RegionLayout
+from coldstart.weights.prefetch.schedule import UnitEntry
 from coldstart.weights.prefetch.units import Check, Unit, touching
 
 _KEPT_SOURCES = 8
@@ -35,25 +35,25 @@ class WrongBytes(Exception):
     """What came is not what the plan says; the message names file, tensor and offset."""
 
 
-class Origin(Protocol):
+class StreamedModel(Protocol):
     """What a stream must know of a model."""
 
     key: str
     address: str
     environment: Mapping[str, str]
-    layout: Layout
-    region: Region | None
+    layout: RegionLayout
+    region: SharedRegion | None
 
     def count(self, file: int, start: int, size: int) -> None:
         """So many bytes of a file have come."""
 
 
 @dataclass(eq=False)
-class Job:
+class FetchJob:
     """One unit on its way: `error` is None when it arrived, `bytes` is what has come of it so far."""
 
-    model: Origin
-    entry: Entry
+    model: StreamedModel
+    entry: UnitEntry
     generation: int
     error: Exception | None = None
     bytes: int = 0
@@ -74,11 +74,11 @@ class Streams:
     `number` threads are kept for later jobs, with their buffers and connections.
     """
 
-    def __init__(self, number: int, done: Callable[[Job], None]) -> None:
+    def __init__(self, number: int, done: Callable[[FetchJob], None]) -> None:
         self.number = number
-        self.jobs: set[Job] = set()
+        self.jobs: set[FetchJob] = set()
         self._done = done
-        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._jobs: SimpleQueue[FetchJob] = SimpleQueue()
         self._threads = 0
         self._lock = threading.Lock()
 
@@ -88,7 +88,7 @@ class Streams:
             job.look(now)
         return sum(not job.slow for job in self.jobs)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: FetchJob) -> None:
         """Fetch."""
         self.jobs.add(job)
         with self._lock:
@@ -116,13 +116,13 @@ class Streams:
 class _Stream:
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._sources: dict[str, tuple[Mapping[str, str], Source]] = {}
+        self._sources: dict[str, tuple[Mapping[str, str], RangeSource]] = {}
 
     def close(self) -> None:
         while self._sources:
             self._sources.popitem()[1][1].close()
 
-    def fetch(self, job: Job, unit: Unit) -> None:
+    def fetch(self, job: FetchJob, unit: Unit) -> None:
         model = job.model
         source, buffer, at = self._source(model), self._space(unit.size), 0
         pieces: dict[Range, memoryview] = {}
@@ -137,18 +137,22 @@ class _Stream:
             for (start, _), data in pieces.items():
                 model.region.write(model.layout.files[unit.file].base + start, data)
 
-    def _fill(self, job: Job, source: Source, start: int, into: memoryview, version: str | None) -> str:
-        """Fill `into`; what the source calls the content, which must not change within a unit."""
+    def _fill(
+        self, job: FetchJob, source: RangeSource, start: int, buffer: memoryview, version: str | None
+    ) -> str:
+        """Fill `buffer`; what the source calls the content, which must not change within a unit."""
         number = job.entry.unit.file
         file, filled, idle, began = job.model.layout.files[number], 0, 0, monotonic()
-        while filled < len(into):
+        while filled < len(buffer):
             at = start + filled
             try:
-                filled += source.read(file.name, file.size, at, into[filled:], _Counter(job, number, at))
+                filled += source.read(
+                    file.name, file.size, at, buffer[filled:], _ByteCounter(job, number, at)
+                )
                 idle = 0
-            except (TooSlow, Changed):
+            except (SourceTooSlow, Changed):
                 raise
-            except Unavailable:
+            except SourceUnavailable:
                 # Once more at once: a server may have closed a connection that was kept.
                 idle += 1
                 if idle > 1:
@@ -156,7 +160,7 @@ class _Stream:
             else:
                 version = _same(version, source.version(file.name), file.name)
             if monotonic() - began > _BOUNDS.window_s + filled / _BOUNDS.floor:
-                raise TooSlow(f"{file.name}: {filled} bytes in {monotonic() - began:.0f} s")
+                raise SourceTooSlow(f"{file.name}: {filled} bytes in {monotonic() - began:.0f} s")
         return version or ""
 
     def _space(self, size: int) -> memoryview:
@@ -164,7 +168,7 @@ class _Stream:
             self._buffer = bytearray(size)
         return memoryview(self._buffer)[:size]
 
-    def _source(self, model: Origin) -> Source:
+    def _source(self, model: StreamedModel) -> RangeSource:
         known = self._sources.get(model.key)
         if known is None or known[0] != model.environment:
             if known is not None:
@@ -176,10 +180,10 @@ class _Stream:
         return known[1]
 
 
-class _Counter:
+class _ByteCounter:
     """Counts bytes of a file that come one after the other from byte `at` on."""
 
-    def __init__(self, job: Job, file: int, at: int) -> None:
+    def __init__(self, job: FetchJob, file: int, at: int) -> None:
         self.job, self.file, self.at = job, file, at
 
     def __call__(self, size: int) -> None:
@@ -197,22 +201,22 @@ def _same(before: str | None, now: str, name: str) -> str:
 
 
 def _verify(
-    model: Origin, source: Source, number: int, check: Check, pieces: Mapping[Range, memoryview]
+    model: StreamedModel, source: RangeSource, number: int, check: Check, pieces: Mapping[Range, memoryview]
 ) -> None:
-    made, at = hashlib.sha256(), check.start
+    hasher, at = hashlib.sha256(), check.start
     for (start, end), data in sorted(pieces.items()):
         if start >= check.end or end <= at:
             continue
-        _feed(model, source, number, made, (at, start))
+        _feed(model, source, number, hasher, (at, start))
         at, stop = max(at, start), min(end, check.end)
-        made.update(data[at - start : stop - start])
+        hasher.update(data[at - start : stop - start])
         at = stop
-    _feed(model, source, number, made, (at, check.end))
-    if made.hexdigest() != check.digest:
+    _feed(model, source, number, hasher, (at, check.end))
+    if hasher.hexdigest() != check.digest:
         raise WrongBytes(_blame(model.layout, number, check, pieces))
 
 
-def _feed(model: Origin, source: Source, number: int, into: hashlib._Hash, span: Range) -> None:
+def _feed(model: StreamedModel, source: RangeSource, number: int, hasher: hashlib._Hash, span: Range) -> None:
     """Hash bytes that were verified before: out of the region, or out of the file that is mapped in its place."""
     file, (at, end) = model.layout.files[number], span
     buffer = memoryview(bytearray(max(0, min(_STEP, end - at))))
@@ -222,11 +226,11 @@ def _feed(model: Origin, source: Source, number: int, into: hashlib._Hash, span:
             got = model.region.read(file.base + at, part)
         else:
             got = source.read(file.name, file.size, at, part, lambda _: None)
-        into.update(part[:got])
+        hasher.update(part[:got])
         at += got
 
 
-def _blame(layout: Layout, number: int, check: Check, pieces: Mapping[Range, memoryview]) -> str:
+def _blame(layout: RegionLayout, number: int, check: Check, pieces: Mapping[Range, memoryview]) -> str:
     file = layout.files[number].name
     if check.tensor:
         return f"{file}: tensor {check.tensor!r} at offset {check.start} has wrong bytes"

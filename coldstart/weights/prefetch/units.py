@@ -11,8 +11,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from coldstart.weights.checkpoint import Tensor
-from coldstart.weights.prefetch.layout import Layout
-from coldstart.weights.prefetch.ranges import Range, Ranges
+from coldstart.weights.prefetch.byte_ranges import Range, Ranges
+from coldstart.weights.prefetch.region_layout import RegionLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Unit:
         return sum(end - start for start, end in self.pieces)
 
 
-def split(layout: Layout, file: int, wanted: Ranges) -> list[Unit]:
+def split(layout: RegionLayout, file: int, wanted: Ranges) -> list[Unit]:
     """The units that make up `wanted` bytes of a file: whole tensors, or all of the file that is not planned already."""
     units: list[Unit] = []
     rest: list[Range] = []
@@ -57,20 +57,20 @@ def split(layout: Layout, file: int, wanted: Ranges) -> list[Unit]:
 
 
 def _by_chunk(chunk: int, wanted: Ranges) -> dict[int, list[Range]]:
-    found: dict[int, list[Range]] = {}
+    pieces: dict[int, list[Range]] = {}
     for start, end in wanted:
         for number in range(start // chunk, -(-end // chunk)):
             piece = (max(start, number * chunk), min(end, (number + 1) * chunk))
-            found.setdefault(number, []).append(piece)
-    return found
+            pieces.setdefault(number, []).append(piece)
+    return pieces
 
 
-def _gapped(layout: Layout, file: int, piece: Range) -> bool:
+def _gapped(layout: RegionLayout, file: int, piece: Range) -> bool:
     known = Ranges((tensor.offset, tensor.end) for tensor in touching(layout, file, *piece))
     return bool(known.missing(*piece))
 
 
-def _joined(layout: Layout, file: int, pieces: list[Range]) -> list[list[Range]]:
+def _joined(layout: RegionLayout, file: int, pieces: list[Range]) -> list[list[Range]]:
     """Pieces in groups: those that one tensor reaches into wait for each other, so they are one."""
     groups: list[list[Range]] = []
     reach = 0
@@ -83,7 +83,7 @@ def _joined(layout: Layout, file: int, pieces: list[Range]) -> list[list[Range]]
     return groups
 
 
-def _of_tensors(layout: Layout, file: int, pieces: list[Range]) -> Unit:
+def _of_tensors(layout: RegionLayout, file: int, pieces: list[Range]) -> Unit:
     tensors = {tensor.offset: tensor for piece in pieces for tensor in touching(layout, file, *piece)}
     checks = tuple(Check(t.offset, t.end, t.sha256, t.name) for t in tensors.values())
     own = Ranges(pieces)
@@ -91,13 +91,13 @@ def _of_tensors(layout: Layout, file: int, pieces: list[Range]) -> Unit:
     return Unit(file, tuple(pieces), checks, needs)
 
 
-def touching(layout: Layout, file: int, start: int, end: int) -> list[Tensor]:
+def touching(layout: RegionLayout, file: int, start: int, end: int) -> list[Tensor]:
     """The tensors of a file that have bytes in [start, end), in order."""
     tensors = layout.files[file].tensors
-    found = []
+    touched = []
     for tensor in tensors[max(0, bisect_right(tensors, start, key=lambda t: t.offset) - 1) :]:
         if tensor.offset >= end:
             break
         if max(tensor.offset, start) < min(tensor.end, end):
-            found.append(tensor)
-    return found
+            touched.append(tensor)
+    return touched

@@ -74,12 +74,12 @@ import numpy as np
 import pytest
 from support.graphs_tools import SMALL, outputs, proven
 
-from coldstart.graphs import capture, store, windows
-from coldstart.graphs.api import Event, NodeKind
+from coldstart.graphs import capture, table_files, windows
+from coldstart.graphs.api import AllocationEvent, NodeKind
 from coldstart.graphs.errors import AlteredTable, GraphError
 from coldstart.graphs.kernels import Ladder
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.table import EDGE, Kernel, Tables
+from coldstart.graphs.tables import EDGE, Kernel, Tables
 from coldstart.graphs.trace import live_allocation, match_backwards, pack
 from tests.support.graphs.compare import single
 from tests.support.graphs.driver import Library, Node, SimDriver
@@ -155,7 +155,7 @@ def test_naive_one_capture_relocates_a_word_that_is_no_one_pointer() -> None:
 # --- address reuse in whole processes ---
 
 
-def _traces() -> tuple[SimModel, SimModel, list[Event], int]:
+def _traces() -> tuple[SimModel, SimModel, list[AllocationEvent], int]:
     """A process whose table took a freed address, one whose table did not, and the table's true ordinal."""
     reusing, other = SimModel(SMALL, 1, reuse=1.0), SimModel(SMALL, 2, reuse=0.0)
     (match, _), *_ = match_backwards(pack(reusing.trace()), [(-1, reusing.rope_table)]).values()
@@ -187,8 +187,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _sealed(made: Path, target: Path, tables: Tables) -> Path:
-    binaries = {d: store.load_binary(made, d) for d in store.read_manifest(made)["binaries"]}
-    store.save(tables, target, binaries)
+    binaries = {d: table_files.load_binary(made, d) for d in table_files.read_manifest(made)["binaries"]}
+    table_files.save(tables, target, binaries)
     return target
 
 
@@ -204,7 +204,7 @@ def _wrong(directory: Path, key: str) -> bool:
 
 
 def test_naive_loading_without_the_seal_runs_altered_parameters(made: Path, tmp_path: Path) -> None:
-    tables = store.load(made)
+    tables = table_files.load(made)
     node = tables.nodes[int(tables.graphs["node"][tables.keys.index("decode:256")])]
     payload = np.array(tables.payload)
     payload[int(node["payload"]) + 24] ^= 1  # the rows that the first kernel computes
@@ -214,13 +214,13 @@ def test_naive_loading_without_the_seal_runs_altered_parameters(made: Path, tmp_
         (altered / path.name).write_bytes(path.read_bytes())
     np.save(altered / "payload.npy", payload)
     with pytest.raises(AlteredTable):
-        store.load(altered)
-    naive = store.load(altered, verify=False)
+        table_files.load(altered)
+    naive = table_files.load(altered, verify=False)
     assert _wrong(_sealed(made, tmp_path / "naive", naive), "decode:256")
 
 
 def _shifted(made: Path, symbol: str, key: str) -> Tables:
-    tables = store.load(made)
+    tables = table_files.load(made)
     rows, graph = tables.relocations.copy(), tables.graphs[tables.keys.index(key)]
     mine = np.arange(graph["relocation"], graph["relocation"] + graph["relocations"])
     wanted = [i for i, r in enumerate(tables.regions) if r.symbol == symbol]
@@ -238,7 +238,7 @@ def test_naive_trust_in_sealed_tables_gives_wrong_outputs(made: Path, tmp_path: 
 
 def test_naive_chains_lose_the_parallel_branches(made: Path, tmp_path: Path) -> None:
     """Right outputs, but no two kernels may run at once any more, and no launch is programmatic."""
-    tables = store.load(made)
+    tables = table_files.load(made)
     counts = tables.graphs["nodes"].astype(int)
     chains = [[(i, i + 1, 0, 0, 0, 0) for i in range(n - 1)] for n in counts]
     graphs = tables.graphs.copy()
@@ -247,7 +247,7 @@ def test_naive_chains_lose_the_parallel_branches(made: Path, tmp_path: Path) -> 
     edges = np.array([row for chain in chains for row in chain], EDGE)
     naive = _sealed(made, tmp_path / "naive", replace(tables, graphs=graphs, edges=edges))
     assert not _wrong(naive, "decode:256")
-    assert _ordered(tables, "decode:256") < _ordered(store.load(naive), "decode:256")
+    assert _ordered(tables, "decode:256") < _ordered(table_files.load(naive), "decode:256")
 
 
 def _ordered(tables: Tables, key: str) -> int:

@@ -12,7 +12,7 @@ from coldstart.graphs import capture
 from coldstart.graphs.api import NodeKind
 from coldstart.graphs.errors import DriverFailure, GraphError, MissingKernel
 from coldstart.graphs.kernels import Ladder, ambiguous_names
-from coldstart.graphs.table import Kernel
+from coldstart.graphs.tables import Kernel
 from tests.support.graphs.driver import Library, Node, SimDriver
 from tests.support.graphs.images import cubin
 from tests.support.graphs.kernels import ROUTINES

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from support.graphs_tools import SMALL, offline, outputs, proven
 
-from coldstart.graphs import contents, gate, materialize, store
+from coldstart.graphs import combine, contents, gate, table_files
 from coldstart.graphs.errors import BaseCollision, GraphError, NotProven
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.table import TENSOR_MAP, Tables
+from coldstart.graphs.tables import TENSOR_MAP, Tables
 from tests.support.graphs.driver import SimDriver
 from tests.support.graphs.model import SimModel, libraries
 
@@ -27,10 +27,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _altered(made: Path, tmp_path: Path, change: object) -> Path:
     """The bundle with tables changed and sealed again, as a naive implementation would have written it."""
-    tables = store.load(made)
-    binaries = {d: store.load_binary(made, d) for d in {k.binary for k in tables.kernels if k.binary}}
+    tables = table_files.load(made)
+    binaries = {d: table_files.load_binary(made, d) for d in {k.binary for k in tables.kernels if k.binary}}
     changed: Tables = change(tables)  # type: ignore[operator]
-    store.save(changed, tmp_path / "naive", binaries)
+    table_files.save(changed, tmp_path / "naive", binaries)
     return tmp_path / "naive"
 
 
@@ -54,7 +54,7 @@ def test_the_bundle_itself_is_right(made: Path, key: str) -> None:
 
 
 def test_split_k_semaphores_are_among_the_contents(made: Path) -> None:
-    tables = store.load(made)
+    tables = table_files.load(made)
     held = {tables.regions[b["region"]].symbol for b in tables.blocks}
     assert any(symbol.startswith("lib:") for symbol in held)
     assert tables.contents.nbytes <= 8 * contents.BLOCK_BYTES  # semaphore, pointer array, unnamed table
@@ -70,7 +70,7 @@ def test_naive_without_contents_the_semaphore_is_never_ready(made: Path, tmp_pat
 
 
 def test_naive_verbatim_contents_hold_addresses_of_another_process(made: Path, tmp_path: Path) -> None:
-    assert len(store.load(made).content_relocations) == 2
+    assert len(table_files.load(made).content_relocations) == 2
     naive = _altered(made, tmp_path, lambda t: replace(t, content_relocations=t.content_relocations[:0]))
     assert _wrong(naive, "decode:256")
 
@@ -117,7 +117,7 @@ def test_naive_plain_edges_lose_the_programmatic_ones(made: Path, tmp_path: Path
 
 
 def test_tensor_maps_are_moved_by_the_driver(made: Path) -> None:
-    assert (store.load(made).relocations["kind"] == TENSOR_MAP).any()
+    assert (table_files.load(made).relocations["kind"] == TENSOR_MAP).any()
 
 
 def test_naive_plain_words_leave_tensor_maps_where_they_were(made: Path, tmp_path: Path) -> None:
@@ -173,4 +173,4 @@ def test_two_layouts_that_do_not_differ_are_refused() -> None:
         driver = SimDriver(seed, libraries(), fixed_bases=True)
         halves.append(offline(seed, model=SimModel(SMALL, 1, driver=driver)))
     with pytest.raises(BaseCollision):
-        materialize.combine(halves[0].snapshot, halves[1].snapshot)
+        combine.combine(halves[0].snapshot, halves[1].snapshot)

@@ -6,12 +6,12 @@ import pytest
 
 from coldstart.graphs import trace as traces
 from coldstart.graphs import windows
-from coldstart.graphs.api import Event
+from coldstart.graphs.api import AllocationEvent
+from coldstart.graphs.combine import combine
 from coldstart.graphs.errors import BaseCollision
 from coldstart.graphs.link import broken_assumptions
-from coldstart.graphs.materialize import combine
 from coldstart.graphs.snapshot import Snapshot
-from coldstart.graphs.table import Kernel, Tables
+from coldstart.graphs.tables import Kernel, Tables
 from tests.support.graphs.compare import compare, prefix, single
 from tests.support.graphs.random_graphs import Field, Program, judge, place, region_bases, snapshot
 
@@ -162,7 +162,12 @@ def test_a_word_that_points_elsewhere_each_time_is_a_conflict() -> None:
 
 
 A, B = 0x7F0000100000, 0x7F0000200000
-REUSED = [Event("alloc", A, 512), Event("free", A, 512), Event("alloc", A, 512), Event("launch")]
+REUSED = [
+    AllocationEvent("alloc", A, 512),
+    AllocationEvent("free", A, 512),
+    AllocationEvent("alloc", A, 512),
+    AllocationEvent("launch"),
+]
 """Figure 6: two allocations with one address, the first freed before the launch."""
 
 
@@ -175,12 +180,21 @@ def test_naive_first_match_is_the_freed_allocation() -> None:
     allocations = [e for e in REUSED if e.kind == "alloc"]
     naive = next(i for i, e in enumerate(allocations) if e.address <= A + 40 < e.address + e.size)
     assert naive == 0
-    online = [Event("alloc", A, 512), Event("free", A, 512), Event("alloc", B, 512)]
+    online = [
+        AllocationEvent("alloc", A, 512),
+        AllocationEvent("free", A, 512),
+        AllocationEvent("alloc", B, 512),
+    ]
     assert traces.live_allocation(online, 0) is None and traces.live_allocation(online, 1) == (B, 512)
 
 
 def test_a_launch_before_the_reuse_names_the_earlier_allocation() -> None:
-    events = [Event("alloc", A, 512), Event("launch"), Event("free", A, 512), Event("alloc", A, 256)]
+    events = [
+        AllocationEvent("alloc", A, 512),
+        AllocationEvent("launch"),
+        AllocationEvent("free", A, 512),
+        AllocationEvent("alloc", A, 256),
+    ]
     found = traces.match_backwards(traces.pack(events), [(1, A), (-1, A), (1, A + 512)])
     assert found[1, A] == ((0, 0, 512), None) and found[4, A] == ((1, 0, 256), None)
     assert found[1, A + 512] == (None, (0, 512, 512))
@@ -198,7 +212,7 @@ def _in_segment(seed: int) -> Snapshot:
     """A word into the unused rest of a segment that the framework carves blocks from."""
     program = _program(Field("pointer", 0, 8, 2, 4096), size=8)
     placed = place(program, seed)
-    placed.trace.insert(0, Event("alloc", placed.bases[2], 512))
+    placed.trace.insert(0, AllocationEvent("alloc", placed.bases[2], 512))
     placed.places = [place_ + 1 for place_ in placed.places]
     return snapshot(program, placed)
 
@@ -224,7 +238,7 @@ def test_a_traced_allocation_that_did_not_move_is_a_collision_too(at: int) -> No
     for seed in (1, 2):
         placed = place(program, seed)
         placed.bases[1] = 0x7F9000000000
-        placed.trace.insert(0, Event("alloc", placed.bases[1], SIZES[1]))
+        placed.trace.insert(0, AllocationEvent("alloc", placed.bases[1], SIZES[1]))
         placed.places = [p + 1 for p in placed.places]
         shots.append(snapshot(program, placed))
     with pytest.raises(BaseCollision, match="alloc#0"):

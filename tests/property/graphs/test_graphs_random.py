@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coldstart.graphs.combine import combine
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.link import broken_assumptions
-from coldstart.graphs.materialize import combine
 from tests.support.graphs.random_graphs import generate, judge, place, region_bases, snapshot
 
 

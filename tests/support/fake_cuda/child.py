@@ -9,11 +9,11 @@ from pathlib import Path
 
 from support.fake_cuda.model import FakeModel
 
-from coldstart.graphs import capture, contents, gate, materialize
+from coldstart.graphs import capture, combine, contents, gate
 from coldstart.graphs.errors import GraphError, Refused
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.snapshot import load_snapshot
-from coldstart.graphs.store import save
+from coldstart.graphs.table_files import save
 
 
 def snapshot(seed: int, out: Path) -> dict[str, object]:
@@ -27,7 +27,7 @@ def bundle(seed: int, other: Path, out: Path) -> dict[str, object]:
     model = FakeModel(seed)
     captured = {key: model.capture(key) for key in model.sizes()}
     mine = capture.take(model.driver, model, captured)
-    combined = materialize.combine(load_snapshot(other), mine)
+    combined = combine.combine(load_snapshot(other), mine)
     tables = contents.minimise(model.driver, model, captured, combined, mine.contents)
     save(tables, out, mine.binaries)
     return {"report": tables.report, "refused": tables.refused, "contents": int(tables.contents.nbytes)}

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coldstart.graphs.api import LAUNCH, Captured, Event
+from coldstart.graphs.api import LAUNCH, AllocationEvent, Captured
 from coldstart.graphs.cuda.backend import CudaDriver
 from coldstart.graphs.cuda.modules import ModuleLog
-from coldstart.graphs.table import EDGE, MEMCPY, MEMSET, Array, Region
+from coldstart.graphs.tables import EDGE, MEMCPY, MEMSET, Array, SymbolRegion
 from tests.support.graphs.images import cubin
 from tests.support.graphs.kernels import pack_map
 
@@ -36,15 +36,15 @@ class FakeModel:
         modules = ModuleLog()
         modules.see(IMAGE)
         self.driver, self.random = CudaDriver(modules), random.Random(seed)
-        self.named: dict[str, Region] = {}
+        self.named: dict[str, SymbolRegion] = {}
         for symbol, size in NAMED.items():
             self.driver.allocate(self.random.randrange(1, 64) * 512)
-            self.named[symbol] = Region(symbol, size, self.driver.allocate(size))
+            self.named[symbol] = SymbolRegion(symbol, size, self.driver.allocate(size))
             self.driver.fill(self.named[symbol].base, size, 0)
         self.write("param:w", np.arange(ROWS, dtype=np.float32))
         self.library = self.driver.load_library(IMAGE)
         self.functions = {name: self.driver.library_kernel(self.library, name) for name in LAYOUTS}
-        self.segments: list[Region] = []
+        self.segments: list[SymbolRegion] = []
         self.reserved: list[int] = []
 
     def write(self, symbol: str, values: Array) -> None:
@@ -56,7 +56,7 @@ class FakeModel:
     # --- capture: as a stream would record it ---------------------------------------------------------
     def capture(self, key: str) -> Captured:
         if not self.segments:
-            self.segments = [Region("pool:0", POOL, self.driver.allocate(POOL))]
+            self.segments = [SymbolRegion("pool:0", POOL, self.driver.allocate(POOL))]
         n, pool = self.sizes()[key], self.segments[0].base
         graph = self.driver.new_graph()
         stale = self.random.randrange(1 << 32)
@@ -108,10 +108,10 @@ class FakeModel:
     def sizes(self) -> dict[str, int]:
         return {"decode:4": 4, "decode:16": 16, "decode:64": 64}
 
-    def regions(self) -> list[Region]:
+    def regions(self) -> list[SymbolRegion]:
         return list(self.named.values())
 
-    def pool(self) -> list[Region]:
+    def pool(self) -> list[SymbolRegion]:
         return self.segments
 
     def reserve_pool(self, sizes: Sequence[int]) -> list[int]:
@@ -122,7 +122,7 @@ class FakeModel:
         while self.reserved:
             self.driver.free(self.reserved.pop())
 
-    def trace(self) -> list[Event]:
+    def trace(self) -> list[AllocationEvent]:
         return []
 
     def launches(self, key: str) -> list[int]:

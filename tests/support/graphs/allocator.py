@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from coldstart.graphs.api import Event
-from coldstart.graphs.table import Region
+from coldstart.graphs.api import AllocationEvent
+from coldstart.graphs.tables import SymbolRegion
 from tests.support.graphs.memory import Memory
 
 GRAIN = 512
@@ -25,7 +25,7 @@ class Allocator:
     """`reuse` is the chance that a fitting hole is taken: below 1 the address pattern differs by process."""
 
     def __init__(
-        self, memory: Memory, rng: random.Random, trace: list[Event], *, segment: int, reuse: float
+        self, memory: Memory, rng: random.Random, trace: list[AllocationEvent], *, segment: int, reuse: float
     ) -> None:
         self._memory, self._rng, self._trace = memory, rng, trace
         self._segment, self._reuse = segment, reuse
@@ -39,7 +39,7 @@ class Allocator:
         if address is None:
             address = self._from_new(rounded)
         self._sizes[address] = rounded
-        self._trace.append(Event("alloc", address, size))
+        self._trace.append(AllocationEvent("alloc", address, size))
         return address
 
     def _from_holes(self, size: int) -> int | None:
@@ -62,7 +62,7 @@ class Allocator:
         owner = next(s for s in self.segments if s.base <= address < s.base + s.size)
         owner.free.append((address - owner.base, size))
         self._merge(owner)
-        self._trace.append(Event("free", address, size))
+        self._trace.append(AllocationEvent("free", address, size))
 
     @staticmethod
     def _merge(segment: Segment) -> None:
@@ -74,6 +74,6 @@ class Allocator:
                 merged.append((offset, size))
         segment.free = merged
 
-    def regions(self) -> list[Region]:
+    def regions(self) -> list[SymbolRegion]:
         """Whole segments, as pool symbols."""
-        return [Region(f"pool:{i}", s.size, s.base) for i, s in enumerate(self.segments)]
+        return [SymbolRegion(f"pool:{i}", s.size, s.base) for i, s in enumerate(self.segments)]

@@ -16,7 +16,7 @@ from coldstart.graphs import windows
 from coldstart.graphs.classify import Classified, differential
 from coldstart.graphs.sides import Side, Symbols
 from coldstart.graphs.snapshot import Snapshot
-from coldstart.graphs.table import ABSOLUTE, Array
+from coldstart.graphs.tables import ABSOLUTE, Array
 
 PREFIX_SHIFT = 40
 

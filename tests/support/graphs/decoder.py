@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coldstart.graphs.api import Event, NodeKind
+from coldstart.graphs.api import AllocationEvent, NodeKind
 from coldstart.graphs.errors import DriverFailure
-from coldstart.graphs.table import MEMCPY, MEMSET, Region
+from coldstart.graphs.tables import MEMCPY, MEMSET, SymbolRegion
 from tests.support.graphs.allocator import Allocator
 from tests.support.graphs.driver import Library, Node, SimDriver
 from tests.support.graphs.images import cubin
@@ -67,12 +67,12 @@ class Decoder:
     ) -> None:
         self.shape, self.rng = shape, random.Random(seed ^ 0xC01D)
         self.driver = driver or SimDriver(seed, libraries())
-        self._trace: list[Event] = []
+        self._trace: list[AllocationEvent] = []
         memory = self.driver.memory
         self.general = Allocator(memory, self.rng, self._trace, segment=1 << 14, reuse=reuse)
         self.private = Allocator(memory, self.rng, self._trace, segment=1 << 15, reuse=1.0)
         self._allocator = self.general
-        self.named: dict[str, Region] = {}
+        self.named: dict[str, SymbolRegion] = {}
         self.hidden: dict[str, int] = {}
         self._places: dict[str, list[int]] = {}
         self._launches: list[int] | None = None
@@ -85,7 +85,7 @@ class Decoder:
     # --- tensors -------------------------------------------------------------------------------------
     def _name(self, symbol: str, size: int) -> int:
         address = self.general.allocate(size)
-        self.named[symbol] = Region(symbol, size, address)
+        self.named[symbol] = SymbolRegion(symbol, size, address)
         return address
 
     def _weights(self) -> None:
@@ -153,7 +153,7 @@ class Decoder:
     def _mark(self) -> None:
         if self._launches is not None:
             self._launches.append(len(self._trace))
-        self._trace.append(Event("launch"))
+        self._trace.append(AllocationEvent("launch"))
 
     def _blas(self) -> tuple[int, int]:
         """The library's own workspace and semaphore, made at its first call, never during capture."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from coldstart.graphs.api import Edge, KernelNode, NodeKind, Range
 from coldstart.graphs.errors import DriverFailure, Refused
-from coldstart.graphs.table import MEMCPY, Array, Attributes
+from coldstart.graphs.tables import MEMCPY, Array, Attributes
 from tests.support.graphs.kernels import pack_map
 from tests.support.graphs.launcher import Function, Graph, Launcher, Library, Node
 

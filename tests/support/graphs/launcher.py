@@ -12,8 +12,8 @@ import numpy as np
 from coldstart.graphs.api import Edge, NodeKind
 from coldstart.graphs.elf import read_cubin, sections
 from coldstart.graphs.errors import DriverFailure
-from coldstart.graphs.store import sha256
-from coldstart.graphs.table import MEMCPY, MEMSET, Attributes, Kernel
+from coldstart.graphs.table_files import sha256
+from coldstart.graphs.tables import MEMCPY, MEMSET, Attributes, Kernel
 from tests.support.graphs.kernels import execute
 from tests.support.graphs.memory import Memory
 

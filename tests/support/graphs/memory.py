@@ -10,7 +10,7 @@ import numpy as np
 
 from coldstart.graphs.api import Range
 from coldstart.graphs.errors import GraphError
-from coldstart.graphs.table import Array
+from coldstart.graphs.tables import Array
 
 LOW, HIGH, ALIGN = 0x7F0000000000, 0x7FF000000000, 512
 POISON = 0xFF

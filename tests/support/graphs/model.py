@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coldstart.graphs.api import Captured, Event
-from coldstart.graphs.table import Region
+from coldstart.graphs.api import AllocationEvent, Captured
+from coldstart.graphs.tables import SymbolRegion
 from tests.support.graphs.decoder import SHAPES, SIZES, SLOTS, VOCABULARY, Decoder, Shape, libraries
 from tests.support.graphs.kernels import F
 
@@ -23,10 +23,10 @@ class SimModel(Decoder):
     def sizes(self) -> dict[str, int]:
         return {f"decode:{size}": size for size in self.shape.sizes}
 
-    def regions(self) -> list[Region]:
+    def regions(self) -> list[SymbolRegion]:
         return list(self.named.values())
 
-    def pool(self) -> list[Region]:
+    def pool(self) -> list[SymbolRegion]:
         return self.private.regions()
 
     def reserve_pool(self, sizes: Sequence[int]) -> list[int]:
@@ -37,7 +37,7 @@ class SimModel(Decoder):
         while self.reserved:
             self.driver.free(self.reserved.pop())
 
-    def trace(self) -> list[Event]:
+    def trace(self) -> list[AllocationEvent]:
         return self._trace
 
     def capture(self, key: str) -> Captured:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from coldstart.graphs import trace as traces
-from coldstart.graphs.api import Edge, Event, KernelNode, Range
+from coldstart.graphs.api import AllocationEvent, Edge, KernelNode, Range
 from coldstart.graphs.builder import Builder
 from coldstart.graphs.link import relocate
 from coldstart.graphs.snapshot import MAP, Snapshot
-from coldstart.graphs.table import Array, Kernel, Region, Tables
+from coldstart.graphs.tables import Array, Kernel, SymbolRegion, Tables
 
 LOW, HIGH, ALIGN = 0x7F0000000000, 0x7F8000000000, 512
 NAMES = ("param:w{}", "buffer:b{}", "kv:{}", "static:s{}", "pool:{}", "hidden:{}", "alloc")
@@ -51,7 +51,7 @@ class Placement:
     """Addresses of one process; `trace` holds its allocations, and launches at `places`."""
 
     bases: list[int]
-    trace: list[Event]
+    trace: list[AllocationEvent]
     places: list[int]
     noise: random.Random
 
@@ -62,7 +62,7 @@ def place(program: Program, seed: int, *, bases: list[int] | None = None) -> Pla
     chosen = bases or _bases(program, rng)
     trace, chosen = _trace(program, rng, chosen)
     places = [len(trace) + i for i in range(len(program.nodes))]
-    trace += [Event("launch")] * len(program.nodes)
+    trace += [AllocationEvent("launch")] * len(program.nodes)
     return Placement(chosen, trace, places, random.Random(seed ^ 0x5EED))
 
 
@@ -78,17 +78,17 @@ def _bases(program: Program, rng: random.Random) -> list[int]:
     return bases
 
 
-def _trace(program: Program, rng: random.Random, bases: list[int]) -> tuple[list[Event], list[int]]:
+def _trace(program: Program, rng: random.Random, bases: list[int]) -> tuple[list[AllocationEvent], list[int]]:
     """Churn before the kept allocations; a kept one may take a freed address (Figure 6)."""
-    events: list[Event] = []
+    events: list[AllocationEvent] = []
     chosen, freed = list(bases), [0][:0]
     for size, keep in program.churn:
         base = freed.pop() if freed and rng.random() < 0.7 else rng.randrange(HIGH, HIGH + (1 << 40), 1 << 21)
-        events.append(Event("alloc", base, size))
+        events.append(AllocationEvent("alloc", base, size))
         if keep >= 0:
             chosen[keep] = base
         else:
-            events.append(Event("free", base, size))
+            events.append(AllocationEvent("free", base, size))
             freed.append(base)
     return events, chosen
 
@@ -104,7 +104,7 @@ def snapshot(program: Program, placement: Placement) -> Snapshot:
     everything = list(zip(program.symbols, program.sizes, placement.bases, strict=True))
     return Snapshot(
         tables=builder.tables(),
-        regions=[Region(s, n, b) for s, n, b in everything if not s.startswith(("hidden", "alloc"))],
+        regions=[SymbolRegion(s, n, b) for s, n, b in everything if not s.startswith(("hidden", "alloc"))],
         ranges=[Range(b, n) for s, n, b in everything if s.startswith("hidden")],
         trace=traces.pack(placement.trace),
         launches=np.array(placement.places, np.int64),
@@ -162,7 +162,7 @@ def judge(program: Program, tables: Tables, placement: Placement) -> Judgement:
     return Judgement(corrupted, missed)
 
 
-def region_bases(program: Program, regions: list[Region], placement: Placement) -> Array:
+def region_bases(program: Program, regions: list[SymbolRegion], placement: Placement) -> Array:
     """Addresses of the bundle's symbols; library and traced ones are told by their unique sizes."""
     by_symbol = dict(zip(program.symbols, placement.bases, strict=True))
     by_size = dict(zip(program.sizes, placement.bases, strict=True))

@@ -17,8 +17,8 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle, anyone
+from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.errors import BundleError, NoSpace, ReadOnlyStore
-from coldstart.artifacts.source import LayoutSource
 from coldstart.artifacts.store import Store
 from tools.bundles import KV, flip, key, provenance, publish
 

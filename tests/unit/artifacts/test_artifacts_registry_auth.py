@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 from coldstart.artifacts.errors import RemoteDenied
-from coldstart.artifacts.registry_auth import Session
+from coldstart.artifacts.registry_auth import RegistrySession
 
 _LOGIN = base64.b64encode(b"user:secret").decode()
 
@@ -62,7 +62,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 
 def test_basic(host: str) -> None:
     _Guard.challenge, _Guard.wanted = "Basic realm=x", f"Basic {_LOGIN}"
-    session = Session(host, "a/b")
+    session = RegistrySession(host, "a/b")
     assert session.ask("GET", f"http://{host}/v2/").up_to(9) == b"yes"
     assert session.ask("GET", f"http://{host}/v2/").up_to(9) == b"yes"
     assert [given is None for _, given in _Guard.seen] == [True, False, False]
@@ -71,7 +71,7 @@ def test_basic(host: str) -> None:
 def test_bearer_token_is_asked_for_once_with_the_repository_as_scope(host: str) -> None:
     _Guard.challenge = f'Bearer realm="http://{host}/token",service="here"'
     _Guard.wanted = "Bearer abc"
-    session = Session(host, "a/b")
+    session = RegistrySession(host, "a/b")
     assert session.ask("GET", f"http://{host}/v2/").up_to(9) == b"yes"
     assert session.ask("GET", f"http://{host}/v2/").up_to(9) == b"yes"
     tokens = [path for path, _ in _Guard.seen if path.startswith("/token")]
@@ -80,7 +80,7 @@ def test_bearer_token_is_asked_for_once_with_the_repository_as_scope(host: str) 
 
 def test_credentials_go_to_no_other_host(host: str) -> None:
     _Guard.challenge, _Guard.wanted = "Basic realm=x", f"Basic {_LOGIN}"
-    session = Session(host, "a/b")
+    session = RegistrySession(host, "a/b")
     session.ask("GET", f"http://{host}/v2/")
     with pytest.raises(RemoteDenied):
         session.ask("GET", f"http://localhost:{host.split(':')[1]}/v2/")
@@ -100,11 +100,11 @@ def test_credentials_go_to_no_other_host(host: str) -> None:
 def test_a_challenge_that_cannot_be_met_names_the_mend(host: str, challenge: str) -> None:
     _Guard.challenge, _Guard.wanted = challenge, "never"
     with pytest.raises(RemoteDenied, match=r"docker login|COLDSTART_TOKEN_REALMS"):
-        Session(host, "a/b").ask("GET", f"http://{host}/v2/")
+        RegistrySession(host, "a/b").ask("GET", f"http://{host}/v2/")
 
 
 def test_without_a_login(host: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     _Guard.challenge, _Guard.wanted = "Basic realm=x", f"Basic {_LOGIN}"
     with pytest.raises(RemoteDenied, match="none are stored"):
-        Session(host, "a/b").ask("GET", f"http://{host}/v2/")
+        RegistrySession(host, "a/b").ask("GET", f"http://{host}/v2/")

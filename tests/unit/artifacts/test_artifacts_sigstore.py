@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import oci, sign, sigstore
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.source import LayoutSource, signed_by, small
+from coldstart.artifacts.bundle_source import LayoutSource, signed_by, small
 from coldstart.artifacts.store import Store
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from tools.bundles import publish

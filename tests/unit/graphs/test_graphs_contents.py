@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coldstart.graphs.api import Captured
-from coldstart.graphs.contents import BLOCK_BYTES, Bench, Ranges, needed_blocks, union, without
+from coldstart.graphs.contents import BLOCK_BYTES, Ranges, ReplayHarness, needed_blocks, union, without
 from coldstart.graphs.errors import DriverFailure
 
 BASE, SIZE = 1 << 40, 2 << 30
@@ -86,8 +86,8 @@ class _Some:
         return self._size
 
 
-def bench(memory: Any, areas: list[tuple[int, int, int]]) -> Bench:
-    return Bench(memory, memory, {"a": Captured(0, 1), "b": Captured(0, 2)}, areas, Zeros())
+def bench(memory: Any, areas: list[tuple[int, int, int]]) -> ReplayHarness:
+    return ReplayHarness(memory, memory, {"a": Captured(0, 1), "b": Captured(0, 2)}, areas, Zeros())
 
 
 @pytest.mark.parametrize("faults", [False, True])

@@ -8,7 +8,7 @@ import pytest
 
 from coldstart.graphs import estimate
 
-EIGHT_B = estimate.Model(33, 16_000_000_000)
+EIGHT_B = estimate.ModelShape(33, 16_000_000_000)
 
 
 def test_a_model_of_33_layers_is_recorded_within_15_minutes() -> None:

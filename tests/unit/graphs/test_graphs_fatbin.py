@@ -10,7 +10,7 @@ import pytest
 from cubins import HERE, assembler
 from support.graphs_tools import fat_binary
 
-from coldstart.graphs import references, store
+from coldstart.graphs import references, table_files
 from coldstart.graphs.elf import read_cubin
 from coldstart.graphs.errors import AlteredTable
 from coldstart.graphs.fatbin import entries, library_entries, unpacked
@@ -48,7 +48,7 @@ def test_packed_kernels_of_a_library_are_referred_to_and_fetched(tmp_path: Path)
     subprocess.run(
         ["cc", "-shared", "-fPIC", "-Wl,--build-id", "-o", library, tmp_path / "code.c"], check=True
     )
-    binaries = {store.sha256(image): image for _, image in _cubins(FILE.read_bytes())}
+    binaries = {table_files.sha256(image): image for _, image in _cubins(FILE.read_bytes())}
     assert not any(image in library.read_bytes() for image in binaries.values())
     found = references.refer(binaries, [library])
     assert set(found) == set(binaries)

@@ -21,7 +21,7 @@ import workloads  # noqa: E402
 from support.graphs_tools import SMALL  # noqa: E402
 
 from coldstart.graphs.api import Captured  # noqa: E402
-from coldstart.graphs.table import Region  # noqa: E402
+from coldstart.graphs.tables import SymbolRegion  # noqa: E402
 from tests.support.graphs.model import SimModel  # noqa: E402
 
 TINY = workloads.Shape(layers=2, width=64, heads=4, inner=96, vocabulary=128)
@@ -67,7 +67,7 @@ class SimProcess(phases.Process):
         return self.random
 
     def resize_a_region(self) -> None:
-        self.work.named["kv:0"] = Region("kv:0", 8, self.work.named["kv:0"].base)
+        self.work.named["kv:0"] = SymbolRegion("kv:0", 8, self.work.named["kv:0"].base)
 
 
 @pytest.fixture

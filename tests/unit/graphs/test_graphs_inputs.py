@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from coldstart.graphs.inputs import FINITE, WINDOW, Inputs, StoredInputs, finder
-from coldstart.graphs.table import Region
+from coldstart.graphs.tables import SymbolRegion
 
 LAYERS = 33
-REGIONS = [Region(f"kv:{n}", 64 << 20, (n + 1) << 32) for n in range(LAYERS)] + [
-    Region("static:ids", 64, 1 << 20)
+REGIONS = [SymbolRegion(f"kv:{n}", 64 << 20, (n + 1) << 32) for n in range(LAYERS)] + [
+    SymbolRegion("static:ids", 64, 1 << 20)
 ]
 
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from support.graphs_engine import MOVING, STEPS
 from support.graphs_processes import Launches
 
-from coldstart.graphs import live, offline, store
+from coldstart.graphs import live, offline, table_files
 from coldstart.graphs.errors import Refused
 
 
 def test_graphs_over_a_buffer_that_moves_are_refused_and_the_others_proven(tmp_path: Path) -> None:
     launches = Launches(**{MOVING: "lib:1"})
-    tables = store.load(offline.make(tmp_path, launches))
+    tables = table_files.load(offline.make(tmp_path, launches))
     assert sorted(tables.keys) == ["decode:256", "decode:64"]
     assert set(tables.refused) == {"decode:1", "decode:8"}
     assert all("lib:1: unnamed memory whose contents change" in why for why in tables.refused.values())
@@ -51,7 +51,7 @@ class Memory:
 @given(st.lists(st.binary(min_size=8, max_size=8), min_size=2, max_size=6))
 def test_any_change_between_any_two_steps_is_seen(states: list[bytes]) -> None:
     memory: Any = Memory()
-    watch = live.Watch(memory, [("lib:0", 0, 4), ("alloc#7", 4, 4)])
+    watch = live.ContentWatch(memory, [("lib:0", 0, 4), ("alloc#7", 4, 4)])
     for memory.data in states:
         watch.look()
     halves = {"lib:0": [s[:4] for s in states], "alloc#7": [s[4:] for s in states]}

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from support.graphs_tools import bundle, offline
 
-from coldstart.graphs import inspect as inspection
+from coldstart.graphs import overview as inspection
 from coldstart.graphs.capture import distinct
+from coldstart.graphs.combine import combine
 from coldstart.graphs.errors import AlteredTable, GraphError
-from coldstart.graphs.materialize import combine
 from coldstart.graphs.snapshot import load_snapshot
-from coldstart.graphs.table import Region
+from coldstart.graphs.tables import SymbolRegion
 from tests.support.graphs.compare import compare
 
 
@@ -59,7 +59,11 @@ def test_nothing_left_is_an_error() -> None:
 
 
 def test_views_of_one_storage_are_one_region() -> None:
-    views = [Region("param:tied", 64, 512), Region("param:embed", 64, 512), Region("buffer:part", 8, 520)]
+    views = [
+        SymbolRegion("param:tied", 64, 512),
+        SymbolRegion("param:embed", 64, 512),
+        SymbolRegion("buffer:part", 8, 520),
+    ]
     assert [r.symbol for r in distinct(views)] == ["param:embed"]
 
 

@@ -9,7 +9,7 @@ from coldstart.graphs import windows
 from coldstart.graphs.api import KernelNode
 from coldstart.graphs.builder import Builder
 from coldstart.graphs.elf import read_cubin
-from coldstart.graphs.table import Kernel
+from coldstart.graphs.tables import Kernel
 
 pytestmark = pytest.mark.skipif(assembler() is None, reason="no ptxas: Triton is not installed here")
 AMPERE, HOPPER = ("sm_80", "sm_90a"), ("sm_90a",)

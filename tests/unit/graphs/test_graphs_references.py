@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.graphs_tools import SMALL, kernel_library
 
-from coldstart.graphs import references, store
+from coldstart.graphs import references, table_files
 from coldstart.graphs.errors import MissingKernel
 from coldstart.graphs.restore import Restorer
 from tests.support.graphs.model import SimModel
@@ -31,10 +31,10 @@ def _binaries(directory: Path) -> dict[str, bytes]:
 def test_a_bundle_without_binaries_restores_from_the_library(
     bundle_directory: Path, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables = store.load(bundle_directory)
+    tables = table_files.load(bundle_directory)
     tables.report["references"] = references.refer(_binaries(bundle_directory), [library])
     assert len(tables.report["references"]) == 2
-    store.save(tables, tmp_path / "light", {})
+    table_files.save(tables, tmp_path / "light", {})
     model = SimModel(SMALL, 51)
     monkeypatch.setattr("coldstart.graphs.restore.loaded_libraries", lambda: [library])
     restorer = Restorer(tmp_path / "light", model.driver, model)
@@ -46,7 +46,7 @@ def test_a_bundle_without_binaries_restores_from_the_library(
 def test_another_build_is_not_read(bundle_directory: Path, library: Path, tmp_path: Path) -> None:
     found = references.refer(_binaries(bundle_directory), [library])
     digest = next(iter(found))
-    assert store.sha256(references.fetch(digest, found, [library])) == digest
+    assert table_files.sha256(references.fetch(digest, found, [library])) == digest
     found[digest] |= {"build_id": "00"}
     with pytest.raises(MissingKernel, match="not on this machine"):
         references.fetch(digest, found, [library])
@@ -67,7 +67,7 @@ def test_a_changed_library_is_not_believed(bundle_directory: Path, library: Path
 
 
 def test_without_binaries_the_lower_rungs_are_used(bundle_directory: Path, tmp_path: Path) -> None:
-    store.save(store.load(bundle_directory), tmp_path / "light", {})
+    table_files.save(table_files.load(bundle_directory), tmp_path / "light", {})
     model = SimModel(SMALL, 52)
     restorer = Restorer(tmp_path / "light", model.driver, model)
     restorer.link()

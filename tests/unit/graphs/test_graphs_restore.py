@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.graphs_tools import SMALL, bundle, outputs
 
-from coldstart.graphs import gate, store
+from coldstart.graphs import gate, table_files
 from coldstart.graphs.errors import DriverFailure, NotProven, Refused
 from coldstart.graphs.restore import Restorer
 from tests.support.graphs.model import SimModel
@@ -111,9 +111,10 @@ def test_a_proof_is_of_its_tables_only(bundle_directory: Path, tmp_path: Path) -
     tables = bundle(tmp_path / "b", seeds=(6, 7, 8, 9))
     tables.report["pointers"] = 0
     binaries = {
-        d: store.load_binary(bundle_directory, d) for d in {k.binary for k in tables.kernels if k.binary}
+        d: table_files.load_binary(bundle_directory, d)
+        for d in {k.binary for k in tables.kernels if k.binary}
     }
-    store.save(tables, tmp_path / "b", binaries)
+    table_files.save(tables, tmp_path / "b", binaries)
     shutil.copy(bundle_directory / gate.PROOF, tmp_path / "b" / gate.PROOF)
     with pytest.raises(NotProven):
         gate.read_proof(tmp_path / "b")
@@ -160,13 +161,13 @@ def test_a_proof_remembers_whether_memory_was_adopted(bundle_directory: Path) ->
 def test_a_binary_is_read_once_however_many_kernels_it_has(
     bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables, seen = store.load(bundle_directory), list[str]()
+    tables, seen = table_files.load(bundle_directory), list[str]()
     shared = [k.binary for k in tables.kernels if k.binary]
     assert len(shared) > len(set(shared))
 
     def load(directory: Path, digest: str) -> bytes:
         seen.append(digest)
-        return store.load_binary(directory, digest)
+        return table_files.load_binary(directory, digest)
 
     monkeypatch.setattr("coldstart.graphs.restore.load_binary", load)
     model = SimModel(SMALL, 61)

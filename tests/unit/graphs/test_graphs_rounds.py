@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,8 @@ from support.graphs_engine import LIBRARY
 from support.graphs_processes import KEYS, Launches, engine
 from support.graphs_tools import kernel_library
 
-from coldstart.contract.graphs import PROVE, RECORD, RESTORE
-from coldstart.graphs import gate, offline, rounds, store
+from coldstart.contract.graphs import EngineTask
+from coldstart.graphs import gate, offline, rounds, table_files
 from coldstart.graphs.builder import subset
 from coldstart.graphs.errors import NotProven, Refused
 
@@ -28,7 +27,7 @@ def test_two_layouts_and_a_proof_or_one_layout_more(rounds_made: tuple[Path, Lau
 
 
 def test_restored_where_nothing_was_captured(rounds_made: tuple[Path, Launches]) -> None:
-    done = engine({RESTORE: str(rounds_made[0])})
+    done = engine(EngineTask(restore=rounds_made[0]))
     assert done["used"] and done["fallbacks"] == {} and done["restored"] == KEYS
     assert done["shown"] == ["decode:64", "decode:8"]
     assert done["launches_before_ready"] == 0 and all(done["equal"].values())
@@ -39,8 +38,10 @@ def test_kernels_by_reference_from_end_to_end(tmp_path: Path) -> None:
     library = str(kernel_library(tmp_path))
     directory = offline.make(tmp_path / "w", Launches(**{LIBRARY: library}), by_reference=True)
     assert list((directory / "kernels").iterdir()) == []
-    assert {r["library"] for r in store.load(directory).report["references"].values()} == {"libkernels.so"}
-    done = engine({RESTORE: str(directory), LIBRARY: library})
+    assert {r["library"] for r in table_files.load(directory).report["references"].values()} == {
+        "libkernels.so"
+    }
+    done = engine(EngineTask(restore=directory), **{LIBRARY: library})
     assert done["restored"] == KEYS and all(done["equal"].values())
 
 
@@ -50,7 +51,7 @@ def test_an_altered_input_is_caught_by_the_canary_and_all_graphs_are_captured(
     copy = shutil.copytree(rounds_made[0], tmp_path / "b")
     for path in (copy / "inputs").iterdir():
         path.write_bytes(bytes(len(path.read_bytes())))
-    done = engine({RESTORE: str(copy)})
+    done = engine(EngineTask(restore=copy))
     assert not done["used"] and done["restored"] == [] and "canary" in done["fallbacks"]["*"]
     assert all(done["equal"].values())
 
@@ -62,14 +63,16 @@ def _spoil(work: Path) -> Callable[[str], None]:
         bundle = work / rounds.BUNDLE
         if name != "prove graphs" or (bundle / "spoilt").exists():
             return
-        tables = store.load(bundle)
+        tables = table_files.load(bundle)
         rows, graph = tables.relocations.copy(), tables.graphs[tables.keys.index("decode:1")]
         mine = range(int(graph["relocation"]), int(graph["relocation"] + graph["relocations"]))
         at = next(i for i in mine if tables.regions[rows["region"][i]].symbol == "static:ids")
         rows["offset"][at] += 4
         tables.relocations = rows
-        binaries = {d: store.load_binary(bundle, d) for d in store.read_manifest(bundle)["binaries"]}
-        store.save(tables, bundle, binaries)
+        binaries = {
+            d: table_files.load_binary(bundle, d) for d in table_files.read_manifest(bundle)["binaries"]
+        }
+        table_files.save(tables, bundle, binaries)
         (bundle / "spoilt").touch()
 
     return between
@@ -80,19 +83,20 @@ def test_a_graph_that_fails_the_gate_is_dropped_and_the_rest_is_proved_again(tmp
     directory = offline.make(tmp_path, launches)
     assert launches.names[-2:] == ["prove graphs", "prove graphs"]
     assert "differ" in launches.answers[-2]["failed"]["decode:1"]
-    tables = store.load(directory)
+    tables = table_files.load(directory)
     assert sorted(tables.keys) == sorted(KEYS[1:]) and "differ" in tables.refused["decode:1"]
     assert gate.read_proof(directory).proven == KEYS[1:]
 
 
 def test_an_engine_that_leaves_nothing_is_a_reason(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="captured no graph, or did not load the plug-in"):
-        offline.make(tmp_path, lambda name, environment: None)
+        offline.make(tmp_path, lambda name, task: None)
 
 
 def test_what_the_process_says_is_the_reason(tmp_path: Path) -> None:
-    def launch(name: str, environment: Mapping[str, str]) -> None:
-        rounds.fail(Path(environment[RECORD]), "graphs of several ranks hold collectives")
+    def launch(name: str, task: EngineTask) -> None:
+        assert task.record is not None
+        rounds.fail(task.record, "graphs of several ranks hold collectives")
 
     with pytest.raises(Refused, match="several ranks"):
         offline.make(tmp_path, launch)
@@ -112,4 +116,4 @@ def test_a_layout_is_whole_or_absent(rounds_made: tuple[Path, Launches]) -> None
         "layout-1",
         "layout-2",
     ]
-    assert PROVE not in os.environ and subset(store.load(rounds_made[0]), lambda key: False).keys == []
+    assert subset(table_files.load(rounds_made[0]), lambda key: False).keys == []

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,15 @@ from support.graphs_processes import KEYS, Launches, engine
 from tools.bundles import key, provenance
 
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.graphs import CANARY, KV_PLAN, RESTORE
-from coldstart.errors import Failed
+from coldstart.contract.graphs import CANARY, EngineTask
+from coldstart.errors import CommandFailed
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import nvml, paths
 from coldstart.machine.paths import Cache
 from coldstart.materialize import graphs
 from coldstart.materialize.assembly import _require_fast_path
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 from coldstart.serve import prepare
 from coldstart.validate.checks import Level
 from coldstart.validate.graphs import with_graphs
@@ -59,7 +58,7 @@ def publish(place: Path, section: Path, *, signed: bool = True, **kv: Any) -> Bu
 
 
 def prepared(bundle: Bundle, place: Path) -> Any:
-    model = Model("tiny", None, "org/tiny", None, {})
+    model = ResolvedModel("tiny", None, "org/tiny", None, {})
     return prepare.prepare(
         Lookup(model, Arguments(), Cache(place / "cache"), bundle.key, bundle),
         bundle,
@@ -72,7 +71,7 @@ def test_from_the_store_to_an_engine_in_another_process(place: Path, rounds_bund
     bundle = publish(place, rounds_bundle)
     plan = prepared(bundle, place)
     assert not [f for f in plan.fallbacks if f["section"] == "graphs"]
-    done = engine({RESTORE: plan.env[RESTORE], CANARY: "all"})
+    done = engine(plan.engine, **{CANARY: "all"})
     assert done["used"], done["fallbacks"]
     assert done["restored"] == KEYS and all(done["equal"].values())
     assert sorted(done["fallbacks"]) == []
@@ -80,7 +79,7 @@ def test_from_the_store_to_an_engine_in_another_process(place: Path, rounds_bund
 
 def test_untrusted_graphs_are_not_unpacked(place: Path, rounds_bundle: Path) -> None:
     plan = prepared(publish(place, rounds_bundle, signed=False), place)
-    assert RESTORE not in plan.env
+    assert plan.engine == EngineTask()
     (reason,) = [f["reason"] for f in plan.fallbacks if f["section"] == "graphs"]
     assert "not trusted" in reason
 
@@ -96,7 +95,7 @@ def test_a_gpu_sizes_its_kv_cache_through_a_plan_for_each_rank(
     monkeypatch.setattr(nvml, "free_bytes", free.__getitem__)
     monkeypatch.setattr(prepare, "available_memory", lambda: pytest.fail("the host's memory was asked for"))
     plan = prepared(publish(place, rounds_bundle, plans=[PLAN, PLAN | {"rank": 1}]), place)
-    assert (KV_PLAN in plan.env) is (kv_plan.VARIABLE in plan.env) is used
+    assert (plan.engine.kv_plan is not None) is (kv_plan.VARIABLE in plan.env) is used
     assert ("kv" in [f["section"] for f in plan.fallbacks]) is not used
     assert "--kv-cache-memory-bytes" not in plan.vllm_args
 
@@ -109,14 +108,14 @@ def test_a_plan_that_is_none_is_a_reason(
 ) -> None:
     monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
     made = prepared(publish(place, rounds_bundle, plans=plans), place)
-    assert KV_PLAN not in made.env and "kv" in [f["section"] for f in made.fallbacks]
+    assert made.engine.kv_plan is None and "kv" in [f["section"] for f in made.fallbacks]
 
 
 # --- materialize ---
 
 
 def test_on_the_processor_there_is_nothing_to_do(tmp_path: Path) -> None:
-    def never(name: str, environment: Mapping[str, str]) -> None:
+    def never(name: str, task: EngineTask) -> None:
         raise AssertionError("an engine was started")
 
     reason = graphs.make(tmp_path / "out", tmp_path / "work", never, Arguments())
@@ -151,8 +150,8 @@ def test_an_engine_that_fails_costs_the_section_alone(
 ) -> None:
     monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
 
-    def fail(name: str, environment: Mapping[str, str]) -> None:
-        raise Failed("the engine ended with exit code 1")
+    def fail(name: str, task: EngineTask) -> None:
+        raise CommandFailed("the engine ended with exit code 1")
 
     reason = graphs.make(tmp_path / "out", tmp_path / "work", fail, Arguments())
     assert "exit code 1" in str(reason) and not (tmp_path / "out").exists()
@@ -165,7 +164,7 @@ def test_recording_engines_have_one_kv_size() -> None:
 
 
 def test_a_proof_start_without_its_graphs_is_not_published() -> None:
-    with pytest.raises(Failed, match="fast path"):
+    with pytest.raises(CommandFailed, match="fast path"):
         _require_fast_path(
             {"fast_path": {"compile": True, "graphs": False}, "fallbacks": []},
             ["compile", "graphs"],
@@ -249,6 +248,6 @@ def test_every_graph_is_replayed_where_all_are_asked_for(rounds_bundle: Path, tm
     proof = json.loads((copy / "proof.json").read_text())
     proof["hashes"]["decode:256"] = "0" * 64
     (copy / "proof.json").write_text(json.dumps(proof))
-    assert engine({RESTORE: str(copy)})["used"]
-    done = engine({RESTORE: str(copy), CANARY: "all"})
+    assert engine(EngineTask(restore=copy))["used"]
+    done = engine(EngineTask(restore=copy), **{CANARY: "all"})
     assert not done["used"] and "decode:256" in done["fallbacks"]["*"] and all(done["equal"].values())

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coldstart.graphs import store
+from coldstart.graphs import table_files
 from coldstart.graphs.builder import subset
 from coldstart.graphs.errors import AlteredTable
-from coldstart.graphs.table import ARRAYS, Tables, check
+from coldstart.graphs.tables import ARRAYS, Tables, check
 
 
 def _equal(a: Tables, b: Tables) -> bool:
@@ -20,23 +20,24 @@ def _equal(a: Tables, b: Tables) -> bool:
 
 
 def test_round_trip_and_memory_map(bundle_directory: Path, tmp_path: Path) -> None:
-    tables = store.load(bundle_directory)
+    tables = table_files.load(bundle_directory)
     binaries = {
-        d: store.load_binary(bundle_directory, d) for d in {k.binary for k in tables.kernels if k.binary}
+        d: table_files.load_binary(bundle_directory, d)
+        for d in {k.binary for k in tables.kernels if k.binary}
     }
-    store.save(tables, tmp_path / "copy", binaries)
-    again = store.load(tmp_path / "copy")
+    table_files.save(tables, tmp_path / "copy", binaries)
+    again = table_files.load(tmp_path / "copy")
     assert _equal(tables, again)
     assert isinstance(again.nodes, np.memmap)
     assert again.attributes == tables.attributes and again.regions == tables.regions
 
 
 def test_bytes_per_node_are_small(bundle_directory: Path) -> None:
-    assert store.load(bundle_directory).bytes_per_node() < 256
+    assert table_files.load(bundle_directory).bytes_per_node() < 256
 
 
 def test_subset_keeps_graphs_whole(bundle_directory: Path) -> None:
-    tables = store.load(bundle_directory)
+    tables = table_files.load(bundle_directory)
     keys = tables.keys[1::2]
     part = subset(tables, lambda key: key in keys)
     check(part)
@@ -51,17 +52,17 @@ def test_subset_keeps_graphs_whole(bundle_directory: Path) -> None:
 
 def test_every_altered_byte_of_every_small_file_is_refused(bundle_directory: Path, tmp_path: Path) -> None:
     """Each file, bytes at a stride; the benchmark does all of them."""
-    for path in [*sorted(bundle_directory.glob("*.npy")), bundle_directory / store.MANIFEST]:
+    for path in [*sorted(bundle_directory.glob("*.npy")), bundle_directory / table_files.MANIFEST]:
         data = path.read_bytes()
         copy = tmp_path / path.name.replace(".", "-")
         shutil.copytree(bundle_directory, copy)
         for at in range(0, len(data), max(1, len(data) // 40)):
             (copy / path.name).write_bytes(data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :])
             with pytest.raises(AlteredTable):
-                store.load(copy)
+                table_files.load(copy)
         (copy / path.name).write_bytes(data[: len(data) // 2])
         with pytest.raises(AlteredTable):
-            store.load(copy)
+            table_files.load(copy)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_every_altered_byte_of_every_small_file_is_refused(bundle_directory: Pat
 def test_tables_sealed_with_bad_indices_are_refused(
     bundle_directory: Path, table: str, column: str, value: int
 ) -> None:
-    tables = store.load(bundle_directory)
+    tables = table_files.load(bundle_directory)
     rows = getattr(tables, table).copy()
     rows[column][-1] = value
     setattr(tables, table, rows)
@@ -96,13 +97,13 @@ def test_tables_sealed_with_bad_indices_are_refused(
 
 def test_another_format_names_both_versions(bundle_directory: Path, tmp_path: Path) -> None:
     shutil.copytree(bundle_directory, tmp_path / "b")
-    manifest = store.read_manifest(tmp_path / "b")
+    manifest = table_files.read_manifest(tmp_path / "b")
     manifest.pop("seal")
     manifest["format"] = 99
-    manifest["seal"] = store.sha256(store.canonical(manifest))
-    (tmp_path / "b" / store.MANIFEST).write_text(json.dumps(manifest))
+    manifest["seal"] = table_files.sha256(table_files.canonical(manifest))
+    (tmp_path / "b" / table_files.MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(AlteredTable, match="99"):
-        store.load(tmp_path / "b")
+        table_files.load(tmp_path / "b")
 
 
 def test_an_altered_binary_is_refused(bundle_directory: Path, tmp_path: Path) -> None:
@@ -110,4 +111,4 @@ def test_an_altered_binary_is_refused(bundle_directory: Path, tmp_path: Path) ->
     path = next((tmp_path / "b" / "kernels").iterdir())
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     with pytest.raises(AlteredTable):
-        store.load_binary(tmp_path / "b", path.name)
+        table_files.load_binary(tmp_path / "b", path.name)

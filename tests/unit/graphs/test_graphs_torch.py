@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coldstart.graphs.api import Event
+from coldstart.graphs.api import AllocationEvent
 from coldstart.graphs.torch_framework import module_tensors, pool_segments, tensor_regions, trace_events
 
 POOL = (0, 7)
@@ -34,7 +34,10 @@ def test_segments_of_one_pool_in_order_of_allocation() -> None:
 
 
 def test_trace_events() -> None:
-    assert trace_events(SNAPSHOT) == [Event("alloc", 0x3000, 64), Event("free", 0x3000, 64)]
+    assert trace_events(SNAPSHOT) == [
+        AllocationEvent("alloc", 0x3000, 64),
+        AllocationEvent("free", 0x3000, 64),
+    ]
 
 
 def test_tied_weights_have_one_storage() -> None:

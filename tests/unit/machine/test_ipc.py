@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from coldstart.machine import ipc
-from coldstart.machine.ipc import Channel, Malformed
+from coldstart.machine.ipc import Channel, MalformedMessage
 
 Pair = tuple[Channel, Channel]
 REQUEST = {"plan": {"vllm_args": ["--model", "ü"]}, "cwd": "/", "env": {"A": "b" * 5000}}
@@ -79,7 +79,7 @@ def test_a_malformed_request_is_refused_and_its_descriptors_are_closed(
     if sent:
         socket.send_fds(client.socket, [sent], [0, 1, 2])
     client.socket.shutdown(socket.SHUT_WR)
-    with pytest.raises(Malformed, match=reason):
+    with pytest.raises(MalformedMessage, match=reason):
         server.request()
     server.close_descriptors()
     assert opened() <= before
@@ -89,7 +89,7 @@ def test_a_request_that_is_too_large_is_refused_before_it_is_held(pair: Pair) ->
     client, server = pair
     sender = threading.Thread(target=_send_much, args=(client.socket,))
     sender.start()
-    with pytest.raises(Malformed, match="more than 1048576 bytes"):
+    with pytest.raises(MalformedMessage, match="more than 1048576 bytes"):
         server.request()
     server.close()
     sender.join()
@@ -113,7 +113,7 @@ def test_who_says_nothing_or_goes_slowly_is_not_waited_for(
     slow = threading.Thread(target=trickle)
     slow.start()
     try:
-        with pytest.raises(Malformed, match=r"no request within 0\.2 s"):
+        with pytest.raises(MalformedMessage, match=r"no request within 0\.2 s"):
             pair[1].request()
     finally:
         ended.set()
@@ -124,7 +124,7 @@ def test_too_many_descriptors_are_refused(pair: Pair) -> None:
     client, server = pair
     for _ in range(2):
         socket.send_fds(client.socket, [b" "], [0] * 5)
-    with pytest.raises(Malformed, match="too many descriptors"):
+    with pytest.raises(MalformedMessage, match="too many descriptors"):
         server.request()
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.graphs import KV_NOTE
+from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.machine import runtime
 from coldstart.materialize.assembly import Assembly
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 from coldstart.vllm.graphs import kv_plan
 
 
@@ -27,7 +28,7 @@ def _phase(name: str) -> Iterator[None]:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Assembly:
-    return Assembly(Model("m", tmp_path, None, None, {}), Arguments(), "sha256:00", tmp_path, _phase)
+    return Assembly(ResolvedModel("m", tmp_path, None, None, {}), Arguments(), "sha256:00", tmp_path, _phase)
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])
@@ -35,22 +36,23 @@ def test_the_kv_cache_of_a_gpu_is_sized_in_a_second_start_over_warm_caches(
     made: Assembly, monkeypatch: pytest.MonkeyPatch, on_cpu: bool
 ) -> None:
     """A cold start's profiling charges the peak of its compilation to the model (vllm#54122, #54383)."""
-    started: list[tuple[dict[str, str], tuple[str, ...]]] = []
+    started: list[tuple[LaunchPlan, tuple[str, ...]]] = []
 
     def engine(module: str, plan: LaunchPlan, *arguments: str) -> None:
-        started.append((plan.env, arguments))
+        started.append((plan, arguments))
 
     monkeypatch.setattr(runtime, "targets_cpu", lambda: on_cpu)
     monkeypatch.setattr(made, "_engine", engine)
     made.offline()
     (cold, _), *more = started
-    assert kv_plan.VARIABLE not in cold and KV_NOTE not in cold
+    assert kv_plan.VARIABLE not in cold.env and cold.engine == EngineTask()
     if on_cpu:
         assert more == []
         return
     ((warm, arguments),) = more
-    assert arguments[1:] == ("size",) and Path(warm[KV_NOTE]).is_dir()
-    assert {name: warm[name] for name in cold} == cold and kv_plan.VARIABLE not in warm
+    notes = warm.engine.kv_note
+    assert arguments[1:] == ("size",) and notes is not None and notes.is_dir()
+    assert warm == replace(cold, engine=EngineTask(kv_note=notes))
 
 
 def test_graphs_that_fail_in_the_proof_start_are_left_out_and_the_rest_is_proved(
@@ -62,7 +64,9 @@ def test_graphs_that_fail_in_the_proof_start_are_left_out_and_the_rest_is_proved
     def start() -> dict[str, Any]:
         starts.append((made.out / "graphs").is_dir())
         if starts[-1]:
-            raise Failed("The proof start did not take its fast path: graphs: FULL:num_tokens=8: no memory")
+            raise CommandFailed(
+                "The proof start did not take its fast path: graphs: FULL:num_tokens=8: no memory"
+            )
         return {"ready_s": 1.0}
 
     monkeypatch.setattr(made, "_proof_start", start)
@@ -76,8 +80,8 @@ def test_a_proof_start_that_fails_without_graphs_publishes_nothing(
     made: Assembly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start() -> dict[str, Any]:
-        raise Failed("another token")
+        raise CommandFailed("another token")
 
     monkeypatch.setattr(made, "_proof_start", start)
-    with pytest.raises(Failed, match="another token"):
+    with pytest.raises(CommandFailed, match="another token"):
         made.prove()

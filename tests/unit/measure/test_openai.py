@@ -7,7 +7,7 @@ import json
 import pytest
 
 from coldstart.measure import openai
-from coldstart.measure.openai import Event, ServerError
+from coldstart.measure.openai import ServerError, StreamEvent
 
 
 def line(document: object) -> bytes:
@@ -39,18 +39,18 @@ def test_what_is_no_event_is_none(text: bytes) -> None:
 @pytest.mark.parametrize(
     ("document", "found"),
     [
-        ({"choices": [{"text": "x", "token_ids": [7]}]}, Event(True, True, (7,), {})),
-        ({"choices": [{"text": "", "token_ids": [7]}]}, Event(True, True, (7,), {})),
-        ({"choices": [{"text": "", "token_ids": None}]}, Event(True, False, (), {})),
-        ({"choices": [{"text": "", "finish_reason": "length"}]}, Event(True, True, (), {})),
+        ({"choices": [{"text": "x", "token_ids": [7]}]}, StreamEvent(True, True, (7,), {})),
+        ({"choices": [{"text": "", "token_ids": [7]}]}, StreamEvent(True, True, (7,), {})),
+        ({"choices": [{"text": "", "token_ids": None}]}, StreamEvent(True, False, (), {})),
+        ({"choices": [{"text": "", "finish_reason": "length"}]}, StreamEvent(True, True, (), {})),
         (
             {"choices": [], "usage": {"completion_tokens": 2}},
-            Event(False, False, (), {"completion_tokens": 2}),
+            StreamEvent(False, False, (), {"completion_tokens": 2}),
         ),
-        ({"choices": [{"text": "x"}], "usage": None}, Event(True, True, (), {})),
+        ({"choices": [{"text": "x"}], "usage": None}, StreamEvent(True, True, (), {})),
     ],
 )
-def test_an_event_says_whether_it_is_a_token(document: object, found: Event) -> None:
+def test_an_event_says_whether_it_is_a_token(document: object, found: StreamEvent) -> None:
     assert openai.event(line(document)) == found
 
 

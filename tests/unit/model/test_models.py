@@ -132,7 +132,7 @@ def test_a_revision_of_a_directory_is_refused(directory: Path) -> None:
 
 def test_offline_without_weights_in_the_cache(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(directory))
-    model = models.Model("opt-125m", directory, "facebook/opt-125m", COMMIT, {})
+    model = models.ResolvedModel("opt-125m", directory, "facebook/opt-125m", COMMIT, {})
     with pytest.raises(NeedsAuth, match="not in the local hub cache"):
         models.ensure_weights(model, offline=True)
     (directory / "model.safetensors").write_bytes(b"")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldstart.serve.predict import Costs, Worker, ttft
+from coldstart.serve.predict import StartCosts, Worker, ttft
 
-COSTS = Costs(waiting=1, creation=2, context=3, libraries=10, prefill=4, transfer=0.5)
+COSTS = StartCosts(waiting=1, creation=2, context=3, libraries=10, prefill=4, transfer=0.5)
 FAST = Worker(device=100.0, network=100.0)
 
 
@@ -30,7 +30,7 @@ def test_low_memory_workers_take_turns_and_the_slowest_counts() -> None:
 
 @given(st.floats(1, 1e12), st.integers(1, 8), st.floats(1, 1e9))
 def test_more_workers_never_fetch_longer(size: float, count: int, rate: float) -> None:
-    fetching = Costs()
+    fetching = StartCosts()
     one, more = (ttft(fetching, size, [Worker(rate, rate)] * n, full=n) for n in (count, count + 1))
     assert more <= one
 

@@ -14,13 +14,13 @@ from coldstart.artifacts.bundle import Bundle
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import ipc, peers, processes
 from coldstart.machine.paths import Cache
-from coldstart.model.models import Model
-from coldstart.serve import fetch, launch, pool, serve, snapshot
+from coldstart.model.models import ResolvedModel
+from coldstart.serve import fetch, launch, process_snapshot, serve, template_pool
 
 FakeEngine = Callable[[str], None]
 Publish = Callable[..., Bundle]
@@ -29,19 +29,19 @@ PLAN = LaunchPlan(Arguments(["serves", "--port", "7"]), canary=CANARY)
 
 
 @pytest.fixture
-def found(publish: Publish, model: Model) -> Lookup:
+def found(publish: Publish, model: ResolvedModel) -> Lookup:
     bundle = publish(kv={"bytes": 1})
     return Lookup(model, Arguments(), Cache.at(), bundle.key, bundle)
 
 
 @pytest.fixture
-def started(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[..., serve.Start]]:
+def started(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[..., serve.StartedServer]]:
     """started(mode, **changes of the plan): a start that is ended afterwards."""
     fake_engine("serves")
-    made: list[serve.Start] = []
+    made: list[serve.StartedServer] = []
 
-    def start(mode: str, *, fetch_rest: bool = False, **changes: object) -> serve.Start:
-        request = serve.Request(found, mode=mode, ready_timeout=20, fetch_rest=fetch_rest)
+    def start(mode: str, *, fetch_rest: bool = False, **changes: object) -> serve.StartedServer:
+        request = serve.ServeRequest(found, mode=mode, ready_timeout=20, fetch_rest=fetch_rest)
         made.append(serve.start(request, replace(PLAN, **changes)))  # type: ignore[arg-type]
         return made[-1]
 
@@ -53,18 +53,18 @@ def started(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[..., se
 
 
 @pytest.fixture
-def template(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[[str], pool.Warm]]:
+def template(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[[str], template_pool.Warm]]:
     """template(level): a warm template for the bundle's key."""
     fake_engine("serves")
-    made: list[pool.Warm] = []
+    made: list[template_pool.Warm] = []
 
-    def start(level: str) -> pool.Warm:
-        made.append(pool.start(level, replace(PLAN, key=found.key.digest), "tiny", 20))
+    def start(level: str) -> template_pool.Warm:
+        made.append(template_pool.start(level, replace(PLAN, key=found.key.digest), "tiny", 20))
         return made[-1]
 
     yield start
     for warm in made:
-        pool.stop(warm, force=True)
+        template_pool.stop(warm, force=True)
 
 
 @pytest.fixture
@@ -74,10 +74,12 @@ def thawed(
     """The bundle has a snapshot, and thawing it gives an engine template; only CRIU and its namespaces are made up."""
     fake_engine("serves")
     socket = home / "thawed"
-    process = pool.spawn("engine", replace(PLAN, key=found.key.digest), socket, subprocess.DEVNULL, 20)
+    process = template_pool.spawn(
+        "engine", replace(PLAN, key=found.key.digest), socket, subprocess.DEVNULL, 20
+    )
     thawed, had = Thawed(socket, process), Bundle.has
     monkeypatch.setattr(Bundle, "has", lambda self, name: name == "snapshot" or had(self, name))
-    monkeypatch.setattr(snapshot, "thaw", lambda *_: thawed)
+    monkeypatch.setattr(process_snapshot, "thaw", lambda *_: thawed)
     monkeypatch.setattr(processes, "outer_pid", lambda _, pid: pid)
     yield thawed
     thawed.end()
@@ -95,8 +97,8 @@ class Thawed:
         self.process.wait()
 
 
-Started = Callable[..., serve.Start]
-Template = Callable[[str], pool.Warm]
+Started = Callable[..., serve.StartedServer]
+Template = Callable[[str], template_pool.Warm]
 
 
 def test_auto_without_a_template_is_fresh_and_no_fallback(started: Started) -> None:
@@ -190,8 +192,8 @@ def test_a_wrong_canary_ends_in_an_ordinary_start(started: Started, template: Te
 
 def test_a_server_that_dies_is_the_end_and_no_step(found: Lookup, fake_engine: FakeEngine) -> None:
     fake_engine("dies")
-    with pytest.raises(Failed, match="exit code 7"):
-        serve.start(serve.Request(found), LaunchPlan(Arguments(["dies"])))
+    with pytest.raises(CommandFailed, match="exit code 7"):
+        serve.start(serve.ServeRequest(found), LaunchPlan(Arguments(["dies"])))
 
 
 @pytest.mark.parametrize("mode", ["template-engine", "template-runtime"])
@@ -217,7 +219,7 @@ def test_a_thawed_server_that_dies_is_a_step_down_and_its_template_is_ended(
 def test_a_server_that_dies_everywhere_is_the_end(found: Lookup, template: Template) -> None:
     template("engine")
     with pytest.raises(launch.Died, match="exit code 7"):
-        serve.start(serve.Request(found), LaunchPlan(Arguments(["dies"])))
+        serve.start(serve.ServeRequest(found), LaunchPlan(Arguments(["dies"])))
 
 
 def test_a_rest_that_is_not_fetched_is_a_fallback(started: Started) -> None:
@@ -242,15 +244,15 @@ def test_an_interrupted_start_ends_its_server(
     found: Lookup, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_engine("serves")
-    caught: list[launch.Process] = []
+    caught: list[launch.ServerProcess] = []
 
-    def interrupted(process: launch.Process, *_: object) -> launch.Running:
+    def interrupted(process: launch.ServerProcess, *_: object) -> launch.Running:
         caught.append(process)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(launch, "acknowledged", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        serve.start(serve.Request(found), PLAN)
+        serve.start(serve.ServeRequest(found), PLAN)
     assert caught[0].poll() == 143
 
 
@@ -262,21 +264,21 @@ def test_a_snapshot_that_is_not_there(started: Started) -> None:
 def test_a_snapshot_that_cannot_be_thawed(
     started: Started, found: Lookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def thaw(*_: object) -> snapshot.Thawed:
-        raise snapshot.Unusable("the snapshot was taken on kernel 5.1, this is 6.18")
+    def thaw(*_: object) -> process_snapshot.Thawed:
+        raise process_snapshot.SnapshotUnusable("the snapshot was taken on kernel 5.1, this is 6.18")
 
     monkeypatch.setattr(Bundle, "has", lambda self, name: True)
-    monkeypatch.setattr(snapshot, "thaw", thaw)
+    monkeypatch.setattr(process_snapshot, "thaw", thaw)
     one = started("snapshot")
     assert one.mode == "fresh" and "kernel 5.1" in one.steps[0]["reason"]
 
 
 def test_auto_names_a_snapshot_that_does_not_fit(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    def thaw(*_: object) -> snapshot.Thawed:
-        raise snapshot.Unusable("the snapshot was taken on kernel 5.1, this is 6.18")
+    def thaw(*_: object) -> process_snapshot.Thawed:
+        raise process_snapshot.SnapshotUnusable("the snapshot was taken on kernel 5.1, this is 6.18")
 
     monkeypatch.setattr(Bundle, "has", lambda self, name: True)
-    monkeypatch.setattr(snapshot, "thaw", thaw)
+    monkeypatch.setattr(process_snapshot, "thaw", thaw)
     document = started("auto").document()
     (step,) = document["fallbacks"]
     assert step["section"] == "snapshot" and "kernel 5.1" in step["reason"]
@@ -295,7 +297,7 @@ def test_a_thawed_template_that_does_not_answer_is_ended(
 
     silent = Silent()
     monkeypatch.setattr(Bundle, "has", lambda self, name: True)
-    monkeypatch.setattr(snapshot, "thaw", lambda *_: silent)
+    monkeypatch.setattr(process_snapshot, "thaw", lambda *_: silent)
     one = started("snapshot")
     assert one.mode == "fresh" and "nobody listens" in one.steps[0]["reason"]
     assert silent.ends == 1
@@ -367,7 +369,7 @@ def test_the_exit_code_of_a_server(process: Fake, code: int, passed_on: list[int
 
 
 def test_trust_is_the_users_unless_said_otherwise(found: Lookup) -> None:
-    assert serve.Request(found).trust is inspection.trust
+    assert serve.ServeRequest(found).trust is inspection.trust
 
 
 def _refused(*_: object) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.contract.graphs import COMPILE_REPORT, COMPILED
+from coldstart.contract.graphs import COMPILE_REPORT, EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import runtime
 from coldstart.serve import caches, prepare
@@ -163,8 +163,10 @@ def test_every_miss_has_its_reason(
 
 
 def test_nothing_of_it_is_left_where_the_bundle_is_distrusted() -> None:
-    env = caches.environment(Path("/x")) | {COMPILED: "/x/aot", "VLLM_CACHE_ROOT": "/y"}
-    assert prepare.distrusting(LaunchPlan([], env=env)).env == {"VLLM_CACHE_ROOT": "/y"}
+    env = caches.environment(Path("/x")) | {"VLLM_CACHE_ROOT": "/y"}
+    task = EngineTask(compiled=Path("/x/aot"), restore=Path("/x/graphs"), kv_plan=[{"rank": 0}])
+    plan = prepare.distrusting(LaunchPlan([], env=env, engine=task))
+    assert plan.env == {"VLLM_CACHE_ROOT": "/y"} and plan.engine == EngineTask(kv_plan=[{"rank": 0}])
 
 
 def test_a_gpu_start_points_its_compilers_at_the_bundle(
@@ -173,8 +175,9 @@ def test_a_gpu_start_points_its_compilers_at_the_bundle(
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
     (tmp_path / "section" / "triton" / "abc").mkdir(parents=True)
     (tmp_path / "section" / "triton" / "abc" / "x.json").write_text(json.dumps({}))
-    env = prepare.compiled_env(tmp_path / "section", tmp_path / "root")
+    env, compiled = prepare.compiled_env(tmp_path / "section", tmp_path / "root")
     assert env == {
-        "TRITON_CACHE_DIR": str(tmp_path / "root/triton"), COMPILED: str(tmp_path / "root/aot"),
+        "TRITON_CACHE_DIR": str(tmp_path / "root/triton"),
         "FLASHINFER_WORKSPACE_BASE": str(tmp_path / "root/flashinfer"), "DG_JIT_CACHE_DIR": str(tmp_path / "root/deep_gemm"),
     }  # fmt: skip
+    assert compiled == tmp_path / "root/aot"

@@ -16,15 +16,15 @@ from safetensors.numpy import save_file
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.asked import Asked
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Failed
+from coldstart.contract.weights import WeightsRequest
+from coldstart.errors import CommandFailed
 from coldstart.key.inspection import Lookup
 from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 from coldstart.serve import fetch, serve
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import stage
 from coldstart.weights.prefetch import client
 
@@ -89,7 +89,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prefetcher]:
 @pytest.fixture
 def streaming(home: Path) -> LaunchPlan:
     """A plan whose weights come from SOURCE."""
-    return LaunchPlan(OURS, env=fetch.remote(SOURCE, planned(), Cache(home)).environment())
+    return LaunchPlan(OURS, weights_from=fetch.remote(SOURCE, planned(), Cache(home)))
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ Use = Callable[..., Prefetcher]
 
 
 def test_our_format_is_for_local_safetensors_on_the_cpu(
-    local: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+    local: Path, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
     sound = replace(model, path=local)
@@ -116,7 +116,9 @@ def test_our_format_is_for_local_safetensors_on_the_cpu(
     assert fetch.loading(NONE, sound) == NONE
 
 
-def test_the_users_load_format_is_kept(local: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_load_format_is_kept(
+    local: Path, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
     sound, chosen = replace(model, path=local), Arguments(["--load_format", "auto"])
     streamed = fetch.Streamed(SOURCE, planned())
@@ -132,21 +134,20 @@ def test_a_bundle_that_knows_its_weights_can_be_streamed(publish: Publish) -> No
 
 @pytest.mark.parametrize("sections", [{}, {"weights": []}, {"weights": {"files": 1}}, {"weights": {}}])
 def test_a_bundle_that_does_not_is_refused_with_the_mend(publish: Publish, sections: dict[str, Any]) -> None:
-    with pytest.raises(Failed, match="does not say which weights to fetch") as caught:
+    with pytest.raises(CommandFailed, match="does not say which weights to fetch") as caught:
         fetch.Streamed.of(publish(**sections), SOURCE)
     assert "materialize MODEL --only weights" in str(caught.value.mend)
 
 
 def test_streaming_puts_our_arguments_first_and_the_source_in_the_environment(
-    model: Model, tmp_path: Path
+    model: ResolvedModel, tmp_path: Path
 ) -> None:
     streamed, seeded = fetch.Streamed(SOURCE, planned()), Arguments(["--seed", "1"])
-    given, env, identity = streamed.into(seeded, model, Cache(tmp_path))
+    given, request, identity = streamed.into(seeded, model, Cache(tmp_path))
     assert given[:2] == OURS and given[-2:] == seeded
     assert json.loads(given[given.index("--hf-overrides") + 1]) == {"tie_word_embeddings": False}
     assert identity == weights.digest(planned())
-    asked = Asked.of(env)
-    assert asked is not None and asked.source == SOURCE and asked.read() == planned()
+    assert request.source == SOURCE and request.read() == planned()
 
 
 def test_the_plan_lies_under_its_digest_and_is_written_once(tmp_path: Path) -> None:
@@ -155,13 +156,13 @@ def test_the_plan_lies_under_its_digest_and_is_written_once(tmp_path: Path) -> N
     assert first.plan.stem == weights.digest(planned()).removeprefix("sha256:")
     assert tmp_path in first.plan.parents
     written = first.plan.stat().st_ino
-    assert fetch.remote("s3://other", planned(), cache) == Asked("s3://other", first.plan)
+    assert fetch.remote("s3://other", planned(), cache) == WeightsRequest("s3://other", first.plan)
     assert first.plan.stat().st_ino == written
     assert fetch.remote(SOURCE, planned(NAMES[:2]), cache).plan != first.plan
 
 
 def test_weights_that_are_no_safetensors_cannot_be_fetched(tmp_path: Path) -> None:
-    with pytest.raises(Failed, match=r"model\.safetensors holds no safetensors") as caught:
+    with pytest.raises(CommandFailed, match=r"model\.safetensors holds no safetensors") as caught:
         fetch.remote(SOURCE, planned([]), Cache(tmp_path))
     assert caught.value.mend == "leave --weights-from away" and list(tmp_path.iterdir()) == []
 
@@ -183,7 +184,7 @@ def test_a_head_of_its_own_is_not_tied(
     assert fetch.untied(config, planned(names), Arguments(given)) == expected
 
 
-def _missed(model: Model, nearest: Bundle | None, *mismatches: Mismatch) -> Lookup:
+def _missed(model: ResolvedModel, nearest: Bundle | None, *mismatches: Mismatch) -> Lookup:
     return Lookup(model, NONE, Cache.at(), key(seed=1), None, nearest, mismatches)
 
 
@@ -195,7 +196,7 @@ CONFIG = Mismatch("model.config", "a", "b")
 
 
 def test_a_directory_without_weights_has_the_bundle_that_differs_in_them_alone(
-    publish: Publish, model: Model
+    publish: Publish, model: ResolvedModel
 ) -> None:
     bundle = publish()
     found = _missed(model, bundle, ABSENT).without_weights()
@@ -205,19 +206,19 @@ def test_a_directory_without_weights_has_the_bundle_that_differs_in_them_alone(
 
 @pytest.mark.parametrize("mismatches", [(OTHER,), (ABSENT, FLAG), (ABSENT, UNSET), (FLAG,)])
 def test_any_other_difference_is_a_miss(
-    publish: Publish, model: Model, mismatches: tuple[Mismatch, ...]
+    publish: Publish, model: ResolvedModel, mismatches: tuple[Mismatch, ...]
 ) -> None:
     missed = _missed(model, publish(), *mismatches)
     assert missed.without_weights() is missed
 
 
-def test_a_hit_and_an_empty_store_stay_what_they_are(publish: Publish, model: Model) -> None:
+def test_a_hit_and_an_empty_store_stay_what_they_are(publish: Publish, model: ResolvedModel) -> None:
     bundle = publish()
     for found in (Lookup(model, NONE, Cache.at(), bundle.key, bundle), _missed(model, None)):
         assert found.without_weights() is found
 
 
-def test_a_plan_is_borrowed_from_the_same_model_alone(publish: Publish, model: Model) -> None:
+def test_a_plan_is_borrowed_from_the_same_model_alone(publish: Publish, model: ResolvedModel) -> None:
     bundle = publish()
     assert _missed(model, bundle, FLAG).weights_donor == bundle
     assert _missed(model, bundle, FLAG, ABSENT).weights_donor == bundle
@@ -334,27 +335,31 @@ def test_without_a_source_or_a_prefetcher_there_is_no_rest_and_a_reason(
 
 
 def _planned(found: Lookup) -> LaunchPlan:
-    return serve.plan(serve.Request(found, without_bundle=True, weights_from=SOURCE))
+    return serve.plan(serve.ServeRequest(found, without_bundle=True, weights_from=SOURCE))
 
 
 @pytest.mark.usefixtures("home")
-def test_a_source_without_any_plan_of_the_weights_is_named_and_the_directory_read(model: Model) -> None:
+def test_a_source_without_any_plan_of_the_weights_is_named_and_the_directory_read(
+    model: ResolvedModel,
+) -> None:
     made = _planned(_missed(model, None))
-    assert Asked.of(made.env) is None and made.vllm_args[:2] == ("--model", str(model.path))
+    assert made.weights_from is None and made.vllm_args[:2] == ("--model", str(model.path))
     assert [step["section"] for step in made.fallbacks] == ["bundle", "weights"]
     reason = made.fallbacks[1]["reason"]
     assert SOURCE in reason and "the model's own directory is read" in reason
 
 
-def test_a_start_without_a_bundle_streams_by_another_bundles_plan(publish: Publish, model: Model) -> None:
+def test_a_start_without_a_bundle_streams_by_another_bundles_plan(
+    publish: Publish, model: ResolvedModel
+) -> None:
     bundle = publish(weights=planned())
     made = _planned(_missed(model, bundle, FLAG, ABSENT))
-    asked = Asked.of(made.env)
+    asked = made.weights_from
     assert asked is not None and asked.source == SOURCE and made.weights == weights.digest(planned())
     assert made.vllm_args[:2] == OURS and [step["section"] for step in made.fallbacks] == ["bundle"]
 
 
-def test_a_directory_without_weights_starts_from_the_bundle(publish: Publish, model: Model) -> None:
+def test_a_directory_without_weights_starts_from_the_bundle(publish: Publish, model: ResolvedModel) -> None:
     bundle = publish(weights=planned())
     made = _planned(_missed(model, bundle, ABSENT).without_weights())
     assert made.key == bundle.key_digest and made.compile_dir is not None

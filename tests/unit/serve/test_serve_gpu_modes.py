@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Failed, Usage
+from coldstart.errors import CommandFailed, Usage
 from coldstart.machine import runtime
 from coldstart.materialize import materialize
-from coldstart.serve import pool
+from coldstart.serve import template_pool
 from coldstart.vllm.engine import template
 
 IMPORTS = """
@@ -42,7 +42,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_a_built_engine_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Usage, match="CUDA does not survive a fork") as caught:
-        pool.start("engine", LaunchPlan([]), "m", 1.0)
+        template_pool.start("engine", LaunchPlan([]), "m", 1.0)
     assert "--level runtime" in str(caught.value.mend)
     with pytest.raises(RuntimeError, match="CUDA does not survive a fork"):
         template.build(LaunchPlan([]), "engine")
@@ -50,6 +50,6 @@ def test_a_built_engine_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_a_snapshot_by_fork_is_refused_before_any_work() -> None:
-    with pytest.raises(Failed, match="no CUDA state") as caught:
+    with pytest.raises(CommandFailed, match="no CUDA state") as caught:
         materialize.materialize(None, materialize.Options(snapshot=True), pytest.fail)  # type: ignore[arg-type]
     assert "vllm snapshot create" in str(caught.value.mend)

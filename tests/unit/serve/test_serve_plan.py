@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import PLAN_ENV, LaunchPlan
+from coldstart.contract.weights import WeightsRequest
 from coldstart.machine import timeline
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.machine.recording import process_started, recording
@@ -22,6 +24,15 @@ from coldstart.serve import prepare
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 IDS = st.lists(st.integers(0, 1 << 31))
+PATHS = st.builds(Path, TEXT)
+TASKS = st.builds(
+    EngineTask,
+    record=st.none() | PATHS,
+    by_reference=st.booleans(),
+    kv_note=st.none() | PATHS,
+    kv_plan=st.none() | st.lists(st.dictionaries(TEXT, TEXT | st.integers())),
+    compiled=st.none() | PATHS,
+)
 PLANS = st.builds(
     LaunchPlan,
     st.lists(TEXT),
@@ -30,6 +41,8 @@ PLANS = st.builds(
     compile_dir=st.none() | TEXT,
     canary=st.none() | st.fixed_dictionaries({"prompt": IDS, "tokens": IDS}),
     env=st.dictionaries(st.from_regex(r"[A-Z]+_TESTED", fullmatch=True), TEXT),
+    weights_from=st.none() | st.builds(WeightsRequest, TEXT, PATHS),
+    engine=TASKS,
     fallbacks=st.lists(st.fixed_dictionaries({"section": TEXT, "reason": TEXT})),
 )
 
@@ -60,6 +73,29 @@ def test_a_saved_plan_is_read_back(tmp_path: Path) -> None:
     plan = LaunchPlan(["--model", "m"], key="k", env={"A": "b"})
     plan.save(tmp_path / "plan.json")
     assert LaunchPlan.from_json((tmp_path / "plan.json").read_text()) == plan
+
+
+OLDER = {  # as coldstart wrote it while these two travelled in `env`
+    "vllm_args": [], "key": "", "weights": "", "compile_dir": None, "canary": None, "fallbacks": [], "must_adopt": False,
+    "env": {"COLDSTART_WEIGHTS_FROM": "s3://b", "COLDSTART_GRAPHS_RESTORE": "/g"},
+}  # fmt: skip
+SOUND = LaunchPlan([], weights_from=WeightsRequest("s3://b", Path("/p"))).document()
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (OLDER, "launch plan is of another release of coldstart: only one knows engine, weights_from"),
+        (SOUND | {"more": 1}, "launch plan is of another release of coldstart: only one knows more"),
+        (SOUND | {"engine": {}}, "engine task is of another release"),
+        (SOUND | {"engine": None}, "engine task is no JSON object"),
+        (SOUND | {"weights_from": {"source": "s3://b"}}, "weights request .* only one knows plan"),
+        ([], "launch plan is no JSON object"),
+    ],
+)
+def test_a_plan_of_another_release_is_refused_by_name(document: object, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        LaunchPlan.from_json(json.dumps(document))
 
 
 def test_memory_is_read_from_the_kernel() -> None:

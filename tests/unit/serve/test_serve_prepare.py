@@ -19,9 +19,9 @@ from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import paths
 from coldstart.machine.paths import Cache
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 from coldstart.serve import prepare
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 
 Publish = Callable[..., Bundle]
 KV = {"bytes": 4096, "blocks": 2, "block_tokens": 16}
@@ -33,7 +33,7 @@ def plenty(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(prepare, "available_memory", lambda: 8 << 30)
 
 
-def made(bundle: Bundle, model: Model, *vllm_args: str) -> LaunchPlan:
+def made(bundle: Bundle, model: ResolvedModel, *vllm_args: str) -> LaunchPlan:
     given = Arguments(vllm_args)
     return prepare.prepare(
         Lookup(model, given, Cache.at(), bundle.key, bundle), bundle, given, trust=inspection.trust
@@ -44,7 +44,7 @@ def reasons(plan: LaunchPlan) -> dict[str, str]:
     return {fallback["section"]: fallback["reason"] for fallback in plan.fallbacks}
 
 
-def test_a_whole_bundle_is_used(publish: Publish, model: Model) -> None:
+def test_a_whole_bundle_is_used(publish: Publish, model: ResolvedModel) -> None:
     identity = weights.digest(weights.plan(model.path or Path()))
     infos = {"some.module.Model.json": '{"a": 1}'}
     bundle = publish(kv=KV, modelinfo={"canary": CANARY, "weights": identity, "vllm_modelinfos": infos})
@@ -60,7 +60,7 @@ def test_a_whole_bundle_is_used(publish: Publish, model: Model) -> None:
     assert cached.read_text() == '{"a": 1}' and Cache.at().root in cached.parents
 
 
-def test_a_missing_section_is_a_reason(publish: Publish, model: Model) -> None:
+def test_a_missing_section_is_a_reason(publish: Publish, model: ResolvedModel) -> None:
     plan = made(publish(), model)
     assert set(reasons(plan)) == {"kv", "modelinfo"} and plan.compile_dir is not None
     assert all("[CS-SECTION" in reason for reason in reasons(plan).values())
@@ -68,7 +68,7 @@ def test_a_missing_section_is_a_reason(publish: Publish, model: Model) -> None:
 
 
 @pytest.mark.parametrize("section", ["kv", "modelinfo", "compile"])
-def test_a_damaged_section_is_a_reason(publish: Publish, model: Model, section: str) -> None:
+def test_a_damaged_section_is_a_reason(publish: Publish, model: ResolvedModel, section: str) -> None:
     bundle = publish(kv=KV, modelinfo={"canary": CANARY})
     flip(blob_path(bundle.store.root, bundle.entry(section).digest), 3)
     plan = made(bundle, model)
@@ -92,7 +92,7 @@ def test_a_damaged_section_is_a_reason(publish: Publish, model: Model, section: 
     ],
 )
 def test_a_section_of_odd_shape_stops_no_server(
-    publish: Publish, model: Model, section: str, value: object
+    publish: Publish, model: ResolvedModel, section: str, value: object
 ) -> None:
     sound: dict[str, object] = {"kv": KV, "modelinfo": {}}
     plan = made(publish(**sound | {section: value}), model)
@@ -102,7 +102,7 @@ def test_a_section_of_odd_shape_stops_no_server(
 
 
 @pytest.mark.parametrize("name", ["../../evil.json", "/etc/evil.json", "..", "", "a/b.json", ".hidden.json"])
-def test_a_file_name_from_a_bundle_leads_nowhere(publish: Publish, model: Model, name: str) -> None:
+def test_a_file_name_from_a_bundle_leads_nowhere(publish: Publish, model: ResolvedModel, name: str) -> None:
     before = {p for p in Cache.at().root.rglob("*.json") if p.is_file()}
     plan = made(publish(kv=KV, modelinfo={"vllm_modelinfos": {name: "{}"}}), model)
     assert plan.fallbacks == []
@@ -110,13 +110,13 @@ def test_a_file_name_from_a_bundle_leads_nowhere(publish: Publish, model: Model,
     assert after == before and not (Cache.at().root.parent / "evil.json").exists()
 
 
-def test_a_canary_is_of_its_own_weights_only(publish: Publish, model: Model) -> None:
+def test_a_canary_is_of_its_own_weights_only(publish: Publish, model: ResolvedModel) -> None:
     bundle = publish(kv=KV, modelinfo={"canary": CANARY, "weights": "sha256:" + "0" * 64})
     assert made(bundle, model).canary is None
 
 
 def test_too_little_memory_for_the_kv_cache(
-    publish: Publish, model: Model, monkeypatch: pytest.MonkeyPatch
+    publish: Publish, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = publish(kv=KV, modelinfo={})
     monkeypatch.setattr(prepare, "available_memory", lambda: prepare.HEADROOM + 4095)
@@ -127,18 +127,20 @@ def test_too_little_memory_for_the_kv_cache(
 
 
 @pytest.mark.parametrize("given", [["--kv-cache-memory-bytes", "1G"], ["--kv_cache_memory_bytes=7"]])
-def test_the_users_own_size_wins(publish: Publish, model: Model, given: list[str]) -> None:
+def test_the_users_own_size_wins(publish: Publish, model: ResolvedModel, given: list[str]) -> None:
     plan = made(publish(kv=KV, modelinfo={}), model, *given)
     assert plan.vllm_args[4:] == tuple(given) and plan.fallbacks == []
 
 
-def test_the_users_own_variable_wins(publish: Publish, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_own_variable_wins(
+    publish: Publish, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
     plan = made(publish(kv=KV, modelinfo={}), model)
     assert "--kv-cache-memory-bytes" not in plan.vllm_args and plan.fallbacks == []
 
 
-def test_a_strangers_code_is_not_unpacked(publish: Publish, model: Model, tmp_path: Path) -> None:
+def test_a_strangers_code_is_not_unpacked(publish: Publish, model: ResolvedModel, tmp_path: Path) -> None:
     bundle = publish(signer=sign.host_key(tmp_path / "stranger"), kv=KV, modelinfo={})
     sign.host_key(paths.state_dir())
     plan = made(bundle, model)
@@ -147,7 +149,7 @@ def test_a_strangers_code_is_not_unpacked(publish: Publish, model: Model, tmp_pa
 
 
 def test_a_copied_cache_brings_no_trust(
-    publish: Publish, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    publish: Publish, model: ResolvedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = publish(kv=KV, modelinfo={})
     place = Path(made(bundle, model).compile_dir or "")
@@ -160,7 +162,9 @@ def test_a_copied_cache_brings_no_trust(
     assert again == place and (place / "kernel.so").read_bytes() == CODE["kernel.so"]
 
 
-def test_code_of_a_key_that_is_trusted_no_longer_is_not_reused(publish: Publish, model: Model) -> None:
+def test_code_of_a_key_that_is_trusted_no_longer_is_not_reused(
+    publish: Publish, model: ResolvedModel
+) -> None:
     bundle = publish(kv=KV, modelinfo={})
     assert made(bundle, model).compile_dir
     shutil.rmtree(sign.trust_dir(paths.state_dir()))
@@ -169,7 +173,7 @@ def test_code_of_a_key_that_is_trusted_no_longer_is_not_reused(publish: Publish,
 
 
 def test_unpacked_code_is_reused_without_judging_it_again(
-    publish: Publish, model: Model, monkeypatch: pytest.MonkeyPatch
+    publish: Publish, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = publish(kv=KV, modelinfo={})
     first = made(bundle, model).compile_dir
@@ -178,7 +182,7 @@ def test_unpacked_code_is_reused_without_judging_it_again(
     assert made(bundle, model).compile_dir == first and judged == []
 
 
-def test_without_a_bundle_the_start_is_vllms_own(model: Model, home: Path) -> None:
+def test_without_a_bundle_the_start_is_vllms_own(model: ResolvedModel, home: Path) -> None:
     given, missed = Arguments(["--served-model-name", "mine"]), key()
     plan = prepare.ordinary(Lookup(model, given, Cache(home / "c"), missed), given, "none")
     assert plan.vllm_args == ("--model", str(model.path), "--served-model-name", "mine")

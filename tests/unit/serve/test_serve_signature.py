@@ -11,10 +11,10 @@ from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.key.inspection import Lookup
 from coldstart.machine.paths import Cache
-from coldstart.model.models import Model
+from coldstart.model.models import ResolvedModel
 from coldstart.serve import serve
 
 PLANNED = LaunchPlan(["planned"])
@@ -26,7 +26,7 @@ class _Bundle:
 
 
 @pytest.fixture
-def found(model: Model, home: Path, monkeypatch: pytest.MonkeyPatch) -> Lookup:
+def found(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> Lookup:
     monkeypatch.setattr(serve.models, "ensure_weights", lambda model, offline: model)
     monkeypatch.setattr(serve.prepare, "prepare", lambda *arguments, **options: PLANNED)
     return Lookup(model, Arguments(), Cache.at(), key(), cast(Any, _Bundle()))
@@ -34,10 +34,10 @@ def found(model: Model, home: Path, monkeypatch: pytest.MonkeyPatch) -> Lookup:
 
 def test_refuses_what_no_trusted_key_has_signed(found: Lookup) -> None:
     nobody = lambda bundle: TrustResult(False, None, "it carries no signature")  # noqa: E731 - a one-line judge
-    with pytest.raises(Failed, match="no signature") as caught:
-        serve.plan(serve.Request(found, require_signature=True, trust=nobody))
+    with pytest.raises(CommandFailed, match="no signature") as caught:
+        serve.plan(serve.ServeRequest(found, require_signature=True, trust=nobody))
     assert "coldstart trust add" in (caught.value.mend or "")
 
 
 def test_takes_what_a_trusted_key_has_signed(found: Lookup) -> None:
-    assert serve.plan(serve.Request(found, require_signature=True, trust=anyone)) == PLANNED
+    assert serve.plan(serve.ServeRequest(found, require_signature=True, trust=anyone)) == PLANNED

@@ -8,7 +8,7 @@ from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import Finding
 from tools import bundles
 
-from coldstart.validate.checks import Report
+from coldstart.validate.checks import ValidationReport
 
 NASTY = '50% of "it":\r\n<broken> & gone, \x00\x1b\ufffe'
 
@@ -19,10 +19,13 @@ def bundle(store: Store, tmp_path: Path) -> Bundle:
 
 
 @pytest.fixture
-def reports() -> list[Report]:
+def reports() -> list[ValidationReport]:
     findings = (
         Finding("CS-DIGEST", "error", NASTY, "coldstart pull, again", "tokenizer"),
         Finding("CS-FALLBACK", "warning", "slow", "coldstart doctor", "serve"),
         Finding("CS-SECTION-UNKNOWN", "note", "new", "", "future"),
     )
-    return [Report("org/bad@sha256:ab", "checksum", findings), Report("org/good@sha256:cd", "checksum", ())]
+    return [
+        ValidationReport("org/bad@sha256:ab", "checksum", findings),
+        ValidationReport("org/good@sha256:cd", "checksum", ()),
+    ]

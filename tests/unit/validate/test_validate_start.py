@@ -8,7 +8,7 @@ import pytest
 from coldstart.artifacts.bundle import Bundle
 
 from coldstart.measure.bench.launch import Command, RunFiles
-from coldstart.measure.bench.measure import Settings
+from coldstart.measure.bench.measure import RunSettings
 from coldstart.validate.checks import Level
 from coldstart.validate.start import Pair, Starts
 
@@ -36,7 +36,7 @@ def codes(bundle: Bundle, level: Level, ours: str, plain: str = "serves") -> lis
     def pair(bundle: Bundle, directory: Path) -> Pair:
         return Fake("fresh", ours, True), Fake("vllm-cold", plain, False)
 
-    starts = Starts(pair, Settings(prompts=("a", "b"), max_tokens=4, ready_timeout_s=20, steady=False))
+    starts = Starts(pair, RunSettings(prompts=("a", "b"), max_tokens=4, ready_timeout_s=20, steady=False))
     return [finding.code for finding in starts(bundle, level)]
 
 

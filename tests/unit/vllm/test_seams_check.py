@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from coldstart.vllm import seams
-from coldstart.vllm.seams import source
+from coldstart.vllm.seams import source_tree
 from coldstart.vllm.seams.fit import problems
 from coldstart.vllm.seams.seam import Seam, seam
-from coldstart.vllm.seams.source import Sources
+from coldstart.vllm.seams.source_tree import Sources
 from coldstart.vllm.seams.table import TABLE
 
 SOURCE = """
@@ -128,12 +128,12 @@ def test_a_strange_vllm_is_a_reason_for_every_feature_and_never_imported(small: 
 def test_the_answer_is_kept_until_a_file_changes(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seams, "_sources", Sources)
     monkeypatch.setattr(
-        "coldstart.vllm.seams.table.of", lambda _: [seam("stock", "engine:Kind", reads="field")]
+        "coldstart.vllm.seams.table.seams_for", lambda _: [seam("stock", "engine:Kind", reads="field")]
     )
     assert seams.check("stock") is None
     seams.check.cache_clear()
     with monkeypatch.context() as blind:
-        blind.setattr(source.Module, "tree", property(lambda _: pytest.fail("parsed again")))
+        blind.setattr(source_tree.Module, "tree", property(lambda _: pytest.fail("parsed again")))
         assert seams.check("stock") is None
     file = small / "vllm" / "engine" / "__init__.py"
     file.write_text(SOURCE.replace("field", "meadow"))
@@ -181,7 +181,7 @@ def test_whatever_goes_wrong_is_a_reason(small: Path, monkeypatch: pytest.Monkey
 
 
 def test_graphs_want_a_version_that_was_read(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coldstart.vllm.seams.table.of", lambda _: [])
+    monkeypatch.setattr("coldstart.vllm.seams.table.seams_for", lambda _: [])
     assert seams.drift(small, "0.32.5+cpu")["graphs"] == []
     for version in ("0.31.0", "0.33.0", "unknown"):
         assert "not read" in seams.drift(small, version)["graphs"][0]
@@ -222,7 +222,7 @@ def test_a_kept_answer_reads_no_source(tmp_path: Path) -> None:
     """What every start pays: no parser, no table."""
     code = (
         "import sys; from coldstart.vllm import seams; seams.check('stock');"
-        "print([m for m in ('coldstart.vllm.seams.source', 'coldstart.vllm.seams.table', 'vllm') if m in sys.modules])"
+        "print([m for m in ('coldstart.vllm.seams.source_tree', 'coldstart.vllm.seams.table', 'vllm') if m in sys.modules])"
     )
     environment = {**os.environ, "COLDSTART_CACHE_DIR": str(tmp_path)}
     said = [

@@ -163,7 +163,7 @@ def test_our_overrides_are_those_of_the_table(path: Path, kind: ast.ClassDef, se
     for shape in seam.overrides:
         name = shape.partition("(")[0]
         if name in ours:
-            wanted, found = Parameters.stated(shape), Parameters.of(ours[name].args)
+            wanted, found = Parameters.stated(shape), Parameters.from_arguments(ours[name].args)
             assert wanted.positional == found.positional and wanted.stars == found.stars, name
     # Abstract at its base or not: what overrides without a word in the table would go unchecked.
     vllms = {

@@ -19,7 +19,7 @@ import pytest
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.vllm import seams, stock
-from coldstart.vllm.engine import headless, offline, server, settle
+from coldstart.vllm.engine import headless, offline, server, stepdowns
 from coldstart.vllm.scheduling import SCHEDULER_CLS
 from coldstart.vllm.weights import entry
 
@@ -50,28 +50,28 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_our_worker_is_taken_where_it_fits(lacking: set[str], on_cpu: None) -> None:
     args = arguments(load_format=entry.LOAD_FORMAT)
-    assert settle.settle(args) == []
-    assert (args.worker_cls, args.distributed_executor_backend) == (settle.WORKER, settle.EXECUTOR)
-    assert args.load_format == entry.LOAD_FORMAT and settle.reports(args)
+    assert stepdowns.settle(args) == []
+    assert (args.worker_cls, args.distributed_executor_backend) == (stepdowns.WORKER, stepdowns.EXECUTOR)
+    assert args.load_format == entry.LOAD_FORMAT and stepdowns.reports(args)
 
 
 def test_vllms_worker_runs_where_ours_does_not_fit(lacking: set[str], on_cpu: None) -> None:
     lacking.add("worker")
     args = arguments(load_format=entry.LOAD_FORMAT)
-    fallbacks = settle.settle(args)
+    fallbacks = stepdowns.settle(args)
     assert [fallback["section"] for fallback in fallbacks] == ["worker", "compile"]
     assert all(fallback["reason"].startswith(REASON) for fallback in fallbacks)
     assert (args.worker_cls, args.distributed_executor_backend) == ("auto", None)
     # The loader is still ours, and says how it loaded.
-    assert args.worker_extension_cls == settle.EXTENSION and settle.reports(args)
+    assert args.worker_extension_cls == stepdowns.EXTENSION and stepdowns.reports(args)
 
 
 def test_vllms_loader_loads_where_ours_does_not_fit(lacking: set[str], on_cpu: None) -> None:
     lacking.add("weights")
     args = arguments(load_format=entry.LOAD_FORMAT)
-    (fallback,) = settle.settle(args)
+    (fallback,) = stepdowns.settle(args)
     assert fallback == {"section": "weights", "reason": f"{REASON} vLLM loads them its own way."}
-    assert args.load_format == "auto" and args.worker_cls == settle.WORKER
+    assert args.load_format == "auto" and args.worker_cls == stepdowns.WORKER
 
 
 def test_the_load_format_is_not_registered_where_it_does_not_fit(

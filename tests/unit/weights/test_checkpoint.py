@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from coldstart.weights import checkpoint, plan
-from coldstart.weights.checkpoint import Malformed
+from coldstart.weights import checkpoint, weights_plan
+from coldstart.weights.checkpoint import InvalidWeightsPlan
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -21,15 +21,15 @@ Change = Callable[[dict[str, Any]], object]
 def document(tmp_path: Path) -> dict[str, Any]:
     save_file({"a": np.zeros(4, np.uint8), "b": np.ones((2, 2), np.float32)}, tmp_path / "one.safetensors")
     save_file({"c": np.zeros(9, np.uint8)}, tmp_path / "two.safetensors")
-    return plan.plan(tmp_path)
+    return weights_plan.plan(tmp_path)
 
 
 def test_a_plan_and_its_headers_go_round(document: dict[str, Any], tmp_path: Path) -> None:
     assert checkpoint.parse(document).document() == document
-    bare = plan.headers(sorted(tmp_path.glob("*.safetensors")))
+    bare = weights_plan.headers(sorted(tmp_path.glob("*.safetensors")))
     assert checkpoint.parse(bare).document() == bare
     assert all(file.chunks is None for file in checkpoint.parse(bare).files)
-    assert plan.digest(bare) != plan.digest(document)
+    assert weights_plan.digest(bare) != weights_plan.digest(document)
 
 
 def _file(number: int, **changes: Any) -> Change:
@@ -68,5 +68,5 @@ def _tensor(**changes: Any) -> Change:
 def test_what_is_wrong_is_named(document: dict[str, Any], change: Change, said: str) -> None:
     wrong = copy.deepcopy(document)
     change(wrong)
-    with pytest.raises(Malformed, match=said):
+    with pytest.raises(InvalidWeightsPlan, match=said):
         checkpoint.parse(wrong)

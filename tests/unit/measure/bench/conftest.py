@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.measure.bench import plan
-from coldstart.measure.bench.launch import Command, RunFiles, Unavailable
-from coldstart.measure.bench.measure import Settings
+from coldstart.measure.bench import run_order
+from coldstart.measure.bench.launch import Command, ModeUnavailable, RunFiles
+from coldstart.measure.bench.measure import RunSettings
 
 SERVER = Path(__file__).with_name("fake_server.py")
 
@@ -22,11 +22,11 @@ class FakeLauncher:
 
     @property
     def tells_readiness(self) -> bool:
-        return self.mode not in plan.BASELINES
+        return self.mode not in run_order.BASELINES
 
     def prepare(self) -> None:
         if self.behaviour == "unavailable":
-            raise Unavailable("no CRIU here")
+            raise ModeUnavailable("no CRIU here")
 
     def command(self, files: RunFiles) -> Command:
         argv = [sys.executable, "-I", "-S", str(SERVER), str(files.port), str(files.ready)]
@@ -42,5 +42,5 @@ def fake() -> Callable[..., FakeLauncher]:
 
 
 @pytest.fixture
-def settings() -> Settings:
-    return Settings(prompts=("a", "b c"), max_tokens=4, ready_timeout_s=20.0, steady=False)
+def settings() -> RunSettings:
+    return RunSettings(prompts=("a", "b c"), max_tokens=4, ready_timeout_s=20.0, steady=False)

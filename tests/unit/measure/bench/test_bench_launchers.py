@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.errors import Failed, NoBundle
-from coldstart.measure.bench import floor, launchers, plan
+from coldstart.errors import CommandFailed, NoBundle
+from coldstart.measure.bench import floor, launchers, run_order
 from coldstart.measure.bench.launch import RunFiles
 
 SUBJECT = launchers.Subject("tiny-llama", "/models/tiny", ("--max-model-len", "256"))
@@ -19,7 +19,7 @@ def files(tmp_path: Path, name: str) -> RunFiles:
 
 
 def test_cold_caches_are_new_for_every_run_and_warm_ones_are_kept(tmp_path: Path) -> None:
-    cold, warm = launchers.launchers(SUBJECT, plan.BASELINES, tmp_path)
+    cold, warm = launchers.launchers(SUBJECT, run_order.BASELINES, tmp_path)
     for name in (
         "VLLM_CACHE_ROOT",
         "TORCHINDUCTOR_CACHE_DIR",
@@ -43,7 +43,7 @@ def test_moving_the_caches_does_not_move_the_downloads(
 
 
 def test_the_baseline_is_vllms_own_server(tmp_path: Path) -> None:
-    (warm,) = launchers.launchers(SUBJECT, [plan.VLLM_WARM], tmp_path)
+    (warm,) = launchers.launchers(SUBJECT, [run_order.VLLM_WARM], tmp_path)
     run = files(tmp_path, "r")
     argv = list(warm.command(run).argv)
     assert argv[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
@@ -63,7 +63,7 @@ def test_a_careful_user_keeps_what_is_set(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_coldstart_modes_serve_the_same_arguments(tmp_path: Path) -> None:
-    for launcher in launchers.launchers(SUBJECT, [plan.FRESH, plan.SNAPSHOT], tmp_path):
+    for launcher in launchers.launchers(SUBJECT, [run_order.FRESH, run_order.SNAPSHOT], tmp_path):
         run = files(tmp_path, launcher.mode)
         command = launcher.command(run)
         argv = list(command.argv)
@@ -100,7 +100,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
 
 
 def test_a_template_is_started_and_stopped_once(tmp_path: Path, calls: Callable[[], list[list[str]]]) -> None:
-    (template,) = launchers.launchers(SUBJECT, [plan.TEMPLATE_RUNTIME], tmp_path)
+    (template,) = launchers.launchers(SUBJECT, [run_order.TEMPLATE_RUNTIME], tmp_path)
     template.close()
     assert calls() == []
     template.prepare()
@@ -112,7 +112,7 @@ def test_a_template_is_started_and_stopped_once(tmp_path: Path, calls: Callable[
     ]
 
 
-@pytest.mark.parametrize(("status", "error"), [("1", Failed), ("3", NoBundle)])
+@pytest.mark.parametrize(("status", "error"), [("1", CommandFailed), ("3", NoBundle)])
 def test_a_template_that_does_not_come_up(
     tmp_path: Path,
     calls: Callable[[], list[list[str]]],
@@ -121,7 +121,7 @@ def test_a_template_that_does_not_come_up(
     error: type[Exception],
 ) -> None:
     monkeypatch.setenv("FAKE_STATUS", status)
-    (template,) = launchers.launchers(SUBJECT, [plan.TEMPLATE_ENGINE], tmp_path)
+    (template,) = launchers.launchers(SUBJECT, [run_order.TEMPLATE_ENGINE], tmp_path)
     with pytest.raises(error, match=f"ended with status {status}"):
         template.prepare()
     template.close()

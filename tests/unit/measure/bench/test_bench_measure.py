@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.errors import Failed
+from coldstart.errors import CommandFailed
 from coldstart.measure.bench import launch, measure, usage
-from coldstart.measure.bench.measure import Settings
+from coldstart.measure.bench.measure import RunSettings
 
 Fake = Callable[..., launch.Launcher]
 
 
-def strays() -> list[usage.Process]:
+def strays() -> list[usage.ProcessSample]:
     return [p for p in usage.snapshot().values() if p.parent == os.getpid()]
 
 
-def test_a_run_is_measured_and_leaves_nothing(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+def test_a_run_is_measured_and_leaves_nothing(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     before = len(strays())
     run = measure.run(fake("fresh"), tmp_path / "r", replace(settings, steady=True), 3)
     assert (run.mode, run.round) == ("fresh", 3)
@@ -33,7 +33,7 @@ def test_a_run_is_measured_and_leaves_nothing(fake: Fake, settings: Settings, tm
 
 
 def test_reported_phases_join_the_harness_own(
-    fake: Fake, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def events(server: launch.Server) -> object:
         began = server.launched_s
@@ -58,29 +58,29 @@ def test_reported_phases_join_the_harness_own(
     assert run.phases["imports"] == pytest.approx(0.1)
 
 
-def test_a_server_that_dies_says_its_last_words(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+def test_a_server_that_dies_says_its_last_words(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     with pytest.raises(launch.ServerDied, match="the engine could not start") as caught:
         measure.run(fake("fresh", "dies"), tmp_path / "r", settings, 0)
     assert (caught.value.status, caught.value.exit_code) == (1, 1)
 
 
-def test_a_server_that_never_answers_times_out(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+def test_a_server_that_never_answers_times_out(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     before = len(strays())
-    with pytest.raises(Failed, match="no token within the time limit"):
+    with pytest.raises(CommandFailed, match="no token within the time limit"):
         measure.run(fake("vllm-warm", "silent"), tmp_path / "r", replace(settings, ready_timeout_s=1.0), 0)
     assert len(strays()) == before
 
 
 def test_readiness_must_be_reported(
-    fake: Fake, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "READY_PATIENCE_S", 0.2)
-    with pytest.raises(Failed, match="unproven"):
+    with pytest.raises(CommandFailed, match="unproven"):
         measure.run(fake("fresh", "unready"), tmp_path / "r", settings, 0)
 
 
 def test_a_server_that_left_its_launcher_is_measured_and_ended(
-    fake: Fake, settings: Settings, tmp_path: Path
+    fake: Fake, settings: RunSettings, tmp_path: Path
 ) -> None:
     before = len(strays())
     with usage.adopting_orphans():
@@ -91,7 +91,7 @@ def test_a_server_that_left_its_launcher_is_measured_and_ended(
 
 
 def test_a_server_that_ignores_the_request_to_stop_is_killed(
-    fake: Fake, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "STOP_S", 0.3)
     monkeypatch.setattr(launch, "LEFTOVER_S", 0.3)

@@ -11,8 +11,8 @@ import pytest
 
 from coldstart.errors import NoBundle
 from coldstart.measure.bench import floor, result
-from coldstart.measure.bench.launch import Launcher, Unavailable
-from coldstart.measure.bench.measure import Settings
+from coldstart.measure.bench.launch import Launcher, ModeUnavailable
+from coldstart.measure.bench.measure import RunSettings
 from coldstart.measure.bench.runner import Bench
 
 Fake = Callable[..., Any]
@@ -24,7 +24,7 @@ def quick_floor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bench(
-    launchers: list[Launcher], settings: Settings, tmp_path: Path, runs: int = 2
+    launchers: list[Launcher], settings: RunSettings, tmp_path: Path, runs: int = 2
 ) -> tuple[dict[str, Any], list[str]]:
     told: list[str] = []
     measured = Bench(launchers, settings, tmp_path, told.append).measure(runs, warmup=0)
@@ -34,8 +34,8 @@ def bench(
     return json.loads(json.dumps(document)), told
 
 
-def test_a_good_bench(fake: Fake, settings: Settings, tmp_path: Path) -> None:
-    settings = Settings(settings.prompts, 4, 20.0, steady=True)
+def test_a_good_bench(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+    settings = RunSettings(settings.prompts, 4, 20.0, steady=True)
     launchers = [fake("vllm-cold"), fake("vllm-warm"), fake("fresh"), fake("template-engine", "daemon")]
     document, told = bench(launchers, settings, tmp_path)
     assert document["failures"] == []
@@ -56,19 +56,19 @@ def test_a_good_bench(fake: Fake, settings: Settings, tmp_path: Path) -> None:
     assert [launcher.closed for launcher in launchers] == [1] * 4
 
 
-def test_other_tokens_fail(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+def test_other_tokens_fail(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     document, _ = bench([fake("vllm-warm"), fake("fresh", "other-tokens")], settings, tmp_path)
     assert document["tokens_identical"] is False
     assert document["failures"] == ["fresh: its tokens differ from vllm-warm's"]
 
 
-def test_a_slow_path_fails_with_its_reason(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+def test_a_slow_path_fails_with_its_reason(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     document, _ = bench([fake("vllm-warm"), fake("fresh", "fell-back")], settings, tmp_path)
     assert document["failures"] == ["fresh: the fast path was not taken: compile: another ISA"]
     assert document["modes"]["fresh"]["fallbacks"] == ["compile: another ISA"]
 
 
-def test_a_dead_server_fails_and_the_others_go_on(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+def test_a_dead_server_fails_and_the_others_go_on(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     document, _ = bench([fake("vllm-warm"), fake("fresh", "dies")], settings, tmp_path)
     assert "the engine could not start" in document["modes"]["fresh"]["unavailable"]
     assert document["failures"][0].startswith("fresh: the fresh server ended with status 1")
@@ -81,7 +81,7 @@ def test_a_dead_server_fails_and_the_others_go_on(fake: Fake, settings: Settings
     [("unavailable", "no CRIU here"), ("other-mode", "started in mode fresh instead")],
 )
 def test_a_mode_that_cannot_run_says_why_and_does_not_fail(
-    fake: Fake, settings: Settings, tmp_path: Path, behaviour: str, reason: str
+    fake: Fake, settings: RunSettings, tmp_path: Path, behaviour: str, reason: str
 ) -> None:
     document, _ = bench([fake("vllm-warm"), fake("snapshot", behaviour)], settings, tmp_path)
     assert reason in document["modes"]["snapshot"]["unavailable"]
@@ -89,12 +89,12 @@ def test_a_mode_that_cannot_run_says_why_and_does_not_fail(
     assert document["failures"] == []
 
 
-def test_nothing_measured_is_no_success(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+def test_nothing_measured_is_no_success(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     document, _ = bench([fake("snapshot", "unavailable")], settings, tmp_path)
     assert document["failures"] == ["no mode could run"]
 
 
-def test_no_bundle_ends_the_bench(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+def test_no_bundle_ends_the_bench(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     launcher = fake("fresh", "no-bundle")
     with pytest.raises(NoBundle) as caught:
         bench([launcher], settings, tmp_path)
@@ -103,10 +103,10 @@ def test_no_bundle_ends_the_bench(fake: Fake, settings: Settings, tmp_path: Path
 
 
 def test_a_floor_that_cannot_be_measured_says_why(
-    fake: Fake, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> float:
-        raise Unavailable("no vllm")
+        raise ModeUnavailable("no vllm")
 
     monkeypatch.setattr(floor, "imports_s", fail)
     document, _ = bench([fake("vllm-warm")], settings, tmp_path, runs=1)
@@ -114,7 +114,7 @@ def test_a_floor_that_cannot_be_measured_says_why(
     assert document["modes"]["vllm-warm"]["percent_of_floor"] is None
 
 
-def test_readiness_that_says_nothing_is_no_proof(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+def test_readiness_that_says_nothing_is_no_proof(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     measured = Bench([fake("fresh")], settings, tmp_path, lambda _: None).measure(1, 0)
     run = measured.runs["fresh"][0]
     for readiness, reason in [
@@ -126,7 +126,7 @@ def test_readiness_that_says_nothing_is_no_proof(fake: Fake, settings: Settings,
         assert result.slow_paths([changed]) == [reason]
 
 
-def test_an_interrupted_bench_leaves_no_process(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+def test_an_interrupted_bench_leaves_no_process(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     stray = fake("template-engine")
     children: list[subprocess.Popen[bytes]] = []
 

@@ -91,8 +91,8 @@ def test_a_process_that_is_gone_weighs_nothing() -> None:
 
 
 def test_a_served_process_outside_our_tree_counts_with_its_parents_share() -> None:
-    def make(pid: int, parent: int, own: float) -> usage.Process:
-        return usage.Process(pid, parent, started=pid, own_s=own, reaped_s=0.0)
+    def make(pid: int, parent: int, own: float) -> usage.ProcessSample:
+        return usage.ProcessSample(pid, parent, started=pid, own_s=own, reaped_s=0.0)
 
     me = make(os.getpid(), 1, 5.0)
     template, other = 900_001, 900_009

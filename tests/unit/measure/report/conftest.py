@@ -7,7 +7,7 @@ import pytest
 
 from coldstart.measure.bench import result
 from coldstart.measure.bench.measure import Run, Steady
-from coldstart.measure.bench.runner import Measured
+from coldstart.measure.bench.runner import BenchRuns
 from coldstart.measure.bench.stats import summarize
 
 PROOF = {"fast_path": {"compile": True}, "fallbacks": []}
@@ -33,7 +33,7 @@ def run(mode: str, number: int, seconds: float) -> Run:
 @pytest.fixture
 def document() -> dict[str, Any]:
     """vllm-warm takes 30 s, fresh 6 s, and a snapshot is impossible."""
-    measured = Measured(
+    measured = BenchRuns(
         ["vllm-warm", "fresh", "snapshot"],
         runs={mode: [run(mode, i, s) for i in range(5)] for mode, s in (("vllm-warm", 30.0), ("fresh", 6.0))},
         unavailable={"snapshot": "no <CRIU> | here"},

@@ -9,12 +9,13 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from coldstart.contract.graphs import GRAPHS_REPORT, KV_PLAN, KV_REPORT, RESTORE
+from coldstart.contract.graphs import GRAPHS_REPORT, KV_REPORT, EngineTask
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.vllm.engine.readiness import FALLBACK_PROMPT, Readiness
 
@@ -112,7 +113,7 @@ def test_a_right_token_is_said_once_the_server_listens(said: Said) -> None:
     _run(readiness.listening())  # as uvicorn does from time to time: neither a second line nor an error
 
 
-GRAPHS = LaunchPlan([], canary=CANARY | {"batch": [7, 9]}, env={RESTORE: "/unpacked"})
+GRAPHS = LaunchPlan([], canary=CANARY | {"batch": [7, 9]}, engine=EngineTask(restore=Path("/unpacked")))
 
 
 @pytest.mark.parametrize(("later", "together"), [([8], [0]), ([0], [9])])
@@ -145,7 +146,8 @@ def test_restored_graphs_answer_all_tokens_alone_and_in_a_batch(said: Said) -> N
 )
 def test_a_kv_size_that_was_not_applied_is_named(said: Said, answer: Any, reasons: list[str]) -> None:
     engine = Engine(**{KV_REPORT: answer})
-    report = _report(said, Readiness(LaunchPlan([], env={KV_PLAN: "[]"}), engine, worker_reports=False))
+    plan = LaunchPlan([], engine=EngineTask(kv_plan=[{"rank": 0}]))
+    report = _report(said, Readiness(plan, engine, worker_reports=False))
     assert report["fallbacks"] == [{"section": "kv", "reason": reason} for reason in reasons]
 
 
@@ -197,7 +199,9 @@ def test_graphs_count_as_restored_when_no_worker_says_otherwise(
     said: Said, answer: Any, reasons: list[str]
 ) -> None:
     engine = Engine(**{GRAPHS_REPORT: answer})
-    report = _report(said, Readiness(LaunchPlan([], env={RESTORE: "/unpacked"}), engine, False))
+    report = _report(
+        said, Readiness(LaunchPlan([], engine=EngineTask(restore=Path("/unpacked"))), engine, False)
+    )
     assert report["fast_path"] == {"graphs": not reasons}
     assert report["fallbacks"] == [{"section": "graphs", "reason": reason} for reason in reasons]
 

@@ -19,7 +19,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import peers
 from coldstart.machine.ipc import Channel
 from coldstart.measure.bench import usage
-from coldstart.serve import launch, pool
+from coldstart.serve import launch, template_pool
 
 Start = Callable[..., launch.Running]
 
@@ -29,20 +29,20 @@ def plan(*behaviour: str) -> LaunchPlan:
 
 
 @pytest.fixture
-def warm(home: Path, fake_engine: Callable[[str], None]) -> Iterator[pool.Warm]:
+def warm(home: Path, fake_engine: Callable[[str], None]) -> Iterator[template_pool.Warm]:
     fake_engine("serves")
-    made = pool.start("engine", plan(), "tiny", 20)
+    made = template_pool.start("engine", plan(), "tiny", 20)
     yield made
-    pool.stop(made, force=True)
+    template_pool.stop(made, force=True)
 
 
-def start(warm: pool.Warm, *behaviour: str) -> launch.Running:
+def start(warm: template_pool.Warm, *behaviour: str) -> launch.Running:
     process, reader = launch.forked(plan(*behaviour), warm.socket)
     return launch.acknowledged(process, reader, time.monotonic(), 20)
 
 
-def children(warm: pool.Warm) -> int:
-    return len(next(iter(pool.listed())).servers)
+def children(warm: template_pool.Warm) -> int:
+    return len(next(iter(template_pool.listed())).servers)
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
@@ -57,7 +57,7 @@ def gone(pid: int) -> Callable[[], bool]:
 
 
 @contextmanager
-def raw(warm: pool.Warm, *behaviour: str) -> Iterator[tuple[Channel, int]]:
+def raw(warm: template_pool.Warm, *behaviour: str) -> Iterator[tuple[Channel, int]]:
     """A client that has a server, and knows nothing of launch.Leased."""
     reader, writer = os.pipe()
     request = {"plan": plan(*behaviour).document(), "cwd": "/", "env": dict(os.environ), "now": 0.0}
@@ -69,7 +69,7 @@ def raw(warm: pool.Warm, *behaviour: str) -> Iterator[tuple[Channel, int]]:
     os.close(reader)
 
 
-def test_a_server_is_forked_and_reports_itself(warm: pool.Warm) -> None:
+def test_a_server_is_forked_and_reports_itself(warm: template_pool.Warm) -> None:
     running = start(warm, "serves", "--port", "1")
     assert running.report["args"] == ["--port", "1"]
     assert running.process.pid == running.report["pid"] != warm.pid
@@ -80,7 +80,7 @@ def test_a_server_is_forked_and_reports_itself(warm: pool.Warm) -> None:
 
 
 def test_the_server_takes_the_clients_place(
-    warm: pool.Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    warm: template_pool.Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SAID", "something")
@@ -103,14 +103,23 @@ def test_the_server_takes_the_clients_place(
     assert running.process.wait() == 137
 
 
+def test_a_plan_of_another_release_is_refused_with_the_reason(
+    warm: template_pool.Warm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = {name: value for name, value in plan().document().items() if name != "engine"}
+    monkeypatch.setattr(LaunchPlan, "document", lambda _: older)
+    with pytest.raises(launch.Died, match="is of another release of coldstart: only one knows engine"):
+        start(warm)
+
+
 @pytest.mark.parametrize(("behaviour", "code"), [("ends", 3), ("raises", 1), ("dies", 7)])
-def test_its_exit_code_is_reported(warm: pool.Warm, behaviour: str, code: int) -> None:
+def test_its_exit_code_is_reported(warm: template_pool.Warm, behaviour: str, code: int) -> None:
     process, reader = launch.forked(plan(behaviour), warm.socket)
     assert process.wait() == code
     os.close(reader)
 
 
-def test_kill_reaches_a_server_that_ignores_sigterm(warm: pool.Warm) -> None:
+def test_kill_reaches_a_server_that_ignores_sigterm(warm: template_pool.Warm) -> None:
     running = start(warm, "stubborn")
     running.process.signal(signal.SIGTERM)
     assert not select.select([running.process], [], [], 0.2)[0]
@@ -119,7 +128,7 @@ def test_kill_reaches_a_server_that_ignores_sigterm(warm: pool.Warm) -> None:
     running.process.signal(signal.SIGKILL)  # to nobody
 
 
-def test_several_servers_at_once(warm: pool.Warm) -> None:
+def test_several_servers_at_once(warm: template_pool.Warm) -> None:
     running = [start(warm, "serves", str(n)) for n in range(4)]
     assert len({one.process.pid for one in running}) == 4 == children(warm)
     running[1].process.signal(signal.SIGTERM)
@@ -130,14 +139,14 @@ def test_several_servers_at_once(warm: pool.Warm) -> None:
         assert one.process.wait() == 137
 
 
-def test_the_end_of_the_lease_ends_the_server_and_not_the_template(warm: pool.Warm) -> None:
+def test_the_end_of_the_lease_ends_the_server_and_not_the_template(warm: template_pool.Warm) -> None:
     with raw(warm, "serves") as (_, pid):
         assert not gone(pid)()
     assert eventually(gone(pid))
     assert start(warm, "serves").process.poll() is None
 
 
-def test_a_client_that_goes_at_once_leaves_no_server(warm: pool.Warm) -> None:
+def test_a_client_that_goes_at_once_leaves_no_server(warm: template_pool.Warm) -> None:
     for _ in range(20):
         with Channel(peers.connect(warm.socket)) as connection:
             request = {"plan": plan("serves").document(), "cwd": "/", "env": dict(os.environ), "now": 0.0}
@@ -149,7 +158,7 @@ def test_a_client_that_goes_at_once_leaves_no_server(warm: pool.Warm) -> None:
     assert start(warm, "serves").process.poll() is None
 
 
-def test_a_server_and_its_client_that_go_in_one_moment(warm: pool.Warm) -> None:
+def test_a_server_and_its_client_that_go_in_one_moment(warm: template_pool.Warm) -> None:
     with raw(warm, "serves") as (connection, pid), Channel(peers.connect(warm.socket)) as slow:
         time.sleep(0.2)  # the template waits for what the slow one will say, and meanwhile
         os.kill(pid, signal.SIGKILL)
@@ -160,7 +169,7 @@ def test_a_server_and_its_client_that_go_in_one_moment(warm: pool.Warm) -> None:
     assert start(warm, "serves").process.poll() is None
 
 
-def test_nonsense_is_answered_and_survived(warm: pool.Warm) -> None:
+def test_nonsense_is_answered_and_survived(warm: template_pool.Warm) -> None:
     for sent in (b"\xff\xff\xff\xff\n", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}"):
         with Channel(peers.connect(warm.socket)) as client:
             client.socket.sendall(sent)
@@ -172,7 +181,7 @@ def test_nonsense_is_answered_and_survived(warm: pool.Warm) -> None:
     assert start(warm, "serves").process.poll() is None
 
 
-def test_a_request_without_what_a_server_needs_ends_the_server_alone(warm: pool.Warm) -> None:
+def test_a_request_without_what_a_server_needs_ends_the_server_alone(warm: template_pool.Warm) -> None:
     for request in (
         {},
         {"cwd": "/nowhere", "env": {}, "plan": {}, "now": 0},
@@ -185,7 +194,7 @@ def test_a_request_without_what_a_server_needs_ends_the_server_alone(warm: pool.
     assert start(warm, "serves").process.poll() is None
 
 
-def test_a_template_without_descriptors_tells_its_client_and_does_not_spin(warm: pool.Warm) -> None:
+def test_a_template_without_descriptors_tells_its_client_and_does_not_spin(warm: template_pool.Warm) -> None:
     assert warm.pid is not None
     with Channel(peers.connect(warm.socket)) as client:  # it is up and waits
         client.socket.shutdown(socket.SHUT_WR)
@@ -199,13 +208,13 @@ def test_a_template_without_descriptors_tells_its_client_and_does_not_spin(warm:
     assert start(warm, "serves").process.poll() is None
 
 
-def test_signals_that_nobody_may_ask_for_are_sigterm(warm: pool.Warm) -> None:
+def test_signals_that_nobody_may_ask_for_are_sigterm(warm: template_pool.Warm) -> None:
     with raw(warm, "serves") as (connection, pid):
         connection.send({"signal": signal.SIGSTOP})
         assert eventually(gone(pid))
 
 
-def test_sigterm_stops_the_template_and_its_servers(warm: pool.Warm) -> None:
+def test_sigterm_stops_the_template_and_its_servers(warm: template_pool.Warm) -> None:
     running = start(warm, "serves")
     assert warm.pid is not None
     os.kill(warm.pid, signal.SIGTERM)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -13,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from coldstart.contract.graphs import COMPILE_REPORT, KV_REPORT
+from coldstart.contract.graphs import COMPILE_REPORT, KV_REPORT, EngineTask
 from coldstart.graphs.errors import AlteredTable, DriverFailure, Refused
 from coldstart.vllm.graphs import hook, kv_plan, plugin
 from coldstart.vllm.graphs import manager as managers
 from coldstart.vllm.graphs import wrapper as wrappers
+from coldstart.vllm.graphs.graph_source import key_of
 from coldstart.vllm.graphs.record import captured_graphs
-from coldstart.vllm.graphs.source import key_of
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
@@ -268,17 +267,14 @@ def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
         hook.watch(object(), print)
 
 
-@pytest.mark.parametrize("variable", ["KV_PLAN", "KV_NOTE"])
+@pytest.mark.parametrize("task", [EngineTask(kv_plan=[{}]), EngineTask(kv_note=Path("/noted"))])
 def test_without_vllms_gate_the_cache_is_profiled_as_always(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variable: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, task: EngineTask
 ) -> None:
     hooked: list[tuple[str, Any]] = []
     monkeypatch.setattr(plugin.seams, "check", lambda feature: f"{feature} is gone.")
     monkeypatch.setattr(plugin.late, "when_imported", lambda *pair: hooked.append(pair))
-    for name in (plugin.COMPILED, plugin.KV_NOTE, plugin.RECORD, plugin.PROVE, plugin.RESTORE):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(getattr(plugin, variable), "{}")
-    plugin.register()
+    plugin.register(task)
     assert "kv-plan is gone." in caplog.text
     # Only the report is given to the worker, and nothing to a module that has none.
     ((name, work),) = hooked
@@ -295,10 +291,7 @@ def test_without_vllms_look_up_the_server_is_told_that_it_compiles(
     hooked: dict[str, Any] = {}
     monkeypatch.setattr(plugin.seams, "check", lambda feature: f"{feature} is gone.")
     monkeypatch.setattr(plugin.late, "when_imported", hooked.__setitem__)
-    for name in (plugin.KV_NOTE, plugin.KV_PLAN, plugin.RECORD, plugin.PROVE, plugin.RESTORE):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(plugin.COMPILED, str(tmp_path))
-    plugin.register()
+    plugin.register(EngineTask(compiled=tmp_path))
     module = SimpleNamespace(Worker=type("Worker", (), {}))
     hooked.pop(plugin.aot.WORKER)(module)
     assert hooked == {}
@@ -385,9 +378,9 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
             "vllm": vllm.__version__, "device": "H200"}  # fmt: skip
     plans = [plan, plan | {"rank": 1, "kv_cache_memory_bytes": 700, "free_memory_baseline": 1000}]
 
-    def applied(plans: object, one: Any) -> tuple[int | None, str | None]:
+    def applied(plans: Any, one: Any) -> tuple[int | None, str | None]:
         gpu_worker.maybe_apply_startup_plan = original
-        plugin._apply_kv(json.dumps(plans), gpu_worker)
+        plugin._apply_kv(plans, gpu_worker)
         gpu_worker.maybe_apply_startup_plan(one)
         return one.cache_config.kv_cache_memory_bytes, getattr(gpu_worker.Worker, KV_REPORT)(one)
 
@@ -411,4 +404,4 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("data", [None, {}, {"rank": 1}, []])
 def test_what_is_no_plan_is_refused(data: object) -> None:
     with pytest.raises(AlteredTable):
-        kv_plan.of(data)
+        kv_plan.parse_plan(data)

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 from support.graphs_tools import SMALL
 
-from coldstart.graphs import gate, store
+from coldstart.contract.graphs import EngineTask
+from coldstart.contract.plan import PLAN_ENV, LaunchPlan
+from coldstart.graphs import gate, table_files
 from coldstart.graphs.errors import MissingRegion, NotProven, Refused
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.table import Region
-from coldstart.vllm.graphs import outputs, plugin, record
+from coldstart.graphs.tables import SymbolRegion
+from coldstart.vllm.graphs import entry, outputs, plugin, record
+from coldstart.vllm.graphs.graph_source import refuse_parallel
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.restore import Restoring
-from coldstart.vllm.graphs.source import refuse_parallel
 from tests.support.graphs.model import SimModel
 
 torch = pytest.importorskip("torch")
@@ -70,10 +72,26 @@ def test_only_device_tensors_are_named() -> None:
 
 
 def test_not_asked_nothing_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (plugin.RECORD, plugin.PROVE, plugin.RESTORE, plugin.KV_PLAN):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(plugin.late, "when_imported", lambda name, work: pytest.fail(f"patched {name}"))
-    plugin.register()
+    plugin.register(EngineTask())
+
+
+@pytest.mark.parametrize(
+    ("plan", "called"),
+    [
+        (None, []),
+        (LaunchPlan([], key="k", canary={"prompt": [1]}), []),
+        (LaunchPlan([], engine=EngineTask(restore=Path("/g"))), [EngineTask(restore=Path("/g"))]),
+    ],
+)
+def test_the_plan_says_whether_the_plug_in_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, plan: LaunchPlan | None, called: list[EngineTask]
+) -> None:
+    monkeypatch.setenv(PLAN_ENV, plan.variables()[PLAN_ENV] if plan else "")
+    found: list[EngineTask] = []
+    monkeypatch.setattr(plugin, "register", found.append)
+    entry.register()
+    assert found == called
 
 
 @pytest.fixture
@@ -89,16 +107,13 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(plugin.late, "when_imported", lambda name, work: work(module(name)))
     monkeypatch.setattr(plugin.hook, "require", lambda: None)
-    for name in (plugin.RECORD, plugin.PROVE, plugin.RESTORE, plugin.KV_PLAN):
-        monkeypatch.delenv(name, raising=False)
     return made
 
 
 def test_a_bundle_without_proof_is_not_used_and_the_server_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, Any]
 ) -> None:
-    monkeypatch.setenv(plugin.RESTORE, str(tmp_path))
-    plugin.register()
+    plugin.register(EngineTask(restore=tmp_path))
     assert installed[plugin.RUNNERS[0]].GPUModelRunner().capture_model() == "own"
     worker = installed[plugin.WORKER].Worker()
     assert "proof" in getattr(worker, plugin.GRAPHS_REPORT)()["*"]
@@ -113,22 +128,20 @@ def test_a_round_that_cannot_be_held_says_why(
         raise Refused("no adapter for vLLM 9")
 
     monkeypatch.setattr(plugin.hook, "require", refuse)
-    monkeypatch.setenv(plugin.RECORD, str(tmp_path))
-    plugin.register()
+    plugin.register(EngineTask(record=tmp_path))
     assert (tmp_path / "reason").read_text() == "no adapter for vLLM 9"
 
 
 def test_memory_is_scattered_before_the_weights_are_loaded(
     installed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(plugin.RECORD, "/nowhere")
     done: list[str] = []
 
     class Session(plugin.Declined):
         def before_load(self) -> None:
             done.append("scattered")
 
-    plugin._install(plugin.Later(lambda: Session("x")))
+    plugin._install(plugin.Later(lambda: Session("x")), recording=True)
     assert installed[plugin.RUNNERS[1]].GPUModelRunner().load_model() == "loaded" and done == ["scattered"]
 
 
@@ -150,7 +163,7 @@ def test_profiling_captures_are_left_alone() -> None:
 
 def test_outputs_are_places_in_the_pool() -> None:
     tensor = torch.zeros(4, 8, dtype=torch.bfloat16)
-    pool = [Region("pool:0", 4096, tensor.data_ptr() - 512)]
+    pool = [SymbolRegion("pool:0", 4096, tensor.data_ptr() - 512)]
     found = outputs.describe(tensor[2:], pool)
     assert found == {
         "symbol": "pool:0",
@@ -192,9 +205,9 @@ def test_a_refused_start_runs_the_ordinary_capture(
 ) -> None:
     copy = Path(shutil.copytree(bundle_directory, tmp_path / "b"))
     report = {outputs.ENTRY: {"attributes": {}, "outputs": {}}}
-    tables = store.load(copy)
+    tables = table_files.load(copy)
     tables.report |= report
-    seal = store.save(tables, copy, {})
+    seal = table_files.save(tables, copy, {})
     proof = json.loads((copy / gate.PROOF).read_text())
     (copy / gate.PROOF).write_text(json.dumps(proof | {"seal": seal}))
     session = Restoring(copy)

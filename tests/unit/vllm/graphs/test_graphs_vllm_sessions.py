@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from support.graphs_tools import SMALL
 
-from coldstart.contract.graphs import PROVE, RECORD
-from coldstart.graphs import gate, offline, rounds, store
+from coldstart.contract.graphs import EngineTask
+from coldstart.graphs import gate, offline, rounds, table_files
 from coldstart.graphs.api import Captured
 from coldstart.graphs.errors import DriverFailure, Refused
-from coldstart.graphs.table import Region
+from coldstart.graphs.tables import SymbolRegion
 from coldstart.machine import nvml
 from coldstart.vllm.graphs import hook, record, restore
-from coldstart.vllm.graphs.source import refuse_parallel
+from coldstart.vllm.graphs.graph_source import refuse_parallel
 from tests.support.graphs.model import SimModel
 
 torch = pytest.importorskip("torch")
@@ -43,7 +43,7 @@ class Descriptor:
 class Tensor:
     """A region of the simulated memory, as torch would show it."""
 
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: SymbolRegion) -> None:
         self._region, self.nbytes, self.shape = region, region.size, (region.size // 4,)
         self.dtype = "torch.float32"
 
@@ -98,7 +98,7 @@ class Framework:
     def sizes(self) -> dict[str, int]:
         return self._sizes
 
-    def regions(self) -> list[Region]:
+    def regions(self) -> list[SymbolRegion]:
         return [replace(r, symbol=OUT) if s == "static:out" else r for s, r in self._model.named.items()]
 
     def capture(self, key: str) -> Captured:
@@ -158,7 +158,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
         monkeypatch.setattr(module, "CudaDriver", lambda *log: now["model"].driver)
         monkeypatch.setattr(module, "runner_tensors", tensors)
         monkeypatch.setattr(module, "TorchFramework", framework)
-    monkeypatch.setattr(record, "Watch", lambda log: None)
+    monkeypatch.setattr(record, "ModuleWatch", lambda log: None)
     monkeypatch.setattr(record, "consumes_random", lambda graph: False)
     monkeypatch.setattr(restore, "make_attributes", lambda runner, wanted: {})
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **settings: None)
@@ -168,12 +168,10 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
 def sessions(here: dict[str, SimModel], work: Path) -> Path:
     """materialize's rounds, each with a model of its own in place of a process."""
 
-    def launch(name: str, environment: Any) -> None:
+    def launch(name: str, task: EngineTask) -> None:
         here["model"] = model = SimModel(SMALL, 100 + len(seeds))
         seeds.append(name)
-        session = (
-            record.Recording(work) if RECORD in environment else restore.Proving(Path(environment[PROVE]))
-        )
+        session = record.GraphRecording(work) if task.prove is None else restore.Proving(task.prove)
         runner = Runner(model)
         assert session.run(runner, runner.own) == "captured"
         assert [runner.execute_model(n) for n in range(3)] == ["step 0", "step 1", "step 2"]
@@ -212,7 +210,7 @@ def _equal(runner: Runner) -> dict[int, bool]:
 
 
 def test_recorded_and_proved_inside_the_worker(made: Path) -> None:
-    tables, proof = store.load(made), gate.read_proof(made)
+    tables, proof = table_files.load(made), gate.read_proof(made)
     assert len(proof.proven) == 4 and proof.adopt and not proof.eager and proof.canary is not None
     assert proof.canary[0] == "FULL:num_tokens=1" and set(proof.hashes) == set(tables.keys)
     held = tables.report["workload"]
@@ -255,7 +253,7 @@ def test_one_graph_that_cannot_be_built_is_captured_and_named(
             raise DriverFailure("cuGraphInstantiate", "OUT_OF_MEMORY")
         return real(self, graph)
 
-    tables = store.load(made)
+    tables = table_files.load(made)
     small = int(tables.graphs["nodes"][tables.keys.index("FULL:num_tokens=256")])
     monkeypatch.setattr(SimModel(SMALL, 0).driver.__class__, "capturing_done", False, raising=False)
     monkeypatch.setattr(SimModel(SMALL, 0).driver.__class__, "instantiate", broken)
@@ -286,7 +284,7 @@ def test_several_ranks_are_captured(here: dict[str, SimModel], made: Path, tmp_p
     session = restore.Restoring(made)
     assert session.run(runner, runner.own) == "captured" and "collectives" in session.fallbacks()["*"]
     (tmp_path / "ranks").mkdir()
-    record.Recording(tmp_path / "ranks").run(runner, runner.own)
+    record.GraphRecording(tmp_path / "ranks").run(runner, runner.own)
     assert "collectives" in (tmp_path / "ranks" / rounds.REASON).read_text()
     with pytest.raises(Refused):
         refuse_parallel(runner)

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from coldstart.weights import plan as weights
+from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import ladder, tensors
 from coldstart.weights.load.ladder import Exhausted, climb_down
-from coldstart.weights.load.report import Report
-from coldstart.weights.load.sources import Files, Lost, Region, Source
-from coldstart.weights.load.tensors import Tensor, Unreadable
+from coldstart.weights.load.report import LoadReport
+from coldstart.weights.load.tensor_sources import FileSource, Lost, PrefetchSource, TensorSource
+from coldstart.weights.load.tensors import Tensor, UnreadableWeights
 from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailed, PrefetchLost
 
 
@@ -52,19 +52,19 @@ def path(tmp_path: Path) -> Path:
 
 
 def _region(attached: FakeAttached) -> ladder.Rung:
-    return "prefetcher", lambda left: Region(cast(Any, attached))
+    return "prefetcher", lambda left: PrefetchSource(cast(Any, attached))
 
 
 def _files(path: Path) -> ladder.Rung:
-    return "files", lambda left: Files({path.name: path}, left)
+    return "files", lambda left: FileSource({path.name: path}, left)
 
 
-def _refused(left: Sequence[Tensor]) -> Source:
+def _refused(left: Sequence[Tensor]) -> TensorSource:
     raise Lost("no room")
 
 
-def _climb(path: Path, *rungs: ladder.Rung) -> tuple[dict[str, bytes], Report]:
-    wanted, report = tensors.ordered(weights.plan(path.parent)), Report()
+def _climb(path: Path, *rungs: ladder.Rung) -> tuple[dict[str, bytes], LoadReport]:
+    wanted, report = tensors.ordered(weights.plan(path.parent)), LoadReport()
     found = [(tensor.name, bytes(view)) for tensor, view in climb_down(wanted, rungs, report)]
     assert [name for name, _ in found] == [tensor.name for tensor in wanted]
     return dict(found), report
@@ -112,17 +112,17 @@ def test_files_with_other_bytes_than_the_plan_says_are_not_used(path: Path) -> N
     changed[wanted[2].offset] ^= 1
     path.write_bytes(changed)
     with pytest.raises(Exhausted, match="holds other bytes for t3"):
-        list(climb_down(wanted, [_files(path)], Report()))
+        list(climb_down(wanted, [_files(path)], LoadReport()))
 
 
 def test_a_file_that_was_cut_short_or_removed_is_a_step_down(path: Path) -> None:
     wanted = tensors.ordered(weights.plan(path.parent))
     os.truncate(path, wanted[-1].offset + 1)
     with pytest.raises(Exhausted, match="cut short"):
-        list(climb_down(wanted, [_files(path)], Report()))
+        list(climb_down(wanted, [_files(path)], LoadReport()))
     path.unlink()
     with pytest.raises(Exhausted, match="cannot be mapped"):
-        list(climb_down(wanted, [_files(path)], Report()))
+        list(climb_down(wanted, [_files(path)], LoadReport()))
 
 
 def _leaks(path: Path) -> tuple[int, int, int]:
@@ -133,7 +133,7 @@ def _leaks(path: Path) -> tuple[int, int, int]:
 @pytest.mark.parametrize("take", [7, 2])
 def test_nothing_is_left_of_a_load(path: Path, take: int) -> None:
     before = _leaks(path)
-    climbing = climb_down(tensors.ordered(weights.plan(path.parent)), [_files(path)], Report())
+    climbing = climb_down(tensors.ordered(weights.plan(path.parent)), [_files(path)], LoadReport())
     for _ in range(take):
         _, view = next(climbing)
         assert len(view)
@@ -144,7 +144,7 @@ def test_nothing_is_left_of_a_load(path: Path, take: int) -> None:
 
 def test_a_view_outlives_its_source(path: Path) -> None:
     wanted = tensors.ordered(weights.plan(path.parent))
-    source = Files({path.name: path}, wanted)
+    source = FileSource({path.name: path}, wanted)
     view = source.bytes_of(wanted[0])
     source.close()
     assert hashlib.sha256(view).hexdigest() == wanted[0].digest.removeprefix("sha256:")
@@ -172,5 +172,5 @@ def test_a_plan_that_cannot_be_followed_says_why(
 ) -> None:
     plan = weights.plan(path.parent)
     change(plan["files"])
-    with pytest.raises(Unreadable, match=said):
+    with pytest.raises(UnreadableWeights, match=said):
         tensors.ordered(plan)

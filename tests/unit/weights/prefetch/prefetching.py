@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.weights import plan as engine_weights
+from coldstart.weights import weights_plan as engine_weights
 from coldstart.weights.prefetch.client import Attached
 
 CHUNK = 64 << 10

@@ -7,9 +7,9 @@ import random
 from itertools import pairwise
 from typing import Any
 
-from coldstart.weights.prefetch import layout
-from coldstart.weights.prefetch.ranges import Ranges
-from coldstart.weights.prefetch.schedule import Board, Entry, Lease, State, pick
+from coldstart.weights.prefetch import region_layout
+from coldstart.weights.prefetch.byte_ranges import Ranges
+from coldstart.weights.prefetch.schedule import Board, Lease, UnitEntry, UnitState, pick
 
 CHUNK = 100
 # Cheap, and each finds what others do not: all of them, in one case.
@@ -22,7 +22,7 @@ def _tensor(name: str, offset: int, data: bytes) -> dict[str, Any]:
     return {"name": name, "dtype": "U8", "shape": [len(data)], **place, "digest": digest}
 
 
-def _made(chance: random.Random) -> tuple[layout.Layout, bytes]:
+def _made(chance: random.Random) -> tuple[region_layout.RegionLayout, bytes]:
     """A file of random tensors behind a header, as safetensors lays them out."""
     at = header = chance.randrange(1, 2 * CHUNK)
     sizes = [
@@ -35,7 +35,7 @@ def _made(chance: random.Random) -> tuple[layout.Layout, bytes]:
         at += size
     chunks = [hashlib.sha256(data[i : i + CHUNK]).hexdigest() for i in range(0, len(data), CHUNK)]
     file = {"name": "f", "size": len(data), "chunks": chunks, "tensors": tensors}
-    return layout.read({"chunk": CHUNK, "files": [file]}), data
+    return region_layout.read({"chunk": CHUNK, "files": [file]}), data
 
 
 def _fetch_all(board: Board, lease: Lease, data: bytes) -> int:
@@ -149,10 +149,10 @@ def test_background_waits_for_every_foreground() -> None:
     one, two = Lease(_board()), Lease(_board())
     _want(one.board, one, None, background=True)
     _want(two.board, two, None)
-    taken: list[Entry] = []
+    taken: list[UnitEntry] = []
     while chosen := pick([one, two], lambda _: True):
         assert chosen[0] is two
-        chosen[1].state = State.BUSY
+        chosen[1].state = UnitState.BUSY
         taken.append(chosen[1])
     for entry in taken[:-1]:
         two.board.publish(entry)
@@ -171,13 +171,13 @@ def test_what_needs_a_failed_unit_fails_with_it_and_can_be_wanted_anew() -> None
         at += size
     chunks = [hashlib.sha256(data[i : i + CHUNK]).hexdigest() for i in range(0, len(data), CHUNK)]
     file = {"name": "f", "size": len(data), "chunks": chunks, "tensors": tensors}
-    board = Board(layout.read({"chunk": CHUNK, "files": [file]}))
+    board = Board(region_layout.read({"chunk": CHUNK, "files": [file]}))
     lease = Lease(board)
     _want(board, lease, ["t1"])
     chosen = pick([lease], lambda _: True)
     assert chosen is not None and chosen[1].unit.pieces == ((100, 200),)
     failed = board.fail(chosen[1], "wrong")
-    assert len(failed) > 1 and all(entry.state is State.FAILED for entry in failed)
+    assert len(failed) > 1 and all(entry.state is UnitState.FAILED for entry in failed)
     _want(board, lease, ["t1"])
     _fetch_all(board, lease, data)
     assert board.ready[0].covers(40, 340)

@@ -1,0 +1,102 @@
+"""Where bundles come from: a layout on disk, an archive, a registry, the hub. None of them is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, BinaryIO, Protocol
+
+from coldstart.artifacts import blobs, canonical, oci
+from coldstart.artifacts.errors import BundleError, DigestMismatch, TooLarge
+from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.ranges import read_full
+
+if TYPE_CHECKING:
+    from coldstart.artifacts.store import Store
+
+# Of those found; a registry is asked for no more either, since each costs a request. A store's own index may list many that
+# are about other bundles.
+MAX_SIGNATURES, _MAX_LISTED = 64, 8192
+_SIGNATURE_MANIFEST = 64 << 10
+
+
+class BundleSource(Protocol):
+    """What a receiver asks of a source; bytes are verified by the receiver."""
+
+    def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
+        """The bytes of `blob` from `offset`. Raises MissingBlob or RemoteFailed."""
+        ...
+
+    def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
+        """Signature documents about the manifest `subject`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutSource:
+    """Another store on disk."""
+
+    store: Store
+
+    def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
+        """The blob's file."""
+        file = blobs.open_unverified(self.store.root, blob.digest)
+        file.seek(offset)
+        return file
+
+    def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
+        """The payloads listed in the index."""
+        return payloads(self, self.store.layout.entries(), subject)
+
+
+def signed_by(
+    source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
+) -> list[tuple[oci.Descriptor, oci.ImageManifest]]:
+    """Of the first `tries` signatures among `entries`, each readable manifest whose subject is `subject`."""
+    signed = [
+        entry
+        for entry in entries
+        if entry.artifact_type is None or entry.artifact_type in oci.SIGNATURE_TYPES
+    ]
+    candidates = ((entry, _signature(source, entry, subject)) for entry in signed[:tries])
+    good = ((entry, image) for entry, image in candidates if image is not None)
+    return list(islice(good, MAX_SIGNATURES))
+
+
+def payloads(
+    source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
+) -> list[bytes]:
+    """The documents of `signed_by` that can be read."""
+    documents = (_payload(source, image.layers[0]) for _, image in signed_by(source, entries, subject, tries))
+    return [payload for payload in documents if payload is not None]
+
+
+def small(source: BundleSource, blob: oci.Descriptor, cap: int) -> bytes:
+    """A whole small blob, verified. Raises TooLarge, DigestMismatch, MissingBlob."""
+    if blob.size > cap:
+        raise TooLarge(f"blob {blob.digest} is {blob.size} bytes, the cap is {cap}")
+    with source.open(blob) as file:
+        data = read_full(file, blob.size + 1)
+    if len(data) != blob.size or canonical.digest(data) != blob.digest:
+        raise DigestMismatch(f"blob {blob.digest} of {blob.size} bytes hashes to {canonical.digest(data)}")
+    return data
+
+
+def _signature(
+    source: BundleSource, entry: oci.Descriptor, subject: oci.Descriptor
+) -> oci.ImageManifest | None:
+    try:
+        image = oci.parse_manifest(small(source, entry, _SIGNATURE_MANIFEST))
+    except BundleError:
+        return None  # A signature that cannot be read vouches for nothing.
+    is_signature = image.artifact_type in oci.SIGNATURE_TYPES and len(image.layers) == 1
+    fits = is_signature and image.subject is not None and image.subject.digest == subject.digest
+    return image if fits else None
+
+
+def _payload(source: BundleSource, layer: oci.Descriptor) -> bytes | None:
+    try:
+        return small(source, layer, LIMITS.signature)
+    except BundleError:
+        return None  # As above.

@@ -1,0 +1,329 @@
+"""The one HTTP client: urllib3's connections and proxies under our rules of secrets, redirects, bytes and time.
+
+A secret is sent to the origin that it belongs to and to nobody else; an answer is read in the caller's memory, no more than
+the caller asks for, and no slower than `Bounds` allow.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+from urllib.parse import urljoin
+from urllib.request import getproxies, proxy_bypass
+
+import urllib3
+from coldstart.artifacts.net.origin import Origin, parse_origin, without_secrets
+from coldstart.artifacts.net.pace import Bounds, Pace, TooSlow, from_environment
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import HTTPError
+from urllib3.util.ssl_ import create_urllib3_context
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MAX_REDIRECTS = 5
+_BLOCK = 1 << 17
+_SLICE = 1 << 20
+
+
+class RemoteUnreachable(Exception):
+    """No answer, a broken one, or too slow a one: it may be better next time."""
+
+
+class Slow(RemoteUnreachable):
+    """It answers, and slower than the floor: asking again at once will not help."""
+
+
+class Forbidden(Exception):
+    """The answer asks for what is never done: secrets in the open, a redirect without end or off TLS."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """Headers for one origin."""
+
+    origin: Origin
+    headers: Mapping[str, str] = field(repr=False)
+
+
+class _Paced:
+    """A socket whose reads wait no longer than the answer's pace allows."""
+
+    pace: Pace | None = None
+    limit = 0.0
+
+    def recv_into(self, buffer: Any, *rest: Any) -> int:
+        if self.pace is None:
+            return super().recv_into(buffer, *rest)  # type: ignore[misc,no-any-return]
+        left, began = self.pace.patience(), monotonic()
+        if not 0.5 * left <= self.limit <= left:  # each change is a system call
+            self.limit = left
+            self.settimeout(left)  # type: ignore[attr-defined]
+        try:
+            got: int = super().recv_into(buffer, *rest)  # type: ignore[misc]
+        except TimeoutError:
+            self.pace.received(0, monotonic() - began)
+            self.pace.patience()
+            raise
+        self.pace.received(got, monotonic() - began)
+        return got
+
+
+class _Socket(_Paced, socket.socket):
+    pass
+
+
+class _TlsSocket(_Paced, ssl.SSLSocket):
+    pass
+
+
+class _Exchange:
+    """What a connection does around an answer's head."""
+
+    bounds = Bounds()
+    sock: Any
+
+    def connect(self) -> None:
+        super().connect()  # type: ignore[misc]
+        if type(self.sock) is socket.socket:
+            timeout = self.sock.gettimeout()
+            self.sock = _Socket(fileno=self.sock.detach())
+            self.sock.settimeout(timeout)
+
+    def getresponse(self) -> Any:
+        sock, pace = self.sock, Pace(self.bounds)
+        if isinstance(sock, _Paced):
+            sock.pace, sock.limit = pace, 0.0
+        response = super().getresponse()  # type: ignore[misc]
+        pace.body()
+        response.pace = pace
+        return response
+
+
+def _pools(bounds: Bounds) -> dict[str, Any]:
+    plain = type("_Connection", (_Exchange, HTTPConnection), {"bounds": bounds})
+    secure = type("_TlsConnection", (_Exchange, HTTPSConnection), {"bounds": bounds})
+    return {
+        "http": type("_Pool", (urllib3.HTTPConnectionPool,), {"ConnectionCls": plain}),
+        "https": type("_TlsPool", (urllib3.HTTPSConnectionPool,), {"ConnectionCls": secure}),
+    }
+
+
+def tls_context(environment: Mapping[str, str] = os.environ) -> ssl.SSLContext:
+    """Trust what SSL_CERT_FILE or SSL_CERT_DIR name, else REQUESTS_CA_BUNDLE (CURL_CA_BUNDLE), else system, else certifi."""
+    context = create_urllib3_context()
+    context.sslsocket_class = _TlsSocket
+    named = environment.get("REQUESTS_CA_BUNDLE") or environment.get("CURL_CA_BUNDLE")
+    if named and not (environment.get("SSL_CERT_FILE") or environment.get("SSL_CERT_DIR")):
+        directory = os.path.isdir(named)  # noqa: PTH112 - either form is handed on as it is
+        context.load_verify_locations(None if directory else named, named if directory else None)
+        return context
+    paths = ssl.get_default_verify_paths()
+    if paths.cafile or paths.capath:
+        context.load_default_certs()
+    else:
+        import certifi
+
+        context.load_verify_locations(certifi.where())
+    return context
+
+
+class Answer:
+    """One response, to be closed. Its body is read as it is asked for."""
+
+    def __init__(self, response: Any, url: str, redirected: bool) -> None:
+        self._response = response
+        self._raw = response._fp if isinstance(response._fp, http.client.HTTPResponse) else None
+        self._pace: Pace = response.pace
+        self.url, self.redirected = url, redirected
+        self.status: int = response.status
+        self.reason = str(response.reason or "")[:80]
+        self.headers: Mapping[str, str] = response.headers
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Up to a MiB into the caller's memory; 0 at the end. Raises RemoteUnreachable."""
+        buffer = buffer[:_SLICE]
+        try:
+            # urllib3's own readinto reads into memory of its own and copies.
+            got: int = (
+                self._raw.readinto(buffer) if self._raw is not None else self._response.readinto(buffer)
+            )
+        except (HTTPError, http.client.HTTPException, OSError, ValueError) as error:
+            self.close()
+            raise failed(error) from error
+        self._pace.delivered(got)
+        return got
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes, at most a MiB; b"" at the end. Raises RemoteUnreachable."""
+        buffer = bytearray(min(size, _SLICE))
+        return bytes(memoryview(buffer)[: self.readinto(memoryview(buffer))])
+
+    def up_to(self, cap: int) -> bytes:
+        """The body, or the first `cap` bytes of it; closed afterwards. Raises RemoteUnreachable."""
+        parts: list[bytes] = []
+        with self:
+            while cap > 0 and (part := self.read(cap)):
+                parts.append(part)
+                cap -= len(part)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        """Keep the connection if the body was read to its end, else drop it."""
+        if self._raw is not None and self._raw.isclosed():
+            self._response.release_conn()
+        else:
+            self._response.close()
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class HttpClient:
+    """Keeps connections; for one thread. Proxies are those of the environment, none for this machine itself."""
+
+    def __init__(self, bounds: Bounds | None = None) -> None:
+        self._bounds = bounds or from_environment()
+        self._managers: dict[tuple[str, str | None], urllib3.PoolManager] = {}
+
+    def ask(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        secret: Secret | None = None,
+        body: object = None,
+        redirects: bool = True,
+    ) -> Answer:
+        """One request; a GET or HEAD follows redirects, of which the last answer is given.
+
+        Raises RemoteUnreachable, Forbidden.
+        """
+        follow, first = redirects and method in ("GET", "HEAD"), url
+        for _ in range(_MAX_REDIRECTS):
+            answer = self._once(method, url, headers or {}, secret, body, redirected=url != first)
+            location = answer.headers.get("Location")
+            if not follow or answer.status not in REDIRECTS or not location:
+                return answer
+            answer.close()
+            url = redirected(url, location)
+        raise Forbidden(f"{without_secrets(first)} redirects without an end")
+
+    def close(self) -> None:
+        """Close all connections."""
+        while self._managers:
+            self._managers.popitem()[1].clear()
+
+    def _once(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        secret: Secret | None,
+        body: object,
+        redirected: bool,
+    ) -> Answer:
+        try:
+            sent = {"Accept-Encoding": "identity", **headers, **_own(secret, url)}
+            response = self._send(method, url, sent, body)
+        except (HTTPError, http.client.HTTPException, OSError, ValueError) as error:
+            raise failed(error) from error
+        return Answer(response, url, redirected)
+
+    def _send(self, method: str, url: str, headers: Mapping[str, str], body: object) -> Any:
+        manager = self._manager(url)
+        timeout = urllib3.Timeout(connect=self._bounds.connect_s, read=self._bounds.head_s)
+        given: dict[str, Any] = {"headers": headers, "body": body, "timeout": timeout}
+        given |= {"redirect": False, "retries": False, "preload_content": False, "decode_content": False}
+        try:
+            return manager.urlopen(method, url, **given)
+        except urllib3.exceptions.ProtocolError as error:
+            # A server may have closed a connection that was kept; what changes nothing is asked once more.
+            if body is not None or not isinstance(error.args[-1], http.client.RemoteDisconnected):
+                raise
+            return manager.urlopen(method, url, **given)
+
+    def _manager(self, url: str) -> urllib3.PoolManager:
+        origin = parse_origin(url)
+        way = (origin.scheme, _proxy(origin))
+        if way not in self._managers:
+            self._managers[way] = _manager(*way, self._bounds)
+        return self._managers[way]
+
+
+def redirected(url: str, location: str) -> str:
+    """Where an answer from `url` sends its reader. Raises Forbidden off http(s) and off TLS."""
+    try:
+        target = urljoin(url, location)
+        before, after = parse_origin(url), parse_origin(target)
+    except ValueError as error:
+        raise Forbidden(f"{without_secrets(url)} redirects to what is no address: {error}") from error
+    if before.scheme == "https" and after.scheme != "https":
+        raise Forbidden(f"{without_secrets(url)} redirects to an address without TLS")
+    return target
+
+
+def failed(error: BaseException) -> RemoteUnreachable:
+    """What went wrong, in one line without the address, which may hold a secret."""
+    slow = next((cause for cause in _chain(error) if isinstance(cause, TooSlow)), None)
+    return Slow(str(slow)) if slow else RemoteUnreachable(_reason(error))
+
+
+def _reason(error: BaseException) -> str:
+    for cause in _chain(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"certificate verify failed: {cause.verify_message}"
+    last = _chain(error)[-1]
+    text = getattr(last, "strerror", None) or type(last).__name__
+    return "timed out" if isinstance(last, TimeoutError) else str(text)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    causes = [error]
+    while len(causes) < 10:
+        deeper = causes[-1].__cause__ or causes[-1].__context__ or _inner(causes[-1])
+        if deeper is None or deeper in causes:
+            break
+        causes.append(deeper)
+    return causes
+
+
+def _inner(error: BaseException) -> BaseException | None:
+    return next((one for one in reversed(error.args) if isinstance(one, BaseException)), None)
+
+
+def _own(secret: Secret | None, url: str) -> Mapping[str, str]:
+    if secret is None or parse_origin(url) != secret.origin:
+        return {}
+    if not secret.origin.may_hear_secrets:
+        raise Forbidden(f"{secret.origin} would be told a password or token without TLS")
+    return secret.headers
+
+
+def _proxy(origin: Origin) -> str | None:
+    if origin.is_loopback or proxy_bypass(origin.host):
+        return None
+    proxies = getproxies()
+    return proxies.get(origin.scheme) or proxies.get("all")
+
+
+def _manager(scheme: str, proxy: str | None, bounds: Bounds) -> urllib3.PoolManager:
+    given: dict[str, Any] = {"maxsize": 2, "blocksize": _BLOCK}
+    if scheme == "https" or (proxy or "").startswith("https:"):
+        given["ssl_context"] = tls_context()
+    if proxy is None:
+        manager = urllib3.PoolManager(**given)
+    else:
+        login = urllib3.util.parse_url(proxy).auth
+        named = urllib3.make_headers(proxy_basic_auth=login) if login else None
+        manager = urllib3.ProxyManager(proxy, proxy_headers=named, **given)
+    manager.pool_classes_by_scheme = _pools(bounds)
+    return manager

@@ -1,0 +1,100 @@
+"""An OCI image layout on disk: oci-layout, index.json, blobs/sha256. Readers take no lock and write nothing.
+
+Commit order is blobs, manifest, index: whatever index.json names is complete and durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from coldstart.artifacts import files, oci
+from coldstart.artifacts.blobs import blob_path
+from coldstart.artifacts.errors import NotALayout, named_os_errors
+from coldstart.artifacts.limits import LIMITS
+
+
+@dataclass(frozen=True, slots=True)
+class OciLayout:
+    """The layout at `root`; locks and staging live in `root/.coldstart`, which OCI clients ignore."""
+
+    root: Path
+
+    @property
+    def blobs(self) -> Path:
+        """The directory of blobs."""
+        return self.root / "blobs" / "sha256"
+
+    @property
+    def private(self) -> Path:
+        """Locks and staging."""
+        return self.root / ".coldstart"
+
+    @property
+    def staging(self) -> Path:
+        """Where writers prepare blobs."""
+        return self.private / "staging"
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything was ever published here."""
+        return (self.root / oci.LAYOUT_FILE).exists()
+
+    def create(self) -> None:
+        """Make an empty layout where there is none. Raises ReadOnlyStore, NoSpace or NotALayout."""
+        with named_os_errors("creating the store"):
+            for directory in (self.blobs, self.staging, self.private / "locks"):
+                directory.mkdir(parents=True, exist_ok=True)
+        with self.exclusive():
+            if not (self.root / oci.INDEX_FILE).exists():
+                files.write_atomic(self.root / oci.INDEX_FILE, oci.index_document([]))
+            if not self.exists:
+                files.write_atomic(self.root / oci.LAYOUT_FILE, oci.LAYOUT)
+
+    def entries(self) -> list[oci.Descriptor]:
+        """What index.json lists and this release understands; nothing for a store that does not exist yet.
+
+        Raises NotALayout for a directory that holds something else, InvalidJson or InvalidManifest for a bad
+        index.
+        """
+        if not self.exists:
+            return []
+        return oci.readable_entries(self._index())[0]
+
+    def strange(self) -> int:
+        """How many entries are not understood: a newer release's. Raises as `entries`."""
+        return oci.readable_entries(self._index())[1] if self.exists else 0
+
+    def _index(self) -> bytes:
+        try:
+            oci.check_layout(files.read_capped(self.root / oci.LAYOUT_FILE, LIMITS.pax_header))
+            return files.read_capped(self.root / oci.INDEX_FILE, LIMITS.index)
+        except FileNotFoundError as error:
+            raise NotALayout(f"{self.root.name} has no {oci.INDEX_FILE}") from error
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the index lock: the only writer of index.json and of names in blobs."""
+        with files.locked(self.private / "index.lock"):
+            yield
+
+    def key_lock(self, digest: str) -> Path:
+        """The lock file of a key; for whoever wants a bundle made only once."""
+        return self.private / "locks" / f"{blob_path(self.root, digest).name}.lock"
+
+    def place(self, staged: Iterable[tuple[str, Path]]) -> None:
+        """Rename synced files to their blob names. Call under the index lock.
+
+        An existing blob is replaced: the new bytes hash to the name, the old ones may have rotted.
+        """
+        with named_os_errors("publishing blobs"):
+            for digest, path in staged:
+                path.rename(blob_path(self.root, digest))
+            files.sync_directory(self.blobs)
+
+    def write_index(self, entries: list[oci.Descriptor]) -> None:
+        """Replace what index.json lists and this release understands. Call under the index lock."""
+        path = self.root / oci.INDEX_FILE
+        files.write_atomic(path, oci.updated_index(files.read_capped(path, LIMITS.index), entries))

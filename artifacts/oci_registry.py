@@ -1,0 +1,216 @@
+"""Push and pull over the OCI distribution API 1.1. Blobs stream both ways; signatures travel as referrers.
+
+A registry without the referrers API gets the fallback that the specification names: an index tagged
+sha256-<hex>.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+from urllib.parse import urljoin, urlsplit
+
+from coldstart.artifacts import blobs, fields, oci
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle_source import MAX_SIGNATURES, LayoutSource, payloads, signed_by
+from coldstart.artifacts.errors import InvalidReference, MissingBlob, RemoteFailed
+from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.net import origin
+from coldstart.artifacts.net.http_client import Answer, RemoteUnreachable
+from coldstart.artifacts.net.pace import Bounds
+from coldstart.artifacts.ranges import read_full
+from coldstart.artifacts.registry_auth import RegistrySession
+
+_REFERENCE = re.compile(
+    r"(?P<host>[A-Za-z0-9.-]+(:\d{1,5})?|\[[0-9a-f:]+\](:\d{1,5})?)/"
+    r"(?P<name>[a-z0-9]+([._/-]+[a-z0-9]+)*)"
+    r"(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127})|@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+_SAID = 200  # bytes of an error's text that are worth showing
+_ACCEPT = {"Accept": f"{oci.MANIFEST_TYPE}, {oci.INDEX_TYPE}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """One repository of one registry; `reference` is a tag or digest."""
+
+    host: str
+    name: str
+    reference: str | None
+    session: RegistrySession
+
+    def url(self, kind: str, what: str) -> str:
+        """An address below this repository."""
+        return f"{self.session.base(self.host)}/v2/{self.name}/{kind}/{what}"
+
+    def open(self, blob: oci.Descriptor, offset: int = 0) -> BinaryIO:
+        """Stream a manifest or blob from `offset`. Raises MissingBlob, RemoteDenied or RemoteFailed."""
+        kind = "manifests" if blob.media_type in (oci.MANIFEST_TYPE, oci.INDEX_TYPE) else "blobs"
+        headers = _ACCEPT if kind == "manifests" else {"Range": f"bytes={offset}-"}
+        answer = self.session.ask("GET", self.url(kind, blob.digest), headers=headers)
+        if answer.status == 404:
+            raise MissingBlob(f"{blob.digest} is not in {self.host}/{self.name}")
+        _expect(answer, 200, 206)
+        body = cast("BinaryIO", _Body(answer))
+        if offset and answer.status == 200:
+            _skip(body, offset)  # The registry ignored the range.
+        return body
+
+    def resolve(self) -> oci.Descriptor:
+        """The manifest that tag or digest names. Raises MissingBlob, RemoteDenied, RemoteFailed, TooLarge."""
+        reference = self.reference or "latest"
+        answer = self.session.ask("GET", self.url("manifests", reference), headers=_ACCEPT)
+        if answer.status == 404:
+            raise MissingBlob(f"{self.host}/{self.name}:{reference} does not exist", mend="check the tag")
+        _expect(answer, 200)
+        data = _document(answer, LIMITS.manifest)
+        oci.parse_manifest(data)
+        descriptor = oci.describe(data, oci.MANIFEST_TYPE)
+        if reference.startswith("sha256:") and descriptor.digest != reference:
+            raise RemoteFailed(f"{self.host} answered {descriptor.digest} for {reference}")
+        return descriptor
+
+    def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
+        """Payloads of the signatures that refer to `subject`."""
+        return payloads(self, self._referrers(subject.digest), subject, MAX_SIGNATURES)
+
+    def push(self, bundle: Bundle) -> oci.Descriptor:
+        """Upload what is missing: blobs, then the manifest under its tag, then signatures."""
+        root = bundle.store
+        source = LayoutSource(root)
+        for blob in bundle.image.blobs:
+            self._upload(source, blob)
+        self._put(self.reference or "latest", bundle.image_bytes())
+        entries = root.layout.entries()
+        for entry, image in signed_by(source, entries, bundle.descriptor):
+            for blob in image.blobs:
+                self._upload(source, blob)
+            self._attach(bundle.descriptor, entry, image)
+        return bundle.descriptor
+
+    def _upload(self, source: LayoutSource, blob: oci.Descriptor) -> None:
+        with self.session.ask("HEAD", self.url("blobs", blob.digest)) as known:
+            if known.status == 200:
+                return
+        place = self._place(blob)
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(blob.size)}
+        with blobs.open_verified(source.store.root, blob.digest, blob.size) as file:
+            _expect(
+                self.session.ask("PUT", place, headers=headers, body=_Upload(file, blob.size)), 201
+            ).close()
+
+    def _place(self, blob: oci.Descriptor) -> str:
+        """Where the registry wants the blob: on itself, or anywhere with TLS (it gets the bytes anyway, no login)."""
+        with self.session.ask("POST", self.url("blobs", "uploads/")) as answer:
+            _expect(answer, 202)
+            place = urljoin(answer.url, answer.headers.get("Location", ""))
+        try:
+            where = origin.parse_origin(place)
+        except ValueError as error:
+            raise RemoteFailed(f"{self.host} wants an upload at what is no address: {error}") from error
+        if where.scheme != "https" and where != origin.parse_origin(answer.url):
+            raise RemoteFailed(f"{self.host} wants an upload at {where}, without TLS")
+        return f"{place}{'&' if '?' in place else '?'}digest={blob.digest}"
+
+    def _put(self, reference: str, data: bytes, media_type: str = oci.MANIFEST_TYPE) -> str:
+        """The digest of the subject that the registry has understood, "" if none."""
+        headers = {"Content-Type": media_type}
+        with self.session.ask("PUT", self.url("manifests", reference), headers=headers, body=data) as answer:
+            return _expect(answer, 201).headers.get("OCI-Subject", "")
+
+    def _attach(self, subject: oci.Descriptor, entry: oci.Descriptor, image: oci.ImageManifest) -> None:
+        if self._put(entry.digest, image.document()) == subject.digest:
+            return
+        listed = {item.digest: item for item in [*self._tagged(subject.digest), entry]}
+        self._put(_fallback(subject.digest), oci.index_document(list(listed.values())), oci.INDEX_TYPE)
+
+    def _referrers(self, digest: str) -> list[oci.Descriptor]:
+        answer = self.session.ask("GET", self.url("referrers", digest), headers=_ACCEPT)
+        if answer.status != 200 or oci.INDEX_TYPE not in answer.headers.get("Content-Type", ""):
+            answer.close()
+            return self._tagged(digest)
+        return oci.parse_index(_document(answer, LIMITS.index))
+
+    def _tagged(self, digest: str) -> list[oci.Descriptor]:
+        url = self.url("manifests", _fallback(digest))
+        answer = self.session.ask("GET", url, headers=_ACCEPT)
+        if answer.status != 200:
+            answer.close()
+            return []
+        return oci.parse_index(_document(answer, LIMITS.index))
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """A response's bytes; a connection that breaks is RemoteFailed."""
+
+    answer: Answer
+
+    def read(self, size: int = -1) -> bytes:
+        """Up to `size` bytes, never more than a MiB at once. Raises RemoteFailed."""
+        try:
+            return self.answer.read(size if size >= 0 else 1 << 20)
+        except RemoteUnreachable as error:
+            raise RemoteFailed(f"the connection broke: {error}") from error
+
+    def __enter__(self) -> _Body:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.answer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    """A body of known length, which HTTP clients otherwise send chunked; registries want Content-Length."""
+
+    file: blobs.VerifiedReader
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[bytes]:
+        while data := self.read(1 << 20):
+            yield data
+
+    def read(self, size: int = -1) -> bytes:
+        return self.file.read(size) or b""
+
+
+def repository(reference: str, bounds: Bounds | None = None) -> Repository:
+    """HOST[:PORT]/NAME[:TAG|@DIGEST]. Raises InvalidReference."""
+    matched = _REFERENCE.fullmatch(reference)
+    if not matched:
+        mend = "write HOST[:PORT]/NAME[:TAG], such as registry.example/models/llama2-7b:v1"
+        raise InvalidReference(f"{reference!r} is not a registry reference", mend=mend)
+    chosen = matched["tag"] or matched["digest"]
+    host, name = matched["host"], matched["name"]
+    return Repository(host, name, chosen, RegistrySession(host, name, bounds))
+
+
+def _document(answer: Answer, cap: int) -> bytes:
+    with _Body(answer) as body:
+        return read_full(cast("BinaryIO", body), cap + 1)
+
+
+def _fallback(digest: str) -> str:
+    return fields.digest(digest, "digest").replace(":", "-")
+
+
+def _expect(answer: Answer, *statuses: int) -> Answer:
+    if answer.status in statuses:
+        return answer
+    where = urlsplit(answer.url).path
+    try:
+        body = answer.up_to(_SAID).decode(errors="replace")
+    except RemoteUnreachable as error:
+        body = str(error)
+    raise RemoteFailed(f"{where} answered {answer.status}: {body}")
+
+
+def _skip(body: BinaryIO, count: int) -> None:
+    while count and (data := body.read(min(count, 1 << 20))):
+        count -= len(data)

@@ -1,0 +1,199 @@
+"""Two snapshots become one relocatable bundle.
+
+bundle.payload[w] = 0 where w is relocated, 0xFF where w is noise (so that the proof shows nobody reads it),
+and the captured constant elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coldstart.graphs import trace as traces
+from coldstart.graphs import windows
+from coldstart.graphs.builder import drop_unused_regions, subset
+from coldstart.graphs.classify import Classified, differential, settle
+from coldstart.graphs.errors import GraphError
+from coldstart.graphs.intervals import NONE
+from coldstart.graphs.sides import Side, Symbols
+from coldstart.graphs.snapshot import Snapshot
+from coldstart.graphs.tables import (
+    ABSOLUTE,
+    ASSUMED,
+    BLOCK,
+    RELOCATION,
+    TENSOR_MAP_BYTES,
+    Array,
+    SymbolRegion,
+    Tables,
+)
+
+NOISE = 0xFF
+
+
+@dataclass
+class Combined:
+    """The bundle's tables with whole contents of pool and library regions, and where those live in `b`."""
+
+    tables: Tables
+    adopted: list[SymbolRegion]
+
+
+def combine(a: Snapshot, b: Snapshot, more: Sequence[Snapshot] = ()) -> Combined:
+    """The bundle of two captures; `more` captures decide words that two layouts leave with two readings.
+
+    Raises BaseCollision where the two layouts do not differ, GraphError where no graph is left.
+    """
+    reasons = disagreements(a.tables, b.tables)
+    for other in more:
+        reasons |= {k: v for k, v in disagreements(a.tables, other.tables).items() if k not in reasons}
+    keys = [key for key in a.tables.keys if key not in reasons]
+    if not keys:
+        raise GraphError(f"no graph can be relocated: {reasons}")
+    a, b = a.keep(keys), b.keep(keys)
+    symbols = Symbols([])
+    classified = differential(a, b, symbols)
+    for other in more:
+        settle(classified, other.keep(keys), symbols)
+    tables = _tables(a, classified, symbols, reasons)
+    adopted = _adopted(b, classified)
+    tables = _with_contents(tables, a, b, classified, symbols)
+    conflicts = _graphs_of(a.tables, classified.conflict)
+    reason = "a word points into live memory but not at one symbol and offset in both captures"
+    kept = subset(tables, lambda key: key not in conflicts, dict.fromkeys(conflicts, reason))
+    return Combined(drop_unused_regions(kept), adopted)
+
+
+def disagreements(a: Tables, b: Tables) -> dict[str, str]:
+    """Graphs refused in either capture, or whose structure differs between the two."""
+    reasons = {**a.refused, **b.refused}
+    theirs = {key: i for i, key in enumerate(b.keys)}
+    for index, key in enumerate(a.keys):
+        if key not in theirs:
+            reasons.setdefault(key, "captured in one process only")
+        elif not _same_structure(a, index, b, theirs[key]):
+            reasons.setdefault(key, "kernels, launch sizes or edges differ between two captures")
+    reasons |= {
+        key: "captured in one process only" for key in theirs if key not in a.keys and key not in reasons
+    }
+    return reasons
+
+
+def _same_structure(a: Tables, i: int, b: Tables, j: int) -> bool:
+    (mine, edges, _), (theirs, other_edges, _) = a.graph(i), b.graph(j)
+    if len(mine) != len(theirs) or not np.array_equal(edges, other_edges):
+        return False
+    same = all(np.array_equal(mine[n], theirs[n]) for n in ("kind", "grid", "block", "shared", "size"))
+    launches = zip(mine[mine["kind"] == 0], theirs[theirs["kind"] == 0], strict=False)
+    return same and all(
+        a.kernels[m["kernel"]] == b.kernels[t["kernel"]]
+        and a.attributes[m["attributes"]] == b.attributes[t["attributes"]]
+        for m, t in launches
+    )
+
+
+def _graphs_of(tables: Tables, positions: Array) -> set[str]:
+    nodes = windows.owners(tables, positions)
+    graphs = np.searchsorted(tables.graphs["node"], nodes, side="right") - 1
+    return {tables.keys[i] for i in np.unique(graphs).tolist()}
+
+
+def _tables(a: Snapshot, classified: Classified, symbols: Symbols, reasons: dict[str, str]) -> Tables:
+    rows = relocations(classified)
+    payload = np.array(a.tables.payload)
+    width = np.where(classified.kind == ABSOLUTE, 8, TENSOR_MAP_BYTES // 16)
+    for bytes_ in np.unique(width).tolist():
+        payload[(classified.place[width == bytes_][:, None] + np.arange(bytes_)).ravel()] = 0
+    payload[classified.noise] = NOISE
+    graph = (
+        np.searchsorted(a.tables.graphs["node"], windows.owners(a.tables, rows["place"]), side="right") - 1
+    )
+    graphs = a.tables.graphs.copy()
+    graphs["relocations"] = np.bincount(graph, minlength=len(graphs))
+    graphs["relocation"] = np.concatenate([[0], np.cumsum(graphs["relocations"])[:-1]])
+    report = {"windows": classified.windows, "pointers": len(classified.place), "noise_bytes": len(classified.noise),
+              "conflict_bytes": len(classified.conflict)}  # fmt: skip
+    return replace(
+        a.tables, graphs=graphs, payload=payload, relocations=rows,
+        assumed=_assumed(a.tables, classified.assumed), regions=symbols.regions,
+        refused={**a.tables.refused, **reasons}, report=report,
+    )  # fmt: skip
+
+
+def _assumed(tables: Tables, assumptions: Array) -> Array:
+    """Each (graph, end of, start of) once."""
+    graph = (
+        np.searchsorted(tables.graphs["node"], windows.owners(tables, assumptions[:, 0]), side="right") - 1
+    )
+    rows = np.unique(np.stack([graph, assumptions[:, 1], assumptions[:, 2]], 1), axis=0)
+    return np.array([tuple(row) for row in rows.tolist()], ASSUMED)
+
+
+def relocations(classified: Classified) -> Array:
+    """Rows sorted by place."""
+    order = np.argsort(classified.place, kind="stable")
+    rows = np.zeros(len(order), RELOCATION)
+    for name in ("place", "region", "offset", "kind"):
+        rows[name] = getattr(classified, name)[order]
+    return rows
+
+
+def _adopted(b: Snapshot, classified: Classified) -> list[SymbolRegion]:
+    """Pool segments and library allocations, with their addresses in `b`."""
+    pool = [r for r in b.regions if r.symbol.startswith("pool:")]
+    libraries = [SymbolRegion(f"lib:{n}", r.size, r.base) for n, r in enumerate(classified.libraries.theirs)]
+    return [*pool, *libraries, *_unnamed(b)]
+
+
+def _unnamed(snapshot: Snapshot) -> list[SymbolRegion]:
+    """Live traced allocations whose contents were kept: memory of tensors that have no name."""
+    live = traces.live_blocks(snapshot.trace)
+    return [SymbolRegion(f"alloc#{i}", n, a) for i, (a, n) in live.items() if a in snapshot.contents]
+
+
+def _with_contents(
+    tables: Tables, a: Snapshot, b: Snapshot, classified: Classified, symbols: Symbols
+) -> Tables:
+    """All bytes of adopted regions as one block each, their addresses turned into relocations."""
+    left, right = Side(a, symbols), Side(b, symbols)
+    pools = [(r.symbol, r.base) for r in a.regions if r.symbol.startswith("pool:")]
+    mine = dict(pools) | {f"lib:{n}": r.base for n, r in enumerate(classified.libraries.mine)}
+    mine |= {r.symbol: r.base for r in _unnamed(a)}
+    wanted = set(classified.region.tolist()) | {symbols.number[symbol] for symbol, _ in pools}
+    blocks, data, rows, start = [], [], [], 0
+    for region in _adopted(b, classified):
+        kept = region.base in b.contents and mine.get(region.symbol) in a.contents
+        if symbols.number.get(region.symbol, NONE) not in wanted or not kept:
+            continue
+        number = symbols.number[region.symbol]
+        one, other = (
+            np.frombuffer(c, np.uint8) for c in (a.contents[mine[region.symbol]], b.contents[region.base])
+        )
+        body, pointers = content_pointers(one, other, left, right)
+        pointers["place"] += start
+        blocks.append((number, region.size, 0, start))
+        data.append(body)
+        rows.append(pointers)
+        start += region.size
+    return replace(
+        tables,
+        blocks=np.array(blocks, BLOCK),
+        contents=np.concatenate([np.zeros(0, np.uint8), *data]),
+        content_relocations=np.concatenate([np.zeros(0, RELOCATION), *rows]),
+    )
+
+
+def content_pointers(a: Array, b: Array, left: Side, right: Side) -> tuple[Array, Array]:
+    """(b with addresses zeroed, relocations): aligned words that both processes read alike."""
+    whole = len(a) // 8 * 8
+    first, second = a[:whole].view("<u8"), b[:whole].view("<u8")
+    at = np.flatnonzero(first != second)
+    one, other = left.plain(first[at]), right.plain(second[at])
+    good = (one.region != NONE) & (one.region == other.region) & (one.offset == other.offset)
+    rows = np.zeros(int(good.sum()), RELOCATION)
+    rows["place"], rows["region"], rows["offset"] = at[good] * 8, one.region[good], one.offset[good]
+    body = b.copy()
+    body[:whole].view("<u8")[at[good]] = 0
+    return body, rows

@@ -1,0 +1,135 @@
+"""The harness's HTTP client: light enough that asking does not disturb what is measured.
+
+Standard library only. While a server starts, one connect attempt every POLL_S on the loopback costs some tens
+of microseconds; once a connection stands, the client sleeps in the kernel until bytes arrive. Times are
+seconds on CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from coldstart.measure import openai
+
+POLL_S = 0.004
+STARTING = (404, 502, 503)
+
+
+class NoAnswer(Exception):
+    """The server did not give a token: the reason is the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """When the server accepted a connection, and when its first token arrived."""
+
+    listening_s: float
+    token_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answer: token ids (empty where the server does not tell them), text, and how long it took."""
+
+    tokens: tuple[int, ...]
+    text: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionClient:
+    """Asks one server at host:port."""
+
+    host: str
+    port: int
+    timeout_s: float = 600.0
+
+    def first_token(self, prompt: str, *, deadline_s: float, check: Callable[[], None]) -> FirstToken:
+        """Try until a streamed token arrives.
+
+        `check` is called between attempts and raises when waiting is pointless (the server died).
+        Raises NoAnswer at `deadline_s`, or at once when the server refuses the request itself.
+        """
+        reason = "no connection was accepted"
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            check()
+            try:
+                return self._stream_one(prompt, left_s)
+            except ConnectionRefusedError:
+                pass
+            except (OSError, http.client.HTTPException, _Starting) as error:
+                reason = f"{type(error).__name__}: {error}"
+            time.sleep(POLL_S)
+        raise NoAnswer(f"no token within the time limit; last: {reason}")
+
+    def complete(self, prompt: str, max_tokens: int) -> Completion:
+        """One whole answer. Raises NoAnswer when the server does not answer with one."""
+        began_s = time.monotonic()
+        try:
+            status, body = self._post(_request(prompt, max_tokens, stream=False))
+            choice = json.loads(body)["choices"][0] if status == 200 else None
+        except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
+            raise NoAnswer(f"{type(error).__name__}: {error}") from error
+        if choice is None:
+            raise NoAnswer(f"HTTP {status}: {body[:300].decode(errors='replace')}")
+        tokens = tuple(choice.get("token_ids") or ())
+        return Completion(tokens, choice["text"], time.monotonic() - began_s)
+
+    def tokens_per_s(self, prompts: Sequence[str], max_tokens: int, concurrency: int) -> float:
+        """Output tokens per second with `concurrency` requests in flight. Raises NoAnswer."""
+        began_s = time.monotonic()
+        with ThreadPoolExecutor(concurrency) as pool:
+            answers = list(pool.map(lambda prompt: self.complete(prompt, max_tokens), prompts))
+        produced = sum(len(answer.tokens) or max_tokens for answer in answers)
+        return produced / (time.monotonic() - began_s)
+
+    def _stream_one(self, prompt: str, left_s: float) -> FirstToken:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=left_s)
+        try:
+            connection.connect()
+            listening_s = time.monotonic()
+            connection.request("POST", openai.COMPLETIONS, _request(prompt, 1, stream=True), _HEADERS)
+            return FirstToken(listening_s, _first_event_s(connection.getresponse()))
+        finally:
+            connection.close()
+
+    def _post(self, body: bytes) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=self.timeout_s)
+        try:
+            connection.request("POST", openai.COMPLETIONS, body, _HEADERS)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+
+class _Starting(Exception):
+    """An answer that a server gives while it is not ready."""
+
+
+_HEADERS = {"Content-Type": "application/json"}
+
+
+def _request(prompt: str, max_tokens: int, *, stream: bool) -> bytes:
+    return json.dumps(openai.request(prompt, max_tokens, stream=stream, token_ids=True)).encode()
+
+
+def _first_event_s(response: http.client.HTTPResponse) -> float:
+    if response.status in STARTING:
+        raise _Starting(f"HTTP {response.status}")
+    if response.status != 200:
+        raise NoAnswer(f"HTTP {response.status}: {response.read(300).decode(errors='replace')}")
+    while line := response.readline():
+        arrived_s = time.monotonic()
+        try:
+            event = openai.event(line)
+        except openai.ServerError as error:
+            raise NoAnswer(f"the server answered: {error}") from error
+        if event is not None and event.token:
+            return arrived_s
+    raise _Starting("the stream ended without a token")

@@ -1,0 +1,104 @@
+"""Findings as text, JSON, JUnit XML and GitHub workflow commands; SARIF has a module of its own.
+
+JUnit: the <testsuites>/<testsuite>/<testcase>/<failure> form that CI systems read (Ant's JUnit report).
+GitHub: `::error title=...::message`, with %, CR, LF escaped in data, and : and , as well in properties
+(GitHub, "Workflow commands").
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from coldstart.artifacts.verify import Finding
+from coldstart.validate.checks import FailLevel, ValidationReport
+
+GITHUB_COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
+
+
+def document(reports: Sequence[ValidationReport], fail_level: FailLevel) -> Mapping[str, object]:
+    """The JSON result."""
+    bundles = [
+        {
+            "ref": report.ref,
+            "ok": not report.fails(fail_level),
+            "findings": [asdict(finding) for finding in report.findings],
+        }
+        for report in reports
+    ]
+    level = reports[0].level if reports else None
+    return {"level": level, "ok": all(bundle["ok"] for bundle in bundles), "bundles": bundles}
+
+
+def text(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
+    """One line per bundle, and below it one or two per finding."""
+    lines = []
+    for report in reports:
+        verdict = "invalid" if report.fails(fail_level) else "valid"
+        lines.append(f"{report.ref}: {verdict} at level {report.level}")
+        for finding in report.findings:
+            lines.append(f"  {finding.severity} {finding.code} [{finding.subject}] {finding.message}")
+            lines += [f"    mend: {finding.mend}"] if finding.mend else []
+    return "\n".join(lines)
+
+
+def junit(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
+    """One suite; a case per bundle that passed, and a case per finding."""
+    cases = [case for report in reports for case in _cases(report, fail_level)]
+    failed = sum(case.find("failure") is not None for case in cases)
+    counts = {"tests": str(len(cases)), "failures": str(failed), "errors": "0"}
+    root = ElementTree.Element("testsuites", counts)
+    suite = ElementTree.SubElement(
+        root, "testsuite", {"name": "coldstart validate", "skipped": "0", **counts}
+    )
+    suite.extend(cases)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode")
+
+
+def github(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
+    """One workflow command per finding; what does not fail the run is not shown as an error."""
+    return "\n".join(_command(report, finding) for report in reports for finding in report.findings)
+
+
+def _cases(report: ValidationReport, fail_level: FailLevel) -> list[ElementTree.Element]:
+    if not report.findings:
+        return [ElementTree.Element("testcase", {"classname": _xml(report.ref), "name": report.level})]
+    return [_case(report, finding, fail_level) for finding in report.findings]
+
+
+def _case(report: ValidationReport, finding: Finding, fail_level: FailLevel) -> ElementTree.Element:
+    name = f"{finding.code} {finding.subject}"
+    case = ElementTree.Element("testcase", {"classname": _xml(report.ref), "name": _xml(name)})
+    body = _xml(f"{finding.message}\nmend: {finding.mend}")
+    if ValidationReport(report.ref, report.level, (finding,)).fails(fail_level):
+        about = {"type": finding.code, "message": _xml(finding.message)}
+        ElementTree.SubElement(case, "failure", about).text = body
+    else:
+        ElementTree.SubElement(case, "system-out").text = body
+    return case
+
+
+def _xml(value: str) -> str:
+    # XML 1.0 has no way to write most control characters, escaped or not.
+    return "".join(
+        c if c in "\t\n\r" or " " <= c <= "\ud7ff" or "\ue000" <= c != "\ufffe" != c != "\uffff" else "\ufffd"
+        for c in value
+    )
+
+
+def _command(report: ValidationReport, finding: Finding) -> str:
+    title = _property(f"{finding.code} {finding.subject}")
+    mend = f"; mend: {finding.mend}" if finding.mend else ""
+    return f"::{GITHUB_COMMANDS[finding.severity]} title={title}::" + _data(
+        f"{report.ref}: {finding.message}{mend}"
+    )
+
+
+def _data(value: str) -> str:
+    return value.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(value: str) -> str:
+    return _data(value).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,91 @@
+"""A checkpoint in the shared region: where each of its files lies. Invariant: every chunk and every tensor has a digest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from coldstart.weights import checkpoint
+from coldstart.weights.checkpoint import Tensor
+from coldstart.weights.prefetch.byte_ranges import Ranges
+from coldstart.weights.prefetch.errors import PrefetchRefused
+
+# Files start on such a boundary of the region, so that huge pages hold one file only.
+ALIGN = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RegionFile:
+    """One file: `base` is its offset in the region; `chunks` are sha256 in hexadecimal."""
+
+    name: str
+    size: int
+    base: int
+    chunks: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class RegionLayout:
+    """A valid plan. `total` is the size of the region in bytes."""
+
+    chunk: int
+    files: tuple[RegionFile, ...]
+    total: int
+    tensors: Mapping[str, Tensor]
+    numbers: Mapping[str, int]
+
+    def wanted(self, names: Collection[str] | None) -> list[Ranges]:
+        """The bytes of the tensors `names`, by file; a file all of whose tensors are wanted counts as a whole.
+
+        None means every byte. Raises PrefetchRefused for a name that the plan does not know.
+        """
+        if names is None:
+            return [Ranges([(0, file.size)]) for file in self.files]
+        ranges = [Ranges() for _ in self.files]
+        chosen = [0] * len(self.files)
+        for name in set(names):
+            tensor = self._tensor(name)
+            number = self.numbers[tensor.file]
+            ranges[number].add(tensor.offset, tensor.end)
+            chosen[number] += 1
+        for number, file in enumerate(self.files):
+            if file.tensors and chosen[number] == len(file.tensors):
+                ranges[number].add(0, file.size)
+        return ranges
+
+    def _tensor(self, name: str) -> Tensor:
+        try:
+            return self.tensors[name]
+        except (KeyError, TypeError):
+            raise PrefetchRefused(f"The plan has no tensor {name!r}.") from None
+
+
+def read(document: Mapping[str, Any]) -> RegionLayout:
+    """Check a plan as `coldstart.weights.weights_plan.plan` makes it. Raises PrefetchRefused naming what is wrong."""
+    try:
+        plan = checkpoint.parse(document)
+    except checkpoint.InvalidWeightsPlan as error:
+        raise PrefetchRefused(f"The weights plan is malformed: {error}.") from error
+    files = tuple(_placed(plan.files))
+    tensors = {tensor.name: tensor for file in files for tensor in file.tensors}
+    total = sum(_rounded(file.size) for file in files)
+    if not 0 < total <= checkpoint.MAX_BYTES:
+        raise PrefetchRefused(f"The weights plan describes {total} bytes.")
+    if not all(tensor.digest for tensor in tensors.values()):
+        raise PrefetchRefused("The weights plan has no digests.")
+    return RegionLayout(plan.chunk, files, total, tensors, {file.name: n for n, file in enumerate(files)})
+
+
+def _placed(files: Iterable[checkpoint.CheckpointFile]) -> Iterable[RegionFile]:
+    base = 0
+    for file in files:
+        if file.chunks is None:
+            raise PrefetchRefused(f"The weights plan has no digests of {file.name}.")
+        yield RegionFile(file.name, file.size, base, file.chunks, file.tensors)
+        base += _rounded(file.size)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN

@@ -1,0 +1,119 @@
+"""Push to and pull from a real registry process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import oci_registry, remote, sign
+from coldstart.artifacts.blobs import blob_path
+from coldstart.artifacts.errors import DigestMismatch, InvalidReference, MissingBlob, RemoteFailed
+from coldstart.artifacts.limits import CHUNK
+from coldstart.artifacts.store import Store
+from tools.bundles import flip, key, provenance, publish, write_tree
+from tools.docker_registry import Unavailable, serving
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """HOST:PORT of a running registry."""
+    try:
+        with serving(tmp_path_factory.mktemp("registry")) as address:
+            yield address
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+def test_a_bundle_and_its_signature_survive_the_round_trip(host: str, store: Store, tmp_path: Path) -> None:
+    with store.begin(key()) as draft:
+        draft.add_tree("compile", write_tree(tmp_path / "code", {"k.so": b"x" * 9000}))
+        bundle = draft.publish(provenance(), signer=sign.host_key(tmp_path / "state"))
+    address = remote.push(bundle, f"oci://{host}/models/tiny:v1")
+    assert address == f"oci://{host}/models/tiny@{bundle.digest}"
+    for number, source in enumerate((address, f"oci://{host}/models/tiny:v1")):
+        pulled = remote.pull(Store(tmp_path / f"pulled-{number}"), source)
+        assert pulled == bundle and pulled.verify("checksum") == []
+        trust = sign.TrustStore(sign.trust_dir(tmp_path / "state"))
+        assert pulled.extract("compile", tmp_path / f"out-{number}", trust=trust) == 1
+
+
+def test_pushing_again_uploads_nothing_and_keeps_both_signatures(
+    host: str, store: Store, tmp_path: Path
+) -> None:
+    bundle = publish(store, tmp_path)
+    address = f"oci://{host}/again/tiny:v1"
+    assert remote.push(bundle, address) == remote.push(bundle, address)
+    for state in ("one", "two"):
+        with store.begin(bundle.key) as draft:
+            for name in ("kv", "tokenizer", "compile"):
+                draft.keep(bundle, name)
+            signed = draft.publish(provenance(), signer=sign.host_key(tmp_path / state))
+    assert signed == bundle
+    remote.push(bundle, address)
+    pulled = remote.pull(Store(tmp_path / "pulled"), address)
+    for state in ("one", "two"):
+        assert sign.trusted(pulled, sign.trust_dir(tmp_path / state)).ok
+
+
+def test_one_bad_chunk_of_a_large_section_is_fetched_alone(host: str, store: Store, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    with (tmp_path / "tree" / "pages.img").open("wb") as file:
+        for number in range(5):
+            file.write(bytes([number]) * 1024 + number.to_bytes(4, "big") * (2 << 20))
+    noise = (tmp_path / "tree" / "noise").open("wb")
+    import random
+
+    noise.write(random.Random(3).randbytes(2 * CHUNK + 999))
+    noise.close()
+    with store.begin(key()) as draft:
+        draft.add_tree("snapshot", tmp_path / "tree", level=1, threads=2)
+        bundle = draft.publish(provenance())
+    entry = bundle.entry("snapshot")
+    assert len(entry.chunks) == 3
+    address = remote.push(bundle, f"oci://{host}/large/tiny:v1", memory=True)
+    path = blob_path(store.root, entry.digest)
+    stored = path.read_bytes()
+    flip(path, CHUNK + 77)
+    assert [f.code for f in bundle.verify()] == ["CS-DIGEST"]
+    assert bundle.read_range("snapshot", CHUNK - 1000, 1000) == stored[CHUNK - 1000 : CHUNK]
+    outcome = store.repair(bundle, [remote.source(address)])
+    assert [(r.subject, r.mended, r.fetched) for r in outcome] == [("snapshot", True, CHUNK)]
+    assert path.read_bytes() == stored
+
+
+def test_a_damaged_blob_is_not_pushed(host: str, store: Store, tmp_path: Path) -> None:
+    bundle = publish(store, tmp_path, run="damaged")
+    flip(blob_path(store.root, bundle.entry("kv").digest), 3)
+    with pytest.raises(DigestMismatch):
+        remote.push(bundle, f"oci://{host}/damaged/tiny:v1")
+    with pytest.raises(MissingBlob):
+        remote.pull(Store(tmp_path / "pulled"), f"oci://{host}/damaged/tiny:v1")
+
+
+def test_what_is_not_there(host: str, store: Store) -> None:
+    with pytest.raises(MissingBlob):
+        remote.pull(store, f"oci://{host}/no/such:tag")
+    with pytest.raises(RemoteFailed):
+        remote.pull(store, "oci://127.0.0.1:1/no/such")
+    assert not store.list()
+
+
+def test_a_foreign_image_is_refused(host: str, store: Store, tmp_path: Path) -> None:
+    bundle = publish(store, tmp_path)
+    remote.push(bundle, f"oci://{host}/foreign/tiny:v1")
+    place = oci_registry.repository(f"{host}/foreign/tiny:other")
+    document = json.loads(bundle.image_bytes())
+    document["artifactType"] = "application/vnd.example"
+    place._put("other", json.dumps(document).encode())
+    with pytest.raises(Exception, match="not a coldstart bundle"):
+        remote.pull(Store(tmp_path / "pulled"), f"oci://{host}/foreign/tiny:other")
+
+
+@pytest.mark.parametrize(
+    "address", ["oci://", "oci://host", "oci://host/UPPER", "oci://host/a:b c", "oci://h/../x"]
+)
+def test_malformed_reference(address: str, store: Store) -> None:
+    with pytest.raises(InvalidReference):
+        remote.pull(store, address)

@@ -1,0 +1,160 @@
+"""The templates of a user: started once, found, told apart from dead ones, stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldstart.contract.plan import LaunchPlan
+from coldstart.errors import CommandFailed, Usage
+from coldstart.serve import launch, template_pool
+
+KEY = "sha256:" + "a" * 64
+PLAN = LaunchPlan(["serves"], key=KEY)
+FakeEngine = Callable[[str], None]
+
+
+@pytest.fixture(autouse=True)
+def user(home: Path) -> Path:
+    return home
+
+
+def test_a_template_is_started_listed_found_and_stopped(fake_engine: FakeEngine) -> None:
+    fake_engine("serves")
+    assert list(template_pool.listed()) == [] and template_pool.find("engine", KEY) is None
+    warm = template_pool.start("engine", PLAN, "tiny", 20)
+    assert list(template_pool.listed()) == [warm] == [template_pool.find("engine", KEY)]
+    assert warm.ready and warm.servers == ()
+    assert (
+        template_pool.find("engine", "sha256:" + "b" * 64) is None
+        and template_pool.find("runtime", KEY) is None
+    )
+    template_pool.stop(warm)
+    assert list(template_pool.listed()) == [] and not warm.directory.exists()
+    assert warm.pid is not None and not template_pool._is_template(warm.pid)
+
+
+def test_a_runtime_template_serves_every_key_of_its_own_interpreter(
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("serves")
+    warm = template_pool.start("runtime", PLAN, "tiny", 20)
+    assert template_pool.find("runtime", "sha256:" + "b" * 64) == warm
+    monkeypatch.setattr(sys, "executable", "/another/venv/bin/python")
+    assert template_pool.find("runtime", KEY) is None
+    template_pool.stop(warm)
+
+
+def test_a_second_start_is_refused(fake_engine: FakeEngine) -> None:
+    fake_engine("serves")
+    warm = template_pool.start("engine", PLAN, "tiny", 20)
+    with pytest.raises(Usage, match="runs already for tiny"):
+        template_pool.start("engine", PLAN, "tiny", 20)
+    assert template_pool.find("engine", KEY) == warm
+    template_pool.stop(warm)
+
+
+def test_a_second_start_is_refused_while_the_first_is_under_way(fake_engine: FakeEngine) -> None:
+    fake_engine("slow")
+    first: list[template_pool.Warm] = []
+    thread = threading.Thread(target=lambda: first.append(template_pool.start("engine", PLAN, "tiny", 20)))
+    thread.start()
+    while not list(template_pool._root().glob("*/log")):
+        time.sleep(0.005)
+    with pytest.raises(Usage, match="is being started for tiny"):
+        template_pool.start("engine", PLAN, "tiny", 20)
+    thread.join()
+    assert list(template_pool.listed()) == first
+    template_pool.stop(first[0])
+
+
+def test_the_log_of_a_template_that_died_is_in_the_error(fake_engine: FakeEngine) -> None:
+    fake_engine("dies")
+    with pytest.raises(
+        CommandFailed, match=r"ended\. The end of its log:\nno memory for the template"
+    ) as caught:
+        template_pool.start("engine", PLAN, "tiny", 20)
+    assert caught.value.exit_code == 1
+    assert list(template_pool._root().glob("*/")) == []
+
+
+def test_a_template_that_is_not_ready_in_time_is_ended(fake_engine: FakeEngine) -> None:
+    fake_engine("never-ready")
+    with pytest.raises(CommandFailed, match=r"not ready within 0\.3 s") as caught:
+        template_pool.start("engine", PLAN, "tiny", 0.3)
+    assert caught.value.mend == "give it longer: --ready-timeout SECONDS"
+    assert list(template_pool._root().glob("*/")) == []
+
+
+def test_an_interrupted_start_leaves_no_process(
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("never-ready")
+    real, started = subprocess.Popen, list[subprocess.Popen[bytes]]()
+
+    def popen(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(real(*args, **options))
+        return started[-1]
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(template_pool, "_await", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        template_pool.start("engine", PLAN, "tiny", 20)
+    assert [process.poll() for process in started] == [-signal.SIGKILL]
+    assert list(template_pool._root().glob("*/")) == []
+
+
+def test_stopping_is_refused_while_servers_run(fake_engine: FakeEngine) -> None:
+    fake_engine("serves")
+    template_pool.start("engine", PLAN, "tiny", 20)
+    process, reader = launch.forked(PLAN, next(iter(template_pool.listed())).socket)
+    (warm,) = template_pool.listed()
+    assert warm.servers == (process.pid,)
+    with pytest.raises(CommandFailed, match="1 server"):
+        template_pool.stop(warm)
+    assert process.poll() is None
+    template_pool.stop(warm, force=True)
+    assert process.wait() == 1
+    os.close(reader)
+
+
+def test_a_killed_template_is_gone_and_can_be_replaced(fake_engine: FakeEngine) -> None:
+    fake_engine("serves")
+    warm = template_pool.start("engine", PLAN, "tiny", 20)
+    assert warm.pid is not None
+    os.kill(warm.pid, signal.SIGKILL)
+    os.waitpid(warm.pid, 0)
+    (dead,) = template_pool.listed()
+    assert dead.pid is None and not dead.ready and template_pool.find("engine", KEY) is None
+    again = template_pool.start("engine", PLAN, "tiny", 20)
+    assert template_pool.find("engine", KEY) == again
+    template_pool.stop(again)
+
+
+def test_a_pid_that_belongs_to_something_else_is_no_template(fake_engine: FakeEngine) -> None:
+    directory = template_pool._root() / "engine-000000000000"
+    directory.mkdir()
+    (directory / "about.json").write_text(
+        f'{{"level": "engine", "key": "{KEY}", "model": "m", "pid": {os.getpid()}}}'
+    )
+    (found,) = template_pool.listed()
+    assert found.pid is None
+    template_pool.stop(found)
+    assert not directory.exists()
+
+
+def test_an_unknown_level() -> None:
+    with pytest.raises(Usage, match="no template level 'warm'"):
+        template_pool.start("warm", PLAN, "tiny", 1)

@@ -1,0 +1,75 @@
+"""Each format against its specification."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from coldstart.validate import renderers, sarif
+from coldstart.validate.checks import ValidationReport
+
+
+def test_junit_parses_and_counts(reports: list[ValidationReport]) -> None:
+    root = ElementTree.fromstring(renderers.junit(reports, "error").encode())
+    (suite,) = root.findall("testsuite")
+    cases = suite.findall("testcase")
+    assert root.tag == "testsuites"
+    assert suite.attrib["tests"] == root.attrib["tests"] == str(len(cases)) == "4"
+    assert suite.attrib["failures"] == "1" == str(len(suite.findall("testcase/failure")))
+    assert all(case.attrib["name"] and case.attrib["classname"] for case in cases)
+    (failure,) = suite.findall("testcase/failure")
+    assert failure.attrib["type"] == "CS-DIGEST"
+    assert failure.text is not None and "<broken> & gone" in failure.text
+
+
+def test_junit_fails_from_the_fail_level_on(reports: list[ValidationReport]) -> None:
+    counted = [renderers.junit(reports, level).count("<failure") for level in ("error", "warning", "note")]
+    assert counted == [1, 2, 3]
+
+
+def test_github_escapes_data_and_properties(reports: list[ValidationReport]) -> None:
+    lines = renderers.github(reports, "error").split("\n")
+    assert [line.split(" ")[0] for line in lines] == ["::error", "::warning", "::notice"]
+    grammar = re.compile(r"::(error|warning|notice) title=([^:,\r\n]+)::([^\r\n]+)")
+    matched = [grammar.fullmatch(line) for line in lines]
+    assert all(matched)
+    first = matched[0]
+    assert first is not None
+    data = first[3].replace("%0A", "\n").replace("%0D", "\r").replace("%25", "%")
+    assert '50% of "it":\r\n<broken>' in data
+
+
+def test_sarif_has_what_the_standard_requires(reports: list[ValidationReport]) -> None:
+    log = json.loads(sarif.render(reports, "error"))
+    assert log["version"] == "2.1.0"
+    assert log["$schema"].endswith("sarif-schema-2.1.0.json")
+    (run,) = log["runs"]
+    driver = run["tool"]["driver"]
+    assert driver["name"] == "coldstart"
+    assert len({rule["id"] for rule in driver["rules"]}) == len(driver["rules"]) == 3
+    assert len(run["results"]) == 3
+    for found in run["results"]:
+        assert found["message"]["text"]
+        assert found["level"] in ("none", "note", "warning", "error")
+        assert driver["rules"][found["ruleIndex"]]["id"] == found["ruleId"]
+        assert found["locations"][0]["logicalLocations"][0]["fullyQualifiedName"]
+    prints = {found["partialFingerprints"]["coldstart/v1"] for found in run["results"]}
+    assert len(prints) == 3
+
+
+@pytest.mark.parametrize("none", [[], [ValidationReport("a", "manifest", ())]])
+def test_nothing_found_is_still_a_log(none: list[ValidationReport]) -> None:
+    assert json.loads(sarif.render(none, "error"))["runs"][0]["results"] == []
+    ElementTree.fromstring(renderers.junit(none, "error").encode())
+    assert renderers.github(none, "error") == ""
+
+
+def test_text_and_json_agree(reports: list[ValidationReport]) -> None:
+    found = renderers.document(reports, "error")
+    text = renderers.text(reports, "error")
+    assert found["ok"] is False
+    assert "org/bad@sha256:ab: invalid at level checksum" in text
+    assert "org/good@sha256:cd: valid at level checksum" in text
+    assert "mend: coldstart doctor" in text
+    assert json.loads(json.dumps(found))["bundles"][0]["findings"][1]["code"] == "CS-FALLBACK"

@@ -1,0 +1,149 @@
+"""Every digest of the plan is the sha256 of exactly the bytes that it names."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coldstart.errors import Usage
+from coldstart.weights import weights_plan as weights
+
+SIZES = st.lists(st.integers(0, 5000), max_size=6)
+
+
+def write(path: Path, tensors: dict[str, bytes], gap: int = 0) -> bytes:
+    """A safetensors file of one-byte elements, `gap` unnamed bytes between the tensors."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, content in tensors.items():
+        data += b"\xaa" * gap
+        header[name] = {
+            "dtype": "U8",
+            "shape": [len(content)],
+            "data_offsets": [len(data), len(data) + len(content)],
+        }
+        data += content
+    text = json.dumps(header).encode()
+    whole = struct.pack("<Q", len(text)) + text + data
+    path.write_bytes(whole)
+    return whole
+
+
+def one(plan: dict[str, Any]) -> dict[str, Any]:
+    (file,) = plan["files"]
+    return dict(file)
+
+
+@settings(max_examples=60)
+@given(sizes=SIZES, gap=st.integers(0, 3), chunk=st.integers(1, 9), read=st.integers(1, 9))
+def test_every_tensor_and_chunk_is_hashed(sizes: list[int], gap: int, chunk: int, read: int) -> None:
+    tensors = {f"t{n}": os.urandom(size) for n, size in enumerate(sizes)}
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        # Chunks end where reads end, as with the real sizes.
+        patch.setattr(weights, "_READ", read * 37)
+        patch.setattr(weights, "CHUNK", read * 37 * chunk)
+        whole = write(Path(name) / "model.safetensors", tensors, gap)
+        made = weights.plan(Path(name))
+    size, file = made["chunk"], one(made)
+    assert file["size"] == len(whole)
+    assert file["chunks"] == [sha256(whole[at : at + size]).hexdigest() for at in range(0, len(whole), size)]
+    assert {t["name"] for t in file["tensors"]} == set(tensors)
+    for tensor in file["tensors"]:
+        content = whole[tensor["offset"] : tensor["offset"] + tensor["size"]]
+        assert content == tensors[tensor["name"]]
+        assert tensor["digest"] == "sha256:" + sha256(content).hexdigest()
+        assert tensor["shape"] == [len(content)] and tensor["dtype"] == "U8"
+
+
+@pytest.mark.parametrize("size", [weights.CHUNK - 1, weights.CHUNK, weights.CHUNK + 1])
+def test_a_file_around_the_size_of_a_chunk(tmp_path: Path, size: int) -> None:
+    data = os.urandom(1024) * (size // 1024) + b"x" * (size % 1024)
+    (tmp_path / "pytorch_model.bin").write_bytes(data)
+    file = one(weights.plan(tmp_path))
+    assert file["tensors"] == [] and file["size"] == size
+    assert file["chunks"] == [
+        sha256(data[at : at + weights.CHUNK]).hexdigest() for at in range(0, size, weights.CHUNK)
+    ]
+
+
+def test_the_plan_says_nothing_of_places(tmp_path: Path) -> None:
+    write(tmp_path / "model.safetensors", {"a": b"1"})
+    assert str(tmp_path) not in json.dumps(weights.plan(tmp_path))
+
+
+def test_equal_bytes_have_one_identity_wherever_they_lie(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "model.safetensors", {"a": b"1", "b": b"22"})
+    cache = tmp_path / "cache"
+    first, second = (weights.identity(tmp_path / name, cache) for name in ("one", "two"))
+    assert first == second == weights.digest(weights.plan(tmp_path / "one"))
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_the_identity_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "model.safetensors", {"a": b"1"})
+    known = weights.identity(tmp_path, tmp_path / "cache")
+    monkeypatch.setattr(weights, "plan", lambda _: pytest.fail("computed again"))
+    assert weights.identity(tmp_path, tmp_path / "cache") == known
+
+
+def test_a_change_in_place_is_seen_though_the_files_time_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    write(path, {"a": b"1" * 100})
+    before, known = path.stat(), weights.identity(tmp_path, tmp_path / "cache")
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"2")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    now = path.stat()
+    assert (now.st_size, now.st_mtime_ns, now.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+    assert weights.identity(tmp_path, tmp_path / "cache") != known
+
+
+@pytest.mark.parametrize("record", ["", "{", "[]", "{}", '{"stamp": 1}', "null"])
+def test_a_damaged_record_is_computed_again(tmp_path: Path, record: str) -> None:
+    write(tmp_path / "model.safetensors", {"a": b"1"})
+    known = weights.identity(tmp_path, tmp_path / "cache")
+    (file,) = (tmp_path / "cache").iterdir()
+    file.write_text(record)
+    assert weights.identity(tmp_path, tmp_path / "cache") == known
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\1\0",
+        struct.pack("<Q", 1 << 60),
+        struct.pack("<Q", 2) + b"no",
+        struct.pack("<Q", 2) + b"[]",
+        struct.pack("<Q", 8) + b'{"a": 1}',
+        struct.pack("<Q", 9) + b'{"a": {}}',
+        struct.pack("<Q", 7) + b"\xff" * 7,
+    ],
+)
+def test_a_damaged_file_is_named_with_its_mend(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(Usage, match=r"model\.safetensors is no safetensors file") as caught:
+        weights.plan(tmp_path)
+    assert caught.value.mend == "fetch the model again"
+
+
+@given(cut=st.integers(1, 99))
+def test_a_file_cut_short_is_named(cut: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "model.safetensors"
+        whole = write(path, {"a": b"1" * 100})
+        path.write_bytes(whole[:-cut])
+        with pytest.raises(Usage, match=f"cut short: it has {len(whole) - cut} of {len(whole)} bytes"):
+            weights.plan(Path(name))
