@@ -1,16 +1,16 @@
 """ParaServe's end-to-end evaluation on the simulated fleet, beside the attainment that its authors have published. Simulated.
 
 Servers, models, SLOs and request rates are theirs: 2 servers of 4 A10 (64 Gbit/s) and 4 of 4 V100 (16 Gbit/s), 384 models (64
-each of Llama2-7B and Llama2-13B for chat, code and summaries), 5 GB of KV with each, 8 requests in a worker, idle ones end after
-30 s, a window of 1 s. Start-up times come from `fleet_cold_ttft.py` and from nothing else: no figure was set by the attainment.
+each of Llama2-7B and Llama2-13B for chat, code and summaries), 5 GB of KV with each, 8 requests in a worker, idle ones end
+after 30 s, a window of 1 s. Start-up times come from `fleet_cold_ttft.py` and from nothing else.
 
-Not theirs is the load, for it needs the Azure Functions trace of 2021. Here the popularity of the models is log-normal. Its skew
+Not theirs is the load: that needs the Azure Functions trace of 2021. Here the popularity of the models is log-normal. Its skew
 is set by one published figure that says what the load is, not how a system fares: under a tight SLO, when only requests to
-warm models can be in time, no system attains more than 63 % (CV 8). Each model's invocations (1.98 million in all in the hour)
-are a Gamma process of the given coefficient of variation, and as in theirs a uniform sample of them makes the rate. (One in a
-thousand leaves little of the CV, which their table shows too.) Lengths are log-normal about the means of the data sets (ShareGPT
-200 output tokens, HumanEval 98, LongBench 91). Cells are means over three deals of popularity among the models. `sensitivity`
-varies what is not known: the skew, and the runtime by its fit's worst error.
+warm models can be in time, no system attains more than 63 % (CV 8). Each model's invocations (1.98 million in all in the
+hour) are a Gamma process of the given coefficient of variation, and as in theirs a uniform sample of them makes the rate. (One
+in a thousand leaves little of the CV, which their table shows too.) Lengths are log-normal about the means of the data sets
+(ShareGPT 200 output tokens, HumanEval 98, LongBench 91). Cells are means over three deals of popularity among the models.
+`sensitivity` varies what is not known: the skew, and the runtime by its fit's worst error.
 
     python benchmarks/fleet_end_to_end.py
 """
