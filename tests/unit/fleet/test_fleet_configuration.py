@@ -19,7 +19,7 @@ GOOD: dict[str, Any] = {
     "window_s": 2,
     "servers": {
         "a": {"count": 2, "devices": 4, "memory": "24GB", "network": "2GB", "load": "12GB"},
-        "b": {"memory": "32GB", "network": 10**9, "load": "12GB", "host_memory": "1GiB"},
+        "b": {"devices": 3, "memory": "32GB", "network": 10**9, "load": "12GB", "host_memory": "1GiB"},
     },
     "models": {
         "small": {"size": "12GB", "memory": "16GB", "container_s": 2, "prefill_s": 1, "ttft_s": 10},
