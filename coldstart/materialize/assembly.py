@@ -104,8 +104,13 @@ class Assembly:
     def _engine(self, module: str, plan: LaunchPlan, *arguments: str) -> None:
         """Run a child process of the engine package over `plan` to its end."""
         plan.save(self.work / f"{module}.json")
-        command = [sys.executable, "-m", f"coldstart.vllm.engine.{module}", str(self.work / f"{module}.json")]
-        _run_child([*command, *arguments], self.work / f"{module}.log", self.events(module))
+        # -P, as wherever this package starts itself: what lies in the user's working directory is not imported.
+        command = [sys.executable, "-P", "-m", f"coldstart.vllm.engine.{module}"]
+        _run_child(
+            [*command, str(self.work / f"{module}.json"), *arguments],
+            self.work / f"{module}.log",
+            self.events(module),
+        )
 
     def weights(self) -> None:
         """Hash every tensor and chunk of the weights."""

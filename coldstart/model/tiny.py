@@ -66,7 +66,7 @@ def _build_locked(name: str, final: Path) -> None:
 
 def _run_child(name: str, draft: Path) -> None:
     # A child, so that the caller never pays for (or is changed by) the import of torch.
-    command = [sys.executable, "-m", "coldstart.model.tiny", name, str(draft)]
+    command = [sys.executable, "-P", "-m", "coldstart.model.tiny", name, str(draft)]
     # The path is handed on so that a caller that is not installed, only on the path, builds the same.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)

@@ -155,7 +155,7 @@ def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[ServerProc
         json.dump(plan.document(), file)
         file.flush()
         process = subprocess.Popen(
-            [sys.executable, "-m", "coldstart.vllm.engine.server", f"/proc/self/fd/{file.fileno()}"],
+            [sys.executable, "-P", "-m", "coldstart.vllm.engine.server", f"/proc/self/fd/{file.fileno()}"],
             env=environment,
             pass_fds=(writer, file.fileno()),
             # Its own session: a Ctrl-C at the terminal reaches the server through us, once.

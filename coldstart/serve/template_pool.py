@@ -153,6 +153,7 @@ def spawn(
         process = subprocess.Popen(
             [
                 sys.executable,
+                "-P",
                 "-m",
                 "coldstart.vllm.engine.template",
                 str(socket),

@@ -67,7 +67,7 @@ def template(arguments: list[str]) -> None:
 def main() -> None:
     from coldstart.contract.plan import LaunchPlan
 
-    module, arguments = sys.argv[2], sys.argv[3:]
+    _, module, *arguments = sys.argv[sys.argv.index("-m") :]
     if module == "coldstart.vllm.engine.template":
         template(arguments)
     else:

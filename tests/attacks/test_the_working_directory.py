@@ -1,0 +1,43 @@
+"""A file in the directory where an operator happens to stand is not imported by what is started from there."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import coldstart
+from coldstart.model import tiny
+
+PACKAGE = Path(coldstart.__file__).parent
+
+
+@pytest.mark.vllm
+def test_a_module_in_the_working_directory_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = tmp_path / "ran"
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("torch", "coldstart", "tokenizers"):
+        (here / f"{name}.py").write_text(f"open({os.fspath(marker)!r}, 'w').close()\nraise SystemExit(3)\n")
+    monkeypatch.chdir(here)
+    monkeypatch.setattr("sys.path", [place for place in sys.path if place not in ("", os.fspath(here))])
+    assert (tiny.build("tiny-opt", tmp_path / "models") / "config.json").exists()
+    assert not marker.exists()
+
+
+def test_no_process_of_ours_is_started_with_the_working_directory_on_its_path() -> None:
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            words = [ast.unparse(word) for word in node.elts] if isinstance(node, ast.List) else []
+            if "'-m'" in words and any(word.strip("f").startswith("'coldstart.") for word in words):
+                assert "'-P'" in words or _elsewhere(file), f"{file}:{node.lineno}"
+
+
+def _elsewhere(file: Path) -> bool:
+    """Whether the process gets another working directory, or is the command line itself."""
+    return 'cwd="/"' in file.read_text() or file.name == "launchers.py"
