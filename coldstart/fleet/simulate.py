@@ -117,7 +117,7 @@ class _Fleet:
         self.shape: dict[str, tuple[int, int]] = {}
         self._link_version = dict.fromkeys(self.links, 0)
         self._due: list[tuple[float, int, str, object]] = []
-        self._number = 0
+        self._number = self._open = 0
         self._home: dict[str, str] = {}
         self._goal: dict[str, str] = {}
 
@@ -127,6 +127,7 @@ class _Fleet:
         for request in requests:
             self._until(request.arrival_s)
             self.outcome.requests.append(Served(request))
+            self._open += 1
             name = str(len(self.outcome.requests) - 1)
             self._tell(events.Arrived(name, request.model), request.arrival_s)
             served = self.outcome.requests[-1]
@@ -140,8 +141,8 @@ class _Fleet:
         return self.outcome
 
     def _until(self, end: float) -> None:
-        """Let everything happen that is due before `end`."""
-        while True:
+        """Let everything happen that is due before `end`; at the last, what is due while a request is open."""
+        while end < inf or self._open:
             happens, tick = self._due[0][0] if self._due else inf, self.core.deadline()
             if min(happens, tick) > end or min(happens, tick) == inf:
                 return
@@ -159,6 +160,7 @@ class _Fleet:
             case "end", (str(request), int(version)):
                 if self._served(request).version == version:
                     self._home.pop(request, None)
+                    self._open -= 1
                     self._tell(events.Ended(request), time)
             case "moved", (str(request), str(target), int(version)):
                 if self._served(request).version == version:
@@ -230,6 +232,7 @@ class _Fleet:
                 self._move(request, target, now)
             case events.Refuse(request, status):
                 served = self._served(request)
+                self._open -= 1
                 served.status, served.version = status, served.version + 1
                 self._home.pop(request, None)
 
