@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from coldstart.fleet.ledger import Ledger
+from coldstart.fleet.ledger import LinkLedger
 from coldstart.fleet.sizing import Offer
 from coldstart.fleet.specification import ServerSpec
 
 
-class Server:
+class FleetServer:
     """One server as the controller knows it."""
 
     def __init__(self, spec: ServerSpec, now: float) -> None:
         self.spec, self.draining = spec, False
         self.free = [spec.memory] * spec.devices
-        self.ledger = Ledger(spec.network, now)
+        self.ledger = LinkLedger(spec.network, now)
         self.cached: OrderedDict[str, int] = OrderedDict()
 
     def offer(self, now: float) -> Offer:
@@ -59,15 +59,15 @@ class Cluster:
     """Servers by name, in the order in which they joined."""
 
     def __init__(self) -> None:
-        self.servers: dict[str, Server] = {}
+        self.servers: dict[str, FleetServer] = {}
 
     def join(self, spec: ServerSpec, now: float) -> None:
-        self.servers[spec.name] = Server(spec, now)
+        self.servers[spec.name] = FleetServer(spec, now)
 
     def lose(self, name: str) -> None:
         self.servers.pop(name, None)
 
-    def open(self) -> Iterator[Server]:
+    def open(self) -> Iterator[FleetServer]:
         return (server for server in self.servers.values() if not server.draining)
 
     def offers(self, now: float, least: int = 0) -> list[Offer]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from coldstart.fleet.events import FetchRest, Move
-from coldstart.fleet.groups import Group, Phase
+from coldstart.fleet.groups import Group, GroupPhase
 from coldstart.fleet.roster import Roster
 
 
@@ -34,10 +34,12 @@ class Consolidation:
 
     def split(self, group: Group, batch: int, now: float) -> list[Group]:
         """Each that remains is a group of its own; the old one takes nothing new."""
-        group.phase = Phase.LEAVING
+        group.phase = GroupPhase.LEAVING
         singles = []
         for worker in group.remaining():
-            single = Group(f"{worker.name}/whole", group.model, [worker], 1, batch, Phase.SERVING, since=now)
+            single = Group(
+                f"{worker.name}/whole", group.model, [worker], 1, batch, GroupPhase.SERVING, since=now
+            )
             worker.groups.append(single.name)
             singles.append(single)
         return singles

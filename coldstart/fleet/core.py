@@ -14,7 +14,7 @@ from coldstart.fleet import events
 from coldstart.fleet.consolidation import Consolidation
 from coldstart.fleet.deployments import Deployment
 from coldstart.fleet.events import Action, Event, Refuse, Send
-from coldstart.fleet.groups import Group, Phase, Worker
+from coldstart.fleet.groups import FleetWorker, Group, GroupPhase
 from coldstart.fleet.placement import place
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
@@ -24,7 +24,7 @@ from coldstart.fleet.window import Window
 HOLD, IDLE, RETRY = "hold", "idle", "retry"
 
 
-class Core:
+class FleetCore:
     """`now` is in seconds on one clock that never goes back. `starts` counts groups, `moves` streams handed over."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Core:
                 yield from self._lost(server.name, now)
                 self.roster.cluster.join(server, now)
                 self._freed = True
-            case events.Lost(server):
+            case events.ServerLost(server):
                 yield from self._lost(server, now)
             case events.Drained(server):
                 yield from self._drained(server, now)
@@ -90,8 +90,8 @@ class Core:
 
     def _of_worker(
         self,
-        event: events.Fetched | events.Ready | events.Whole | events.Died | events.Stopped,
-        worker: Worker,
+        event: events.Fetched | events.Ready | events.Whole | events.WorkerDied | events.Stopped,
+        worker: FleetWorker,
         now: float,
     ) -> Iterator[Action]:
         model = self.models[worker.model]
@@ -107,7 +107,7 @@ class Core:
                 self.roster.whole(worker, model.spec, now)
                 self._freed = True
                 yield from self._whole(worker, now)
-            case events.Died(_, reason):
+            case events.WorkerDied(_, reason):
                 yield from self._died(worker, reason, now)
             case events.Stopped():
                 self.roster.gone(worker, now)
@@ -160,7 +160,7 @@ class Core:
         if group.in_flight:
             return
         group.since = now
-        if group.phase is Phase.LEAVING:
+        if group.phase is GroupPhase.LEAVING:
             yield from self._close(group, now)
         else:
             self._rest(group, now)
@@ -185,19 +185,19 @@ class Core:
     # A group's life.
 
     def _up(self, group: Group, now: float) -> Iterator[Action]:
-        if group.phase is not Phase.STARTING or not group.ready:
+        if group.phase is not GroupPhase.STARTING or not group.ready:
             return
         model = self.models[group.model]
-        model.failures, group.phase, group.since = 0, Phase.SERVING, now
+        model.failures, group.phase, group.since = 0, GroupPhase.SERVING, now
         self._touched[group.model] = None
         self._rest(group, now)
         if self.settings.consolidate and len(group.workers) > 1:
             yield from self._consolidation.begin(group, model.wanted(now), model.spec.batch, now)
 
-    def _whole(self, worker: Worker, now: float) -> Iterator[Action]:
+    def _whole(self, worker: FleetWorker, now: float) -> Iterator[Action]:
         for name in list(worker.groups):
             group = self.groups[name]
-            if group.phase is not Phase.SERVING or not self._consolidation.complete(group):
+            if group.phase is not GroupPhase.SERVING or not self._consolidation.complete(group):
                 continue
             self._idle.pop(group.name, None)
             for single in self._consolidation.split(group, self.models[group.model].spec.batch, now):
@@ -222,7 +222,7 @@ class Core:
         if left in self.groups:
             yield from self._left(self.groups[left], request, now)
 
-    def _died(self, worker: Worker, reason: str, now: float) -> Iterator[Action]:
+    def _died(self, worker: FleetWorker, reason: str, now: float) -> Iterator[Action]:
         names = list(worker.groups)
         self.roster.gone(worker, now)
         self._freed = True
@@ -233,7 +233,7 @@ class Core:
 
     def _failed(self, group: Group, reason: str, now: float) -> Iterator[Action]:
         """Any rank's end is the group's: what it had in flight waits again, at its old place."""
-        model, starting = self.models[group.model], group.phase is Phase.STARTING
+        model, starting = self.models[group.model], group.phase is GroupPhase.STARTING
         requests = list(group.in_flight)
         group.in_flight.clear()
         yield from self._close(group, now)
@@ -279,12 +279,12 @@ class Core:
             return
         self.roster.cluster.servers[server].draining = True
         for group in list(self.groups.values()):
-            if any(worker.server == server for worker in group.workers) and group.phase is Phase.SERVING:
+            if any(worker.server == server for worker in group.workers) and group.phase is GroupPhase.SERVING:
                 yield from self._leave(group, now)
 
     def _leave(self, group: Group, now: float) -> Iterator[Action]:
         """It takes nothing new, and goes when it has nothing left."""
-        group.phase = Phase.LEAVING
+        group.phase = GroupPhase.LEAVING
         self._idle.pop(group.name, None)
         if not group.in_flight:
             yield from self._close(group, now)

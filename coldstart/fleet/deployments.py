@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from coldstart.fleet.groups import Group, Phase
+from coldstart.fleet.groups import Group, GroupPhase
 from coldstart.fleet.specification import FleetModel, FleetSettings
 from coldstart.fleet.window import Window, required
 
@@ -28,7 +28,7 @@ class Deployment:
 
     def live(self) -> int:
         """Workers that serve or will, as they will be in the end."""
-        return sum(group.keep for group in self.groups.values() if group.phase is not Phase.LEAVING)
+        return sum(group.keep for group in self.groups.values() if group.phase is not GroupPhase.LEAVING)
 
     def wanted(self, now: float) -> int:
         """Workers to start now."""
@@ -47,7 +47,7 @@ class Deployment:
         request = next(iter(self.waiting), None)
         if request is None:
             return None
-        serving = (g for g in self.groups.values() if g.phase is Phase.SERVING and g.spare)
+        serving = (g for g in self.groups.values() if g.phase is GroupPhase.SERVING and g.spare)
         group = next(serving, None)
         return None if group is None else (request, group)
 

@@ -19,7 +19,7 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class ServerLost:
     """A server is gone with all that was on it."""
 
     server: str
@@ -72,7 +72,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Died:
+class WorkerDied:
     """A worker's process ended by itself, or never came up."""
 
     worker: str
@@ -99,7 +99,7 @@ Event = (
     | Ended
     | Tick
     | Joined
-    | Lost
+    | ServerLost
     | Drained
     | Deployed
     | Removed
@@ -107,7 +107,7 @@ Event = (
     | Fetched
     | Ready
     | Whole
-    | Died
+    | WorkerDied
     | Stopped
     | Moved
 )
@@ -172,7 +172,6 @@ __all__ = [
     "Action",
     "Arrived",
     "Deployed",
-    "Died",
     "Drained",
     "Ended",
     "Event",
@@ -180,7 +179,6 @@ __all__ = [
     "Fetched",
     "Joined",
     "Launch",
-    "Lost",
     "Move",
     "Moved",
     "Rate",
@@ -188,8 +186,10 @@ __all__ = [
     "Refuse",
     "Removed",
     "Send",
+    "ServerLost",
     "Stop",
     "Stopped",
     "Tick",
     "Whole",
+    "WorkerDied",
 ]

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Phase(StrEnum):
+class GroupPhase(StrEnum):
     STARTING = "starting"
     SERVING = "serving"
     LEAVING = "leaving"
 
 
 @dataclass(slots=True)
-class Worker:
+class FleetWorker:
     """A rank on a device; `memory` is what it has there, `rest` the bytes of the other ranks. `groups` it works for."""
 
     name: str
@@ -42,25 +42,25 @@ class Group:
 
     name: str
     model: str
-    workers: list[Worker]
+    workers: list[FleetWorker]
     keep: int
     capacity: int
-    phase: Phase = Phase.STARTING
+    phase: GroupPhase = GroupPhase.STARTING
     in_flight: dict[str, None] = field(default_factory=dict)
     since: float = 0.0
 
     @property
     def spare(self) -> int:
-        return max(0, self.capacity - len(self.in_flight)) if self.phase is not Phase.LEAVING else 0
+        return max(0, self.capacity - len(self.in_flight)) if self.phase is not GroupPhase.LEAVING else 0
 
     @property
     def idle(self) -> bool:
-        return self.phase is Phase.SERVING and not self.in_flight
+        return self.phase is GroupPhase.SERVING and not self.in_flight
 
     @property
     def ready(self) -> bool:
         return all(worker.ready for worker in self.workers)
 
-    def remaining(self) -> list[Worker]:
+    def remaining(self) -> list[FleetWorker]:
         """The workers that are to become the whole model."""
         return [worker for worker in self.workers if worker.full][: self.keep]

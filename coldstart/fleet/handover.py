@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Phase(StrEnum):
+class HandoverPhase(StrEnum):
     ATTACHED = "attached"
     PREPARING = "preparing"
     DRAINING = "draining"
@@ -29,7 +29,7 @@ class Means(StrEnum):
     RECOMPUTE = "recompute"
 
 
-class Side(StrEnum):
+class StreamSide(StrEnum):
     GROUP = "group"
     WORKER = "worker"
 
@@ -57,57 +57,61 @@ class Handover:
     """A stream; `sent` tokens have gone to the client. Times in seconds on one clock."""
 
     request: Request
-    phase: Phase = Phase.ATTACHED
+    phase: HandoverPhase = HandoverPhase.ATTACHED
     sent: int = 0
     means: Means | None = None
     deadline: float = float("inf")
 
     @property
-    def owner(self) -> Side:
+    def owner(self) -> StreamSide:
         """Whose tokens count."""
-        return Side.WORKER if self.phase in (Phase.MOVING, Phase.RESUMED) else Side.GROUP
+        return (
+            StreamSide.WORKER
+            if self.phase in (HandoverPhase.MOVING, HandoverPhase.RESUMED)
+            else StreamSide.GROUP
+        )
 
     @property
     def settled(self) -> bool:
-        return self.phase in (Phase.RESUMED, Phase.ROLLED_BACK)
+        return self.phase in (HandoverPhase.RESUMED, HandoverPhase.ROLLED_BACK)
 
     def prepare(self, now: float, patience_s: float) -> bool:
         """Whether the stream will move; one that cannot stays with the group until it ends, and the group with it."""
-        if self.phase not in (Phase.ATTACHED, Phase.ROLLED_BACK) or not self.request.movable:
+        if self.phase not in (HandoverPhase.ATTACHED, HandoverPhase.ROLLED_BACK) or not self.request.movable:
             return False
-        self.phase, self.deadline = Phase.PREPARING, now + patience_s
+        self.phase, self.deadline = HandoverPhase.PREPARING, now + patience_s
         return True
 
     def ready(self) -> int | None:
         """The worker can take it: the group is to stop it. The number of tokens sent so far."""
-        if self.phase is not Phase.PREPARING:
+        if self.phase is not HandoverPhase.PREPARING:
             return None
-        self.phase = Phase.DRAINING
+        self.phase = HandoverPhase.DRAINING
         return self.sent
 
     def drained(self, means: Means) -> int | None:
         """The group has stopped: the worker is asked to go on from this token."""
-        if self.phase is not Phase.DRAINING:
+        if self.phase is not HandoverPhase.DRAINING:
             return None
-        self.phase, self.means = Phase.MOVING, means
+        self.phase, self.means = HandoverPhase.MOVING, means
         return self.sent
 
-    def token(self, side: Side, index: int) -> bool:
+    def token(self, side: StreamSide, index: int) -> bool:
         """Whether token `index` of that side goes to the client. Raises Gap where the owner skipped one."""
         if side is not self.owner or index < self.sent:
             return False
         if index > self.sent:
             raise Gap(f"the {side} sent token {index} after {self.sent - 1}")
         self.sent += 1
-        if self.phase is Phase.MOVING:
-            self.phase, self.deadline = Phase.RESUMED, float("inf")
+        if self.phase is HandoverPhase.MOVING:
+            self.phase, self.deadline = HandoverPhase.RESUMED, float("inf")
         return True
 
     def failed(self) -> int | None:
         """It did not come about: the group is to go on from this token, by computing again what it has dropped."""
-        if self.phase in (Phase.ATTACHED, Phase.RESUMED, Phase.ROLLED_BACK):
+        if self.phase in (HandoverPhase.ATTACHED, HandoverPhase.RESUMED, HandoverPhase.ROLLED_BACK):
             return None
-        self.phase, self.deadline = Phase.ROLLED_BACK, float("inf")
+        self.phase, self.deadline = HandoverPhase.ROLLED_BACK, float("inf")
         return self.sent
 
     def tick(self, now: float) -> int | None:

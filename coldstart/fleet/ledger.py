@@ -15,7 +15,7 @@ from math import inf
 from coldstart.fleet.link import Link
 
 
-class Ledger:
+class LinkLedger:
     """One server's link as the controller knows it; `bandwidth` in bytes/s."""
 
     def __init__(self, bandwidth: float, now: float = 0.0) -> None:

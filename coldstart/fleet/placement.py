@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import inf
 
 from coldstart.fleet import timing
-from coldstart.fleet.cluster import Cluster, Server
+from coldstart.fleet.cluster import Cluster, FleetServer
 from coldstart.fleet.sizing import Demand, Offer, Place, Scheme, choose
 from coldstart.fleet.specification import FIRST_FIT, PIPELINE, FleetSettings
 
@@ -35,7 +35,7 @@ def place(
     )
 
 
-def _room(demand: Demand, cluster: Cluster) -> list[Server]:
+def _room(demand: Demand, cluster: Cluster) -> list[FleetServer]:
     return [server for server in cluster.open() if max(server.free) >= demand.memory]
 
 
@@ -52,11 +52,11 @@ def _timed(model: str, demand: Demand, cluster: Cluster) -> list[Offer]:
     return [_at_hand(server) if model in server.cached else _shared(server) for server in room]
 
 
-def _at_hand(server: Server) -> Offer:
+def _at_hand(server: FleetServer) -> Offer:
     return Offer(server.spec.name, inf, server.spec.load, max(server.free))
 
 
-def _shared(server: Server) -> Offer:
+def _shared(server: FleetServer) -> Offer:
     """An equal share of the link, whoever that makes late."""
     share = server.ledger.link.rate / (len(server.ledger.link.pending) + 1)
     return Offer(server.spec.name, share, server.spec.load, max(server.free))

@@ -17,7 +17,7 @@ import numpy as np
 
 from coldstart.errors import Usage
 from coldstart.fleet.configuration import FleetFile, load
-from coldstart.fleet.simulate import FleetOutcome, FleetRequest, Served, simulate
+from coldstart.fleet.simulate import FleetOutcome, FleetRequest, FleetServed, simulate
 from coldstart.measure.replay.plan import TracePlan
 from coldstart.scheduling import IterationProfile
 from coldstart.traces import TraceReport, TraceRequest
@@ -75,7 +75,7 @@ def _requests(
 
 def document(outcome: FleetOutcome, file: FleetFile) -> dict[str, Any]:
     """SLO attainment, TTFT and TPOT by percentile, cold share, groups by size, refusals by status, and each model's."""
-    by_model: dict[str, list[Served]] = {model.name: [] for model in file.models}
+    by_model: dict[str, list[FleetServed]] = {model.name: [] for model in file.models}
     for one in outcome.requests:
         by_model[one.request.model].append(one)
     return {
@@ -100,7 +100,7 @@ def document(outcome: FleetOutcome, file: FleetFile) -> dict[str, Any]:
     }
 
 
-def _figures(served: list[Served], file: FleetFile) -> dict[str, Any]:
+def _figures(served: list[FleetServed], file: FleetFile) -> dict[str, Any]:
     limits = {model.name: (model.ttft_s, model.tpot_s) for model in file.models}
     done = [one for one in served if one.status == 200 and one.first_s < inf]
     kept = [one.ttft_s <= limits[one.request.model][0] for one in done]

@@ -11,7 +11,7 @@ from math import inf
 from coldstart.fleet import timing
 from coldstart.fleet.cluster import Cluster
 from coldstart.fleet.events import FetchRest, Launch, Stop
-from coldstart.fleet.groups import Group, Phase, Worker
+from coldstart.fleet.groups import FleetWorker, Group, GroupPhase
 from coldstart.fleet.sizing import Demand, Place, Scheme
 from coldstart.fleet.specification import PIPELINE, FleetModel, FleetSettings
 
@@ -22,7 +22,7 @@ REST = "+rest"
 class Roster:
     def __init__(self, settings: FleetSettings) -> None:
         self.settings, self.cluster = settings, Cluster()
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, FleetWorker] = {}
 
     def launch(
         self, name: str, model: FleetModel, demand: Demand, scheme: Scheme, keep: int, now: float
@@ -45,7 +45,7 @@ class Roster:
             server.ledger.claim(name, fetch, deadline, now)
         elif fetch:
             server.ledger.join(name, fetch, now)
-        worker = Worker(name, model.name, place.server, device, place.memory, place.size, 0, place.full)
+        worker = FleetWorker(name, model.name, place.server, device, place.memory, place.size, 0, place.full)
         worker.rest, worker.whole = model.size - place.size, len(scheme.places) == 1
         worker.groups.append(group.name)
         group.workers.append(worker)
@@ -61,13 +61,13 @@ class Roster:
         term = demand.ttft_s - after
         return timing.fetch_budget_s(demand.costs, place.size, load, term)
 
-    def fetched(self, worker: Worker, model: FleetModel, now: float) -> None:
+    def fetched(self, worker: FleetWorker, model: FleetModel, now: float) -> None:
         server = self.cluster.servers[worker.server]
         server.ledger.finished(worker.name, now)
         if self.settings.cache and worker.whole:
             server.remember(model.name, model.size)
 
-    def fetch_rest(self, worker: Worker, now: float) -> FetchRest:
+    def fetch_rest(self, worker: FleetWorker, now: float) -> FetchRest:
         server = self.cluster.servers[worker.server]
         known = self.settings.cache and server.recall(worker.model)
         size = 0 if known else worker.rest
@@ -75,14 +75,14 @@ class Roster:
             server.ledger.trail(worker.name + REST, size, now)
         return FetchRest(worker.name, size)
 
-    def whole(self, worker: Worker, model: FleetModel, now: float) -> None:
+    def whole(self, worker: FleetWorker, model: FleetModel, now: float) -> None:
         worker.whole = True
         server = self.cluster.servers[worker.server]
         server.ledger.finished(worker.name + REST, now)
         if self.settings.cache:
             server.remember(model.name, model.size)
 
-    def shrink(self, worker: Worker, memory: int) -> None:
+    def shrink(self, worker: FleetWorker, memory: int) -> None:
         """The worker holds so much from now on, and no more."""
         if memory < worker.memory:
             self.cluster.servers[worker.server].give(worker.device, worker.memory - memory)
@@ -90,7 +90,7 @@ class Roster:
 
     def stop(self, group: Group, now: float) -> Iterator[Stop]:
         """Order those to stop that work for no other group."""
-        group.phase = Phase.LEAVING
+        group.phase = GroupPhase.LEAVING
         for worker in group.workers:
             if group.name in worker.groups:
                 worker.groups.remove(group.name)
@@ -100,14 +100,14 @@ class Roster:
             self._release_link(worker, now)
             yield Stop(worker.name)
 
-    def gone(self, worker: Worker, now: float) -> None:
+    def gone(self, worker: FleetWorker, now: float) -> None:
         """Its process is no more."""
         if self.workers.pop(worker.name, None) is None or worker.server not in self.cluster.servers:
             return
         self._release_link(worker, now)
         self.cluster.servers[worker.server].give(worker.device, worker.memory)
 
-    def lose(self, server: str) -> list[Worker]:
+    def lose(self, server: str) -> list[FleetWorker]:
         """The server's workers, which are no more."""
         self.cluster.lose(server)
         lost = [worker for worker in self.workers.values() if worker.server == server]
@@ -115,7 +115,7 @@ class Roster:
             del self.workers[worker.name]
         return lost
 
-    def _release_link(self, worker: Worker, now: float) -> None:
+    def _release_link(self, worker: FleetWorker, now: float) -> None:
         server = self.cluster.servers.get(worker.server)
         if server is not None:
             server.ledger.finished(worker.name, now)

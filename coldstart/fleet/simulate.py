@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from coldstart.fleet import events, timing
-from coldstart.fleet.core import Core
+from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Action, Event
 from coldstart.fleet.link import Link
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
@@ -35,7 +35,7 @@ class FleetRequest:
 
 
 @dataclass(slots=True)
-class Served:
+class FleetServed:
     """A request and what became of it, in seconds of the trace. `cold` had to wait for a start."""
 
     request: FleetRequest
@@ -64,7 +64,7 @@ class Served:
 class FleetOutcome:
     """`busy_byte_s` is device memory held over time; `fetched` are bytes over links, background ones too."""
 
-    requests: list[Served] = field(default_factory=list)
+    requests: list[FleetServed] = field(default_factory=list)
     starts: int = 0
     workers: int = 0
     ranks: dict[int, int] = field(default_factory=dict)
@@ -96,14 +96,14 @@ def simulate(
     record: list[tuple[float, Event, list[Action]]] | None = None,
 ) -> FleetOutcome:
     """Replay requests that arrive in order. `record` is given every event with the actions that followed."""
-    fleet = _Fleet(Core(settings, servers, models), servers, move_s, stop_s, record)
+    fleet = _Fleet(FleetCore(settings, servers, models), servers, move_s, stop_s, record)
     return fleet.replay(requests, faults)
 
 
 class _Fleet:
     def __init__(
         self,
-        core: Core,
+        core: FleetCore,
         servers: Sequence[ServerSpec],
         move_s: float,
         stop_s: float,
@@ -126,7 +126,7 @@ class _Fleet:
             self._later(time, "tell", event)
         for request in requests:
             self._until(request.arrival_s)
-            self.outcome.requests.append(Served(request))
+            self.outcome.requests.append(FleetServed(request))
             self._open += 1
             name = str(len(self.outcome.requests) - 1)
             self._tell(events.Arrived(name, request.model), request.arrival_s)
@@ -187,10 +187,10 @@ class _Fleet:
 
     def _fault(self, event: Event, time: float) -> None:
         match event:
-            case events.Died(worker):
+            case events.WorkerDied(worker):
                 if worker in self.processes:
                     self._gone(worker, time)
-            case events.Lost(server):
+            case events.ServerLost(server):
                 for worker in [w for w, p in self.processes.items() if p.launch.server == server]:
                     self._gone(worker, time)
         self._tell(event, time)
@@ -348,7 +348,7 @@ class _Fleet:
         self._go_on(request, target, now)
         self._tell(events.Moved(request, True), now)
 
-    def _served(self, request: str) -> Served:
+    def _served(self, request: str) -> FleetServed:
         return self.outcome.requests[int(request)]
 
     def _later(self, time: float, kind: str, what: object) -> None:

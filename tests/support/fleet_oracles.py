@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 from math import inf
 from random import Random
 
-from coldstart.fleet.ledger import Ledger
+from coldstart.fleet.ledger import LinkLedger
 from coldstart.fleet.sizing import Demand, Offer
 from coldstart.fleet.timing import Costs, Overlap
 
@@ -115,7 +115,7 @@ class ExactLink:
 def ledger_run(random: Random) -> tuple[int, int, float, float]:
     """Claims admitted and refused, the least slack in seconds, and the bytes too many or too few, relative."""
     rate = random.randint(1, 50) * 10**8
-    ledger, exact, deadlines, now, asked = Ledger(rate), ExactLink(rate), dict[str, Fraction](), 0.0, 0
+    ledger, exact, deadlines, now, asked = LinkLedger(rate), ExactLink(rate), dict[str, Fraction](), 0.0, 0
     refused = 0
     for number in range(random.randint(1, 15)):
         now += random.choice([0.0, random.expovariate(0.3)])

@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coldstart.fleet import events
-from coldstart.fleet.core import Core
+from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Event, Launch, Move, Refuse, Send, Stop
-from coldstart.fleet.groups import Phase
+from coldstart.fleet.groups import GroupPhase
 from coldstart.fleet.specification import PLACEMENTS, FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
 
@@ -26,8 +26,8 @@ MODELS = [
 NAMES = [model.name for model in MODELS]
 
 
-def core(models: list[FleetModel] = MODELS, **given: object) -> Core:
-    return Core(FleetSettings(**{"beside": False, **given}), SERVERS, models)  # type: ignore[arg-type]
+def core(models: list[FleetModel] = MODELS, **given: object) -> FleetCore:
+    return FleetCore(FleetSettings(**{"beside": False, **given}), SERVERS, models)  # type: ignore[arg-type]
 
 
 class Fleet(RuleBasedStateMachine):
@@ -159,7 +159,7 @@ class Fleet(RuleBasedStateMachine):
                 self.waiting[request] = self.model[request]
                 del self.at[request]
                 self.to.pop(request, None)
-        self.tell(events.Died(worker, "killed"))
+        self.tell(events.WorkerDied(worker, "killed"))
 
     @rule(name=st.sampled_from(sorted(server.name for server in SERVERS)), back=st.booleans())
     def a_server_goes(self, name: str, back: bool) -> None:
@@ -180,7 +180,7 @@ class Fleet(RuleBasedStateMachine):
             self.tell(events.Joined(self.servers[name]))
         else:
             del self.servers[name]
-            self.tell(events.Lost(name))
+            self.tell(events.ServerLost(name))
 
     @precondition(lambda self: self.at or self.waiting)
     @rule(data=st.data())
@@ -222,7 +222,9 @@ class Fleet(RuleBasedStateMachine):
         }
         assert in_flight == self.at
         for group in self.core.groups.values():
-            assert group.phase is Phase.LEAVING or len(group.in_flight) <= max(group.capacity, len(self.to))
+            assert group.phase is GroupPhase.LEAVING or len(group.in_flight) <= max(
+                group.capacity, len(self.to)
+            )
 
     def teardown(self) -> None:
         """Once every order is carried out and streams end, all are answered: nobody waits for nothing."""
@@ -297,7 +299,7 @@ def test_a_rank_that_dies_takes_the_group_and_the_request_starts_again() -> None
     ranks = launches(one.on(events.Arrived("1", "large"), 0.0))
     for rank in ranks:
         one.on(events.Ready(rank.worker), 5.0)
-    actions = one.on(events.Died(ranks[1].worker, "killed"), 6.0)
+    actions = one.on(events.WorkerDied(ranks[1].worker, "killed"), 6.0)
     assert Stop(ranks[0].worker) in actions
     assert {launch.group for launch in launches(actions)} == {"large#2"}
 
@@ -308,7 +310,7 @@ def test_a_model_that_never_starts_answers_in_the_end() -> None:
     while not any(isinstance(action, Refuse) for action in actions):
         started = launches(actions)
         if started:
-            actions = one.on(events.Died(started[0].worker, "no such model"), now)
+            actions = one.on(events.WorkerDied(started[0].worker, "no such model"), now)
         else:
             now = one.deadline()
             actions = one.on(events.Tick(), now)
@@ -317,7 +319,7 @@ def test_a_model_that_never_starts_answers_in_the_end() -> None:
 
 
 def test_who_waits_too_long_is_told() -> None:
-    one = Core(FleetSettings(hold_s=20.0), [], MODELS[:1])
+    one = FleetCore(FleetSettings(hold_s=20.0), [], MODELS[:1])
     assert one.on(events.Arrived("1", "small"), 0.0) == []
     assert [a.status for a in one.on(events.Tick(), 20.0) if isinstance(a, Refuse)] == [504]
     assert [a.status for a in one.on(events.Arrived("2", "nobody"), 21.0) if isinstance(a, Refuse)] == [404]
@@ -354,7 +356,7 @@ def test_a_server_that_drains_takes_nothing_new() -> None:
 
 
 def test_an_idle_model_makes_room_before_its_time() -> None:
-    one = Core(FleetSettings(beside=False), SERVERS[:1], MODELS[:2])
+    one = FleetCore(FleetSettings(beside=False), SERVERS[:1], MODELS[:2])
     small = launches(one.on(events.Arrived("1", "small"), 0.0))[0]
     one.on(events.Ready(small.worker), 5.0)
     one.on(events.Ended("1"), 6.0)

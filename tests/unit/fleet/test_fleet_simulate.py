@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from coldstart.fleet import events
-from coldstart.fleet.core import Core
+from coldstart.fleet.core import FleetCore
 from coldstart.fleet.simulate import FleetRequest, simulate
 from coldstart.fleet.specification import FIRST_FIT, LOCALITY, FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs, Overlap
@@ -67,7 +67,7 @@ def test_weights_in_host_memory_are_not_fetched_again() -> None:
 
 
 def test_a_rank_that_dies_costs_time_and_no_request() -> None:
-    fault = [(8.0, events.Died("m#1.1", "killed"))]
+    fault = [(8.0, events.WorkerDied("m#1.1", "killed"))]
     done = simulate([one()], SERVERS, [MODEL], FleetSettings(beside=False), faults=fault)
     (served,) = done.requests
     assert (served.status, served.first_s, done.starts) == (200, 7.0, 2)
@@ -112,6 +112,6 @@ def test_another_core_told_the_same_decides_the_same() -> None:
     asked, servers, models = load(1)
     record: list[tuple[float, events.Event, list[events.Action]]] = []
     simulate(asked, servers, models, FleetSettings(), record=record)
-    other = Core(FleetSettings(), servers, models)
+    other = FleetCore(FleetSettings(), servers, models)
     assert all(other.on(event, time) == actions for time, event, actions in record)
     assert len(record) > 1000

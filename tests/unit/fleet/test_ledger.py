@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from support.fleet_oracles import ledger_run
 
-from coldstart.fleet.ledger import Ledger
+from coldstart.fleet.ledger import LinkLedger
 from coldstart.fleet.link import Link
 
 
@@ -23,11 +23,11 @@ def test_nobody_who_was_let_in_is_late_and_no_byte_is_lost() -> None:
 
 
 def test_an_idle_link_is_offered_whole() -> None:
-    assert Ledger(10.0).offer(5.0) == 10.0
+    assert LinkLedger(10.0).offer(5.0) == 10.0
 
 
 def test_a_newcomer_gets_its_part_where_nobody_suffers() -> None:
-    ledger = Ledger(10.0)
+    ledger = LinkLedger(10.0)
     ledger.claim("a", 100, 20.0, 0.0)
     assert ledger.offer(0.0) == 5.0
     ledger.claim("b", 50, 10.0, 0.0)
@@ -47,7 +47,7 @@ def test_shares_are_right_across_a_departure() -> None:
 
 
 def test_background_takes_what_is_left_and_does_not_count() -> None:
-    ledger = Ledger(10.0)
+    ledger = LinkLedger(10.0)
     ledger.trail("rest", 100, 0.0)
     assert ledger.offer(0.0) == 10.0 and ledger.idle
     ledger.claim("a", 50, 5.0, 0.0)
@@ -57,13 +57,13 @@ def test_background_takes_what_is_left_and_does_not_count() -> None:
 
 
 def test_one_that_is_late_anyway_shuts_nobody_out() -> None:
-    ledger = Ledger(10.0)
+    ledger = LinkLedger(10.0)
     ledger.join("late", 1000, 0.0)
     assert ledger.offer(0.0) == 5.0
 
 
 def test_a_fetch_that_is_done_frees_its_part_whatever_was_believed() -> None:
-    ledger = Ledger(10.0)
+    ledger = LinkLedger(10.0)
     ledger.claim("a", 100, 20.0, 0.0)
     ledger.finished("a", 1.0)
     ledger.finished("a", 2.0)
@@ -71,7 +71,7 @@ def test_a_fetch_that_is_done_frees_its_part_whatever_was_believed() -> None:
 
 
 def test_a_link_that_turns_out_slower_shuts() -> None:
-    ledger = Ledger(10.0)
+    ledger = LinkLedger(10.0)
     ledger.claim("a", 100, 12.0, 0.0)
     ledger.measured(5.0, 1.0)
     assert ledger.offer(1.0) == 0.0
