@@ -6,7 +6,7 @@ then these. What follows ``--`` never reaches the parser; it is in ``common.vllm
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
@@ -23,6 +23,7 @@ from coldstart.machine.paths import Cache
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Trust
     from coldstart.artifacts.store import Store
+    from coldstart.commands._export import Exports
 
     from coldstart.key.inspection import Lookup
     from coldstart.scheduling.settings import Choice
@@ -145,6 +146,20 @@ def _scheduling(
     return scheduler, batch, quantum, eta, alpha, oldest_share, reserve, kv_strategy, kv_host_memory
 
 
+def _exporting(
+    export: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--export",
+            metavar="FORM[=FILE]",
+            help="Give the result as json, csv, html or markdown; FORM=FILE writes one more report,"
+            " also as parquet. Repeatable.",
+        ),
+    ] = None,
+) -> tuple[list[str] | None]:
+    return (export,)
+
+
 SHARED = tuple(inspect.signature(_common).parameters)
 
 
@@ -160,11 +175,11 @@ def group(text: str | None) -> typer.Typer:
 
 
 def command(
-    *, takes_vllm_args: bool = False, chooses_scheduler: bool = False
+    *, takes_vllm_args: bool = False, chooses_scheduler: bool = False, exports: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the common options; refuse arguments after ``--`` unless it takes them.
 
-    One that chooses a scheduler is given a ``choice`` of it.
+    One that chooses a scheduler is given a ``choice`` of it, one whose result can be exported its ``exports``.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -176,9 +191,12 @@ def command(
             common = _common(**{name: given.pop(name) for name in SHARED})
             if chooses_scheduler:
                 given["choice"] = _choice(given)
+            if exports:
+                given["exports"] = _exports(given.pop("export"))
             function(Common(*common, vllm_args=rest), **given)
 
-        _declare(run, function, _scheduling if chooses_scheduler else None)
+        wanted = ((_scheduling, chooses_scheduler), (_exporting, exports))
+        _declare(run, function, [more for more, really in wanted if really])
         return run
 
     return decorate
@@ -192,20 +210,29 @@ def _choice(given: dict[str, Any]) -> "Choice":
     )
 
 
+def _exports(given: list[str] | None) -> "Exports":
+    from coldstart.commands._export import Exports
+
+    return Exports.parse(given or [])
+
+
 def _declare(
-    run: Callable[..., None], function: Callable[..., None], more: Callable[..., Any] | None
+    run: Callable[..., None], function: Callable[..., None], more: Sequence[Callable[..., Any]]
 ) -> None:
-    own = [p for p in list(inspect.signature(function).parameters.values())[1:] if p.name != "choice"]
-    shared = list(inspect.signature(_common).parameters.values())
-    if more:
-        shared = [*inspect.signature(more).parameters.values(), *shared]
+    made_here = ("choice", "exports")
+    own = [p for p in list(inspect.signature(function).parameters.values())[1:] if p.name not in made_here]
+    groups = [*more, _common]
+    shared = [parameter for group in groups for parameter in inspect.signature(group).parameters.values()]
     keyword = inspect.Parameter.KEYWORD_ONLY
     context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
     parameters = [context, *(parameter.replace(kind=keyword) for parameter in [*own, *shared])]
     hints = {
         **get_type_hints(function, include_extras=True),
-        **get_type_hints(_common, include_extras=True),
-        **(get_type_hints(more, include_extras=True) if more else {}),
+        **{
+            name: hint
+            for group in groups
+            for name, hint in get_type_hints(group, include_extras=True).items()
+        },
         "ctx": typer.Context,
         "return": None,
     }

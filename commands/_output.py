@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 from coldstart.contract import environment
 from coldstart.errors import Usage
@@ -43,9 +43,7 @@ class Output:
         one.
         """
         if self.format == "json":
-            self._write(
-                json.dumps(_public({"schema_version": SCHEMA_VERSION, **data}), indent=2, default=str)
-            )
+            self._write(json.dumps(public(data), indent=2, default=str))
         elif self.quiet and brief is not None:
             self._write(printable(brief))
         else:
@@ -109,11 +107,11 @@ class Output:
             ) from error
 
 
-def _public(data: Mapping[str, object]) -> object:
-    """`data` without secrets; a list of vLLM's arguments is read as one, wherever it stands."""
+def public(data: Mapping[str, object]) -> dict[str, Any]:
+    """`data` with the schema's version and without secrets; a list of vLLM's arguments is read as one."""
     if isinstance(arguments := data.get("vllm_args"), list | tuple):
         data = {**data, "vllm_args": secrets.arguments([str(word) for word in arguments])}
-    return secrets.document(data)
+    return {"schema_version": SCHEMA_VERSION, **cast("dict[str, Any]", secrets.document(data))}
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

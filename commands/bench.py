@@ -6,31 +6,27 @@ What follows -- goes to vLLM in all modes.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from coldstart.commands._export import Exports, Result, give
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
-from coldstart.errors import CommandFailed, Usage
+from coldstart.errors import CommandFailed
 from coldstart.measure.bench.benchmark import BenchRequest, run
-from coldstart.measure.report import html, markdown, rows
-
-EXPORTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "markdown": markdown.render,
-    "html": html.render,
-    "json": lambda document: json.dumps(document, indent=2),
-}
-EXPORT_HELP = "Give the result as markdown, html or json; FORM=FILE writes one more report. Repeatable."
+from coldstart.measure.report import markdown, rows
+from coldstart.measure.report.frames import Table
 
 
-@declare(takes_vllm_args=True)
+@declare(takes_vllm_args=True, exports=True)
 def command(
     common: Common,
+    exports: Exports,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Alias, repository or directory.")],
     runs: Annotated[int, typer.Option("--runs", min=1, help="Counted rounds.")] = 5,
     warmup: Annotated[int, typer.Option("--warmup", min=0, help="Uncounted runs per mode.")] = 1,
@@ -43,13 +39,9 @@ def command(
     max_regress: Annotated[
         float, typer.Option("--max-regress", metavar="PCT", help="Slowdown that is allowed.")
     ] = 10.0,
-    export: Annotated[
-        list[str] | None, typer.Option("--export", metavar="FORM[=FILE]", help=EXPORT_HELP)
-    ] = None,
     revision: Annotated[str | None, typer.Option("--revision", help="Revision of a hub model.")] = None,
 ) -> None:
     """Measure, write the reports, show the result, fail where the answer is no."""
-    form, files = _exports(export or [])
     request = BenchRequest(
         model=model,
         vllm_args=common.vllm_args,
@@ -65,19 +57,22 @@ def command(
         cache=common.cache,
     )
     document = run(replace(request, command_line=_command_line(request)), common.out.note)
-    for path, wanted in files.items():
-        path.write_text(EXPORTS[wanted](document), encoding="utf-8")
-    _show(common, document, form)
-    _judge(document, common, list(files))
+    result = Result(
+        f"Cold start of {document['model']}",
+        document,
+        Table.of(rows.COLUMNS, rows.records(document)),
+        lambda: _page(document),
+        lambda: markdown.render(document),
+    )
+    # One line, so that the last line of a log is the whole result.
+    text = json.dumps(document) if common.out.format == "json" else _text(document)
+    _judge(document, common, give(replace(common.out, format="text"), exports, result, text))
 
 
-def _show(common: Common, document: Mapping[str, Any], form: str | None) -> None:
-    if form:
-        text = EXPORTS[form](document)
-    else:
-        # One line, so that the last line of a log is the whole result.
-        text = json.dumps(document) if common.out.format == "json" else _text(document)
-    replace(common.out, format="text").result(document, text)
+def _page(document: Mapping[str, Any]) -> str:
+    from coldstart.measure.report import html  # its plots take a second to import
+
+    return html.render(document)
 
 
 def _text(document: Mapping[str, Any]) -> str:
@@ -85,27 +80,12 @@ def _text(document: Mapping[str, Any]) -> str:
     return "\n".join([table(rows.HEADERS, rows.rows(document)), "", *notes])
 
 
-def _judge(document: Mapping[str, Any], common: Common, files: list[Path]) -> None:
+def _judge(document: Mapping[str, Any], common: Common, files: list[str]) -> None:
     if document["failures"]:
         raise CommandFailed("; ".join(document["failures"]), mend="coldstart doctor")
-    where = ", ".join(path.name for path in files) or None
+    where = ", ".join(files) or None
     then = "coldstart bench MODEL --export json=baseline.json" if not files else None
     common.out.success(f"Measured {document['model']}", where=where, then=then)
-
-
-def _exports(wanted: list[str]) -> tuple[str | None, dict[Path, str]]:
-    pairs = [item.partition("=")[::2] for item in wanted]
-    for form, _ in pairs:
-        if form not in EXPORTS:
-            raise Usage(f"--export {form} is none of {', '.join(EXPORTS)}.", mend="coldstart bench --help")
-    results = [form for form, file in pairs if not file]
-    if len(results) > 1:
-        raise Usage("only one --export can be the result.", mend="name files: --export html=FILE")
-    files = {Path(file): form for form, file in pairs if file}
-    for path in files:
-        if not path.parent.is_dir():
-            raise Usage(f"{path.parent} is no directory.", mend="name a file in one that exists")
-    return (results[0] if results else None), files
 
 
 def _command_line(request: BenchRequest) -> list[str]:

@@ -26,6 +26,11 @@ from coldstart.errors import NEEDS_AUTH, NO, NO_BUNDLE, TROUBLE, ColdstartError
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "materialize": ("coldstart.commands.materialize", "Do the cold-start work once, offline.", "Cold start"),
     "serve": ("coldstart.commands.serve", "Start a vLLM server from a bundle.", "Cold start"),
+    "host": (
+        "coldstart.commands.host",
+        "Serve many models behind one endpoint, in less memory.",
+        "Cold start",
+    ),
     "template": ("coldstart.commands.template", "Keep warm processes that fork servers.", "Cold start"),
     "prefetch": ("coldstart.commands.prefetch", "Have weights in memory before a server asks.", "Cold start"),
     "inspect": ("coldstart.commands.inspect", "Show a bundle, a key, or why a key misses.", "Bundles"),

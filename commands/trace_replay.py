@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from coldstart.commands._export import Exports, Result, give
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
+from coldstart.commands._output import public
 
 from coldstart.contract import environment
 from coldstart.errors import CommandFailed, Usage
 from coldstart.measure.replay import RecordStore, Replay, ReplaySettings, Slo, summarize
 from coldstart.measure.replay.compare import compare
-from coldstart.measure.replay.html import page
 from coldstart.measure.replay.plan import TracePlan, run_live, run_simulated
-from coldstart.measure.replay.render import text, write_csv
+from coldstart.measure.replay.render import text
 from coldstart.scheduling import Choice, IterationProfile, ProfileError, SchedulerSettings, make_policy
 from coldstart.scheduling.settings import FALLBACK_PROFILE
 from coldstart.scheduling.simulate import SimSettings
@@ -32,10 +33,11 @@ def _flag(*names: str, help: str, metavar: str | None = None, **more: Any) -> An
     return typer.Option(*names, help=help, metavar=metavar, **more)
 
 
-@declare(chooses_scheduler=True)
+@declare(chooses_scheduler=True, exports=True)
 def command(
     common: Common,
     choice: Choice,
+    exports: Exports,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The trace.")],
     trace_format: Annotated[
         str, _flag("--trace-format", help="mooncake, azure-llm, azure-functions, burstgpt or csv.")
@@ -74,8 +76,8 @@ def command(
     strategy: Annotated[str | None, _flag("--strategy", hidden=True, help="Now --kv-strategy.")] = None,
     slo: Annotated[str, _flag("--slo", help="Such as ttft=2,tpot=0.1,normalized=0.3.")] = "",
     baseline: Annotated[Path | None, _flag("--baseline", help="A saved JSON result to compare.")] = None,
-    csv: Annotated[Path | None, _flag("--csv", help="Write one row per request here.")] = None,
-    html: Annotated[Path | None, _flag("--html", help="Write a report with CDFs here.")] = None,
+    csv: Annotated[Path | None, _flag("--csv", hidden=True, help="Now --export csv=FILE.")] = None,
+    html: Annotated[Path | None, _flag("--html", hidden=True, help="Now --export html=FILE.")] = None,
 ) -> None:
     """Replay, write the reports, show the result."""
     if simulate == bool(target):
@@ -85,6 +87,7 @@ def command(
     if host is not None and fleet is not None:
         raise Usage("--host and --fleet are two simulations", mend="give one of them")
     limits, before = _slo(slo), _baseline(baseline)
+    exports = _moved(exports, {"csv": csv, "html": html}, common)
     plan = TracePlan(
         file,
         trace_format,
@@ -103,7 +106,7 @@ def command(
     )
     report, records = TraceReport(), RecordStore()
     if host is not None:
-        _on_host(common, plan, host, simulate, profile, report)
+        _on_host(common, exports, plan, host, simulate, profile, report)
         return
     if fleet is not None:
         _on_fleet(common, plan, fleet, simulate, profile, report)
@@ -120,22 +123,43 @@ def command(
     document = {"kind": "simulated" if simulate else "live", "ended": done.ended, **summary}
     document["rows"] = asdict(report)
     ratios = None if before is None else compare(document, before)
-    _write(document, records, csv, html)
-    _show(common, document if ratios is None else {**document, "against_baseline": ratios}, ratios)
+    _show(
+        common,
+        exports,
+        document if ratios is None else {**document, "against_baseline": ratios},
+        ratios,
+        records,
+    )
     _warn(common, report)
     _end(done, len(records), common)
 
 
 def _on_host(
-    common: Common, plan: TracePlan, host: Path, simulate: bool, profile: str | None, report: TraceReport
+    common: Common,
+    exports: Exports,
+    plan: TracePlan,
+    host: Path,
+    simulate: bool,
+    profile: str | None,
+    report: TraceReport,
 ) -> None:
     # It loads numpy, which the help must not.
     from coldstart.host import replay
 
     if not simulate:
         raise Usage("--host simulates so far", mend="coldstart trace-replay FILE --simulate --host HOST.toml")
-    found = {**replay.replay_on_host(plan, host, _profile(profile, common), report), "rows": asdict(report)}
-    common.out.result(found, lambda: replay.text(found))
+    done = replay.replay_on_host(
+        plan, host, _profile(profile, common), report, series="html" in exports.forms
+    )
+
+    def page() -> str:
+        from coldstart.host import html  # its plots take a second to import
+
+        return html.render(done)
+
+    found = public({**done.document, "rows": asdict(report)})
+    result = Result("trace-replay on a host", found, done.table(), page)
+    give(common.out, exports, result, lambda: replay.text(found))
     _warn(common, report)
 
 
@@ -205,20 +229,32 @@ def _profile(given: str | None, common: Common) -> IterationProfile:
         raise Usage(f"--profile {given}: {problem}") from problem
 
 
-def _write(document: dict[str, Any], records: RecordStore, csv: Path | None, html: Path | None) -> None:
-    if csv:
-        with csv.open("w", encoding="utf-8") as file:
-            write_csv(records, file)
-    if html:
-        title = f"trace-replay, {document['kind']}"
-        html.write_text(page(title, {"this run": document}, {"this run": records}), encoding="utf-8")
+def _moved(exports: Exports, files: dict[str, Path | None], common: Common) -> Exports:
+    """The words of the releases before are taken for one more."""
+    given = {path: form for form, path in files.items() if path is not None}
+    for form in given.values():
+        common.out.warn(f"--{form} FILE is now --export {form}=FILE")
+    return exports.and_files(given)
 
 
-def _show(common: Common, document: dict[str, Any], ratios: dict[str, float] | None) -> None:
+def _show(
+    common: Common,
+    exports: Exports,
+    document: dict[str, Any],
+    ratios: dict[str, float] | None,
+    records: RecordStore,
+) -> None:
+    def page() -> str:
+        from coldstart.measure.replay import html  # its plots take a second to import
+
+        return html.page(title, {"this run": document}, {"this run": records})
+
+    title = f"trace-replay, {document['kind']}"
+    document = {"schema_version": 1, **document}
     # One line of JSON, so that the last line of a log is the whole result.
-    line = json.dumps({"schema_version": 1, **document})
-    shown = line if common.out.format == "json" else text(document, ratios)
-    replace(common.out, format="text").result(document, shown)
+    shown = json.dumps(document) if common.out.format == "json" else text(document, ratios)
+    result = Result(title, document, records.table(), page)
+    give(replace(common.out, format="text"), exports, result, shown)
 
 
 def _warn(common: Common, report: TraceReport) -> None:

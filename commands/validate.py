@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
+from coldstart.commands._export import Exports, Result, give
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
+from coldstart.commands._output import public
 
 from coldstart.errors import CommandFailed
 from coldstart.validate import renderers, sarif
@@ -29,9 +31,10 @@ RENDERERS = {
 }
 
 
-@declare(takes_vllm_args=True)
+@declare(takes_vllm_args=True, exports=True)
 def command(
     common: Common,
+    exports: Exports,
     refs: Annotated[list[str], typer.Argument(metavar="REF...", help="Bundles to check.")],
     level: Annotated[Level, typer.Option("--level", help="How far to go.")] = "checksum",
     against: Annotated[
@@ -51,7 +54,7 @@ def command(
     check_request(request)
     with common.out.phase(f"validating {len(refs)} bundle{'s' if len(refs) > 1 else ''} at level {level}"):
         reports = run(common.store(), request)
-    _show(common, reports, fail_level)
+    _show(common, exports, reports, fail_level)
     bad = [report.ref for report in reports if report.fails(fail_level)]
     if bad:
         raise CommandFailed(
@@ -60,12 +63,11 @@ def command(
     common.out.success(f"{len(reports)} valid", then=f"coldstart inspect {refs[0]}")
 
 
-def _show(common: Common, reports: list[ValidationReport], fail_level: FailLevel) -> None:
-    form = str(common.out.format)
-    if form == "json":
-        common.out.result(renderers.document(reports, fail_level), "")
-    else:
-        replace(common.out, format="text").result({}, RENDERERS[form](reports, fail_level))
+def _show(common: Common, exports: Exports, reports: list[ValidationReport], fail_level: FailLevel) -> None:
+    form, document = str(common.out.format), public(renderers.document(reports, fail_level))
+    result = Result.of("Validation", document, renderers.COLUMNS, renderers.rows(document))
+    out = common.out if form == "json" else replace(common.out, format="text")
+    give(out, exports, result, lambda: RENDERERS[form](reports, fail_level))
 
 
 def _with_report_formats(function: Callable[..., None]) -> Callable[..., None]:

@@ -34,7 +34,7 @@ from typing import Any
 from coldstart.errors import Usage
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs, Overlap
-from coldstart.host.configuration import known, needed, seconds, size
+from coldstart.host.configuration import as_seconds, known_members, needed_members, size
 
 SIZES = ("memory", "network", "load", "host_memory", "size")
 NOT_WRITTEN = ("name", "costs", "shares")
@@ -109,8 +109,8 @@ def _members(what: str, given: dict[str, Any], kind: type, wanted: tuple[str, ..
     """The table's members as `kind` takes them; `count` is nobody's."""
     own = {field.name: field for field in fields(kind) if field.name not in NOT_WRITTEN}
     table = {name: value for name, value in given.items() if name != "count" or kind is FleetSettings}
-    known(what, table, own.keys())
-    needed(what, table, set(wanted))
+    known_members(what, table, own.keys())
+    needed_members(what, table, set(wanted))
     return {name: _value(what, own[name], value) for name, value in table.items()}
 
 
@@ -118,7 +118,7 @@ def _value(what: str, field: Field[Any], given: Any) -> Any:
     if field.name in SIZES:
         return size(given)
     if field.name.endswith("_s"):
-        return seconds(f"{what}.{field.name}", given)
+        return as_seconds(f"{what}.{field.name}", given)
     if field.name == "overlap":
         if given not in tuple(Overlap):
             raise Usage(f"{what}.overlap = {given!r}", mend=f"one of {', '.join(Overlap)}")

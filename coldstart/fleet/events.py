@@ -114,7 +114,7 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchRank:
     """Start a rank: fetch `fetch` of its `size` bytes (what is not in host memory), and load them on that device.
 
     `deadline` is when the fetch must have ended; infinity where nothing is promised.
@@ -166,7 +166,7 @@ class Move:
     target: str
 
 
-Action = Launch | FetchRest | Stop | Send | Move | Refuse
+Action = LaunchRank | FetchRest | Stop | Send | Move | Refuse
 
 __all__ = [
     "Action",
@@ -178,7 +178,7 @@ __all__ = [
     "FetchRest",
     "Fetched",
     "Joined",
-    "Launch",
+    "LaunchRank",
     "Move",
     "Moved",
     "Rate",

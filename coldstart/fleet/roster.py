@@ -10,7 +10,7 @@ from math import inf
 
 from coldstart.fleet import timing
 from coldstart.fleet.cluster import Cluster
-from coldstart.fleet.events import FetchRest, Launch, Stop
+from coldstart.fleet.events import FetchRest, LaunchRank, Stop
 from coldstart.fleet.groups import FleetWorker, Group, GroupPhase
 from coldstart.fleet.sizing import Demand, Place, Scheme
 from coldstart.fleet.specification import PIPELINE, FleetModel, FleetSettings
@@ -26,7 +26,7 @@ class Roster:
 
     def launch(
         self, name: str, model: FleetModel, demand: Demand, scheme: Scheme, keep: int, now: float
-    ) -> tuple[Group, list[Launch]]:
+    ) -> tuple[Group, list[LaunchRank]]:
         """Take memory and links for a scheme."""
         group = Group(name, model.name, [], min(keep, max(1, scheme.full)), 0, since=now)
         group.capacity = model.batch * group.keep
@@ -35,7 +35,7 @@ class Roster:
 
     def _start(
         self, group: Group, model: FleetModel, demand: Demand, scheme: Scheme, rank: int, now: float
-    ) -> Launch:
+    ) -> LaunchRank:
         place, name = scheme.places[rank], f"{group.name}.{rank}"
         server = self.cluster.servers[place.server]
         device = server.take(place.memory)
@@ -51,7 +51,7 @@ class Roster:
         group.workers.append(worker)
         self.workers[name] = worker
         where = place.server, device, place.size, fetch, place.memory, deadline
-        return Launch(name, group.name, model.name, rank, len(scheme.places), scheme.full, *where)
+        return LaunchRank(name, group.name, model.name, rank, len(scheme.places), scheme.full, *where)
 
     def _budget(self, demand: Demand, scheme: Scheme, place: Place, load: float) -> float:
         """Seconds in which the rank must be fetched; the paper's D less now."""

@@ -78,7 +78,7 @@ class FleetOutcome:
 class _Process:
     """A launched worker: what it still has to do."""
 
-    launch: events.Launch
+    launch: events.LaunchRank
     began: float
     fetched: float | None = None
     stopping: bool = False
@@ -217,7 +217,7 @@ class _Fleet:
 
     def _do(self, action: Action, now: float) -> None:
         match action:
-            case events.Launch():
+            case events.LaunchRank():
                 self._launch(action, now)
             case events.FetchRest(worker, size):
                 self._fetch(worker + REST, self.processes[worker].launch.server, size, now, background=True)
@@ -238,7 +238,7 @@ class _Fleet:
 
     # Workers.
 
-    def _launch(self, launch: events.Launch, now: float) -> None:
+    def _launch(self, launch: events.LaunchRank, now: float) -> None:
         self.processes[launch.worker] = _Process(launch, now)
         self.shape[launch.group] = launch.ranks, launch.full
         self.outcome.workers += 1

@@ -4,9 +4,12 @@
     policy = "predictive"
 
     [models.llama2-7b]
-    memory = "14GiB"
+    memory = "14GiB"            # memory and start_s: a live host takes them from the bundle where they are not given
     start_s = 8.0               # from stopped until it serves
     idle_s = 600                # optional, like pinned = true
+    model = "meta-llama/Llama-2-7b-hf"  # what is served, by default what the table is called
+    args = ["--max-model-len", "4096"]  # vLLM's
+    aliases = ["llama"]         # further names; mode, on_miss, revision, untrusted: as for `coldstart serve`
 
     [[models.llama2-7b.tiers]]  # optional, between awake and stopped, the quickest return first
     name = "asleep-1"
@@ -21,12 +24,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from coldstart.contract.arguments import Arguments
 from coldstart.errors import Usage
+from coldstart.host.launches import FAIL, Catalogue, Launch
 from coldstart.host.policies import make
 from coldstart.host.specification import AWAKE, HostSettings, ModelSpec, Tier, stopped
 
@@ -35,34 +40,69 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40
 _UNITS |= {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
+_LAUNCH = {"model", "args", "aliases", "mode", "on_miss", "revision", "untrusted"}
+_FIGURES = {"memory", "start_s", "tiers", "pinned", "idle_s"}
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What is known of a model before it was ever started here: bytes when awake, seconds from stopped, and from where."""
+
+    memory: int
+    start_s: float
+    source: str
+
+
+Profiles = Callable[[Launch], Profile]
+
+
 @dataclass(frozen=True, slots=True)
 class HostFile:
+    """`sources` says of each model where its memory is known from: the file, or its profile's source."""
+
     settings: HostSettings
     models: tuple[ModelSpec, ...]
+    catalogue: Catalogue
+    sources: Mapping[str, str]
 
 
-def load(path: Path) -> HostFile:
-    """Raises Usage for a file that cannot be read or describes no host."""
+def read(path: Path) -> dict[str, Any]:
+    """The file's content. Raises Usage for one that cannot be read."""
     try:
-        return parse(tomllib.loads(path.read_text(encoding="utf-8")))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
         raise Usage(f"cannot read the host file {path}: {problem.strerror}") from problem
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise Usage(f"the host file {path} is not TOML: {problem}") from problem
+
+
+def load(path: Path, profiles: Profiles | None = None) -> HostFile:
+    """Raises Usage for a file that cannot be read or describes no host."""
+    table = read(path)
+    try:
+        return parse(table, profiles)
     except Usage as problem:
         raise Usage(f"host file {path}: {problem}", mend=problem.mend) from problem
 
 
-def parse(table: Mapping[str, Any]) -> HostFile:
-    """From the file's content. Raises Usage."""
+def parse(table: Mapping[str, Any], profiles: Profiles | None = None) -> HostFile:
+    """From the file's content; `profiles` says what the file does not of a model. Raises Usage, and what `profiles` raises."""
     top = dict(table)
     models = top.pop("models", {})
     if not isinstance(models, dict) or not models:
         raise Usage("no [models.NAME]", mend='write [models.NAME] with memory = "14GiB" and start_s = 8.0')
-    known("the host", top, {field.name for field in fields(HostSettings)})
-    settings = HostSettings(**_typed(_sized(needed("the host", top, {"memory"}))))
+    known_members("the host", top, {field.name for field in fields(HostSettings)})
+    settings = HostSettings(**_typed(_sized(needed_members("the host", top, {"memory"}))))
     make(settings.policy, {}, settings.memory)
-    return HostFile(settings, tuple(_model(name, given) for name, given in models.items()))
+    launches = {name: _launch(name, given) for name, given in models.items()}
+    catalogue = Catalogue(launches.values())
+    known = {name: _known_by(models[name], launch, profiles) for name, launch in launches.items()}
+    specs = tuple(_model(name, given, known[name]) for name, given in models.items())
+    sources = {
+        name: "file" if profile is None or "memory" in models[name] else profile.source
+        for name, profile in known.items()
+    }
+    return HostFile(settings, specs, catalogue, sources)
 
 
 def size(given: object) -> int:
@@ -75,25 +115,63 @@ def size(given: object) -> int:
     return round(float(found[1]) * _UNITS[found[2] or "B"])
 
 
-def _model(name: str, given: Any) -> ModelSpec:
+def _launch(name: str, given: Any) -> Launch:
     what = f"models.{name}"
     if not isinstance(given, dict):
         raise Usage(f"{what} is no table")
-    known(what, given, {"memory", "start_s", "tiers", "pinned", "idle_s"})
-    needed(what, given, {"memory", "start_s"})
+    known_members(what, given, _LAUNCH | _FIGURES)
+    return Launch(
+        name,
+        str(_kind(what, given, "model", str, name)),
+        Arguments(_words(what, given, "args")),
+        tuple(_words(what, given, "aliases")),
+        _kind(what, given, "mode", str, "auto"),
+        _kind(what, given, "on_miss", str, FAIL),
+        _kind(what, given, "revision", str, None),
+        _kind(what, given, "untrusted", bool, False),
+    )
+
+
+def _kind(what: str, given: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    value = given.get(name, default)
+    if name in given and not isinstance(value, kind):
+        raise Usage(f"{what}: {name} = {value!r} is not of the kind {kind.__name__}")
+    return value
+
+
+def _words(what: str, given: Mapping[str, Any], name: str) -> Iterator[str]:
+    words: Sequence[Any] = _kind(what, given, name, list, [])
+    for word in words:
+        if not isinstance(word, str):
+            raise Usage(f"{what}: {name} holds {word!r}, which is no text", mend=f'write "{word}"')
+        yield word
+
+
+def _known_by(given: Mapping[str, Any], launch: Launch, profiles: Profiles | None) -> Profile | None:
+    """The model's profile, where the file does not say all."""
+    if profiles is None or {"memory", "start_s"} <= given.keys():
+        needed_members(f"models.{launch.name}", given, {"memory", "start_s"})
+        return None
+    return profiles(launch)
+
+
+def _model(name: str, given: Any, known: Profile | None) -> ModelSpec:
+    what = f"models.{name}"
+    memory = size(given["memory"]) if known is None or "memory" in given else known.memory
+    start = as_seconds(what, given["start_s"]) if known is None or "start_s" in given else known.start_s
     between = tuple(_tier(what, tier) for tier in given.get("tiers", ()))
-    tiers = (Tier(AWAKE, size(given["memory"]), 0.0), *between, stopped(seconds(what, given["start_s"])))
+    tiers = (Tier(AWAKE, memory, 0.0), *between, stopped(start))
     idle = given.get("idle_s")
-    idle_s = None if idle is None else seconds(what, idle)
-    return ModelSpec(name, tiers, pinned=given.get("pinned") is True, idle_s=idle_s)
+    idle_s = None if idle is None else as_seconds(what, idle)
+    return ModelSpec(name, tiers, pinned=_kind(what, given, "pinned", bool, False), idle_s=idle_s)
 
 
 def _tier(what: str, given: Any) -> Tier:
     if not isinstance(given, dict):
         raise Usage(f"{what}.tiers holds {given!r}")
-    known(f"{what}.tiers", given, {field.name for field in fields(Tier)})
-    needed(f"{what}.tiers", given, {"name", "memory", "penalty_s"})
-    penalty = seconds(what, given["penalty_s"])
+    known_members(f"{what}.tiers", given, {field.name for field in fields(Tier)})
+    needed_members(f"{what}.tiers", given, {"name", "memory", "penalty_s"})
+    penalty = as_seconds(what, given["penalty_s"])
     return Tier(str(given["name"]), size(given["memory"]), penalty, size(given.get("host_memory", 0)))
 
 
@@ -112,21 +190,18 @@ def _typed(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def seconds(what: str, given: object) -> float:
-    """Raises Usage for what is no time."""
+def as_seconds(what: str, given: object) -> float:
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < float("inf"):
         raise Usage(f"{what}: {given!r} is no time in seconds")
     return float(given)
 
 
-def known(what: str, given: Mapping[str, Any], names: Collection[str]) -> None:
-    """Raises Usage for members by other names."""
+def known_members(what: str, given: Mapping[str, Any], names: Collection[str]) -> None:
     if unknown := sorted(given.keys() - set(names)):
         raise Usage(f"{what} does not know {', '.join(unknown)}", mend=f"it knows {', '.join(sorted(names))}")
 
 
-def needed(what: str, given: Mapping[str, Any], names: set[str]) -> Mapping[str, Any]:
-    """`given`; raises Usage where it lacks one of them."""
+def needed_members(what: str, given: Mapping[str, Any], names: set[str]) -> Mapping[str, Any]:
     if missing := sorted(names - given.keys()):
         raise Usage(f"{what} lacks {', '.join(missing)}")
     return given

@@ -23,12 +23,15 @@ class Core:
     """One machine's models. `now` is in seconds on one clock that never goes back."""
 
     def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings) -> None:
-        self.settings = settings
         self.residents = Residents(specs, settings)
         self.held = Held()
         self.requests = self.hits = self.starts = self.departures = 0
         self._serving: dict[str, str] = {}
         self._next_check, self._now = -inf, -inf
+
+    @property
+    def settings(self) -> HostSettings:
+        return self.residents.settings
 
     @property
     def models(self) -> dict[str, Model]:
@@ -54,15 +57,18 @@ class Core:
                 yield from self._arrived(request, name, now)
             case events.Ended(request):
                 self._ended(request, now)
-            case events.Configured(specs):
-                yield from self._configured(specs, now)
+            case events.Configured(specs, settings):
+                yield from self._configured(specs, settings or self.settings, now)
             case events.Tick():
                 pass
             case _ if event.model in self.models:
                 yield from self._of_model(event, self.models[event.model], now)
 
     def _of_model(
-        self, event: events.Started | events.Failed | events.Left | events.Measured, model: Model, now: float
+        self,
+        event: events.Started | events.Failed | events.Left | events.Measured | events.Outdated,
+        model: Model,
+        now: float,
     ) -> Iterator[Action]:
         match event:
             case events.Started(_, seconds, memory):
@@ -76,6 +82,8 @@ class Core:
                 self.residents.left(model, now)
             case events.Measured(_, memory) if model.state is State.READY:
                 self.residents.measured(model, memory)
+            case events.Outdated() if model.state in (State.READY, State.ASLEEP):
+                self.residents.drain(model, model.spec.tiers[-1], now)
         self._watch(model)
         if self.settings.min_residents or self.residents.unsettled():
             self._next_check = -inf
@@ -105,8 +113,10 @@ class Core:
         for waiting in self.held.take(model.spec.name):
             yield admission.failed(model, waiting.request, now)
 
-    def _configured(self, specs: tuple[ModelSpec, ...], now: float) -> Iterator[Action]:
-        for name in self.residents.configure(specs):
+    def _configured(
+        self, specs: tuple[ModelSpec, ...], settings: HostSettings, now: float
+    ) -> Iterator[Action]:
+        for name in self.residents.configure(specs, settings, now):
             for waiting in self.held.take(name):
                 yield admission.unknown(waiting.request, name)
         self._next_check = -inf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coldstart.host.specification import ModelSpec, Tier
+from coldstart.host.specification import HostSettings, ModelSpec, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,23 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """The models from now on. Those no longer named drain and go."""
+    """The models from now on, and the limits where these are given. Models no longer named drain and go."""
 
     models: tuple[ModelSpec, ...]
+    settings: HostSettings | None = None
 
 
-Event = Arrived | Ended | Started | Failed | Left | Measured | Tick | Configured
+@dataclass(frozen=True, slots=True)
+class Outdated:
+    """What serves of the model was started by words that hold no longer: it finishes what it has, and stops.
+
+    Requests that come meanwhile wait for the next start. Says nothing to a model that starts: tell it then.
+    """
+
+    model: str
+
+
+Event = Arrived | Ended | Started | Failed | Left | Measured | Tick | Configured | Outdated
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Invariant: a request waits once; `first` of each model is the oldest of it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -43,6 +44,10 @@ class Held:
         for waiting in self._all.values():
             first.setdefault(waiting.model, waiting)
         return list(first.values())
+
+    def by_model(self) -> dict[str, int]:
+        """How many wait for each model."""
+        return Counter(waiting.model for waiting in self._all.values())
 
     def take(self, model: str) -> Iterator[Waiting]:
         """Remove and give the model's requests, oldest first."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,23 +20,74 @@ from coldstart.errors import Usage
 from coldstart.host.configuration import HostFile, load
 from coldstart.host.simulate import HostOutcome, HostRequest, Served, simulate
 from coldstart.measure.replay.plan import TracePlan
+from coldstart.measure.report.frames import Table
 from coldstart.scheduling import IterationProfile
 from coldstart.traces import TraceReport, TraceRequest
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 PERCENTILES = (50, 90, 99)
+COLUMNS = {
+    "number": "Int64",
+    "model": "string",
+    "arrived_s": "Float64",
+    "hit": "boolean",
+    "waited_s": "Float64",
+    "service_s": "Float64",
+    "ended_s": "Float64",
+    "status": "Int64",
+}
+"""Of the table that is exported; a request that was refused has no wait and no end."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostReplay:
+    """What happened, and the host that it happened on."""
+
+    outcome: HostOutcome
+    file: HostFile
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return document(self.outcome, self.file)
+
+    def table(self) -> Table:
+        """One row per request."""
+        return Table(COLUMNS, self._frames)
+
+    def _frames(self, rows: int = 10_000) -> Iterator[DataFrame]:
+        from pandas import DataFrame
+
+        numbered = enumerate(self.outcome.requests)
+        while chunk := [_record(number, one) for number, one in islice(numbered, rows)]:
+            yield DataFrame(chunk)
 
 
 def replay_on_host(
-    plan: TracePlan, host: Path, profile: IterationProfile, report: TraceReport
-) -> dict[str, Any]:
-    """The result as a document; times in seconds. Rows get the host's models where the plan names none."""
+    plan: TracePlan, host: Path, profile: IterationProfile, report: TraceReport, *, series: bool = False
+) -> HostReplay:
+    """Times in seconds. Rows get the host's models where the plan names none; a page needs the `series`."""
     file = load(host)
     names = [spec.name for spec in file.models]
     if unknown := sorted(set(plan.models) - set(names)):
         raise Usage(f"{host} knows no model {', '.join(unknown)}", mend=f"it knows {', '.join(names)}")
     rows = replace(plan, models=plan.models or names).rows(report)
-    outcome = simulate(_requests(rows, profile), file.models, file.settings)
-    return document(outcome, file)
+    outcome = simulate(_requests(rows, profile), file.models, file.settings, series=series)
+    return HostReplay(outcome, file)
+
+
+def _record(number: int, one: Served) -> dict[str, object]:
+    return {
+        "number": number,
+        "model": one.model,
+        "arrived_s": one.arrived_s,
+        "hit": one.hit,
+        "waited_s": one.waited_s if one.waited_s < inf else None,
+        "service_s": one.service_s,
+        "ended_s": one.ended_s if one.ended_s < inf else None,
+        "status": one.status,
+    }
 
 
 def _requests(rows: Iterator[TraceRequest], profile: IterationProfile) -> Iterator[HostRequest]:
@@ -81,14 +133,27 @@ def _waits(served: list[Served]) -> dict[str, float]:
 def text(found: dict[str, Any]) -> str:
     """The document for people."""
     lines = [
+        *summary(found),
+        f"{'model':<28}{'requests':>9}{'hits':>7}{'wait mean':>11}{'p90':>9}{'max':>9}  (s)",
+    ]
+    for name, requests, hits, mean, p90, longest in rows(found):
+        lines.append(f"{name:<28}{requests:>9}{hits:>7}{mean:>11}{p90:>9}{longest:>9}")
+    return "\n".join(lines)
+
+
+def summary(found: dict[str, Any]) -> list[str]:
+    """The document in two sentences."""
+    return [
         f"simulated host, policy {found['policy']}: {found['requests']} requests, "
         f"{100 * found['hit_ratio']:.1f} % to a serving model",
         f"starts {found['starts']} ({found['start_s']:.1f} s in all), departures {found['departures']}, "
         f"refused {sum(found['refused'].values())}",
-        f"{'model':<28}{'requests':>9}{'hits':>7}{'wait mean':>11}{'p90':>9}{'max':>9}  (s)",
     ]
+
+
+def rows(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Of all and of each model: name, requests, hits, and the wait's mean, 90th percentile and maximum in seconds."""
     for name, row in [("all", found), *found["models"].items()]:
         hits = row.get("hits", round(found["hit_ratio"] * found["requests"]))
         waits = [f"{row['wait_s'].get(key, 0.0):.2f}" for key in ("mean", "p90", "max")]
-        lines.append(f"{name:<28}{row['requests']:>9}{hits:>7}{waits[0]:>11}{waits[1]:>9}{waits[2]:>9}")
-    return "\n".join(lines)
+        yield (name, str(row["requests"]), str(hits), *waits)

@@ -36,10 +36,14 @@ class Residents:
         for model in self.models.values():
             self.price(model)
 
-    def configure(self, specs: Iterable[ModelSpec]) -> list[str]:
-        """The models from now on; the names of those that are to go. Raises Usage, and changes nothing then."""
+    def configure(self, specs: Iterable[ModelSpec], settings: HostSettings, now: float) -> list[str]:
+        """The models and limits from now on; the names of models that are to go.
+
+        Raises Usage, and changes nothing then.
+        """
         specs = tuple(specs)
-        _check(specs, self.settings)
+        _check(specs, settings)
+        self._resettle(settings, now)
         named = {spec.name: spec for spec in specs}
         for name, spec in named.items():
             if name in self.models:
@@ -52,6 +56,18 @@ class Residents:
         self._retiring = bool(gone)
         self._reprice()
         return gone
+
+    def _resettle(self, settings: HostSettings, now: float) -> None:
+        """Other limits. A policy for another capacity, or another policy, begins with what is resident now."""
+        before, self.settings = self.settings, settings
+        self.device.capacity, self.beside.capacity = settings.memory, settings.host_memory
+        if (before.policy, before.memory) == (settings.policy, settings.memory):
+            return
+        self.policy = make(settings.policy, self.costs, settings.memory)
+        for name, model in self.models.items():
+            if self.device.held(name) and model.state is not State.DRAINING:
+                self.policy.requested(name, now, False)
+                self.policy.loaded(name, now)
 
     def unsettled(self) -> bool:
         """Whether more is held than there is, or something is left of a model that is to go."""

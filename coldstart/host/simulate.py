@@ -49,7 +49,10 @@ class Served:
 
 @dataclass(slots=True)
 class HostOutcome:
-    """What a replay came to. `start_s` sums the starts' seconds: the cost that a policy is to keep low."""
+    """What a replay came to. `start_s` sums the starts' seconds: the cost that a policy is to keep low.
+
+    `series` has, where it was asked for, each change of (time in s, resident models, their bytes, requests that wait).
+    """
 
     requests: list[Served] = field(default_factory=list)
     starts: int = 0
@@ -57,6 +60,7 @@ class HostOutcome:
     start_s: float = 0.0
     end_s: float = 0.0
     peak_memory: int = 0
+    series: list[tuple[float, int, int, int]] | None = None
 
     @property
     def served(self) -> list[Served]:
@@ -84,10 +88,12 @@ def simulate(
     *,
     leave_s: float = 0.0,
     start_s: Callable[[Start], float] | None = None,
+    series: bool = False,
 ) -> HostOutcome:
     """Replay requests that arrive in order. `start_s` gives a start's seconds where they are not the tier's."""
-    core = Core(specs, settings)
-    return _Host(core, leave_s, start_s or (lambda start: start.tier.penalty_s)).replay(requests)
+    host = _Host(Core(specs, settings), leave_s, start_s or (lambda start: start.tier.penalty_s))
+    host.outcome.series = [] if series else None
+    return host.replay(requests)
 
 
 class _Host:
@@ -130,6 +136,14 @@ class _Host:
         for action in self.core.on(event, now):
             self._do(action, now)
         self.outcome.peak_memory = max(self.outcome.peak_memory, self.core.residents.device.used)
+        if self.outcome.series is not None:
+            self._note(now, self.outcome.series)
+
+    def _note(self, now: float, series: list[tuple[float, int, int, int]]) -> None:
+        residents = self.core.residents
+        level = (residents.count(), residents.device.used, len(self.core.held))
+        if not series or series[-1][1:] != level:
+            series.append((now, *level))
 
     def _do(self, action: Action, now: float) -> None:
         match action:

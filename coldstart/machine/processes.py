@@ -17,6 +17,19 @@ def children(pid: int) -> tuple[int, ...]:
     return tuple(int(child) for task in tasks for child in (task / "children").read_text().split())
 
 
+def birth(pid: int) -> str | None:
+    """What tells this process from any other that had or will have its pid: the boot, and its start in clock ticks.
+
+    None when there is none, or only what its parent has not reaped.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
+
+
 def memory_bytes(pid: int) -> int:
     """Proportional set size of a process and its descendants: shared pages are counted by their share.
 

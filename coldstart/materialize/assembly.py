@@ -26,6 +26,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed
 from coldstart.key.inspection import NOT_MADE
 from coldstart.machine import logs, paths, processes, runtime, secrets, timeline
+from coldstart.machine.scratch import scratch
 from coldstart.machine.timeline import Timeline
 from coldstart.materialize import graphs
 from coldstart.model.models import ResolvedModel
@@ -260,8 +261,9 @@ def _require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) ->
 
 
 def _run_child(command: list[str], log: Path, events: Path) -> None:
-    environment = os.environ | {TIMELINE_EVENTS: str(events)}
-    with log.open("wb") as sink:
+    # vLLM leaves what it names in the directory for temporary files.
+    with log.open("wb") as sink, scratch():
+        environment = os.environ | {TIMELINE_EVENTS: str(events)}
         process = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink, start_new_session=True)
         try:
             code = process.wait()

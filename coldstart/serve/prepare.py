@@ -173,6 +173,10 @@ class _Preparation:
     def modelinfo(self, env: Mapping[str, str]) -> dict[str, Any]:
         """The resolved model class put where vLLM looks for it; without it vLLM imports itself once more to ask."""
         info = self.json("modelinfo")
+        if info and not self.trust(self.bundle).ok:
+            # vLLM would believe it in every later start, also after the bundle is gone.
+            self.give_up("modelinfo", "it is left alone: nobody trusted has signed the bundle")
+            return {}
         directory = Path(env["VLLM_CACHE_ROOT"]) / "modelinfos"
         for name, content in _texts(info.get("vllm_modelinfos")).items():
             target = directory / name

@@ -21,7 +21,7 @@ from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.files import locked
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed
-from coldstart.machine import criu, fingerprint, ownership, paths
+from coldstart.machine import criu, fingerprint, ownership, paths, processes
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.machine.paths import Cache
 from coldstart.machine.unpacked import unpacked
@@ -142,7 +142,7 @@ def _restore(images: Path, meeting: Path) -> Thawed:
     os.mkfifo(own / "resumed")
     resumed = os.open(own / "resumed", os.O_RDONLY | os.O_NONBLOCK)
     thawed = Thawed(own, _spawn(images, meeting, own))
-    (own / _GUARDIAN).write_text(str(thawed.pid))
+    (own / _GUARDIAN).write_text(f"{thawed.pid} {processes.birth(thawed.pid)}")
     pidfd = os.pidfd_open(thawed.pid)
     ended = pidfd in select.select([resumed, pidfd], [], [])[0]
     os.close(pidfd)
@@ -157,8 +157,9 @@ def _restore(images: Path, meeting: Path) -> Thawed:
 def _sweep(directory: Path) -> None:
     """Remove what thawed templates left behind whose supervisor was killed."""
     for record in directory.glob(f"{_PREFIX}*/{_GUARDIAN}"):
-        pid = record.read_text()
-        if pid and not Path(f"/proc/{pid}").exists():
+        pid, _, born = record.read_text().partition(" ")
+        # Another process may have its number by now.
+        if pid and (processes.birth(int(pid)) or "") != born:
             shutil.rmtree(record.parent, ignore_errors=True)
 
 

@@ -24,7 +24,7 @@ from coldstart.key.inspection import Lookup
 from coldstart.machine import modes, peers, runtime, timeline
 from coldstart.model import models
 from coldstart.scheduling.settings import Choice
-from coldstart.serve import fetch, launch, prepare, scheduler, template_pool
+from coldstart.serve import fetch, launch, prepare, scheduler, template_pool, unserved
 from coldstart.serve.scheduler import STOCK
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ def _prepared(request: ServeRequest) -> LaunchPlan:
         launch_plan = prepare.ordinary(lookup, given, inspection.miss(lookup).message, streamed)
     else:
         launch_plan = prepare.prepare(lookup, lookup.bundle, given, trust=request.trust, streamed=streamed)
+    launch_plan.fallbacks.extend(unserved.fallbacks(given))
     if request.weights_from is not None and streamed is None:
         reason = f"no bundle says what {without_secrets(request.weights_from)} must hold: the model's own directory is read"
         launch_plan = replace(
@@ -164,7 +165,7 @@ def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
                 continue
             except launch.Died as reason:
                 if mode == "fresh":
-                    raise
+                    return _without_the_untrusted(request, reason, steps, absent, began)
                 steps.append(_step(mode, reason))
                 continue
         if running.report.get("canary") is not False:
@@ -178,6 +179,27 @@ def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
         running = _run("fresh", request, plain, began)
         return _with_rest(StartedServer("fresh", plain, running, steps, absent, began=began), request)
     raise AssertionError("the ladder ends with fresh, which is always there")
+
+
+def _without_the_untrusted(
+    request: ServeRequest,
+    died: launch.Died,
+    steps: list[dict[str, str]],
+    absent: list[dict[str, str]],
+    began: float,
+) -> StartedServer:
+    """Once more without a bundle that nobody trusted has signed: its plain sections decide over no start. Raises `died`."""
+    lookup = request.lookup
+    if lookup.bundle is None or request.trust(lookup.bundle).ok:
+        raise died
+    reason = f"{died.message} Nobody trusted has signed {lookup.bundle.ref}: left out."
+    steps.append({"section": "bundle", "reason": reason})
+    ordinary = replace(
+        request, lookup=replace(lookup, bundle=None, untrusted=lookup.bundle), without_bundle=True
+    )
+    plain = plan(ordinary)
+    running = _run("fresh", ordinary, plain, began)
+    return _with_rest(StartedServer("fresh", plain, running, steps, absent, began=began), request)
 
 
 def _step(mode: str, reason: Exception) -> dict[str, str]:

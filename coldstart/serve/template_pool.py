@@ -69,7 +69,7 @@ def listed() -> Iterator[Warm]:
             about = json.loads((directory / "about.json").read_text())
         except (OSError, ValueError):
             continue  # being written, or being removed
-        pid = about["pid"] if _is_template(about["pid"]) else None
+        pid = about["pid"] if _lives(about["pid"], directory, about.get("birth")) else None
         python, read = about.get("python", ""), about.get("environment", {})
         yield Warm(about["level"], about["key"], directory, about["model"], pid, _servers(pid), python, read)
 
@@ -108,6 +108,7 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float) -> Warm:
             "key": plan.key,
             "model": model,
             "pid": process.pid,
+            "birth": processes.birth(process.pid),
             "python": sys.executable,
             "environment": read,
         }
@@ -199,17 +200,22 @@ def stop(warm: Warm, *, force: bool = False) -> None:
             mend="stop them first, or: coldstart template stop --force",
         )
     if warm.pid is not None:
-        _end(warm.pid)
+        _end(warm.pid, warm.directory)
     shutil.rmtree(warm.directory, ignore_errors=True)
 
 
-def _end(pid: int) -> None:
+def _end(pid: int, directory: Path) -> None:
     with suppress(ProcessLookupError):  # it may have ended meanwhile
         descriptor = os.pidfd_open(pid)
-        os.kill(pid, signal.SIGTERM)
-        if not select.select([descriptor], [], [], 10)[0]:
-            os.kill(pid, signal.SIGKILL)
-        os.close(descriptor)
+        try:
+            # Asked once more while the descriptor holds the process: its pid may have become another's since it was listed.
+            if not _lives(pid, directory, None):
+                return
+            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+            if not select.select([descriptor], [], [], 10)[0]:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            os.close(descriptor)
 
 
 def _root() -> Path:
@@ -218,12 +224,18 @@ def _root() -> Path:
     return root
 
 
-def _is_template(pid: int) -> bool:
+def _lives(pid: int, directory: Path, born: str | None) -> bool:
+    """Whether `pid` is still the template that listens in `directory`, and not another process that was given its number.
+
+    Told by its own words, of whatever release: what an older one started is refused with the reason, and ended by `stop`.
+    """
     try:
-        # Of whatever release: what an older one started is refused with the reason, and ended by `stop`.
-        return b".engine.template" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        own = Path(f"/proc/{pid}").stat().st_uid == os.getuid()
     except OSError:
         return False
+    named = os.fsencode(directory / "socket") in words and any(w.endswith(b".engine.template") for w in words)
+    return own and named and (born is None or born == processes.birth(pid))
 
 
 def _servers(pid: int | None) -> tuple[int, ...]:

@@ -27,6 +27,10 @@ class Columns:
     model: str | None = None
     time_unit: float = 1.0
 
+    def named(self) -> Iterator[str]:
+        """Those that a trace has to have."""
+        yield from (c for c in (self.time, self.prompt, self.output, self.model) if c)
+
     @classmethod
     def parse(cls, text: str) -> Columns:
         """From 'time=T,prompt=P,output=O[,model=M][,unit=ms|s|us]'. Raises TraceError."""
@@ -87,10 +91,6 @@ def parse_functions(tokens: tuple[int, int]) -> Callable[[Row], TraceRequest]:
         return TraceRequest(start, end.prompt_tokens, end.output_tokens, end.model)
 
     return started
-
-
-def required(columns: Columns) -> Iterator[str]:
-    yield from (c for c in (columns.time, columns.prompt, columns.output, columns.model) if c)
 
 
 def _cell(row: Row, column: str) -> str:

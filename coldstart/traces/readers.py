@@ -1,4 +1,4 @@
-"""Read a trace file row by row.
+"""Read a trace file as a stream of requests.
 
 Invariant: memory does not grow with the file; every malformed row is either skipped and reported with its
 line number or ends the reading with that line number, as the caller chose.
@@ -6,21 +6,19 @@ line number or ends the reading with that line number, as the caller chose.
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
-from coldstart.traces import formats
+from coldstart.traces import formats, tables
 from coldstart.traces.formats import Columns
 from coldstart.traces.request import TraceError, TraceReport, TraceRequest
+from coldstart.traces.tables import Found
 
 FORMATS = ("mooncake", "azure-llm", "azure-functions", "burstgpt", "csv")
 DEFAULT_TOKENS = (512, 128)
 """Prompt and output tokens for rows of traces that hold no lengths."""
-
-Numbered = Iterator[tuple[int, Callable[[], TraceRequest]]]
 
 
 def read_trace(
@@ -55,14 +53,12 @@ def _read(
     except OSError as problem:
         raise TraceError(f"cannot read the trace {path}: {problem.strerror}") from problem
     with handle:
-        for line, parse in _rows(handle, trace_format, columns, tokens):
-            try:
-                request = parse()
-            except (ValueError, csv.Error) as problem:
-                _malformed(path, line, str(problem), strict, report)
+        for line, found in _rows(handle, trace_format, columns, tokens):
+            if isinstance(found, ValueError):
+                _malformed(path, line, str(found), strict, report)
                 continue
             report.rows += 1
-            yield request
+            yield found
 
 
 def _malformed(path: Path, line: int, reason: str, strict: bool, report: TraceReport) -> None:
@@ -73,38 +69,28 @@ def _malformed(path: Path, line: int, reason: str, strict: bool, report: TraceRe
     report.skip(line, reason)
 
 
-def _rows(handle: TextIO, trace_format: str, columns: Columns | None, tokens: tuple[int, int]) -> Numbered:
+def _rows(handle: TextIO, trace_format: str, columns: Columns | None, tokens: tuple[int, int]) -> Found:
     if trace_format == "mooncake":
         return _json_rows(handle)
     if trace_format == "azure-functions":
-        needed = [*formats.required(formats.AZURE_FUNCTIONS), "duration"]
-        return _csv_rows(handle, needed, formats.parse_functions(tokens))
+        parse = formats.parse_functions(tokens)
+        return tables.read(handle, formats.AZURE_FUNCTIONS, tokens, parse, duration="duration")
     chosen = columns or formats.CSV_COLUMNS.get(trace_format)
     if chosen is None:
         raise TraceError(
             "a plain CSV needs a column mapping", mend="--columns time=...,prompt=...,output=..."
         )
-    return _csv_rows(handle, list(formats.required(chosen)), formats.csv_parser(chosen, tokens))
+    return tables.read(handle, chosen, tokens, formats.csv_parser(chosen, tokens))
 
 
-def _json_rows(handle: TextIO) -> Numbered:
+def _json_rows(handle: TextIO) -> Found:
+    """Not by pandas: an object per line is no table (its hash_ids), and one bad line would refuse a whole batch."""
     for number, line in enumerate(handle, start=1):
         if line.strip():
-            yield number, lambda line=line: formats.parse_mooncake(line)  # type: ignore[misc]
-
-
-def _csv_rows(handle: TextIO, needed: list[str], parse: Callable[[formats.Row], TraceRequest]) -> Numbered:
-    reader = csv.DictReader(handle)
-    header = [name.strip() for name in reader.fieldnames or []]
-    missing = [name for name in needed if name not in header]
-    if missing:
-        raise TraceError(
-            f"the trace has no column {', '.join(missing)}; it has {', '.join(header) or 'no header'}",
-            mend="choose another --trace-format, or name the columns with --columns",
-        )
-    reader.fieldnames = header
-    for row in reader:
-        yield reader.line_num, lambda row=row: parse(row)  # type: ignore[misc]
+            try:
+                yield number, formats.parse_mooncake(line)
+            except ValueError as problem:
+                yield number, problem
 
 
 def _relative(rows: Iterator[TraceRequest]) -> Iterator[TraceRequest]:

@@ -10,11 +10,24 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from coldstart.artifacts.verify import Finding
 from coldstart.validate.checks import FailLevel, ValidationReport
 
 GITHUB_COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
+
+
+COLUMNS = {
+    "ref": "string",
+    "ok": "boolean",
+    "level": "string",
+    "severity": "string",
+    "code": "string",
+    "subject": "string",
+    "message": "string",
+    "mend": "string",
+}
 
 
 def document(reports: Sequence[ValidationReport], fail_level: FailLevel) -> Mapping[str, object]:
@@ -29,6 +42,16 @@ def document(reports: Sequence[ValidationReport], fail_level: FailLevel) -> Mapp
     ]
     level = reports[0].level if reports else None
     return {"level": level, "ok": all(bundle["ok"] for bundle in bundles), "bundles": bundles}
+
+
+def rows(document: Mapping[str, Any]) -> list[dict[str, object]]:
+    """The JSON result as a table of COLUMNS: one row per finding, and one per bundle without any."""
+    level = document["level"]
+    return [
+        {"ref": bundle["ref"], "ok": bundle["ok"], "level": level, **finding}
+        for bundle in document["bundles"]
+        for finding in bundle["findings"] or [{}]
+    ]
 
 
 def text(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import socket as sockets
 import ssl
 import sys
 import time
@@ -64,7 +65,10 @@ def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
     given = plan.vllm_args
     host = str(given.value("host") or "127.0.0.1")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    while not _answers(host, given.number("port", DEFAULT_PORT), tls=given.gives("ssl_certfile")):
+    place = str(given.value("uds")) if given.value("uds") else None
+    while not _answers(
+        host, given.number("port", DEFAULT_PORT), tls=given.gives("ssl_certfile"), socket=place
+    ):
         time.sleep(PAUSE_S)
     report: dict[str, Any] = {
         "fast_path": {"start": False},
@@ -76,16 +80,30 @@ def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
     os.close(descriptor)
 
 
-def _answers(host: str, port: int, *, tls: bool) -> bool:
+def _answers(host: str, port: int, *, tls: bool, socket: str | None) -> bool:
+    """Whether it answers: at its socket where it has one, as vLLM then listens nowhere else."""
     # It is asked whether it answers, not who it is: its certificate need not name this address.
     context = ssl._create_unverified_context() if tls else None
     connection = HTTPConnection(host, port, timeout=PATIENCE_S)
     if context is not None:
         connection = HTTPSConnection(host, port, timeout=PATIENCE_S, context=context)
     try:
+        if socket is not None:
+            connection.sock = _connected(socket, context)
         connection.request("GET", "/health")
         return connection.getresponse().status == 200
     except (OSError, HTTPException):
         return False
     finally:
         connection.close()
+
+
+def _connected(path: str, context: ssl.SSLContext | None) -> sockets.socket:
+    made = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
+    try:
+        made.settimeout(PATIENCE_S)
+        made.connect(path)
+        return made if context is None else context.wrap_socket(made)
+    except BaseException:
+        made.close()
+        raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +125,44 @@ def test_every_leaf_of_the_configuration_counts_but_those_with_a_reason() -> Non
     ):
         assert str(adoption.difference(built, adoption.facts(other))).startswith(named)
     assert all(adoption.APART.values())
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("words", "leaf"),
+    [
+        (["--logprobs-mode", "raw_logits"], "model_config.logprobs_mode"),
+        # vLLM keeps these among the additional settings, which models read when they are built.
+        (["--gdn-prefill-backend", "triton"], "additional_config.gdn_prefill_backend"),
+        (["--additional-config", '{"of": "a plug-in"}'], "additional_config.of"),
+        (["--jit-monitor-mode", "error"], "observability_config.jit_monitor_mode"),
+        (["--num-gpu-blocks-override", "9"], "cache_config.num_gpu_blocks_override"),
+        # And what a worker is not told, or has no use for.
+        (["--additional-config", '{"coldstart_scheduler": {}}'], None),
+        (["--scheduling-policy", "priority", "--served-model-name", "x", "--api-key", "k"], None),
+    ],
+)
+def test_flags_that_a_worker_may_have_read_count(
+    words: list[str], leaf: str | None, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over vLLM's own parser and configuration; benchmarks/flags.py does it for every flag that there is."""
+    from coldstart.vllm.engine import adoption, server
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
+    config |= {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 64}
+    place = home / "model"
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
+    given = ["--model", str(place), "--skip-tokenizer-init", "--max-model-len", "512"]
+
+    def facts(*more: str) -> dict[str, object]:
+        return adoption.facts(server.configure(server.parse_args([*given, *more])[0]))
+
+    reason = adoption.difference(facts(), facts(*words))
+    assert (reason or "None").startswith(str(leaf))
+    # The sampler is built with the tokens that end its thinking.
+    assert adoption.apart("reasoning_config") is None and adoption.apart("reasoning_config.x") is None
 
 
 @pytest.mark.vllm

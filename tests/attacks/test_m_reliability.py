@@ -18,10 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coldstart.artifacts import sign
+from coldstart.artifacts.store import Store
+from tools.bundles import publish
+from tools.shell import Run
 
 from coldstart.errors import ColdstartError, CommandFailed, Usage
 from coldstart.key import inspection, relevance
-from coldstart.machine import criu, logs, ownership, paths, scratch
+from coldstart.machine import criu, logs, ownership, paths, runtime, scratch
 from coldstart.materialize import materialize
 from coldstart.model import models
 
@@ -69,6 +73,35 @@ def test_m2_what_cannot_be_written_is_made_elsewhere(home: Path, stranger: Act, 
     shutil.rmtree(own)
     assert not place.startswith(str(cache)) and fault is None
     assert paths.Cache(cache).writable == cache
+
+
+def test_m2_a_bundle_on_a_read_only_volume_is_served(
+    run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The main case in a container: the cache is mounted, and nobody may write to it."""
+    if runtime.vllm_distribution() is None:
+        pytest.skip("a key needs an installed vLLM")
+    model = home / "my-model"
+    model.mkdir()
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    wanted = inspection.look_up(str(model)).key
+    publish(Store(paths.Cache.at().bundles), tmp_path / "s", wanted, signer=sign.host_key(paths.state_dir()))
+    root = paths.Cache.at().root
+    mounted = subprocess.run(["mount", "--bind", root, root], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", root], check=True)
+        with pytest.raises(OSError, match="Read-only"):
+            (root / "x").touch()
+        planned = json.loads(run("serve", str(model), "--dry-run", "--format", "json").stdout)
+        assert planned["bundle"] is not None and Path(planned["compile_dir"]).is_dir()
+        assert not planned["compile_dir"].startswith(str(root))
+        assert not planned["env"]["VLLM_CACHE_ROOT"].startswith(str(root))
+    finally:
+        subprocess.run(["umount", root], check=True)
 
 
 class TestM3Squatting:

@@ -1,13 +1,16 @@
 """Help and version load no engine, whatever the command."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from coldstart.commands.cli import COMMANDS
 
-HEAVY = ["torch", "vllm", "pandas", "transformers", "numpy", "huggingface_hub"]
+ROOT = Path(__file__).parents[2]
+HEAVY = ["torch", "vllm", "pandas", "pyarrow", "bokeh", "transformers", "numpy", "huggingface_hub"]
 PROBE = """
 import json, sys
 from coldstart.commands.cli import main
@@ -41,3 +44,28 @@ def test_help_of_the_whole_imports_no_command() -> None:
     code += "print([m for m in sys.modules if m.startswith('coldstart.commands.')], file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "['coldstart.commands.config_file', 'coldstart.commands.cli']"
+
+
+def test_the_rooms_of_a_start_know_no_tables_and_no_plots() -> None:
+    """What a start runs through, here and in the server's process."""
+    rooms = [
+        "artifacts",
+        "contract",
+        "machine",
+        "model",
+        "key",
+        "weights",
+        "graphs",
+        "scheduling",
+        "vllm",
+        "serve",
+        "materialize",
+    ]
+    places = [ROOT / "artifacts", *(ROOT / "coldstart" / room for room in rooms if room != "artifacts")]
+    texts = {path: path.read_text(encoding="utf-8") for place in places for path in place.rglob("*.py")}
+    named = [
+        path.name
+        for path, text in texts.items()
+        if re.search(r"\b(?:import|from) (?:pandas|pyarrow|bokeh)", text)
+    ]
+    assert len(texts) > 150 and named == []

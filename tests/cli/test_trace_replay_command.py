@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support import pages
 from tools.openai_server import FakeServer, running
 from tools.shell import Run
 
@@ -29,7 +30,8 @@ def trace(home: Path) -> Path:
 
 
 def test_a_simulated_replay_writes_every_report(run: Run, trace: Path, home: Path) -> None:
-    reports = ["--csv", "out.csv", "--html", "out.html", "--format", "json", "-o", "out.json"]
+    forms = ("csv", "html", "parquet", "markdown")
+    reports = [f"--export={form}=out.{form}" for form in forms] + ["--format", "json", "-o", "out.json"]
     done = run(
         "trace-replay", str(trace), "--simulate", "--profile", "profile.json", "--slo", "ttft=1", *reports
     )
@@ -39,7 +41,17 @@ def test_a_simulated_replay_writes_every_report(run: Run, trace: Path, home: Pat
     assert (found["kind"], found["ended"], found["completed"]) == ("simulated", "complete", 10)
     assert found["rows"]["bad_rows"][0]["line"] == 11 and "line 11 skipped" in done.stderr
     assert len((home / "out.csv").read_text().splitlines()) == 11
-    assert "<svg" in (home / "out.html").read_text()
+    assert len(pages.plots((home / "out.html").read_text())) >= 3 + 4
+    assert (home / "out.markdown").read_text().count("| simulated |") == 10
+    assert (home / "out.parquet").read_bytes()[:4] == b"PAR1"
+
+
+def test_the_words_of_the_release_before_are_taken_for_one_more(run: Run, trace: Path, home: Path) -> None:
+    given = ["--simulate", "--profile", "profile.json", "--csv", "o.csv", "--html", "o.html"]
+    done = run("trace-replay", str(trace), *given)
+    assert "now --export csv=FILE" in done.stderr and "now --export html=FILE" in done.stderr
+    assert len((home / "o.csv").read_text().splitlines()) == 11 and (home / "o.html").exists()
+    assert "SLO" not in done.stdout
 
 
 def test_two_policies_are_compared_by_baseline(run: Run, trace: Path) -> None:
@@ -156,7 +168,14 @@ def test_a_host_of_two_models_that_do_not_fit_together_is_simulated(
     assert (found["kind"], found["requests"], found["refused"]) == ("simulated host", 10, {})
     assert {name: row["requests"] for name, row in found["models"].items()} == {"small": 5, "large": 5}
     assert found["starts"] >= 2 and found["peak_memory_bytes"] == 18 << 30
-    assert "simulated host, policy gdsf: 10 requests" in run(*given).stdout
+    reports = ["--export", "html=host.html", "--export", "csv=host.csv"]
+    assert "simulated host, policy gdsf: 10 requests" in run(*given, *reports).stdout
+    page = (home / "host.html").read_text()
+    pages.check(page)
+    labels = [pages.axis_labels(plot) for plot in pages.plots(page)]
+    assert labels[:3] == [{"models", "time (s)"}, {"GiB", "time (s)"}, {"requests", "time (s)"}]
+    lines = (home / "host.csv").read_text().splitlines()
+    assert len(lines) == 11 and lines[0].startswith("number,model,arrived_s,hit,waited_s")
 
 
 def test_a_host_file_needs_the_simulation_and_its_own_models(run: Run, trace: Path, home: Path) -> None:

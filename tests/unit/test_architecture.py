@@ -33,7 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "measure",
         "validate",
         "host",
-        "fleet",
+        "fleet gateway",
         "commands",
     )
 )
@@ -45,8 +45,9 @@ FOREIGN = {
     "scheduling": ("torch", "vllm"),
     "traces": ("torch", "vllm"),
     "key": ("torch", "vllm"),
-    "host": ("torch", "vllm"),
     "fleet": ("torch", "vllm", "ray"),
+    "host": ("torch", "vllm", "aiohttp", "starlette", "uvicorn"),
+    "gateway": ("torch", "vllm", "typer"),
 }
 MOST_ROOMS = 26
 # Public classes of one name in two rooms, and why a reader is not misled. Any other name stands for one class.

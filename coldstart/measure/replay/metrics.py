@@ -67,8 +67,9 @@ def distribution(ordered: Column) -> dict[str, float] | None:
 
 
 def summarize(records: RecordStore, slo: Slo, duration_s: float) -> dict[str, object]:
-    """The result of a replay, ready for JSON."""
-    ended, good, met = len(records), records.completed, sum(map(slo.met, records))
+    """The result of a replay, ready for JSON; attainment and goodput are None where no SLO was given."""
+    ended, good, limits = len(records), records.completed, slo.limits()
+    met = sum(map(slo.met, records)) if limits else 0
     span = max(duration_s, 1e-9)
     return {
         "requests": ended,
@@ -79,6 +80,6 @@ def summarize(records: RecordStore, slo: Slo, duration_s: float) -> dict[str, ob
         "output_tokens_per_s": records.output_tokens / span,
         **{name: distribution(records.column(name)) for name in METRICS},
         "client_lag_s": distribution(records.column(LAG)),
-        "slo": {"limits": slo.limits(), "attainment": met / ended if ended else 0.0},
-        "goodput_per_s": met / span,
+        "slo": {"limits": limits, "attainment": met / ended if ended else 0.0} if limits else None,
+        "goodput_per_s": met / span if limits else None,
     }

@@ -9,14 +9,34 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from coldstart.measure.replay.record import RequestRecord
+from coldstart.measure.report.frames import Table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 METRICS = ("ttft_s", "tpot_s", "normalized_s", "latency_s")
 """Of the requests that completed."""
 
 LAG = "lag_s"
+COLUMNS = {
+    "number": "Int64",
+    "model": "string",
+    "target": "string",
+    "due_s": "Float64",
+    "sent_s": "Float64",
+    "first_token_s": "Float64",
+    "finished_s": "Float64",
+    "prompt_tokens": "Int64",
+    "wanted_tokens": "Int64",
+    "output_tokens": "Int64",
+    "error": "string",
+    **dict.fromkeys(METRICS, "Float64"),
+}
+"""Of the table that is exported."""
+
 _FIELDS = tuple(field.name for field in fields(RequestRecord))
 _COLUMNS = (*_FIELDS, "ok", LAG, *METRICS)
 
@@ -76,6 +96,17 @@ class RecordStore:
     def column(self, metric: str) -> Column:
         """A metric of the completed requests in ascending order; LAG is known of the others, too."""
         return Column(self._database, metric, "1" if metric == LAG else "ok")
+
+    def frames(self, columns: Sequence[str], rows: int = 10_000) -> Iterator[DataFrame]:
+        """These columns of all requests in the order of the trace, `rows` at a time: memory does not grow."""
+        import pandas
+
+        asked = f"SELECT {', '.join(columns)} FROM requests ORDER BY number"
+        yield from pandas.read_sql_query(asked, self._database, chunksize=rows)
+
+    def table(self) -> Table:
+        """One row per request, the derived metrics last."""
+        return Table(COLUMNS, lambda: self.frames(list(COLUMNS)))
 
     def __iter__(self) -> Iterator[RequestRecord]:
         rows = self._database.execute(f"SELECT {', '.join(_FIELDS)} FROM requests ORDER BY number")

@@ -5,13 +5,15 @@ The document itself is embedded as JSON, so that a page found somewhere can be r
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from coldstart.measure.report import markdown, rows, svg
-from coldstart.measure.report.page import items, page, section, table
+from coldstart.measure.report import markdown, plots, rows
+from coldstart.measure.report.page import embedded, items, page, plot, section, table
+
+if TYPE_CHECKING:
+    from bokeh.plotting import figure as Figure
 
 HARNESS = "harness"
 REST = "everything else"
@@ -19,19 +21,28 @@ REST = "everything else"
 
 def render(document: Mapping[str, Any]) -> str:
     """The whole page."""
-    title = f"Cold start of {document['model']}"
     measured = {mode: found for mode, found in document["modes"].items() if "unavailable" not in found}
     parts = [
         items([*rows.verdict(document), *rows.unavailable(document)]),
         table(rows.HEADERS, rows.rows(document)),
-        section("From launch to the first token", svg.bars(title, _bars(measured))),
-        section("Phases", svg.stacks("Phases", {mode: stack(found) for mode, found in measured.items()})),
-        *[section(f"Timeline: {mode}", _timeline(mode, found)) for mode, found in measured.items()],
+    ]
+    if measured:
+        first = plots.ranges([_range(*one) for one in measured.items()], "from launch to the first token")
+        parts += [
+            section("From launch to the first token", plot(first)),
+            section("Phases", plot(plots.stacks({mode: stack(found) for mode, found in measured.items()}))),
+            section("Round by round", plot(_rounds(measured))),
+            section(
+                "Timelines",
+                "".join(plot(plots.timeline(found["timeline"]), mode) for mode, found in measured.items()),
+            ),
+        ]
+    parts += [
         section("The floor", items(f"{name}: {text}" for name, text in document["floor"]["method"].items())),
         f"<p>{escape(markdown.provenance(document))}</p>",
-        f'<script type="application/json" id="bench">{_embedded(document)}</script>',
+        f'<script type="application/json" id="bench">{embedded(document)}</script>',
     ]
-    return page(title, *parts)
+    return page(f"Cold start of {document['model']}", *parts)
 
 
 def stack(found: Mapping[str, Any]) -> dict[str, float]:
@@ -49,20 +60,22 @@ def stack(found: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in medians.items() if name in own}
 
 
-def _bars(measured: Mapping[str, Any]) -> list[svg.Bar]:
-    return [_bar(mode, found["first_token_s"], found["ratio"]) for mode, found in measured.items()]
+def _range(mode: str, found: Mapping[str, Any]) -> plots.Range:
+    first, ratio = found["first_token_s"], found["ratio"]
+    samples = [sample["first_token_s"] for sample in found.get("samples", ())]
+    return plots.Range(
+        mode, first["median"], first["min"], first["max"], samples, f"{ratio:.1f}x" if ratio else ""
+    )
 
 
-def _bar(mode: str, first: Mapping[str, float], ratio: float | None) -> svg.Bar:
-    faster = f", {ratio:.1f}x" if ratio else ""
-    note = f"{rows.seconds(first['median'])} s{faster}"
-    return svg.Bar(mode, first["median"], first["min"], first["max"], note)
-
-
-def _timeline(mode: str, found: Mapping[str, Any]) -> str:
-    return svg.timeline(f"Timeline of {mode}", found["timeline"])
-
-
-def _embedded(document: Mapping[str, Any]) -> str:
-    # "</script>" inside a string would end the element: escape every "<" the JSON way.
-    return json.dumps(document).replace("<", "\\u003c")
+def _rounds(measured: Mapping[str, Any]) -> Figure:
+    series = [
+        plots.Series(
+            mode,
+            [sample["round"] for sample in found["samples"]],
+            [sample["first_token_s"] for sample in found["samples"]],
+            step=False,
+        )
+        for mode, found in measured.items()
+    ]
+    return plots.over_time(series, "time to the first token (s)", time="round", may_be_log=True)

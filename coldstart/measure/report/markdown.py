@@ -1,8 +1,8 @@
-"""A bench document as Markdown: the table, what it was measured on, and what did not go well."""
+"""A bench document as Markdown: the table, what it was measured on, and what did not go well; and any table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from coldstart.measure.report import rows
@@ -10,7 +10,12 @@ from coldstart.measure.report import rows
 
 def render(document: Mapping[str, Any]) -> str:
     """The whole report; cells are escaped so that no reason can break the table."""
-    lines = [f"# Cold start of {_cell(str(document['model']))}", "", *_table(document), ""]
+    lines = [
+        f"# Cold start of {_cell(str(document['model']))}",
+        "",
+        *table(rows.HEADERS, rows.rows(document)),
+        "",
+    ]
     notes = [*rows.verdict(document), *rows.unavailable(document)]
     lines += [f"- {_cell(note)}" for note in notes]
     return "\n".join([*lines, "", provenance(document), ""])
@@ -28,9 +33,10 @@ def provenance(document: Mapping[str, Any]) -> str:
     )
 
 
-def _table(document: Mapping[str, Any]) -> list[str]:
-    rule = ["---", *["---:"] * (len(rows.HEADERS) - 1)]
-    return [_line(row) for row in [rows.HEADERS, rule, *rows.rows(document)]]
+def table(headers: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table: its first column to the left, all others to the right."""
+    rule = ["---", *["---:"] * (len(headers) - 1)]
+    return [_line(row) for row in [headers, rule, *cells]]
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -21,12 +21,61 @@ HEADERS = (
     "throughput ratio",
     "PSS (MiB)",
 )
+COLUMNS = {
+    "mode": "string",
+    "unavailable": "string",
+    "first_token_s": "Float64",
+    "first_token_min_s": "Float64",
+    "first_token_max_s": "Float64",
+    "runs": "Int64",
+    "cpu_s": "Float64",
+    "ratio": "Float64",
+    "ratio_ci95_low": "Float64",
+    "ratio_ci95_high": "Float64",
+    "percent_of_floor": "Float64",
+    "latency_ratio": "Float64",
+    "throughput_ratio": "Float64",
+    "pss_bytes": "Float64",
+    "tokens_identical": "boolean",
+}
+"""Of the table that is exported: one row per mode, medians where nothing else is said."""
+
 NONE = "-"
 
 
 def rows(document: Mapping[str, Any]) -> list[list[str]]:
     """One row per mode that ran, in the document's order."""
     return [_row(mode, found) for mode, found in document["modes"].items() if "unavailable" not in found]
+
+
+def records(document: Mapping[str, Any]) -> list[dict[str, object]]:
+    """One row of COLUMNS per mode, those that could not run with the reason alone."""
+    return [{"mode": mode, **_record(found)} for mode, found in document["modes"].items()]
+
+
+def _record(found: Mapping[str, Any]) -> dict[str, object]:
+    if "unavailable" in found:
+        return {"unavailable": found["unavailable"]}
+    first, steady, interval = (
+        found["first_token_s"],
+        found["steady"] or {},
+        found["ratio_ci95"] or (None, None),
+    )
+    return {
+        "first_token_s": first["median"],
+        "first_token_min_s": first["min"],
+        "first_token_max_s": first["max"],
+        "runs": first["n"],
+        "cpu_s": found["cpu_s"]["median"],
+        "ratio": found["ratio"],
+        "ratio_ci95_low": interval[0],
+        "ratio_ci95_high": interval[1],
+        "percent_of_floor": found["percent_of_floor"],
+        "latency_ratio": (steady.get("latency_ratio") or {}).get("ratio"),
+        "throughput_ratio": (steady.get("throughput_ratio") or {}).get("ratio"),
+        "pss_bytes": found["pss_bytes"]["median"],
+        "tokens_identical": found["tokens_identical"],
+    }
 
 
 def unavailable(document: Mapping[str, Any]) -> list[str]:

@@ -13,43 +13,56 @@ from pathlib import PurePath
 from typing import Any
 
 from coldstart.machine import secrets
+from coldstart.scheduling.settings import KEY
 
-# Beginnings of the leaves' names.
+# Names of leaves, and with a dot at their end of all that lies below one.
 _NAMED = "what the server calls itself, or a number drawn for this start"
 _ENGINE = "the engine's own, which is built anew in every server"
-_SAID = "what is logged or measured"
+_OURS = "the settings of our scheduler, which is the engine's"
+_KV = "handed over when a worker is adopted"
+_MODULES = "the model's own modules, filled in when it is built"
+_FOUND = "found by the engine after the worker is there"
 APART: Mapping[str, str] = {
     "instance_id": _NAMED,
     "model_config.served_model_name": _NAMED,
+    "model_config.served_model_name.": _NAMED,
     "model_config.hf_token": "a credential",
     "scheduler_config.scheduler_cls": _ENGINE,
     "scheduler_config.policy": _ENGINE,
-    "scheduler_config.max_num_queued": _ENGINE,
+    "scheduler_config.max_num_queued_reqs": _ENGINE,
+    "scheduler_config.max_num_queued_tokens": _ENGINE,
     "scheduler_config.max_num_active_seqs": _ENGINE,
     "scheduler_config.long_prefill_token_threshold": _ENGINE,
+    "scheduler_config.long_prefill_token_threshold_adaptive": _ENGINE,
     "scheduler_config.prefill_schedule_interval": _ENGINE,
     "scheduler_config.stream_interval": _ENGINE,
-    "additional_config": "the settings of our scheduler, which is the engine's",
-    "kv_transfer_config": "handed over when a worker is adopted",
-    "cache_config.num_gpu_blocks": "found by the engine after the worker is there",
-    "cache_config.num_cpu_blocks": "found by the engine after the worker is there",
+    "additional_config": "nothing is in it",
+    f"additional_config.{KEY}": _OURS,
+    f"additional_config.{KEY}.": _OURS,
+    "kv_transfer_config": _KV,
+    "kv_transfer_config.": _KV,
+    "cache_config.num_gpu_blocks": _FOUND,
+    "cache_config.num_cpu_blocks": _FOUND,
     "shutdown_timeout": _ENGINE,
-    "structured_outputs_config": _ENGINE,
-    "reasoning_config": _ENGINE,
-    "observability_config": _SAID,
-    "logging_config": _SAID,
+    "structured_outputs_config.": _ENGINE,
+    "logging_config.": "what is logged",
     "parallel_config.data_parallel_master_port": _NAMED,
     "parallel_config._data_parallel_master_port_list": _NAMED,
+    "parallel_config._data_parallel_master_port_list.": _NAMED,
     "parallel_config._coord_store_port": _NAMED,
-    "compilation_config.static_forward_context": "the model's own modules, filled in when it is built",
-    "compilation_config.static_all_moe_layers": "the model's own modules, filled in when it is built",
+    "compilation_config.static_forward_context": _MODULES,
+    "compilation_config.static_forward_context.": _MODULES,
+    "compilation_config.static_all_moe_layers": _MODULES,
+    "compilation_config.static_all_moe_layers.": _MODULES,
     "compilation_config.traced_files": "filled in when it is compiled",
     "compilation_config.compilation_time": "filled in when it is compiled",
     "compilation_config.cache_dir": "where files lie",
     "compilation_config.local_cache_dir": "where files lie",
     "compilation_config.debug_dump_path": "where files lie",
     "compilation_config.enabled_custom_ops": "counted while the model is built",
+    "compilation_config.enabled_custom_ops.": "counted while the model is built",
     "compilation_config.disabled_custom_ops": "counted while the model is built",
+    "compilation_config.disabled_custom_ops.": "counted while the model is built",
 }
 # A worker whose buffers are larger than this start needs is one that can serve it: the scheduler keeps to the limit.
 ROOMY = frozenset({"scheduler_config.max_num_seqs"})
@@ -69,7 +82,8 @@ def facts(config: Any, **more: object) -> dict[str, object]:
 
 def apart(name: str) -> str | None:
     """Why a leaf of this name is no matter of the worker's, or None."""
-    return next((reason for start, reason in APART.items() if name.startswith(start)), None)
+    below = (name[: place + 1] for place, letter in enumerate(name) if letter == ".")
+    return APART.get(name) or next((APART[start] for start in below if start in APART), None)
 
 
 def difference(built: Mapping[str, object], wanted: Mapping[str, object]) -> str | None:

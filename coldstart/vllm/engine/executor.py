@@ -53,6 +53,7 @@ class ColdExecutor(UniProcExecutor):
     def _adopt(self, worker: WorkerWrapperBase) -> None:
         self.driver_worker = worker
         # How KV is kept on the host belongs to this server and not to what was built before.
+        worker.worker.kv_transfer_config = self.vllm_config.kv_transfer_config
         worker.worker.vllm_config.kv_transfer_config = self.vllm_config.kv_transfer_config
 
 

@@ -23,7 +23,7 @@ from coldstart.weights.prefetch.model import MAX_WRONG, PrefetchedModel
 from coldstart.weights.prefetch.range_source import SourceUnavailable, SourceUnusable, shown
 from coldstart.weights.prefetch.resident_models import Memory
 from coldstart.weights.prefetch.schedule import Lease, UnitEntry, pick
-from coldstart.weights.prefetch.streams import FetchJob, Streams, WrongBytes
+from coldstart.weights.prefetch.streams import FetchJob, NoMemory, Streams, WrongBytes
 
 # A source that nothing is fetched from gets a stream after so long, however many there are; up to so many in all.
 STARVED_S, MAX_JOBS = 0.4, 64
@@ -202,11 +202,15 @@ class Service:
         reason = f"{shown(model.address)}: {error}"
         if isinstance(error, WrongBytes):
             reason = f"{error}, {MAX_WRONG} times, from {shown(model.address)}"
+        if isinstance(error, NoMemory):
+            reason = str(error)
         model.note(reason)
         failed = model.board.fail(entry, reason)
         if isinstance(error, SourceUnavailable):
             failed += model.board.fail_rest(None, reason)
             model.give_up()
+        elif isinstance(error, NoMemory):
+            failed += model.board.fail_rest(None, reason)
         elif isinstance(error, SourceUnusable | OSError):
             failed += model.board.fail_rest(entry.unit.file, reason)
         self._tell(model, failed)

@@ -20,7 +20,7 @@ from coldstart.weights.prefetch.backends import open_source
 from coldstart.weights.prefetch.byte_ranges import Range
 from coldstart.weights.prefetch.range_source import Changed, RangeSource, SourceTooSlow, SourceUnavailable
 from coldstart.weights.prefetch.region import SharedRegion
-from coldstart.weights.prefetch.region_layout import RegionLayout
+from coldstart.weights.prefetch.region_layout import RegionFile, RegionLayout
 from coldstart.weights.prefetch.schedule import UnitEntry
 from coldstart.weights.prefetch.units import Check, Unit, touching
 
@@ -135,7 +135,7 @@ class _Stream:
             _verify(model, source, unit.file, check, pieces)
         if model.region is not None:
             for (start, _), data in pieces.items():
-                model.region.write(model.layout.files[unit.file].base + start, data)
+                _keep(model.region, model.layout.files[unit.file], start, data)
 
     def _fill(
         self, job: FetchJob, source: RangeSource, start: int, buffer: memoryview, version: str | None
@@ -249,3 +249,14 @@ def _blame(layout: RegionLayout, number: int, check: Check, pieces: Mapping[Rang
         named = " or ".join(f"tensor {tensor.name!r} at offset {tensor.offset}" for tensor in suspects)
         return f"{file}: {named} has wrong bytes ({place})"
     return f"{file}: wrong bytes outside of any tensor, at offset {check.start} ({place})"
+
+
+class NoMemory(RuntimeError):
+    """The machine has no memory for what was fetched; its source is not to blame."""
+
+
+def _keep(region: SharedRegion, file: RegionFile, start: int, data: memoryview) -> None:
+    try:
+        region.write(file.base + start, data)
+    except OSError as error:
+        raise NoMemory(f"no memory for {file.name} at {start}: {error.strerror}") from error

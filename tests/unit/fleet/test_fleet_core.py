@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
-from coldstart.fleet.events import Event, Launch, Move, Refuse, Send, Stop
+from coldstart.fleet.events import Event, LaunchRank, Move, Refuse, Send, Stop
 from coldstart.fleet.groups import GroupPhase
 from coldstart.fleet.specification import PLACEMENTS, FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
@@ -46,7 +46,7 @@ class Fleet(RuleBasedStateMachine):
         self.waiting: dict[str, str] = {}
         self.at: dict[str, str] = {}
         self.to: dict[str, str] = {}
-        self.workers: dict[str, Launch] = {}
+        self.workers: dict[str, LaunchRank] = {}
         self.ready: set[str] = set()
         self.rest: set[str] = set()
         self.stopping: set[str] = set()
@@ -58,7 +58,7 @@ class Fleet(RuleBasedStateMachine):
     def tell(self, event: Event) -> None:
         for action in self.core.on(event, self.now):
             match action:
-                case Launch(worker):
+                case LaunchRank(worker):
                     assert worker not in self.workers
                     self.workers[worker] = action
                 case events.FetchRest(worker):
@@ -260,8 +260,8 @@ TestFleet = Fleet.TestCase
 TestFleet.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def launches(actions: list[events.Action]) -> list[Launch]:
-    return [action for action in actions if isinstance(action, Launch)]
+def launches(actions: list[events.Action]) -> list[LaunchRank]:
+    return [action for action in actions if isinstance(action, LaunchRank)]
 
 
 def test_a_pipeline_becomes_one_worker_without_losing_its_stream() -> None:
@@ -336,7 +336,7 @@ def test_a_least_number_of_workers_is_kept() -> None:
 
 def test_a_burst_starts_what_it_needs_in_one_group() -> None:
     """Two to a worker. The first starts one; the third finds no room there: 3 + 3 expected - 2 are two more, both to stay."""
-    one, orders = core(MODELS[:2], window_s=10.0), list[Launch]()
+    one, orders = core(MODELS[:2], window_s=10.0), list[LaunchRank]()
     for request in "1234":
         orders += launches(one.on(events.Arrived(request, "small"), 0.0))
     assert [(launch.group, launch.ranks, launch.full) for launch in orders] == [

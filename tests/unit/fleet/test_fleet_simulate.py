@@ -99,7 +99,7 @@ def test_every_request_ends_and_every_promise_is_kept(seed: int, placement: str)
         assert served.status == 200
         assert served.request.arrival_s < served.first_s <= served.ended_s < inf
     promised = {
-        a.worker: a.deadline for _, _, actions in record for a in actions if isinstance(a, events.Launch)
+        a.worker: a.deadline for _, _, actions in record for a in actions if isinstance(a, events.LaunchRank)
     }
     ended = {event.worker: time for time, event, _ in record if isinstance(event, events.Fetched)}
     assert [worker for worker, time in ended.items() if time > promised[worker] + 1e-6] == []

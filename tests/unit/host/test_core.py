@@ -20,6 +20,7 @@ from coldstart.host.events import (
     Leave,
     Left,
     Measured,
+    Outdated,
     Refuse,
     Start,
     Started,
@@ -319,3 +320,30 @@ def test_a_changed_description_keeps_what_serves() -> None:
 
 def test_an_unknown_model_is_not_found() -> None:
     assert _brief(Driver()(0.0, Arrived("r", "nobody"))) == [(404, "r")]
+
+
+class TestConfiguredAnew:
+    def test_less_memory_makes_an_idle_model_leave(self) -> None:
+        drive = Driver(memory=25)
+        drive.up("a", 0.0)
+        drive.up("b", 1.0)
+        specs = tuple(model.spec for model in drive.core.models.values())
+        found = _brief(drive(2.0, Configured(specs, HostSettings(memory=15, policy="gdsf"))))
+        assert found == [("leave", "a", "stopped")]
+        assert drive.core.settings.policy == "gdsf" and drive.core.residents.device.capacity == 15
+
+    def test_limits_that_cannot_be_change_nothing(self) -> None:
+        drive = Driver()
+        pinned = (ModelSpec.simple("a", 10, 5.0, pinned=True),)
+        with pytest.raises(Usage, match="pinned models need"):
+            drive(0.0, Configured(pinned, HostSettings(memory=5)))
+        assert drive.core.settings.memory == 15 and not drive.core.models["a"].spec.pinned
+
+    def test_an_outdated_model_ends_its_requests_and_starts_again_for_those_that_came_later(self) -> None:
+        drive = Driver()
+        drive.up("a", 0.0)
+        assert _brief(drive(1.0, Arrived("1", "a"))) == [("1", "a")]
+        assert drive(2.0, Outdated("a"), Arrived("2", "a")) == []
+        assert _brief(drive(3.0, Ended("1"))) == [("leave", "a", "stopped")]
+        assert _brief(drive(4.0, Left("a"))) == [_start("a")]
+        assert _brief(drive(5.0, Started("a", 1.0))) == [("2", "a")]

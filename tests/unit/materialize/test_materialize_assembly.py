@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +18,7 @@ from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed
 from coldstart.machine import runtime
+from coldstart.materialize import assembly
 from coldstart.materialize.assembly import Assembly
 from coldstart.model.models import ResolvedModel
 from coldstart.vllm.graphs import kv_plan
@@ -85,3 +88,15 @@ def test_a_proof_start_that_fails_without_graphs_publishes_nothing(
     monkeypatch.setattr(made, "_proof_start", start)
     with pytest.raises(CommandFailed, match="another token"):
         made.prove()
+
+
+def test_what_the_engine_leaves_among_temporary_files_goes_with_its_process(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM names a rendezvous file there and leaves it."""
+    monkeypatch.setenv("TMPDIR", str(home))
+    monkeypatch.setattr(tempfile, "tempdir", str(home))
+    program = "import tempfile; print(tempfile.mkstemp(prefix='vllm_dist_')[1])"
+    assembly._run_child([sys.executable, "-c", program], tmp_path / "log", tmp_path / "events")
+    left = Path((tmp_path / "log").read_text().strip())
+    assert home in left.parents and not left.exists() and not list(home.rglob("vllm_dist_*"))

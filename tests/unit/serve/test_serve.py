@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle import Bundle, TrustResult
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
@@ -133,6 +133,23 @@ def test_auto_thaws_a_snapshot_that_fits_before_a_runtime_template(
     assert [step["section"] for step in one.absent] == ["template-engine"] and thawed.ends == 0
     template("engine")
     assert started("auto").mode == "template-engine"
+
+
+def test_a_strangers_bundle_that_kills_its_start_is_left_out(found: Lookup, fake_engine: FakeEngine) -> None:
+    """A KV cache of one byte, say: its plain sections decide over no start."""
+    fake_engine("serves")
+    dying = replace(PLAN, vllm_args=Arguments(["dies"]), canary=None)
+    request = serve.ServeRequest(
+        found, mode="fresh", ready_timeout=20, trust=lambda _: TrustResult(False, None, "no")
+    )
+    one = serve.start(request, dying)
+    one.running.process.signal(signal.SIGKILL)
+    one.running.process.wait()
+    (step,) = one.steps
+    assert one.mode == "fresh" and step["section"] == "bundle" and "left out" in step["reason"]
+    assert not one.document()["fast_path"]["mode"] and "is not trusted" in one.plan.fallbacks[0]["reason"]
+    with pytest.raises(launch.Died, match="ended with exit code 7"):
+        serve.start(serve.ServeRequest(found, mode="fresh", ready_timeout=20), dying)
 
 
 @pytest.mark.parametrize("mode", ["template-runtime", "template-engine"])

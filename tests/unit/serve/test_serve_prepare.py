@@ -148,6 +148,17 @@ def test_a_strangers_code_is_not_unpacked(publish: Publish, model: ResolvedModel
     assert list(Cache.at().unpacked.glob("*")) == []
 
 
+def test_what_a_stranger_says_of_the_model_is_written_to_no_cache(
+    publish: Publish, model: ResolvedModel, tmp_path: Path
+) -> None:
+    """vLLM would believe it in every later start; and a token of a stranger's decides over none."""
+    info = {"canary": CANARY, "vllm_modelinfos": {"some.module.Model.json": '{"a": 1}'}}
+    bundle = publish(signer=sign.host_key(tmp_path / "stranger"), kv=KV, modelinfo=info)
+    plan = made(bundle, model)
+    assert "nobody trusted has signed" in reasons(plan)["modelinfo"] and plan.canary is None
+    assert not list(Path(plan.env["VLLM_CACHE_ROOT"]).rglob("*.json"))
+
+
 def test_a_copied_cache_brings_no_trust(
     publish: Publish, model: ResolvedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed, Usage
+from coldstart.machine import processes
 from coldstart.serve import launch, template_pool
 
 KEY = "sha256:" + "a" * 64
@@ -40,7 +43,7 @@ def test_a_template_is_started_listed_found_and_stopped(fake_engine: FakeEngine)
     )
     template_pool.stop(warm)
     assert list(template_pool.listed()) == [] and not warm.directory.exists()
-    assert warm.pid is not None and not template_pool._is_template(warm.pid)
+    assert warm.pid is not None and not template_pool._lives(warm.pid, warm.directory, None)
 
 
 def test_a_runtime_template_serves_every_key_of_its_own_interpreter(
@@ -143,16 +146,42 @@ def test_a_killed_template_is_gone_and_can_be_replaced(fake_engine: FakeEngine) 
     template_pool.stop(again)
 
 
-def test_a_pid_that_belongs_to_something_else_is_no_template(fake_engine: FakeEngine) -> None:
-    directory = template_pool._root() / "engine-000000000000"
-    directory.mkdir()
-    (directory / "about.json").write_text(
-        f'{{"level": "engine", "key": "{KEY}", "model": "m", "pid": {os.getpid()}}}'
-    )
-    (found,) = template_pool.listed()
+def _recorded(directory: Path, **about: object) -> template_pool.Warm:
+    directory.mkdir(exist_ok=True)
+    record = {"level": "engine", "key": KEY, "model": "m", "pid": os.getpid()} | about
+    (directory / "about.json").write_text(json.dumps(record))
+    return next(warm for warm in template_pool.listed() if warm.directory == directory)
+
+
+def test_a_pid_that_belongs_to_something_else_is_no_template() -> None:
+    found = _recorded(template_pool._root() / "engine-000000000000")
     assert found.pid is None
     template_pool.stop(found)
-    assert not directory.exists()
+    assert not found.directory.exists()
+
+
+def test_a_pid_that_belongs_to_another_template_is_never_signalled(fake_engine: FakeEngine) -> None:
+    """The number of a template that died may have become that of the next one, which has the same words but for its place."""
+    fake_engine("serves")
+    other = template_pool.start("engine", PLAN, "tiny", 20)
+    stale = _recorded(template_pool._root() / "engine-000000000000", pid=other.pid)
+    assert stale.pid is None and template_pool.find("engine", KEY) == other
+    template_pool.stop(
+        replace(stale, pid=other.pid), force=True
+    )  # as if it had become another's after it was listed
+    assert other.pid is not None and template_pool._lives(other.pid, other.directory, None)
+    template_pool.stop(other)
+
+
+def test_a_process_with_the_very_words_but_another_birth_is_no_template(fake_engine: FakeEngine) -> None:
+    fake_engine("serves")
+    warm = template_pool.start("engine", PLAN, "tiny", 20)
+    about = json.loads((warm.directory / "about.json").read_text())
+    assert about["birth"] == processes.birth(about["pid"])
+    (warm.directory / "about.json").write_text(json.dumps(about | {"birth": about["birth"] + "1"}))
+    (found,) = template_pool.listed()
+    assert found.pid is None and template_pool.find("engine", KEY) is None
+    template_pool.stop(warm)
 
 
 def test_an_unknown_level() -> None:

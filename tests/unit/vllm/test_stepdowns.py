@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import socket
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -138,6 +139,30 @@ def test_vllms_own_server_is_acknowledged_once_it_answers(monkeypatch: pytest.Mo
     assert report["fast_path"] == {"start": False} and report["tokens"] == [] and Health.asked > 2
     assert os.read(reader, 1) == b""  # one line, and no more
     os.close(reader)
+
+
+class _AtASocket(HTTPServer):
+    """Serves HTTP at a unix socket, as vLLM does behind --uds."""
+
+    address_family = socket.AF_UNIX
+
+    def server_bind(self) -> None:
+        self.socket.bind(self.server_address)
+
+
+def test_vllms_own_server_is_asked_at_its_socket_where_it_has_one(tmp_path: Path) -> None:
+    """It listens at no port then, and was never acknowledged."""
+    Health.asked = 2
+    listener = _AtASocket(str(tmp_path / "s"), Health)  # type: ignore[arg-type]
+    thread = Thread(target=listener.serve_forever)
+    thread.start()
+    reader, writer = os.pipe()
+    stock._acknowledge(LaunchPlan(["--model", "m", "--uds", str(tmp_path / "s")]), writer)
+    listener.shutdown()
+    thread.join()
+    assert json.loads(os.read(reader, 1 << 16))["fast_path"] == {"start": False}
+    os.close(reader)
+    assert not stock._answers("127.0.0.1", 1, tls=False, socket=str(tmp_path / "nobody"))
 
 
 def test_vllms_own_server_is_given_nothing_that_it_cannot_run(lacking: set[str]) -> None:

@@ -1,13 +1,18 @@
 import io
 import json
+from dataclasses import astuple
 
+import numpy as np
 import pytest
+from support import pages
 
-from coldstart.measure.replay import RecordStore, RequestRecord, Slo, summarize
+from coldstart.measure.replay import RecordStore, RequestRecord, Slo, series, summarize
 from coldstart.measure.replay.compare import compare
 from coldstart.measure.replay.html import page
 from coldstart.measure.replay.metrics import percentile
-from coldstart.measure.replay.render import text, write_csv
+from coldstart.measure.replay.render import text
+from coldstart.measure.replay.series import load_over_time
+from coldstart.measure.report.frames import write_csv
 
 
 def record(number: int, first: float, end: float, tokens: int) -> RequestRecord:
@@ -41,7 +46,7 @@ def test_failures_count_as_misses_and_not_as_latencies() -> None:
 
 def test_no_records_are_an_empty_result() -> None:
     found = summarize(RecordStore(), Slo(), 0.0)
-    assert found["ttft_s"] is None and found["goodput_per_s"] == 0.0
+    assert found["ttft_s"] is None and found["requests_per_s"] == 0.0
     assert "0 of 0" in text(found)
 
 
@@ -63,9 +68,43 @@ def test_a_comparison_says_how_many_times_better() -> None:
 
 def test_csv_and_html_hold_every_request() -> None:
     records = RecordStore([FAILED, record(0, 2.0, 4.0, 5)])
-    written = io.StringIO()
-    write_csv(records, written)
+    write_csv(records.table(), written := io.StringIO())
     lines = written.getvalue().splitlines()
     assert len(lines) == 3 and lines[0].startswith("number,model") and "gone" in lines[2]
-    html = page("a <b>", {"run": summarize(records, Slo(), 1.0)}, {"run": records})
-    assert "a &lt;b&gt;" in html and html.count("<svg") == 4 and "http" not in html
+    html = page("a <b>", {"run": summarize(records, Slo(), 4.0)}, {"run": records})
+    pages.check(html)
+    found = pages.plots(html)
+    assert "a &lt;b&gt;" in html and len(found) == 3 + 5
+    labels = set[str]().union(*map(pages.axis_labels, found))
+    assert {"requests", "tokens per second", "requests per second", "TTFT (s)", "time (s)"} <= labels
+
+
+def test_the_load_over_time_adds_up() -> None:
+    # 1.0 due; tokens 2.0 to 6.0, one of five at once and one a second; another one's three all at 4.0.
+    records = RecordStore([record(0, 2.0, 6.0, 5), record(1, 4.0, 4.0, 3), FAILED])
+    load = load_over_time(records, 8.0, bins=8)
+    assert load is not None and list(load.time_s) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert list(load.waiting) == [0, 2, 1, 1, 0, 0, 0, 0, 0]
+    assert list(load.running) == [0, 0, 1, 1, 1, 1, 0, 0, 0]
+    assert list(load.arrivals_per_s) == [2, 0, 0, 0, 0, 0, 0, 0]
+    assert load.tokens_per_s == pytest.approx([0, 1, 1, 1 + 3, 1, 1, 0, 0])
+
+
+def test_the_load_does_not_depend_on_how_it_is_read() -> None:
+    ran = [record(i, 2.0 + i % 7, 3.0 + i % 11 + i % 7, 1 + i % 5) for i in range(100)]
+    records = RecordStore(ran)
+    edges = np.linspace(0, 20, 41)
+    parts, whole = (series._load(records.frames(series.COLUMNS, rows), edges) for rows in (9, 1000))
+    for one, other in zip(astuple(parts), astuple(whole), strict=True):
+        assert one == pytest.approx(other)
+    assert sum(whole.tokens_per_s) * 0.5 == pytest.approx(sum(one.output_tokens for one in ran))
+    assert load_over_time(RecordStore([FAILED]), 1.0) is None
+
+
+def test_no_slo_is_not_judged() -> None:
+    found = summarize(RecordStore([record(0, 2.0, 4.0, 5)]), Slo(), 4.0)
+    assert found["slo"] is None and found["goodput_per_s"] is None
+    assert "SLO" not in text(found) and "goodput" not in text(found)
+    assert "SLO attainment 100.0%" in text(
+        summarize(RecordStore([record(0, 2.0, 4.0, 5)]), Slo(ttft_s=9), 4.0)
+    )

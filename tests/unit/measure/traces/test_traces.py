@@ -1,15 +1,19 @@
 """Generated traces in each format, malformed rows, and constant memory."""
 
+import io
 import tracemalloc
 from itertools import islice
 from pathlib import Path
 from statistics import mean, pstdev
 
+import pandas  # noqa: F401 - loaded before memory is counted
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from coldstart.traces import TraceError, TraceReport, TraceRequest, read_trace
+from coldstart.traces import TraceError, TraceReport, TraceRequest, read_trace, tables
 from coldstart.traces.arrivals import rearrive
-from coldstart.traces.formats import Columns
+from coldstart.traces.formats import Columns, csv_parser
 from coldstart.traces.transform import cap_tokens, cut, in_order, map_models, speed_up
 
 SAMPLES = {
@@ -162,3 +166,63 @@ def test_the_real_traces_are_read_whole(file: str, name: str, count: int) -> Non
     report = TraceReport()
     rows = sum(1 for _ in islice(read_trace(path, name, report=report), 10**6))
     assert (rows, report.skipped) == (count, 0)
+
+
+PLAIN = st.one_of(
+    st.integers(-3, 10**17).map(str),
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.sampled_from(
+        ["2023-11-16 18:15:46.6805900", "2023-11-16T18:15:46Z", "2023-11-16", " 7 ", "1_0", "1e3", ""]
+    ),
+    st.sampled_from(["nan", "inf", "0x10", "True", '"7"', '"a,b"', '7"', "½", "2023-13-01 00:00:00", "\t"]),
+)
+
+COUNT = st.sampled_from(["7", " 8", "1e3", "9.0", "1_0"])
+GOOD = st.tuples(
+    st.one_of(
+        st.floats(allow_nan=False, allow_infinity=False).map(repr),
+        st.sampled_from(
+            ["2023-11-16 18:15:46.6805900", "2023-11-16T18:15:46.1Z", "2023-11-16 18:15:46.123+02:00"]
+        ),
+    ),
+    COUNT,
+    COUNT,
+    COUNT,
+    st.sampled_from(["m", ' "a,b" ', "½"]),
+).map(list)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.one_of(GOOD, GOOD, GOOD, st.lists(PLAIN, max_size=6)), max_size=12),
+    st.sampled_from([1, 2, 4096]),
+)
+def test_batches_read_what_single_rows_read(rows: list[list[str]], batch: int) -> None:
+    text = "t,p,p,o,m\n" + "".join(",".join(row) + "\n" for row in rows)
+    columns = Columns("t", "p", "o", "m", 1e-3)
+    parse = csv_parser(columns, (1, 1))
+    lines = text.splitlines(keepends=True)
+    blank = {number for number, line in enumerate(lines, start=1) if not line.strip()}
+    wanted = [
+        (number, found if isinstance(found, TraceRequest) else str(found))
+        for number, found in tables._by_row(["t", "p", "p", "o", "m"], lines[1:], parse, 1)
+        if number not in blank
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "BATCH", batch)
+        read = list(tables.read(io.StringIO(text, newline=""), columns, (1, 1), parse))
+    assert [(n, one if isinstance(one, TraceRequest) else str(one)) for n, one in read] == wanted
+
+
+@pytest.mark.parametrize("name", ["azure-llm", "azure-functions", "burstgpt"])
+def test_plain_traces_are_read_by_column(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_by_row", lambda *given: pytest.fail("row by row"))
+    assert len(list(read_trace(write(tmp_path, SAMPLES[name]), name))) == 2
+
+
+def test_a_line_break_inside_a_cell_keeps_the_line_numbers(tmp_path: Path) -> None:
+    report = TraceReport()
+    path = write(tmp_path, 't,p,o,x\n1,2,3,\n2,2,3,"a\nb"\n\n3,x,3,\n4,2,3,"c"\n')
+    rows = list(read_trace(path, "csv", columns=Columns.parse("time=t,prompt=p,output=o"), report=report))
+    assert [row.arrival_s for row in rows] == [0.0, 1.0, 3.0]
+    assert [bad.line for bad in report.bad_rows] == [6]

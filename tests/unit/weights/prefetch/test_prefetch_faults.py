@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 from pathlib import Path
@@ -211,3 +212,26 @@ def test_one_that_does_not_answer_keeps_nobody(
                 client.attach(server.url, weights.plan, directory=runtime)
         finally:
             os.kill(pid, signal.SIGCONT)
+
+
+def test_memory_that_runs_short_is_named_and_its_source_is_not_blamed(
+    weights: Weights, server: RangeServer, runtime: Path
+) -> None:
+    """A real shortage: the kernel lets the prefetcher's files grow no further. Its next model finds memory again."""
+    server.settings.rate = 2e6
+    with client.attach(server.url, weights.plan, directory=runtime) as attached:
+        attached.wait(FILE, 0, CHUNK)
+        pid = _pid(runtime)
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (CHUNK, before[1]))
+        try:
+            with pytest.raises(client.PrefetchError, match="no memory for ") as caught:
+                attached.complete()
+            assert server.url not in str(caught.value)
+            with pytest.raises(client.PrefetchError, match="No shared memory for"):
+                client.attach(f"{server.url}/", weights.plan | {"other": 1}, directory=runtime)
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+    server.settings.rate = None
+    with client.attach(server.url, weights.plan, directory=runtime) as attached:
+        check_whole(attached, weights)

@@ -1,0 +1,73 @@
+"""What the gateway itself answers: errors in OpenAI's shape as vLLM writes them, and events within a stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from http import HTTPStatus
+from math import ceil
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+_TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    413: "BadRequestError",
+    429: "RateLimitError",
+}
+
+
+def error(status: int, reason: str, param: str | None = None) -> bytes:
+    """The body of an error."""
+    kind = _TYPES.get(status, "InternalServerError" if status == 500 else "ServiceUnavailableError")
+    said = {"message": reason, "type": kind, "param": param, "code": status}
+    return json.dumps({"error": said}).encode()
+
+
+def event(data: bytes) -> bytes:
+    """One server-sent event."""
+    return b"data: " + b"\ndata: ".join(data.splitlines() or [b""]) + b"\n\n"
+
+
+def comment(text: str) -> bytes:
+    """A line that keeps a connection alive and that every reader of events passes over."""
+    return b": " + text.encode() + b"\n\n"
+
+
+def timing(marks: Iterable[tuple[str, float | None, str | None]]) -> str:
+    """A Server-Timing header's value from (name, seconds, description); what is None is left out."""
+    words = []
+    for name, seconds, about in marks:
+        if seconds is not None:
+            words.append(f"{name};dur={seconds * 1000:.3f}" + (f';desc="{about}"' if about else ""))
+    return ", ".join(words)
+
+
+async def send_error(
+    send: Send,
+    status: int,
+    reason: str,
+    *,
+    headers: Headers | None = None,
+    retry_after_s: float | None = None,
+) -> None:
+    """A whole answer."""
+    more = list(headers or [])
+    if retry_after_s is not None:
+        more.append((b"retry-after", str(max(1, ceil(retry_after_s))).encode()))
+    await send_json(send, status, error(status, reason), more)
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:
+    """A whole answer of JSON."""
+    assert HTTPStatus(status)
+    length = (b"content-length", str(len(body)).encode())
+    named = [(b"content-type", b"application/json"), length, *(headers or [])]
+    await send({"type": "http.response.start", "status": status, "headers": named})
+    await send({"type": "http.response.body", "body": body})

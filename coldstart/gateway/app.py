@@ -1,0 +1,136 @@
+"""The endpoint: OpenAI's paths and vLLM's, routed by `model`, and the host's own.
+
+    POST  PASSED                  to the model's server
+    GET   /v1/models, /v1/models/{name}    all that can be asked for, whether it serves now or not
+    GET   /health                 200, or 503 once the host is stopping; asks for no key
+    GET   /metrics                Prometheus text
+    GET   /status                 the document of coldstart.host.status
+    GET   /ui                     the same as a page; it holds nothing of the host, and asks for no key
+
+What changes a server (vLLM's /sleep, /v1/load_lora_adapter and such) is not passed on.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import time
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from coldstart.gateway import answers, ui
+from coldstart.gateway.answers import Receive, Scope, Send
+from coldstart.gateway.driver import Driver
+from coldstart.gateway.exchange import Exchange
+
+PASSED = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/score",
+    "/rerank",
+    "/pooling",
+    "/classify",
+    "/tokenize",
+    "/detokenize",
+)
+OPEN = ("/health", "/ui")
+"""Asked for without a key: they say nothing of the models."""
+
+HEARTBEAT_S = 5.0
+
+
+class Gateway:
+    """The ASGI application over one driver. `api_key` is asked for everywhere but at OPEN."""
+
+    def __init__(
+        self, driver: Driver, *, heartbeat_s: float = HEARTBEAT_S, api_key: str | None = None
+    ) -> None:
+        self.driver, self.heartbeat_s = driver, heartbeat_s
+        self._key = None if api_key is None else f"Bearer {api_key}".encode()
+        self._passed = frozenset(PASSED)
+        self._made = int(time.time())
+        self._own = Starlette(
+            routes=[
+                Route("/v1/models", self._models),
+                Route("/v1/models/{name:path}", self._model),
+                Route("/health", self._health),
+                Route("/metrics", self._metrics),
+                Route("/status", self._status),
+                Route("/ui", self._ui),
+            ]
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            await self._own(scope, receive, send)
+        elif not self._may(scope):
+            await answers.send_error(send, 401, "the API key is missing or wrong")
+        elif scope["path"] in self._passed:
+            # Not by way of the router: this is the path of every token.
+            if scope["method"] != "POST":
+                await answers.send_error(send, 405, f"{scope['path']} takes POST")
+                return
+            await Exchange(self.driver, scope, receive, send, self.heartbeat_s).run()
+        else:
+            await self._other(scope, receive, send)
+
+    def _may(self, scope: Scope) -> bool:
+        if self._key is None or scope["path"] in OPEN:
+            return True
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        return hmac.compare_digest(given, self._key)
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        known = any(route.matches(scope)[0].value for route in self._own.routes)
+        if known:
+            await self._own(scope, receive, send)
+        else:
+            await answers.send_error(send, 404, f"there is no {scope['path']} here")
+
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": self._cards()})
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        for card in self._cards():
+            if card["id"] == name:
+                return JSONResponse(card)
+        body = json.loads(answers.error(404, f"The model `{name}` does not exist."))
+        return JSONResponse(body, status_code=404)
+
+    def _cards(self) -> list[dict[str, Any]]:
+        """As vLLM shows them: each name is a model; an alias's `root`, and an adapter's `parent`, is the host's model."""
+        cards = []
+        for launch in self.driver.catalogue.launches.values():
+            seen = set()
+            for name, _ in launch.names():
+                if name in seen:
+                    continue
+                seen.add(name)
+                card = {"id": name, "object": "model", "created": self._made, "owned_by": "coldstart"}
+                parent = launch.name if name in launch.adapters else None
+                cards.append({**card, "root": launch.name, "parent": parent, "permission": []})
+        return cards
+
+    async def _health(self, request: Request) -> Response:
+        return Response(status_code=503 if self.driver.facts.stopping else 200)
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self.driver.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _status(self, request: Request) -> Response:
+        return JSONResponse(self.driver.status())
+
+    async def _ui(self, request: Request) -> Response:
+        return HTMLResponse(ui.page(), headers={"Cache-Control": "no-cache"})

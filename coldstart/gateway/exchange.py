@@ -1,0 +1,254 @@
+"""One request through the gateway: held until its model serves, sent on, its answer passed back piece by piece.
+
+Invariant: a piece goes to the client as soon as it is here, and no piece of one exchange reaches another. When the client goes,
+the connection to the server is closed, which is how vLLM hears of it. Whatever happens, the driver hears the end once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+import aiohttp
+
+from coldstart.gateway import answers
+from coldstart.gateway.answers import Headers, Receive, Scope, Send
+from coldstart.gateway.driver import Driver, Refused, Ticket
+from coldstart.gateway.residence import Residence
+
+MAX_BODY = 64 << 20
+_HOP = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization te trailer trailers transfer-encoding upgrade".split()
+)
+_NOT_SENT = _HOP | {b"host", b"content-length", b"x-request-id", b"expect"}
+_NOT_PASSED = _HOP | {b"x-request-id", b"server", b"date", b"server-timing"}
+EVENTS = b"text/event-stream"
+
+
+class Gone(Exception):
+    """The client went."""
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(
+        self, driver: Driver, scope: Scope, receive: Receive, send: Send, heartbeat_s: float
+    ) -> None:
+        self.driver, self.scope, self.receive, self.send = driver, scope, receive, send
+        self.heartbeat_s = heartbeat_s
+        given = dict(scope["headers"]).get(b"x-request-id", b"")
+        self.id: bytes = given if given and len(given) <= 128 and given.isascii() else uuid4().hex.encode()
+        self.began = time.perf_counter()
+        self.status = 0
+        self.streams = False
+        self.ticket: Ticket | None = None
+        self.body = b""
+        self.first_s: float | None = None
+
+    async def run(self) -> None:
+        """Answer the request."""
+        try:
+            self.body = await read(self.receive)
+        except Gone:
+            return
+        except ValueError as error:
+            await self._error(413, str(error))
+            return
+        with suppress(Gone):
+            await with_client(self.receive, self._answer)
+
+    async def _answer(self) -> None:
+        try:
+            asked = self._asked()
+        except ValueError as error:
+            await self._error(400, str(error))
+            return
+        try:
+            self.ticket = self.driver.enter(asked)
+        except Refused as refused:
+            await self._refused(refused)
+            return
+        try:
+            await self._held(self.ticket)
+        except asyncio.CancelledError:
+            self.status = self.status or 499
+            raise
+        finally:
+            self.ticket.passed_on()
+            self.driver.leave(self.ticket)
+            self.driver.metrics.answered(self.ticket, self.status, self.first_s)
+
+    def _asked(self) -> str | None:
+        """The model that the body names. Raises ValueError for a body that is none."""
+        try:
+            self.document: Any = json.loads(self.body)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"the body is no JSON: {error}") from error
+        if not isinstance(self.document, dict):
+            raise ValueError("the body is no JSON object")
+        asked = self.document.get("model")
+        if asked is not None and not isinstance(asked, str):
+            raise ValueError("model is no text")
+        self.streams = self.document.get("stream") is True
+        return asked
+
+    async def _held(self, ticket: Ticket) -> None:
+        try:
+            residence = await self._granted(ticket)
+        except Refused as refused:
+            await self._refused(refused)
+            return
+        if ticket.route.served != self.document.get("model"):
+            self.body = json.dumps({**self.document, "model": ticket.route.served}).encode()
+        del self.document
+        try:
+            await self._pass(residence, ticket)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            await self._broken(residence, error)
+
+    async def _granted(self, ticket: Ticket) -> Residence:
+        """Wait for the model; a stream is kept alive meanwhile by comments. Raises Refused."""
+        while self.streams and not ticket.granted.done():
+            done, _ = await asyncio.wait([ticket.granted], timeout=self.heartbeat_s)
+            if not done:
+                await self._begin_events(ticket)
+                model = self.driver.core.models.get(ticket.route.model)
+                state = model.state if model else "gone"
+                await self._more(answers.comment(f"waiting for {ticket.route.model}: {state}"))
+        return await ticket.granted
+
+    async def _begin_events(self, ticket: Ticket) -> None:
+        if not self.status:
+            named = [(b"content-type", EVENTS + b"; charset=utf-8"), (b"cache-control", b"no-cache")]
+            await self._start(200, [*named, *self._own(ticket, None)])
+
+    async def _pass(self, residence: Residence, ticket: Ticket) -> None:
+        path = self.scope["raw_path"].partition(b"?")[0].decode("ascii")
+        query = self.scope["query_string"].decode("ascii")
+        await ticket.turn()
+        async with await residence.request(
+            self.scope["method"],
+            path + (f"?{query}" if query else ""),
+            sent=ticket.passed_on if ticket.sent else None,
+            data=self.body,
+            headers=self._sent(),
+            allow_redirects=False,
+        ) as answer:
+            self.body = b""
+            if self.status and answer.status != 200:
+                # The client was promised a stream: the error is its one event.
+                await self._more(answers.event(await answer.read()), last=True)
+                return
+            piece = await answer.content.readany()
+            self.first_s = time.perf_counter() - self.began
+            if self.status:
+                await self._more(answers.comment("coldstart " + self._timing(residence, ticket)))
+            else:
+                passed = [(k.lower(), v) for k, v in answer.raw_headers if k.lower() not in _NOT_PASSED]
+                await self._start(answer.status, [*passed, *self._own(ticket, residence)])
+            facts = self.driver.facts.of(residence.name)
+            while piece:
+                await self._more(piece)
+                facts.chunks_streamed += 1
+                piece = await answer.content.readany()
+            await self._more(b"", last=True)
+
+    async def _broken(self, residence: Residence, error: Exception) -> None:
+        """The server went, or its connection: said in the form that the answer has begun in."""
+        reason = f"the server of {residence.name} broke off: {error or type(error).__name__}"
+        self.driver.log.say("broken", model=residence.name, request=self.id.decode(), reason=reason)
+        if not self.status:
+            await self._error(502, reason)
+        elif self.streams:
+            await self._more(answers.event(answers.error(502, reason)), last=True)
+        else:
+            # Half of an answer must not look like a whole one: without its last piece the connection is broken off.
+            raise RuntimeError(reason) from error
+
+    async def _refused(self, refused: Refused) -> None:
+        if self.status:
+            await self._more(answers.event(answers.error(refused.status, refused.reason)), last=True)
+            return
+        await self._error(refused.status, refused.reason, refused.retry_after_s)
+
+    async def _error(self, status: int, reason: str, retry_after_s: float | None = None) -> None:
+        self.status = status
+        await answers.send_error(
+            self.send, status, reason, headers=[(b"x-request-id", self.id)], retry_after_s=retry_after_s
+        )
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        self.status = status
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _more(self, piece: bytes, *, last: bool = False) -> None:
+        await self.send({"type": "http.response.body", "body": piece, "more_body": not last})
+
+    def _sent(self) -> list[tuple[str, str]]:
+        given = [(k, v) for k, v in self.scope["headers"] if k not in _NOT_SENT]
+        named = [*given, (b"x-request-id", self.id)]
+        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in named]
+
+    def _own(self, ticket: Ticket, residence: Residence | None) -> Headers:
+        """Which request this is, by what way its model started, and how long each part took so far."""
+        own = [(b"x-request-id", self.id)]
+        if residence is not None:
+            own.append((b"x-coldstart-mode", residence.ready.mode.encode()))
+            own.append((b"server-timing", self._timing(residence, ticket).encode()))
+        return own
+
+    def _timing(self, residence: Residence, ticket: Ticket) -> str:
+        start = None if ticket.hit else residence.start_s
+        return answers.timing(
+            [
+                ("queued", ticket.queued_s, None),
+                ("start", start, residence.ready.mode),
+                ("first-token", self.first_s, None),
+            ]
+        )
+
+
+async def read(receive: Receive, limit: int = MAX_BODY) -> bytes:
+    """The request's whole body. Raises Gone, and ValueError for more than `limit` bytes."""
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise ValueError(f"the body has more than {limit} bytes")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def with_client(receive: Receive, work: Callable[[], Any]) -> None:
+    """Do `work` as long as the client is there. Raises Gone when it went first, after `work` was cancelled."""
+    ours = asyncio.current_task()
+    assert ours is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        ours.cancel()
+
+    watcher = asyncio.get_running_loop().create_task(watch())
+    try:
+        await work()
+    except asyncio.CancelledError:
+        if gone and not ours.uncancel():
+            raise Gone from None
+        raise
+    finally:
+        watcher.cancel()

@@ -1,0 +1,105 @@
+"""Prometheus metrics of a host, in a registry of their own: `coldstart_host_...`, times in seconds, sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from coldstart.host.model_state import State
+
+if TYPE_CHECKING:
+    from coldstart.gateway.driver import Ticket
+
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_PREFIX = "coldstart_host_"
+
+
+class Metrics:
+    """Counted as it happens, where only the moment knows it; all else is read from the status when somebody asks."""
+
+    def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
+        self.registry = CollectorRegistry()
+        model, mode = ("model",), ("model", "mode")
+        made: dict[str, Any] = {"registry": self.registry}
+        self._answers = Counter(
+            f"{_PREFIX}answers",
+            "Requests answered, by status; 499: the client went.",
+            ("model", "code"),
+            **made,
+        )
+        self._queued = Histogram(
+            f"{_PREFIX}queued_seconds", "From arrival until sent on.", model, buckets=_SHORT, **made
+        )
+        self._first = Histogram(
+            f"{_PREFIX}first_piece_seconds",
+            "From arrival to the answer's first piece.",
+            model,
+            buckets=_SHORT,
+            **made,
+        )
+        self._starts = Histogram(
+            f"{_PREFIX}start_seconds", "Starts that succeeded.", mode, buckets=_SHORT, **made
+        )
+        self._failed = Counter(f"{_PREFIX}failed_starts", "Starts that failed.", model, **made)
+        self.registry.register(_Status(status))
+
+    def answered(self, ticket: Ticket, code: int, first_s: float | None) -> None:
+        """A request that was taken in has ended."""
+        model = ticket.route.model
+        self._answers.labels(model, str(code)).inc()
+        if ticket.queued_s is not None:
+            self._queued.labels(model).observe(ticket.queued_s)
+        if first_s is not None:
+            self._first.labels(model).observe(first_s)
+
+    def started(self, model: str, mode: str, seconds: float) -> None:
+        """A server is ready."""
+        self._starts.labels(model, mode).observe(seconds)
+
+    def start_failed(self, model: str) -> None:
+        """A start came to nothing."""
+        self._failed.labels(model).inc()
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self.registry)
+
+
+class _Status:
+    """A collector over the status document."""
+
+    def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        """As prometheus_client asks for it."""
+        said = self._status()
+        host, requests = said["host"], said["requests"]
+        yield GaugeMetricFamily(f"{_PREFIX}memory_limit_bytes", "Of all models.", host["memory_bytes"])
+        yield GaugeMetricFamily(f"{_PREFIX}memory_used_bytes", "Booked.", host["memory_used_bytes"])
+        yield CounterMetricFamily(f"{_PREFIX}requests", "Requests for a known model.", requests["total"])
+        yield CounterMetricFamily(f"{_PREFIX}hits", "Requests whose model served.", requests["hits"])
+        yield CounterMetricFamily(f"{_PREFIX}departures", "Models that left.", said["starts"]["departures"])
+        refused = CounterMetricFamily(f"{_PREFIX}refused", "Requests refused, by status.", labels=["code"])
+        for code, count in requests["refused"].items():
+            refused.add_metric([code], count)
+        yield refused
+        for name, about in (
+            ("held", "Requests that wait for the model."),
+            ("in_flight", "Requests that the model works on."),
+            ("held_bytes", "Memory booked for the model."),
+        ):
+            family = GaugeMetricFamily(f"{_PREFIX}model_{name}", about, labels=["model"])
+            for model in said["models"]:
+                family.add_metric([model["name"]], model[name])
+            yield family
+        states = GaugeMetricFamily(
+            f"{_PREFIX}model_state", "1 for the state it is in.", labels=["model", "state"]
+        )
+        for model in said["models"]:
+            for state in State:
+                states.add_metric([model["name"], str(state)], float(model["state"] == state))
+        yield states

@@ -1,0 +1,72 @@
+"""What is known of a model before it was ever started here: its bundle's own figures, else an assumption that says so.
+
+A bundle's `stages` hold the time to ready and the memory (proportional set size) of the start that proved it. On a GPU the
+latter says nothing of the device's memory, so there the host's file has to.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from coldstart.artifacts.bundle import Bundle, anyone
+from coldstart.artifacts.errors import BundleError
+from coldstart.errors import Usage
+from coldstart.host.configuration import Profile, Profiles
+from coldstart.host.launches import FAIL, Launch
+from coldstart.key import inspection
+from coldstart.machine import runtime
+from coldstart.machine.paths import Cache
+
+# vLLM's own on the processor where nothing is said, the libraries of its two processes, and an ordinary start.
+ASSUMED_KV = 4 << 30
+ASSUMED_RUNTIME = 1 << 30
+ASSUMED_START_S = 60.0
+
+
+def of_bundles(cache: Cache, *, offline: bool) -> Profiles:
+    """Profiles by look-up. They raise what a look-up raises, NoBundle where one is needed, Usage where nothing is known."""
+
+    def profile(launch: Launch) -> Profile:
+        found = inspection.look_up(
+            launch.model,
+            launch.args,
+            cache=cache,
+            offline=offline,
+            revision=launch.revision,
+            accepts=anyone if launch.untrusted else None,
+        )
+        if not runtime.targets_cpu():
+            raise Usage(
+                f"models.{launch.name}: no bundle says how much of a GPU's memory a model takes",
+                mend="write memory and start_s for it in the host file",
+            )
+        if found.bundle is None and launch.on_miss == FAIL:
+            raise inspection.miss(found)
+        known = None if found.bundle is None else of_bundle(found.bundle)
+        return known or assumed(launch, found.model.path)
+
+    return profile
+
+
+def of_bundle(bundle: Bundle) -> Profile | None:
+    """Memory and seconds of its proof start; None for a bundle that does not say."""
+    try:
+        stages: Any = bundle.json("stages")
+        memory, start_s = int(stages["memory_bytes"]), float(stages["ready_s"])
+    except (BundleError, KeyError, TypeError, ValueError):
+        return None
+    return Profile(memory, start_s, "bundle") if memory > 0 and start_s >= 0 else None
+
+
+def assumed(launch: Launch, model: Path | None) -> Profile:
+    """From the size of the weights and the KV cache asked for. Raises Usage where no weights lie here."""
+    files = [] if model is None else [f for kind in ("*.safetensors", "*.bin") for f in model.glob(kind)]
+    weights = sum(file.stat().st_size for file in files)
+    if not weights:
+        raise Usage(
+            f"models.{launch.name}: neither a bundle nor weights say how much memory it takes",
+            mend="write memory and start_s for it in the host file",
+        )
+    kv = launch.args.number("kv_cache_memory_bytes", ASSUMED_KV)
+    return Profile(weights + kv + ASSUMED_RUNTIME, ASSUMED_START_S, "assumed")

@@ -1,0 +1,176 @@
+"""One server of the host, from the order to start it until nothing of it is left; meanwhile it may sleep and wake.
+
+vLLM's sleep levels are asked for over its own endpoints (`/sleep?level=N`, `/wake_up`), which it has with
+`--enable-sleep-mode` on platforms that can; a tier is called `asleep-N`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from coldstart.gateway.servers import Ready, Server, StartFailed
+from coldstart.host import events
+from coldstart.host.launches import Launch
+from coldstart.host.specification import STOPPED
+
+if TYPE_CHECKING:
+    from coldstart.gateway.driver import Driver
+
+# A server that was asked to end and has not after so long is ended.
+PATIENCE_S = 20.0
+MEASURE_FIRST_S, MEASURE_EVERY_S = 1.0, 30.0
+# Below vLLM's own (5 s): a connection must not be taken just as the other side closes it.
+KEEP_ALIVE_S = 3.0
+CROWDED_S = 0.005
+_SLEEP = "asleep-"
+
+
+async def _on_sent(session: aiohttp.ClientSession, context: Any, params: Any) -> None:
+    context.trace_request_ctx()
+
+
+class Residence:
+    """A server and the connections to it. `tail` is done when the last of those that waited together was sent."""
+
+    def __init__(self, driver: Driver, launch: Launch, server: Server) -> None:
+        self.driver, self.launch, self.server = driver, launch, server
+        self.began = driver.clock()
+        self.start_s = 0.0
+        self.ready = Ready("", 0, {})
+        self.tail: asyncio.Future[None] | None = None
+        connector = aiohttp.UnixConnector(
+            path=str(server.socket), limit=0, keepalive_timeout=KEEP_ALIVE_S, force_close=False
+        )
+        settings: dict[str, Any] = {
+            "connector": connector,
+            "timeout": aiohttp.ClientTimeout(total=None, sock_connect=10.0),
+            "auto_decompress": False,
+            "skip_auto_headers": ("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+            "cookie_jar": aiohttp.DummyCookieJar(),
+        }
+        self.session = aiohttp.ClientSession(**settings)
+        watch = aiohttp.TraceConfig()
+        watch.on_request_chunk_sent.append(_on_sent)
+        self._watched = aiohttp.ClientSession(**settings, connector_owner=False, trace_configs=[watch])
+        self._told_to_end = False
+        self._reason = ""
+
+    @property
+    def name(self) -> str:
+        """The model's."""
+        return self.launch.name
+
+    async def request(
+        self, method: str, path: str, *, sent: Callable[[], None] | None = None, **options: Any
+    ) -> aiohttp.ClientResponse:
+        """As the session's. A server whose queue of connections is full is asked again: a unix socket fails at once there.
+
+        Nothing was sent then. (uvloop says so; asyncio's own loop takes such a socket for connected.) `sent` is called when the
+        body is on its way. Raises aiohttp.ClientError, OSError.
+        """
+        session = self.session if sent is None else self._watched
+        while True:
+            try:
+                return await session.request(
+                    method, f"http://server{path}", trace_request_ctx=sent, **options
+                )
+            except aiohttp.ClientConnectorError as error:
+                if error.os_error.errno != errno.EAGAIN:
+                    raise
+            await asyncio.sleep(CROWDED_S)
+
+    async def live(self) -> None:
+        """Until nothing of it is left. Tells when it is ready; `last_word` is to be told afterwards."""
+        try:
+            if await self._came_up():
+                await self._serve()
+        finally:
+            with suppress(Exception):
+                await self._watched.close()
+                await self.session.close()
+            self._reason = self._reason or await self.server.ended
+
+    async def _came_up(self) -> bool:
+        try:
+            self.ready = await self.server.ready
+        except StartFailed as reason:
+            await self.server.ended
+            self._reason = self._reason or str(reason)
+            if not self.driver.facts.stopping:
+                self.driver.start_failed(self.name, self._reason, self.driver.clock() - self.began)
+            return False
+        self.start_s = self.driver.clock() - self.began
+        self.driver.started(self, self.ready.mode, self.start_s)
+        return True
+
+    async def _serve(self) -> None:
+        """Measure it from time to time until it ends."""
+        wait = MEASURE_FIRST_S
+        while not self.server.ended.done():
+            await asyncio.wait([self.server.ended], timeout=wait)
+            wait = MEASURE_EVERY_S
+            if self.server.ended.done() or self._told_to_end:
+                continue
+            with suppress(OSError):
+                memory = await asyncio.to_thread(self.driver.measure, self.ready.pid)
+                if memory is not None and not self.server.ended.done():
+                    self.driver.measured(self.name, memory)
+
+    def last_word(self) -> events.Left | events.Failed:
+        """How it ended: by order, or by itself."""
+        if self._told_to_end and self.start_s:
+            return events.Left(self.name)
+        if self.start_s:
+            self.driver.log.say("server died", model=self.name, reason=self._reason)
+        return events.Failed(self.name, self._reason)
+
+    async def leave(self, tier: str) -> None:
+        """Go to that tier."""
+        if tier == STOPPED or not await self._asked("/sleep", level=tier.removeprefix(_SLEEP)):
+            self.driver.log.say("stop", model=self.name)
+            await self.end()
+            return
+        self.driver.log.say("sleep", model=self.name, tier=tier)
+        self.driver.tell(events.Left(self.name))
+        if self.driver.outdated(self.launch):
+            self.driver.tell(events.Outdated(self.name))
+
+    async def wake(self, tier: str) -> None:
+        """Serve again from a sleep."""
+        began = self.driver.clock()
+        if await self._asked("/wake_up"):
+            self.start_s = self.driver.clock() - began
+            self.driver.started(self, tier, self.start_s)
+            return
+        reason = "its server did not wake up"
+        self.start_s = 0.0
+        self._reason = reason
+        self.driver.start_failed(self.name, reason, self.driver.clock() - began)
+        await self.end()
+
+    async def _asked(self, path: str, **query: str) -> bool:
+        try:
+            async with await self.request("POST", path, params=query) as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, OSError):
+            return False
+
+    async def end(self, reason: str = "") -> None:
+        """Ask it to end, and once more when it takes too long; `reason` is for those who wait for it."""
+        self._told_to_end = True
+        self._reason = self._reason or reason
+        self.server.stop()
+        await asyncio.wait([self.server.ended], timeout=PATIENCE_S)
+        self.server.stop()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._told_to_end = True
+        self.server.stop()
+        self.server.stop()

@@ -1,0 +1,232 @@
+"""The host's process: it listens, reloads its file, and ends in order.
+
+SIGTERM or SIGINT: nothing new is taken, what is in flight is answered, every server ends, and so does this process; a second
+one, or `drain_s`, ends all at once. SIGHUP, or a change of the file: it is read again; one that is wrong changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from coldstart.artifacts import files
+from coldstart.errors import ColdstartError, Usage
+from coldstart.gateway.app import HEARTBEAT_S, Gateway
+from coldstart.gateway.driver import Driver
+from coldstart.gateway.log import Log
+from coldstart.gateway.servers import Starter
+from coldstart.host.configuration import HostFile
+from coldstart.machine import paths, processes, runtime
+from coldstart.machine.paths import Cache
+
+BACKLOG = 2048
+LOOK_S = 1.0
+_PREFIX = "host-"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where to listen and how to behave. `config` is the file to watch; `api_key` is asked of every client."""
+
+    cache: Cache
+    host: str = "127.0.0.1"
+    port: int = 8000
+    config: Path | None = None
+    offline: bool = False
+    api_key: str | None = None
+    heartbeat_s: float = HEARTBEAT_S
+    drain_s: float | None = None
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its signal handlers: the host has its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Host:
+    """One run of the host. `source` reads the configuration anew; `announce` is told the address once requests are taken."""
+
+    def __init__(
+        self,
+        file: HostFile,
+        source: Callable[[], HostFile],
+        options: Options,
+        log: Log,
+        announce: Callable[[str, HostFile], None],
+    ) -> None:
+        self.file, self.source, self.options = file, source, options
+        self.log, self.announce = log, announce
+        self.caught: list[int] = []
+
+    def run(self) -> int:
+        """Until a signal; the exit code, 128 + its number. Raises Usage where it cannot listen."""
+        with (
+            listening(self.options) as sock,
+            own_directory() as directory,
+            asyncio.Runner(loop_factory=_loop_factory()) as runner,
+        ):
+            runner.run(self._main(sock, directory))
+        return 128 + self.caught[0] if self.caught else 0
+
+    async def _main(self, sock: socket.socket, directory: Path) -> None:
+        starter = Starter(directory, self.options.cache, offline=self.options.offline)
+        starter.warm()
+        measure = processes.memory_bytes if runtime.targets_cpu() else lambda pid: None
+        self.driver = Driver(self.file, starter, log=self.log, measure=measure)
+        self.server = _Server(self._uvicorn())
+        self._facts(sock)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, number)
+        self._reread = asyncio.Event()
+        loop.add_signal_handler(signal.SIGHUP, self._reread.set)
+        watcher = loop.create_task(self._watch())
+        self.driver.begin()
+        self.announce(self.driver.facts.url, self.file)
+        self.log.say("listening", url=self.driver.facts.url, models=list(self.file.catalogue.launches))
+        try:
+            await self.server.serve(sockets=[sock])
+        finally:
+            watcher.cancel()
+            if not self.driver.facts.stopping:
+                self.driver.drain()
+            await self.driver.close(at_once=len(self.caught) > 1)
+            self.log.say("ended")
+
+    def _uvicorn(self) -> uvicorn.Config:
+        return uvicorn.Config(
+            Gateway(self.driver, heartbeat_s=self.options.heartbeat_s, api_key=self.options.api_key),
+            lifespan="off",
+            ws="none",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=60,
+            backlog=BACKLOG,
+        )
+
+    def _facts(self, sock: socket.socket) -> None:
+        host, port = sock.getsockname()[:2]
+        shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        facts = self.driver.facts
+        facts.url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+        facts.config_path = str(self.options.config) if self.options.config else None
+        facts.config_loaded_unix_s = time.time()
+
+    def _stop(self, number: int) -> None:
+        self.caught.append(number)
+        self.log.say("stopping", signal=signal.Signals(number).name, at_once=len(self.caught) > 1)
+        if len(self.caught) == 1:
+            self.driver.drain()
+            self.server.should_exit = True
+            if self.options.drain_s is not None:
+                asyncio.get_running_loop().call_later(self.options.drain_s, self._stop, number)
+        else:
+            self.server.should_exit = self.server.force_exit = True
+            for residence in self.driver.residences.values():
+                residence.kill()
+
+    async def _watch(self) -> None:
+        """Read the file again when it changes, or when told to."""
+        config = self.options.config
+        known = _signature(config)
+        while True:
+            told = await _within(self._reread.wait(), LOOK_S)
+            seen = _signature(config)
+            if not told and (seen == known or seen is None):
+                continue
+            self._reread.clear()
+            known = seen
+            await self.reload()
+
+    async def reload(self) -> None:
+        """Take the configuration as it is now; where it is wrong, say so and go on with the last one."""
+        facts = self.driver.facts
+        try:
+            # Look-ups of bundles take their time; the loop goes on meanwhile.
+            file = await asyncio.to_thread(self.source)
+            if facts.stopping:
+                return
+            self.driver.configure(file)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, what serves goes on serving
+            said = isinstance(error, ColdstartError)
+            facts.config_error = error.message if said else f"{type(error).__name__}: {error}"  # type: ignore[attr-defined]
+            self.log.say("configuration refused", reason=facts.config_error)
+            return
+        self.file = file
+        facts.config_error, facts.config_loaded_unix_s = "", time.time()
+        self.log.say("configuration read", models=list(file.catalogue.launches))
+
+
+async def _within(work: Awaitable[object], seconds: float) -> bool:
+    try:
+        await asyncio.wait_for(work, seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _signature(path: Path | None) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat() if path else None
+    except OSError:
+        return None
+    return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+@contextmanager
+def listening(options: Options) -> Iterator[socket.socket]:
+    """The bound socket. Raises Usage where the address cannot be had."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.create_server(address, family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise Usage(
+            f"cannot listen at {options.host}:{options.port}: {error.strerror or error}",
+            mend="choose another: --host ADDRESS, --port NUMBER",
+        ) from error
+    with sock:
+        yield sock
+
+
+@contextmanager
+def own_directory() -> Iterator[Path]:
+    """Where this host's sockets and logs lie; those of hosts that were killed go now."""
+    base = paths.runtime_dir()
+    with files.locked(base / "host.lock"):
+        for dead in filter(Path.is_dir, base.glob(f"{_PREFIX}*")):
+            if (lock := files.try_lock(dead / "lock")) is not None:
+                shutil.rmtree(dead, ignore_errors=True)
+                os.close(lock)
+        made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        held = files.try_lock(made / "lock")
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        if held is not None:
+            os.close(held)

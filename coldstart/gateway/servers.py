@@ -1,0 +1,198 @@
+"""Servers as the gateway's loop sees them: begun, ready or failed, ended; each behind a unix socket of its own.
+
+Invariant: nothing here blocks the loop. A server's end is known by the end of its lease, so no pid is ever signalled that could
+be another's; what it leaves (socket, log) goes with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from coldstart.contract import environment
+from coldstart.errors import Usage
+from coldstart.host.launches import Launch
+from coldstart.machine import ipc, logs
+from coldstart.machine.paths import Cache
+from coldstart.machine.peers import PeerError
+
+_LONGEST_SOCKET = 107
+
+
+class StartFailed(Exception):
+    """The server did not become ready; the message is for those who asked for its model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """How a server came up: `document` is its ready file. `pid` is the server's, 0 where there is no process to measure."""
+
+    mode: str
+    pid: int
+    document: Mapping[str, Any]
+
+
+class Server(Protocol):
+    """One server, from its order to its end. `ready` raises StartFailed; `ended` gives how it ended, after all is gone."""
+
+    socket: Path
+    ready: asyncio.Future[Ready]
+    ended: asyncio.Future[str]
+
+    def stop(self) -> None:
+        """Ask it to end; the second time, at once. Nothing happens when it has."""
+
+
+class Servers(Protocol):
+    """Whoever begins servers."""
+
+    def begin(self, launch: Launch, deadline_s: float) -> Server:
+        """Order a start; returns at once. Raises OSError where not even that can be done."""
+
+    async def close(self) -> None:
+        """Nothing is begun any more; every server has ended."""
+
+
+class Supervised:
+    """A server behind its lease."""
+
+    def __init__(self, path: Path, log: Path, lease: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        self.socket, self.log = path, log
+        self.ready: asyncio.Future[Ready] = loop.create_future()
+        self.ended: asyncio.Future[str] = loop.create_future()
+        # Somebody may look at only one of them.
+        self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._channel, self._loop, self._reason = ipc.Channel(lease), loop, ""
+        lease.setblocking(False)
+        loop.add_reader(lease, self._heard)
+
+    def stop(self) -> None:
+        """As Server."""
+        if not self.ended.done():
+            with suppress(OSError):
+                self._channel.send({"signal": 15})
+
+    def _heard(self) -> None:
+        try:
+            messages = self._channel.receive(None)
+        except PeerError as error:
+            self._reason, messages = str(error), None
+        if messages is None:
+            self._close()
+            return
+        for message in messages:
+            self._take(message)
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        if "ready" in message and not self.ready.done():
+            document = message["ready"]
+            self.ready.set_result(Ready(document["mode"], int(document["pid"]), document))
+        elif "failed" in message:
+            self._reason = str(message["failed"])
+        elif "exit" in message:
+            self._reason = self._reason or f"the server ended with exit code {message['exit']}"
+
+    def _close(self) -> None:
+        self._loop.remove_reader(self._channel.socket)
+        self._channel.close()
+        reason = self._reason or "the server's supervisor was killed"
+        if not self.ready.done():
+            self.ready.set_exception(StartFailed(reason + self._said()))
+        self.socket.unlink(missing_ok=True)
+        self.log.unlink(missing_ok=True)
+        self.ended.set_result(reason)
+
+    def _said(self) -> str:
+        """The last that its log says of an error."""
+        with suppress(OSError):
+            lines = [line.strip() for line in logs.end(self.log).splitlines() if "Error" in line]
+            return f": {lines[0]}" if lines else ""
+        return ""
+
+
+class Starter:
+    """Servers by way of the starter process, which is started anew should it have died."""
+
+    def __init__(self, directory: Path, cache: Cache, *, offline: bool) -> None:
+        self.directory, self.cache, self.offline = directory, cache, offline
+        if len(str(directory / "99999.sock")) > _LONGEST_SOCKET:
+            raise Usage(
+                f"{directory} is too long a path for sockets", mend="set XDG_RUNTIME_DIR to a shorter one"
+            )
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: ipc.Channel | None = None
+        self._number = 0
+        self._living: set[asyncio.Future[str]] = set()
+
+    def warm(self) -> None:
+        """Have the starter process import what it needs, before anybody asks."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        if self._channel is not None:
+            self._channel.close()
+        ours, theirs = socket.socketpair()
+        supervisor = {str(environment.SUPERVISOR_PID): str(os.getpid())}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "coldstart.gateway.starter", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                env=os.environ | supervisor,
+                stdin=subprocess.DEVNULL,
+                # A Ctrl-C at the terminal is the gateway's to hear; servers end when it says so.
+                start_new_session=True,
+            )
+        self._channel = ipc.Channel(ours)
+
+    def begin(self, launch: Launch, deadline_s: float) -> Server:
+        """As Servers."""
+        self._number += 1
+        path = self.directory / f"{self._number}.sock"
+        log = self.directory / f"{self._number}.log"
+        message = {
+            "model": launch.model,
+            "args": list(launch.args),
+            "served": launch.served_names,
+            "mode": launch.mode,
+            "on_miss": launch.on_miss,
+            "revision": launch.revision,
+            "untrusted": launch.untrusted,
+            "cache": str(self.cache.root),
+            "offline": self.offline,
+            "socket": str(path),
+            "ready_timeout": deadline_s,
+        }
+        with log.open("ab") as file:
+            ours, theirs = socket.socketpair()
+            server = Supervised(path, log, ours)
+            self._living.add(server.ended)
+            server.ended.add_done_callback(self._living.discard)
+            with theirs:
+                # Where this fails, closing `theirs` ends the server at once, with a reason.
+                self._order(message, (theirs.fileno(), file.fileno()))
+        return server
+
+    def _order(self, message: Mapping[str, Any], descriptors: tuple[int, ...]) -> None:
+        for _ in range(2):
+            with suppress(OSError):
+                self.warm()
+                assert self._channel is not None
+                self._channel.send(message, descriptors)
+                return
+            self._process = None
+
+    async def close(self) -> None:
+        """As Servers; the starter has ended too."""
+        while self._living:
+            await asyncio.wait(self._living)
+        if self._process is not None and self._channel is not None:
+            self._channel.close()
+            await asyncio.to_thread(self._process.wait)

@@ -1,0 +1,186 @@
+"""What a host says of itself: the document of `GET /status`, of `coldstart host status` and of the page at /ui.
+
+    schema_version          1; members may be added, none goes or changes its meaning within a version
+    time_unix_s             when this was said
+    host                    url, pid, version, uptime_s, stopping (bool), policy,
+                            memory_bytes, memory_used_bytes    of all models: the limit, and what is booked
+                            host_memory_bytes, host_memory_used_bytes    the same beside the device
+                            max_held, loaders, min_residents, max_residents (or null)
+                            config: {path (or null), loaded_unix_s, error}    error: why the file as it is now is not used
+    requests                total, hits, hit_ratio (0 to 1, null before the first), held, in_flight,
+                            refused: {HTTP status as text: count}
+    starts                  total, failed, seconds (of those that succeeded), departures
+    recent_starts           the last 100, oldest first: {model, at_unix_s, mode, seconds, error}    mode null where it failed
+    models                  in order of the configuration, each:
+      name, aliases, adapters          what it is asked for by
+      state                            stopped | starting | ready | draining | asleep | failed
+      tier                             awake | ... | stopped: where it is, or where its start began
+      pinned, retired                  retired: no longer configured, and on its way out
+      memory_bytes                     what it takes when awake, as far as known
+      memory_source                    file | bundle | assumed | observed
+      held_bytes                       what is booked for it now
+      penalty_s                        {tier: seconds until it would serve from there}
+      held, in_flight                  requests that wait for it; that it works on
+      requests, hits, hit_ratio        as above, of this model
+      chunks_streamed                  pieces of answers passed on (for a stream about its tokens)
+      starts, failures                 failures in a row; 0 after a start that succeeded
+      error, retry_in_s                why it is failed, and when it may start again (null: now)
+      since_s                          seconds in this state, or since its last request ended
+      idle_s                           idle time after which it stops (null: never)
+      mode, pid                        of the running server, null where none runs
+      last_start                       null, or {at_unix_s, mode, seconds, phases: {name: seconds}, fallbacks: [...]}
+
+All bytes are bytes, all times seconds. Pure: the driver of the live host hands over what the core cannot know.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from coldstart.host.core import Core
+from coldstart.host.model_state import Model, State
+
+SCHEMA_VERSION = 1
+RECENT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LastStart:
+    """A start that succeeded. `phases` in seconds by name, `fallbacks` as the server's ready file has them."""
+
+    at_unix_s: float
+    mode: str
+    seconds: float
+    phases: Mapping[str, float] = field(default_factory=dict)
+    fallbacks: Sequence[Mapping[str, str]] = ()
+
+
+@dataclass(slots=True)
+class ModelFacts:
+    """What the driver knows of one model beside the core's state."""
+
+    aliases: Sequence[str] = ()
+    adapters: Sequence[str] = ()
+    memory_source: str = "file"
+    requests: int = 0
+    hits: int = 0
+    starts: int = 0
+    chunks_streamed: int = 0
+    mode: str | None = None
+    pid: int | None = None
+    last_start: LastStart | None = None
+
+
+@dataclass(slots=True)
+class HostFacts:
+    """What the driver knows of the host beside the core's state. `began` and the core's times are on one clock."""
+
+    url: str = ""
+    pid: int = 0
+    version: str = ""
+    began: float = 0.0
+    stopping: bool = False
+    config_path: str | None = None
+    config_loaded_unix_s: float = 0.0
+    config_error: str = ""
+    failed_starts: int = 0
+    start_s: float = 0.0
+    refused: Counter[int] = field(default_factory=Counter)
+    recent_starts: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    models: dict[str, ModelFacts] = field(default_factory=dict)
+
+    def of(self, model: str) -> ModelFacts:
+        """The model's, made where there are none yet."""
+        return self.models.setdefault(model, ModelFacts())
+
+
+def document(core: Core, facts: HostFacts, now: float, unix_s: float) -> dict[str, Any]:
+    """The status; its members are this module's own text."""
+    waiting = Counter(core.held.by_model())
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "time_unix_s": unix_s,
+        "host": _host(core, facts, now),
+        "requests": {
+            "total": core.requests,
+            "hits": core.hits,
+            "hit_ratio": _ratio(core.hits, core.requests),
+            "held": len(core.held),
+            "in_flight": sum(len(model.in_flight) for model in core.models.values()),
+            "refused": {str(status): count for status, count in sorted(facts.refused.items())},
+        },
+        "starts": {
+            "total": core.starts,
+            "failed": facts.failed_starts,
+            "seconds": facts.start_s,
+            "departures": core.departures,
+        },
+        "recent_starts": list(facts.recent_starts),
+        "models": [
+            _model(core, model, facts.of(name), waiting[name], now) for name, model in core.models.items()
+        ],
+    }
+
+
+def _host(core: Core, facts: HostFacts, now: float) -> dict[str, Any]:
+    settings, residents = core.settings, core.residents
+    return {
+        "url": facts.url,
+        "pid": facts.pid,
+        "version": facts.version,
+        "uptime_s": now - facts.began,
+        "stopping": facts.stopping,
+        "policy": settings.policy,
+        "memory_bytes": residents.device.capacity,
+        "memory_used_bytes": residents.device.used,
+        "host_memory_bytes": residents.beside.capacity,
+        "host_memory_used_bytes": residents.beside.used,
+        "max_held": settings.max_held,
+        "loaders": settings.loaders,
+        "min_residents": settings.min_residents,
+        "max_residents": settings.max_residents,
+        "config": {
+            "path": facts.config_path,
+            "loaded_unix_s": facts.config_loaded_unix_s,
+            "error": facts.config_error,
+        },
+    }
+
+
+def _model(core: Core, model: Model, facts: ModelFacts, waiting: int, now: float) -> dict[str, Any]:
+    failed = model.state is State.FAILED
+    return {
+        "name": model.spec.name,
+        "aliases": list(facts.aliases),
+        "adapters": list(facts.adapters),
+        "state": str(model.state),
+        "tier": model.tier.name,
+        "pinned": model.spec.pinned,
+        "retired": model.retired,
+        "memory_bytes": model.observed.memory,
+        "memory_source": facts.memory_source,
+        "held_bytes": core.residents.device.held(model.spec.name),
+        "penalty_s": {tier.name: model.observed.penalty_s(tier) for tier in model.spec.tiers},
+        "held": waiting,
+        "in_flight": len(model.in_flight),
+        "requests": facts.requests,
+        "hits": facts.hits,
+        "hit_ratio": _ratio(facts.hits, facts.requests),
+        "chunks_streamed": facts.chunks_streamed,
+        "starts": facts.starts,
+        "failures": model.failures,
+        "error": model.error,
+        "retry_in_s": max(0.0, model.retry_at - now) if failed and model.retry_at > now else None,
+        "since_s": max(0.0, now - model.since),
+        "idle_s": model.spec.idle_s,
+        "mode": facts.mode,
+        "pid": facts.pid,
+        "last_start": asdict(facts.last_start) if facts.last_start else None,
+    }
+
+
+def _ratio(hits: int, requests: int) -> float | None:
+    return hits / requests if requests else None

@@ -1,0 +1,84 @@
+"""Tables of results as pandas frames, written in chunks as CSV and Parquet.
+
+Invariant: all chunks of a table have the columns and types that it declares. pandas is imported when
+a table is made, never before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Row = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`columns` by name, each with its pandas type ("Float64", "Int64", "string", "boolean": all know missing values).
+
+    `chunks` is called once for each file and yields frames that have at least these columns.
+    """
+
+    columns: Mapping[str, str]
+    chunks: Callable[[], Iterator[DataFrame]]
+
+    @classmethod
+    def of(cls, columns: Mapping[str, str], rows: Sequence[Row]) -> Table:
+        """A table that is small enough to lie in memory."""
+
+        def chunks() -> Iterator[DataFrame]:
+            import pandas
+
+            yield pandas.DataFrame.from_records([dict(row) for row in rows], columns=list(columns))
+
+        return cls(columns, chunks)
+
+    def typed(self) -> Iterator[DataFrame]:
+        """Its chunks with these columns in this order and type."""
+        for chunk in self.chunks():
+            yield chunk[list(self.columns)].astype(dict(self.columns))
+
+    def texts(self) -> Iterable[list[str]]:
+        """Its rows as text, "-" for what is missing: for a page or a Markdown table."""
+        for chunk in self.typed():
+            for row in chunk.astype("object").itertuples(index=False):
+                yield [_text(value) for value in row]
+
+
+def write_csv(table: Table, out: IO[str]) -> None:
+    """One line per row below the header; what is missing is empty."""
+    header = True
+    for chunk in table.typed():
+        chunk.to_csv(out, index=False, header=header, lineterminator="\n")
+        header = False
+    if header:
+        out.write(",".join(table.columns) + "\n")
+
+
+def write_parquet(table: Table, out: IO[bytes]) -> None:
+    """One row group per chunk. Raises ImportError without pyarrow."""
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    kinds = {
+        "Float64": pyarrow.float64(),
+        "Int64": pyarrow.int64(),
+        "string": pyarrow.string(),
+        "boolean": pyarrow.bool_(),
+    }
+    schema = pyarrow.schema([(name, kinds[kind]) for name, kind in table.columns.items()])
+    with ParquetWriter(out, schema) as writer:
+        for chunk in table.typed():
+            writer.write_table(pyarrow.Table.from_pandas(chunk, schema=schema, preserve_index=False))
+
+
+def _text(value: Any) -> str:
+    from pandas import isna
+
+    if isna(value):
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

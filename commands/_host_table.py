@@ -1,0 +1,107 @@
+"""The status of a host as a table for people, once or again and again."""
+
+import io
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from coldstart.commands._output import human_bytes, printable
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+_COLUMNS = (
+    "model", "state", "tier", "memory", "waiting", "in flight", "requests", "hits", "starts", "last start"
+)  # fmt: skip
+_COLOURS = {"ready": "green", "starting": "yellow", "draining": "yellow", "failed": "red"}
+_NUMBERS = frozenset({"memory", "waiting", "in flight", "requests", "hits", "starts"})
+_PHASES = 3
+WIDTH = 160
+
+
+def render(status: Mapping[str, Any]) -> str:
+    """Plain text, as wide as it needs to be."""
+    out = io.StringIO()
+    Console(file=out, width=WIDTH, color_system=None, legacy_windows=False).print(drawn(status))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def watching(ask: Callable[[], Mapping[str, Any]], every_s: float) -> None:
+    """Until Ctrl-C; in place on a terminal, one below the other elsewhere."""
+    from rich.live import Live
+
+    console = Console()
+    if not console.is_terminal:
+        while True:
+            print(render(ask()), flush=True)
+            time.sleep(every_s)
+    with Live(drawn(ask()), console=console, auto_refresh=False, screen=True) as live:
+        while True:
+            time.sleep(every_s)
+            live.update(drawn(ask()), refresh=True)
+
+
+def drawn(status: Mapping[str, Any]) -> Group:
+    """Two lines about the host, a table of its models, and why models failed."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in _COLUMNS:
+        table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=name != "last start")
+    for model in status["models"]:
+        table.add_row(*_row(model))
+    failed = [
+        Text(printable(f"{model['name']}: {model['error']}"), style="red")
+        for model in status["models"]
+        if model["error"]
+    ]
+    if status["host"]["config"]["error"]:
+        failed.append(
+            Text(printable(f"configuration not taken: {status['host']['config']['error']}"), style="red")
+        )
+    return Group(*(Text(line) for line in _head(status)), table, *failed)
+
+
+def _head(status: Mapping[str, Any]) -> list[str]:
+    host, requests, starts = status["host"], status["requests"], status["starts"]
+    used, limit = human_bytes(host["memory_used_bytes"]), human_bytes(host["memory_bytes"])
+    stopping = ", stopping" if host["stopping"] else ""
+    refused = sum(requests["refused"].values())
+    return [
+        f"{host['url']}  pid {host['pid']}, up {host['uptime_s']:.0f} s, policy {host['policy']}, "
+        f"memory {used} of {limit}{stopping}",
+        f"requests {requests['total']}, to a serving model {_percent(requests['hit_ratio'])}, waiting {requests['held']}, "
+        f"in flight {requests['in_flight']}, refused {refused}; starts {starts['total']}, failed {starts['failed']}, "
+        f"{starts['seconds']:.1f} s in all",
+        "",
+    ]
+
+
+def _row(model: Mapping[str, Any]) -> list[Text]:
+    state = model["state"] + (" (pinned)" if model["pinned"] else "")
+    memory = human_bytes(model["held_bytes"] or model["memory_bytes"])
+    cells = [
+        Text(printable(model["name"])),
+        Text(state, style=_COLOURS.get(model["state"], "")),
+        Text(model["tier"]),
+        Text(memory if model["held_bytes"] else f"({memory})"),
+    ]
+    numbers = (model["held"], model["in_flight"], model["requests"])
+    cells += [Text(str(number)) for number in numbers]
+    return [
+        *cells,
+        Text(_percent(model["hit_ratio"])),
+        Text(str(model["starts"])),
+        Text(_last(model["last_start"])),
+    ]
+
+
+def _last(start: Mapping[str, Any] | None) -> str:
+    """Mode and seconds, with the longest phases."""
+    if start is None:
+        return ""
+    longest = sorted(start["phases"].items(), key=lambda item: -float(item[1]))[:_PHASES]
+    phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in longest)
+    return printable(f"{start['mode']} {start['seconds']:.2f} s" + (f" ({phases})" if phases else ""))
+
+
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{100 * ratio:.0f} %"

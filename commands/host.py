@@ -1,0 +1,215 @@
+"""Serve many models behind one endpoint of this machine: each starts when it is asked for, and leaves by policy."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from coldstart.commands._options import Common
+from coldstart.commands._options import command as declare
+from coldstart.commands._output import human_bytes
+from typer.core import TyperGroup
+
+from coldstart.errors import CommandFailed, Usage
+
+if TYPE_CHECKING:
+    from coldstart.host.configuration import HostFile
+
+RUN = "run"
+
+
+class _RunsByDefault(TyperGroup):
+    """`coldstart host MODEL...` is `coldstart host run MODEL...`."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Put the word in where none of the commands stands."""
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = [RUN, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_RunsByDefault,
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help=__doc__,
+    epilog="coldstart host MODEL... is coldstart host run MODEL...",
+)
+
+
+def _flag(*names: str, help: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar)
+
+
+@app.command(RUN, help="Run the host until it is stopped (the default: the word may be left away).")
+@declare(takes_vllm_args=True)
+def run(
+    common: Common,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MODEL]...", help="Aliases, repository ids, or local directories."),
+    ] = None,
+    memory: Annotated[
+        str | None, _flag("--memory", metavar="SIZE", help="Of all models together, as in 60GiB.")
+    ] = None,
+    host_file: Annotated[
+        Path | None,
+        _flag("--host-file", metavar="FILE", help="TOML of limits and models; read again when it changes."),
+    ] = None,
+    host: Annotated[str, _flag("--host", help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, _flag("--port", help="Port to listen at; 0: any that is free.")] = 8000,
+    policy: Annotated[
+        str | None, _flag("--policy", metavar="NAME", help="Who leaves when memory is wanted.")
+    ] = None,
+    idle: Annotated[
+        float | None,
+        _flag(
+            "--idle",
+            metavar="SECONDS",
+            help="Stop a model of the command line that nobody asked for so long.",
+        ),
+    ] = None,
+    max_held: Annotated[
+        int | None, _flag("--max-held", metavar="N", help="Requests that may wait for models; then 429.")
+    ] = None,
+    max_residents: Annotated[
+        int | None, _flag("--max-residents", metavar="N", help="Models that may be up at once.")
+    ] = None,
+    start_deadline: Annotated[
+        float | None, _flag("--start-deadline", metavar="SECONDS", help="A start that takes longer is ended.")
+    ] = None,
+    when_full: Annotated[
+        str | None,
+        _flag(
+            "--when-full", metavar="queue|refuse", help="A request whose model finds no memory waits, or not."
+        ),
+    ] = None,
+    on_miss: Annotated[
+        str,
+        _flag("--on-miss", metavar="fail|warn", help="Without a bundle: refuse, or start the ordinary way."),
+    ] = "fail",
+    heartbeat: Annotated[
+        float,
+        _flag("--heartbeat", metavar="SECONDS", help="How often a stream that waits is kept alive."),
+    ] = 5.0,
+    drain_timeout: Annotated[
+        float | None,
+        _flag(
+            "--drain-timeout", metavar="SECONDS", help="When told to stop, end what is still answering then."
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None, _flag("--api-key", metavar="KEY", help="Ask every client for this key.")
+    ] = None,
+) -> None:
+    """Read the configuration, listen, and stay."""
+    from coldstart.gateway.profiles import of_bundles
+    from coldstart.host import configuration
+
+    if not models and host_file is None:
+        raise Usage(
+            "A host needs models.", mend="coldstart host MODEL... --memory 60GiB, or --host-file FILE"
+        )
+    if memory is None and host_file is None:
+        raise Usage("A host needs to know how much memory its models may take.", mend="--memory 60GiB")
+    if heartbeat <= 0:
+        raise Usage("--heartbeat must be above 0 seconds.", mend="leave it away")
+    limits = {
+        "memory": memory,
+        "policy": policy,
+        "max_held": max_held,
+        "max_residents": max_residents,
+        "start_deadline_s": start_deadline,
+        "when_full": when_full,
+    }
+    typed = {
+        name: {"args": list(common.vllm_args), "on_miss": on_miss}
+        | ({} if idle is None else {"idle_s": idle})
+        for name in models or ()
+    }
+    profiles = of_bundles(common.cache, offline=common.offline)
+
+    def source() -> "HostFile":
+        table: dict[str, Any] = configuration.read(host_file) if host_file else {}
+        # What is typed wins.
+        table |= {name: value for name, value in limits.items() if value is not None}
+        if typed:
+            table["models"] = {**table.get("models", {}), **typed}
+        return configuration.parse(table, profiles)
+
+    # What is wrong is said before the server's libraries are imported.
+    file = source()
+
+    from coldstart.gateway.log import Log
+    from coldstart.gateway.run import Host, Options
+
+    options = Options(
+        common.cache,
+        host=host,
+        port=port,
+        config=host_file,
+        offline=common.offline,
+        api_key=api_key,
+        heartbeat_s=heartbeat,
+        drain_s=drain_timeout,
+    )
+
+    def announce(url: str, file: "HostFile") -> None:
+        names, size = list(file.catalogue.launches), human_bytes(file.settings.memory)
+        said = {"url": url, "models": names, "memory_bytes": file.settings.memory}
+        common.out.result(said, f"{url}  a host of {', '.join(names)} in {size}")
+
+    raise typer.Exit(Host(file, source, options, Log(quiet=common.out.quiet), announce).run())
+
+
+@app.command(help="Show what a running host does: models, tiers, memory, requests, last starts.")
+@declare()
+def status(
+    common: Common,
+    url: Annotated[str, _flag("--url", help="Where the host answers.")] = "http://127.0.0.1:8000",
+    watch: Annotated[
+        float | None, _flag("--watch", metavar="SECONDS", help="Show it again this often, until Ctrl-C.")
+    ] = None,
+    api_key: Annotated[
+        str | None, _flag("--api-key", metavar="KEY", help="The host's key, if it asks.")
+    ] = None,
+) -> None:
+    """One table, or one that refreshes."""
+    from coldstart.commands._host_table import render, watching
+
+    if watch is None:
+        found = _ask(url, api_key)
+        common.out.result(found, lambda: render(found))
+        return
+    if watch <= 0:
+        raise Usage("--watch needs seconds above 0.", mend="--watch 1")
+    if common.out.format == "json":
+        raise Usage("--watch shows a table.", mend="leave --format json away, or --watch")
+    watching(lambda: _ask(url, api_key), watch)
+
+
+def _ask(url: str, api_key: str | None) -> Mapping[str, Any]:
+    """The host's status. Raises CommandFailed where nobody answers as a host does."""
+    import requests
+
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    try:
+        answer = requests.get(f"{url.rstrip('/')}/status", headers=headers, timeout=10)
+    except requests.RequestException as error:
+        raise CommandFailed(
+            f"No host answers at {url}: {type(error).__name__}", mend="coldstart host MODEL..., or --url URL"
+        ) from error
+    if answer.status_code == 401:
+        raise CommandFailed(f"{url} asks for a key.", mend="--api-key KEY")
+    try:
+        found = json.loads(answer.content)
+        if answer.status_code != 200 or "models" not in found:
+            raise ValueError
+    except (ValueError, TypeError) as error:
+        raise CommandFailed(
+            f"{url} answers, but it is no host (status {answer.status_code}).", mend="--url URL"
+        ) from error
+    return dict(found)

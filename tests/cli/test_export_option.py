@@ -1,0 +1,85 @@
+"""--export: one implementation for every command that has a result, its refusals before the work, its files whole or absent."""
+
+import json
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts.bundle import Bundle
+from coldstart.commands import _export
+from coldstart.commands._export import Exports, Result
+from support import pages
+from tools.shell import Run
+
+from coldstart.errors import Usage
+
+COLUMNS = {"name": "string", "size": "Int64"}
+RESULT = Result.of(
+    "A <title>", {"a": 1}, COLUMNS, [{"name": "x | y", "size": 3}, {"name": "z", "size": None}]
+)
+
+
+def test_every_form_of_a_plain_table(tmp_path: Path) -> None:
+    wanted = [f"{form}={tmp_path / form}" for form in _export.FORMS]
+    assert Exports.parse(wanted).write(RESULT) == list(_export.FORMS)
+    assert json.loads((tmp_path / "json").read_text()) == {"a": 1}
+    assert (tmp_path / "csv").read_text() == "name,size\nx | y,3\nz,\n"
+    assert "| x \\| y | 3 |" in (tmp_path / "markdown").read_text()
+    page = (tmp_path / "html").read_text()
+    pages.check(page)
+    assert "A &lt;title&gt;" in page and "<td>z</td><td>-</td>" in page
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(_export.FORMS)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["pdf"], "none of json"),
+        (["parquet"], "no text"),
+        (["csv", "json"], "only one"),
+        (["csv=/no/such/x"], "no directory"),
+        (["csv=/"], "directory"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_the_work(given: list[str], words: str) -> None:
+    with pytest.raises(Usage, match=words):
+        Exports.parse(given)
+
+
+def test_a_missing_package_is_named_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_export, "find_spec", lambda name: None if name == "pyarrow" else object())
+    with pytest.raises(Usage, match="needs pyarrow") as refused:
+        Exports.parse([f"parquet={tmp_path / 'x'}"])
+    assert refused.value.mend == "pip install 'coldstart[parquet]'"
+    Exports.parse([f"csv={tmp_path / 'x'}"])
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
+    def fails() -> str:
+        raise RuntimeError("half")
+
+    (tmp_path / "x.html").write_text("old")
+    result = Result("t", {}, RESULT.table, page=fails)
+    with pytest.raises(RuntimeError):
+        Exports.parse([f"html={tmp_path / 'x.html'}"]).write(result)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.html", "old")]
+
+
+def test_inspect_gives_each_of_its_views(run: Run, bundle: Bundle, home: Path) -> None:
+    for view, header in [
+        ([], "section,version,size_bytes,digest"),
+        (["--key"], "field,value"),
+        (["--tree"], "section,path,size_bytes"),
+        (["--manifest"], "digest,size_bytes"),
+        (["--diff", bundle.ref], "what,left,right"),
+    ]:
+        done = run("inspect", bundle.ref, *view, "--export", "csv", "--export", "json=out.json")
+        assert done.stdout.splitlines()[0] == header
+    plain = json.loads(run("inspect", bundle.ref, "--diff", bundle.ref, "--format", "json").stdout)
+    assert json.loads((home / "out.json").read_text()) == plain
+
+
+def test_validate_gives_a_row_per_bundle_or_finding(run: Run, bundle: Bundle, home: Path) -> None:
+    done = run("validate", bundle.ref, "--export", "csv", "--export", "html=out.html")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "ref,ok,level,severity,code,subject,message,mend" and ",True,checksum," in lines[1]
+    assert bundle.digest in (home / "out.html").read_text()

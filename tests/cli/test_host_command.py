@@ -1,0 +1,98 @@
+"""coldstart host: what it refuses before it listens, and its status as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+from tools.shell import Run
+
+from coldstart.host import status
+from coldstart.host.core import Core
+from coldstart.host.events import Arrived, Failed, Started
+from coldstart.host.specification import HostSettings, ModelSpec
+from coldstart.host.status import HostFacts, LastStart
+
+
+def _said() -> dict[str, Any]:
+    specs = [ModelSpec.simple("a", 3 << 30, 5.0), ModelSpec.simple("b", 1 << 30, 5.0)]
+    core = Core(specs, HostSettings(memory=8 << 30, policy="lru", loaders=2))
+    facts = HostFacts(url="http://127.0.0.1:1", pid=77)
+    core.on(Arrived("1", "a"), 0.0)
+    core.on(Started("a", 2.0), 2.0)
+    core.on(Arrived("2", "b"), 2.0)
+    core.on(Failed("b", "no weights \x1b[31m"), 3.0)
+    facts.of("a").last_start = LastStart(1e9, "snapshot", 2.0, {"load": 1.5, "thaw": 0.25})
+    facts.config_error = "memory = 'much' is no size"
+    return status.document(core, facts, 4.0, 1e9)
+
+
+@pytest.fixture
+def host() -> Iterator[str]:
+    """Somebody who answers /status as a host does, and everything else with 200 and nothing."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(_said()).encode() if self.path == "/status" else b"{}"
+            if self.headers.get("Authorization") == "Bearer wrong":
+                self.send_error(401)
+                return
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_status_as_a_table(run: Run, host: str) -> None:
+    said = run("host", "status", "--url", host)
+    lines = said.stdout.splitlines()
+    assert "pid 77" in lines[0] and "memory 3.0 GiB of 8.0 GiB" in lines[0]
+    rows = {line.split()[0]: line for line in lines[3:]}
+    assert "ready" in rows["a"] and "snapshot 2.00 s (load 1.50, thaw 0.25)" in rows["a"]
+    assert "failed" in rows["b"] and "(1.0 GiB)" in rows["b"]
+    assert "b: no weights \\x1b[31m" in said.stdout
+    assert "configuration not taken: memory = 'much' is no size" in said.stdout
+
+
+def test_status_as_json(run: Run, host: str) -> None:
+    said = json.loads(run("host", "status", "--url", host, "--format", "json").stdout)
+    assert [model["state"] for model in said["models"]] == ["ready", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "complaint"),
+    [
+        (("host", "run"), 2, "A host needs models."),
+        (("host", "--memory", "1GiB"), 2, "A host needs models."),
+        (("host", "--host-file", "/nowhere/host.toml"), 2, "cannot read the host file"),
+        (("host", "tiny-llama"), 2, "how much memory its models may take"),
+        (("host", "tiny-llama", "--memory", "lots"), 2, "'lots' is no size"),
+        (("host", "tiny-llama", "--memory", "1GiB", "--policy", "x"), 2, "unknown policy"),
+        (("host", "tiny-llama", "--memory", "1GiB", "--heartbeat", "0"), 2, "--heartbeat"),
+        (("host", "tiny-llama", "--memory", "1GiB", "--on-miss", "x"), 2, "on_miss"),
+        (("host", "status", "--url", "http://127.0.0.1:9"), 1, "No host answers"),
+        (("host", "status", "--watch", "0"), 2, "--watch needs"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(
+    run: Run, words: tuple[str, ...], code: int, complaint: str
+) -> None:
+    assert complaint in run(*words, code=code).stderr
+
+
+def test_a_key_that_is_wrong_and_an_address_of_somebody_else(run: Run, host: str) -> None:
+    assert "asks for a key" in run("host", "status", "--url", host, "--api-key", "wrong", code=1).stderr
+    assert "it is no host" in run("host", "status", "--url", host + "/other", code=1).stderr

@@ -1,0 +1,122 @@
+"""Two real models behind one endpoint, in memory for one, asked in turn by OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from tools.machine import PROMPTS, READY_S, VLLM, Machine, Tokens, remaining
+
+from coldstart.measure.bench import usage
+
+pytestmark = pytest.mark.vllm
+BIG = 3 << 29
+
+
+class Hosted:
+    """A host, its client, and every process that it ever had while somebody looked."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
+        self.process, self.url = process, url
+        self.client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=READY_S)
+        self.family: list[usage.ProcessSample] = []
+
+    def status(self) -> dict[str, Any]:
+        processes = usage.snapshot()
+        with urllib.request.urlopen(self.url + "/status", timeout=60) as answer:
+            said = dict(json.loads(answer.read()))
+        pids = [model["pid"] for model in said["models"] if model["pid"]]
+        self.family += [processes[pid] for pid in usage.tree(processes, [self.process.pid, *pids])]
+        return said
+
+
+@contextmanager
+def _hosted(machine: Machine, file: Path) -> Iterator[Hosted]:
+    with (machine.root / "host.log").open("wb") as log:
+        process = machine.start(
+            "host", "--host-file", str(file), "--port", "0", stdout=subprocess.PIPE, stderr=log
+        )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline().decode()
+        assert line, (machine.root / "host.log").read_text()
+        yield Hosted(process, line.split()[0])
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_two_models_in_memory_for_one(
+    machine: Machine, engine_template: None, reference: Tokens, tmp_path: Path
+) -> None:
+    machine.run("materialize", "tiny-qwen2", "-q", "--", *VLLM)
+    file = tmp_path / "host.toml"
+    models = "\n".join(
+        f'[models.{name}]\nargs = {json.dumps(VLLM)}\nmemory = {BIG}\naliases = ["{name}-alias"]'
+        for name in ("tiny-llama", "tiny-qwen2")
+    )
+    file.write_text(f"memory = {BIG}\n{models}\n")
+    with _hosted(machine, file) as host:
+        assert [model.id for model in host.client.models.list()][::2] == ["tiny-llama", "tiny-qwen2"]
+        tokens = [_tokens(host, "tiny-llama", prompt) for prompt in PROMPTS]
+        assert tokens == reference
+        host.status()
+        assert _streamed(host, "tiny-qwen2-alias")
+        said = host.status()
+        assert [model["state"] for model in said["models"]] == ["stopped", "ready"]
+        assert _tokens(host, "tiny-llama-alias", PROMPTS[0]) == reference[0]
+        with pytest.raises(openai.NotFoundError, match="nobody"):
+            host.client.completions.create(model="nobody", prompt="x")
+        said = host.status()
+        assert [model["state"] for model in said["models"]] == ["ready", "stopped"]
+        assert [one["mode"] for one in said["recent_starts"]] == [
+            "template-engine",
+            "fresh",
+            "template-engine",
+        ]
+        assert said["starts"]["failed"] == 0 and said["models"][0]["last_start"]["phases"]
+        assert said["models"][0]["last_start"]["fallbacks"] == []
+        shown = machine.run("host", "status", "--url", host.url)
+        assert "tiny-llama  ready" in shown and "template-engine" in shown
+        _observed(host)
+        host.process.send_signal(signal.SIGTERM)
+        assert host.process.wait(60) == 143
+    template = [one for one in host.family if _is_template(machine, one.pid)]
+    assert remaining([one for one in host.family if one not in template]) == []
+    assert list((machine.root / "run" / "coldstart").glob("host-*")) == []
+
+
+def _tokens(host: Hosted, model: str, prompt: str) -> tuple[int, ...]:
+    more = {"return_token_ids": True}
+    made: Any = host.client.completions.create(
+        model=model, prompt=prompt, max_tokens=16, temperature=0, extra_body=more
+    )
+    return tuple(made.choices[0].token_ids)
+
+
+def _streamed(host: Hosted, model: str) -> str:
+    pieces = host.client.completions.create(model=model, prompt="a b c", max_tokens=8, stream=True)
+    return "".join(piece.choices[0].text for piece in pieces)
+
+
+def _observed(host: Hosted) -> None:
+    """What the running model really takes is measured soon after its start."""
+    deadline = time.monotonic() + 60
+    while (model := host.status()["models"][0])["memory_source"] != "observed":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert 64 << 20 < model["held_bytes"] < BIG
+
+
+def _is_template(machine: Machine, pid: int) -> bool:
+    said = json.loads(machine.run("template", "status", "--format", "json"))
+    return pid in [one["pid"] for one in said["templates"]]

@@ -1,0 +1,231 @@
+"""Servers that need no model, and a gateway over them: all real HTTP over real sockets, on one loop.
+
+A fake server answers POST with what it was asked: `{"prompt": ..., "pieces": n}` gives n pieces that carry the prompt, as a
+stream of events or as one document. `pause_s` lies between pieces; `break_after` k breaks the connection off after k of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import uvicorn
+from aiohttp import web
+
+from coldstart.gateway.app import Gateway
+from coldstart.gateway.driver import Driver
+from coldstart.gateway.run import _loop_factory, _Server
+from coldstart.gateway.servers import Ready, StartFailed
+from coldstart.host import configuration
+from coldstart.host.launches import Launch
+
+
+class FakeServer:
+    """One server. It is ready when `gate` is set; `asked` lists prompts in order of arrival, `gone` those whose client went."""
+
+    def __init__(self, servers: FakeServers, launch: Launch, path: Path) -> None:
+        loop = asyncio.get_running_loop()
+        self.servers, self.launch, self.socket = servers, launch, path
+        self.ready: asyncio.Future[Ready] = loop.create_future()
+        self.ended: asyncio.Future[str] = loop.create_future()
+        self.gate, self.over = asyncio.Event(), asyncio.Event()
+        self.asked: list[Any] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
+        self.gone: list[Any] = []
+        self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._task = loop.create_task(self._live())
+
+    async def _live(self) -> None:
+        app = web.Application()
+        app.router.add_post("/{path:.*}", self._answer)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        try:
+            reason = self.servers.failing.get(self.launch.name)
+            await self._first(self.gate)
+            if reason is not None or self.over.is_set():
+                self.ready.set_exception(StartFailed(reason or "told to end"))
+                return
+            await runner.setup()
+            await web.UnixSite(runner, str(self.socket), backlog=self.servers.backlog).start()
+            self.ready.set_result(Ready("fake", 4242, {"phases": {"load": 0.5}, "fallbacks": []}))
+            await self.over.wait()
+        finally:
+            await runner.cleanup()
+            self.socket.unlink(missing_ok=True)
+            self.ended.set_result("the server ended with exit code 9")
+
+    async def _first(self, gate: asyncio.Event) -> None:
+        if self.servers.hold:
+            waits = [asyncio.ensure_future(one.wait()) for one in (gate, self.over)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for one in waits:
+                one.cancel()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.paths.append(request.path_qs)
+        if request.path in ("/sleep", "/wake_up"):
+            return web.Response(status=200 if self.servers.sleeps else 404)
+        body = json.loads(await request.read())
+        prompt = body["prompt"]
+        self.asked.append(prompt)
+        self.bodies.append(body)
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        if body.get("status"):
+            return web.json_response({"error": {"message": "no"}}, status=body["status"])
+        pieces = body.get("pieces", 3)
+        if not body.get("stream"):
+            with self._noticing(prompt):
+                await asyncio.sleep(body.get("pause_s", 0) * pieces)
+            return web.json_response(
+                {"model": body["model"], "text": [prompt] * pieces}, headers={"x-own": "1"}
+            )
+        return await self._streamed(request, body, pieces)
+
+    async def _streamed(self, request: web.Request, body: dict[str, Any], pieces: int) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await answer.prepare(request)
+        with self._noticing(body["prompt"]):
+            for number in range(pieces):
+                if number == body.get("break_after"):
+                    assert request.transport is not None
+                    request.transport.abort()
+                    return answer
+                said = json.dumps({"prompt": body["prompt"], "number": number})
+                await answer.write(f"data: {said}\n\n".encode())
+                await asyncio.sleep(body.get("pause_s", 0))
+            await answer.write(b"data: [DONE]\n\n")
+        return answer
+
+    def _noticing(self, prompt: Any) -> Any:
+        server = self
+
+        class Noticing:
+            def __enter__(self) -> None: ...
+
+            def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+                if kind is not None:
+                    server.gone.append(prompt)
+
+        return Noticing()
+
+    def stop(self) -> None:
+        self.over.set()
+
+
+@dataclass
+class FakeServers:
+    """Begins fake servers below `directory`. With `hold` each waits for its gate; `failing` ones never come up."""
+
+    directory: Path
+    hold: bool = False
+    sleeps: bool = False
+    backlog: int = 2048
+    full: bool = False
+    failing: dict[str, str] = field(default_factory=dict)
+    begun: list[FakeServer] = field(default_factory=list)
+
+    def begin(self, launch: Launch, deadline_s: float) -> FakeServer:
+        if self.full:
+            raise OSError(28, "No space left on device")
+        server = FakeServer(self, launch, self.directory / f"{len(self.begun)}.sock")
+        self.begun.append(server)
+        return server
+
+    async def close(self) -> None:
+        for server in self.begun:
+            await server.ended
+
+    def of(self, name: str) -> FakeServer:
+        """The last that was begun of that model."""
+        return [server for server in self.begun if server.launch.name == name][-1]
+
+    async def begins(self, count: int) -> None:
+        """Wait until so many were begun in all."""
+        await until(lambda: len(self.begun) >= count)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a test's work on the loop that the gateway has."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(work)
+
+
+async def until(true: Any) -> None:
+    """Let the loop run until something holds; a test that waits in vain is ended by the suite's own limit."""
+    while not true():
+        await asyncio.sleep(0.002)
+
+
+@dataclass
+class Stage:
+    """A gateway that listens, and a client of it."""
+
+    url: str
+    driver: Driver
+    servers: FakeServers
+    client: aiohttp.ClientSession
+    server: uvicorn.Server
+
+    def post(self, **body: Any) -> Any:
+        """A completion; a context manager, as aiohttp's."""
+        path = body.pop("path", "/v1/completions")
+        return self.client.post(self.url + path, json=body)
+
+    async def ask(self, **body: Any) -> tuple[int, Any, Any]:
+        """Status, headers and the document of a completion."""
+        async with self.post(**body) as answer:
+            return answer.status, answer.headers, await answer.json()
+
+    async def events(self, **body: Any) -> list[bytes]:
+        """The lines of a stream, without those that are empty."""
+        async with self.post(stream=True, **body) as answer:
+            return [line.rstrip() async for line in answer.content if line.strip()]
+
+    def idle(self) -> bool:
+        """Whether no request is left anywhere."""
+        said: Any = self.driver.status()
+        return not said["requests"]["held"] and not said["requests"]["in_flight"] and not self.driver._tickets
+
+
+TWO = {"a": {"memory": 10, "start_s": 1.0, "aliases": ["alpha"]}, "b": {"memory": 10, "start_s": 1.0}}
+
+
+@asynccontextmanager
+async def staged(
+    directory: Path, models: Any = None, *, gateway: Any = None, hold: bool = False, **limits: Any
+) -> AsyncIterator[Stage]:
+    """Two models of 10 bytes in 15, unless told otherwise. Nothing is left when the block ends."""
+    table = {"memory": 15, "policy": "lru", "backoff_s": 0.05, **limits, "models": models or TWO}
+    servers = FakeServers(directory, hold=hold)
+    driver = Driver(configuration.parse(table), servers)
+    config = uvicorn.Config(
+        Gateway(driver, **(gateway or {})),
+        host="127.0.0.1",
+        port=0,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve())
+    await until(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    driver.begin()
+    try:
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        async with aiohttp.ClientSession(connector=connector) as client:
+            yield Stage(f"http://127.0.0.1:{port}", driver, servers, client, server)
+    finally:
+        driver.drain()
+        server.should_exit = True
+        with suppress(asyncio.CancelledError):
+            await serving
+        await driver.close()

@@ -1,0 +1,115 @@
+"""The starter process and its supervisors, with made-up work in the place of a server's start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldstart.machine import ipc
+
+# What a supervisor does, by the message's `does`.
+SOURCE = """
+import os, socket, sys, time
+from coldstart.errors import Usage
+from coldstart.gateway import starter
+from coldstart.machine import ipc
+def run(message, channel):
+    if message["does"] == "fails":
+        raise Usage("no such model", mend="name another")
+    if message["does"] == "breaks":
+        raise KeyError("weights")
+    print("said", flush=True)
+    channel.send({"ready": {"pid": os.getpid()}})
+    if message["does"] == "ends":
+        return 3
+    try:
+        time.sleep(60)
+    finally:
+        channel.send({"cleaned": True})
+starter.serve_forever(ipc.Channel(socket.socket(fileno=int(sys.argv[1]))), run)
+"""
+
+
+class Starter:
+    """One starter, and a lease for each order."""
+
+    def __init__(self, directory: Path) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-c", SOURCE, str(theirs.fileno())]
+            self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
+        self.channel, self.log = ipc.Channel(ours), directory / "log"
+
+    def order(self, does: str) -> ipc.Channel:
+        ours, theirs = socket.socketpair()
+        with theirs, self.log.open("ab") as log:
+            self.channel.send({"does": does}, (theirs.fileno(), log.fileno()))
+        return ipc.Channel(ours)
+
+
+@pytest.fixture
+def starter(tmp_path: Path) -> Iterator[Starter]:
+    made = Starter(tmp_path)
+    yield made
+    made.channel.close()
+    assert made.process.wait(30) == 0
+
+
+def _all(lease: ipc.Channel) -> list[dict[str, Any]]:
+    return list(lease.replies())
+
+
+def test_what_comes_of_an_order_is_told_and_the_lease_ends_with_it(starter: Starter) -> None:
+    with starter.order("ends") as ends, starter.order("fails") as fails, starter.order("breaks") as breaks:
+        ready, exited = _all(ends)
+        assert ready["ready"]["pid"] != starter.process.pid and exited == {"exit": 3}
+        assert _all(fails) == [{"failed": "no such model (mend: name another)"}]
+        assert _all(breaks) == [{"failed": "KeyError: 'weights'"}]
+    said = starter.log.read_text()
+    assert "said" in said and "Traceback" in said and "no such model" not in said
+
+
+def test_a_signal_ends_it_in_order(starter: Starter) -> None:
+    with starter.order("stays") as lease:
+        replies = lease.replies()
+        next(replies)
+        lease.send({"signal": int(signal.SIGTERM)})
+        assert list(replies) == [{"cleaned": True}, {"exit": 143}]
+
+
+@pytest.mark.parametrize("how", ["lease", "starter"])
+def test_nothing_outlives_the_lease_and_everything_the_starter(starter: Starter, how: str) -> None:
+    lease = starter.order("stays")
+    (said,) = [next(lease.replies())]
+    pidfd = os.pidfd_open(said["ready"]["pid"])
+    if how == "starter":
+        starter.channel.close()
+        starter.process.wait(30)
+        os.kill(said["ready"]["pid"], 0)
+    lease.close()
+    assert _ended(pidfd)
+    os.close(pidfd)
+
+
+def _ended(pidfd: int) -> bool:
+    import select
+
+    return bool(select.select([pidfd], [], [], 30.0)[0])
+
+
+def test_supervisors_that_ended_leave_no_zombie(starter: Starter) -> None:
+    with starter.order("ends") as lease:
+        pid = _all(lease)[0]["ready"]["pid"]
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}").exists()

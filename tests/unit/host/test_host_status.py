@@ -1,0 +1,66 @@
+"""The host's status: every member that its text promises, with the state's own figures."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from coldstart.host import status
+from coldstart.host.core import Core
+from coldstart.host.events import Arrived, Ended, Failed, Started
+from coldstart.host.specification import HostSettings, ModelSpec
+from coldstart.host.status import HostFacts, LastStart
+
+
+def _host() -> tuple[Core, HostFacts]:
+    core = Core(
+        [ModelSpec.simple("a", 10, 5.0, idle_s=60.0), ModelSpec.simple("b", 10, 7.0)],
+        HostSettings(memory=15, policy="lru"),
+    )
+    facts = HostFacts(url="http://127.0.0.1:8000", pid=7, began=1.0)
+    facts.of("a").aliases = ("alpha",)
+    return core, facts
+
+
+def test_a_request_that_waits_and_a_model_that_starts() -> None:
+    core, facts = _host()
+    core.on(Arrived("1", "a"), 2.0)
+    said = status.document(core, facts, 4.0, 1e9)
+    assert said["requests"] == {
+        "total": 1, "hits": 0, "hit_ratio": 0.0, "held": 1, "in_flight": 0, "refused": {}
+    }  # fmt: skip
+    a, b = said["models"]
+    assert (a["state"], a["held"], a["in_flight"], a["held_bytes"], a["since_s"]) == (
+        "starting",
+        1,
+        0,
+        10,
+        2.0,
+    )
+    assert (a["aliases"], a["idle_s"], a["hit_ratio"]) == (["alpha"], 60.0, None)
+    assert (b["state"], b["tier"], b["penalty_s"]) == ("stopped", "stopped", {"awake": 0.0, "stopped": 7.0})
+    assert said["host"]["memory_used_bytes"] == 10
+
+
+def test_a_start_that_succeeded_and_one_that_failed() -> None:
+    core, facts = _host()
+    core.on(Arrived("1", "a"), 2.0)
+    core.on(Started("a", 3.0, 12), 5.0)
+    facts.of("a").last_start = LastStart(1e9, "fresh", 3.0, {"load": 1.0})
+    core.on(Ended("1"), 6.0)
+    core.on(Failed("a", "it fell over"), 7.0)
+    (a, _) = status.document(core, facts, 7.5, 1e9)["models"]
+    assert (a["state"], a["error"], a["retry_in_s"], a["failures"]) == ("failed", "it fell over", 0.5, 1)
+    assert a["last_start"] == {
+        "at_unix_s": 1e9, "mode": "fresh", "seconds": 3.0, "phases": {"load": 1.0}, "fallbacks": ()
+    }  # fmt: skip
+    assert status.document(core, facts, 9.0, 1e9)["models"][0]["retry_in_s"] is None
+
+
+def test_every_member_is_in_the_text_and_the_whole_is_json() -> None:
+    core, facts = _host()
+    said = json.loads(json.dumps(status.document(core, facts, 2.0, 1e9)))
+    text = str(status.__doc__)
+    members = {*said, *said["host"], *said["host"]["config"], *said["requests"], *said["starts"]}
+    members |= set(said["models"][0])
+    assert [name for name in members if not re.search(rf"\b{name}\b", text)] == []

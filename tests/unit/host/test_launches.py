@@ -1,0 +1,67 @@
+"""Names and words of a host's models."""
+
+from __future__ import annotations
+
+import pytest
+
+from coldstart.contract.arguments import Arguments
+from coldstart.errors import Usage
+from coldstart.host import configuration
+from coldstart.host.configuration import Profile
+from coldstart.host.launches import Catalogue, Launch, Route
+
+
+def _launch(name: str, *args: str, aliases: tuple[str, ...] = ()) -> Launch:
+    return Launch(name, name, Arguments(args), aliases)
+
+
+def test_every_name_leads_to_its_model_under_the_name_its_server_knows() -> None:
+    tuned = _launch("a", "--lora-modules", "x=/x", '{"name": "y", "path": "/y"}', aliases=("alpha",))
+    named = _launch("b", "--served-model-name", "first", "second")
+    catalogue = Catalogue([tuned, named])
+    routes = {name: catalogue.route(name) for name in ("a", "alpha", "x", "y", "b", "first", "second")}
+    assert routes == {
+        "a": Route("a", "a"), "alpha": Route("a", "a"), "x": Route("a", "x"), "y": Route("a", "y"),
+        "b": Route("b", "first"), "first": Route("b", "first"), "second": Route("b", "first"),
+    }  # fmt: skip
+    assert catalogue.route("nobody") is None and catalogue.route(None) is None
+    assert Catalogue([tuned]).route(None) == Route("a", "a")
+    assert named.served_names == ("first", "second")
+
+
+def test_a_name_means_one_model() -> None:
+    with pytest.raises(Usage, match="'x' means a and b"):
+        Catalogue([_launch("a", aliases=("x",)), _launch("b", aliases=("x",))])
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"mode": "quickly"}, "unknown mode 'quickly'"),
+        ({"on_miss": "materialize"}, "on_miss = 'materialize'"),
+        ({"args": ["--port", "1"]}, "--port is the host's to choose"),
+        ({"args": [5]}, "args holds 5, which is no text"),
+        ({"args": "--x"}, "args = '--x' is not of the kind list"),
+        ({"pinned": "yes"}, "pinned = 'yes' is not of the kind bool"),
+        ({"idle": 5}, "models.m does not know idle"),
+    ],
+)
+def test_wrong_words_are_named(given: dict[str, object], complaint: str) -> None:
+    model = {"memory": 5, "start_s": 1.0, **given}
+    with pytest.raises(Usage, match=complaint):
+        configuration.parse({"memory": 10, "models": {"m": model}})
+
+
+def test_what_the_file_does_not_say_the_profile_does() -> None:
+    models = {"m": {}, "n": {"memory": 7}, "o": {"memory": 1, "start_s": 2.0}}
+    file = configuration.parse({"memory": 10, "models": models}, lambda launch: Profile(5, 3.0, "bundle"))
+    found = {spec.name: (spec.tiers[0].memory, spec.tiers[-1].penalty_s) for spec in file.models}
+    assert found == {"m": (5, 3.0), "n": (7, 3.0), "o": (1, 2.0)}
+    assert file.sources == {"m": "bundle", "n": "file", "o": "file"}
+    assert file.catalogue.launches["m"].model == "m"
+
+
+def test_only_what_matters_to_a_server_makes_it_another() -> None:
+    one = _launch("a", "--seed", "1")
+    assert one.same_server == Launch("a", "a", one.args, ("other",), mode="fresh").same_server
+    assert one.same_server != _launch("a", "--seed", "2").same_server
