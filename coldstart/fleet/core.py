@@ -90,7 +90,7 @@ class FleetCore:
 
     def _of_worker(
         self,
-        event: events.Fetched | events.Ready | events.Whole | events.WorkerDied | events.Stopped,
+        event: events.Fetched | events.RankReady | events.Whole | events.WorkerDied | events.Stopped,
         worker: FleetWorker,
         now: float,
     ) -> Iterator[Action]:
@@ -99,7 +99,7 @@ class FleetCore:
             case events.Fetched():
                 self.roster.fetched(worker, model.spec, now)
                 self._freed = True
-            case events.Ready():
+            case events.RankReady():
                 worker.ready = True
                 for name in list(worker.groups):
                     yield from self._up(self.groups[name], now)

@@ -58,7 +58,7 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class RankReady:
     """A worker has its part loaded and its runtime up."""
 
     worker: str
@@ -105,7 +105,7 @@ Event = (
     | Removed
     | Rate
     | Fetched
-    | Ready
+    | RankReady
     | Whole
     | WorkerDied
     | Stopped
@@ -181,8 +181,8 @@ __all__ = [
     "LaunchRank",
     "Move",
     "Moved",
+    "RankReady",
     "Rate",
-    "Ready",
     "Refuse",
     "Removed",
     "Send",

@@ -176,7 +176,7 @@ class _Fleet:
                 if (process := self.processes.pop(worker, None)) is not None:
                     self._count(process, time)
                     self._tell(events.Stopped(worker), time)
-            case "worker", (events.Ready(worker) | events.Whole(worker)) as event:
+            case "worker", (events.RankReady(worker) | events.Whole(worker)) as event:
                 if self._works(worker):
                     self._tell(event, time)
             case "tell", _:
@@ -293,7 +293,7 @@ class _Fleet:
         begin = timing.fetch_begin_s(costs) if not launch.fetch else 0.0
         after = timing.loaded_after(costs, launch.size, load, max(begin, now - process.began))
         after += costs.join_s * launch.ranks
-        self._later(process.began + after, "worker", events.Ready(worker))
+        self._later(process.began + after, "worker", events.RankReady(worker))
         if launch.fetch:
             self._tell(events.Fetched(worker), now)
 

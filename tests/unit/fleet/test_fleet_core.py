@@ -122,7 +122,7 @@ class Fleet(RuleBasedStateMachine):
             self.tell(events.Fetched(worker))
         if worker not in self.stopping:
             self.ready.add(worker)
-        self.tell(events.Ready(worker))
+        self.tell(events.RankReady(worker))
 
     @precondition(lambda self: self.rest)
     @rule(data=st.data())
@@ -239,7 +239,7 @@ class Fleet(RuleBasedStateMachine):
                 return
             if starting := [w for w in self.workers if w not in self.ready and w not in self.stopping]:
                 self.ready.add(starting[0])
-                self.tell(events.Ready(starting[0]))
+                self.tell(events.RankReady(starting[0]))
             elif self.stopping:
                 worker = self.stopping.pop()
                 self.drop(worker)
@@ -274,9 +274,9 @@ def test_a_pipeline_becomes_one_worker_without_losing_its_stream() -> None:
         (20, 25, 1, 2, 1),
     ]
     assert ranks[0].server != ranks[1].server and ranks[0].deadline == pytest.approx(9.0 - 0.2 - 1.5 - 0.02)
-    assert one.on(events.Ready(ranks[0].worker), 5.0) == []
+    assert one.on(events.RankReady(ranks[0].worker), 5.0) == []
     first, second = ranks[0].worker, ranks[1].worker
-    assert one.on(events.Ready(second), 6.0) == [events.FetchRest(first, 20), Send("1", group)]
+    assert one.on(events.RankReady(second), 6.0) == [events.FetchRest(first, 20), Send("1", group)]
     assert one.on(events.Whole(first), 12.0) == [Move("1", group, f"{first}/whole")]
     assert one.on(events.Moved("1", True), 12.3) == [Stop(second)]
     assert one.on(events.Arrived("2", "large"), 13.0) == [Send("2", f"{first}/whole")]
@@ -288,7 +288,7 @@ def test_a_stream_that_cannot_move_ends_where_it_is() -> None:
     one = core(MODELS[:2])
     ranks = launches(one.on(events.Arrived("1", "large"), 0.0))
     for rank in ranks:
-        one.on(events.Ready(rank.worker), 5.0)
+        one.on(events.RankReady(rank.worker), 5.0)
     one.on(events.Whole(ranks[0].worker), 12.0)
     assert one.on(events.Moved("1", False), 20.0) == []
     assert one.on(events.Ended("1"), 30.0) == [Stop(ranks[1].worker)]
@@ -298,7 +298,7 @@ def test_a_rank_that_dies_takes_the_group_and_the_request_starts_again() -> None
     one = core(MODELS[:2])
     ranks = launches(one.on(events.Arrived("1", "large"), 0.0))
     for rank in ranks:
-        one.on(events.Ready(rank.worker), 5.0)
+        one.on(events.RankReady(rank.worker), 5.0)
     actions = one.on(events.WorkerDied(ranks[1].worker, "killed"), 6.0)
     assert Stop(ranks[0].worker) in actions
     assert {launch.group for launch in launches(actions)} == {"large#2"}
@@ -329,7 +329,7 @@ def test_a_least_number_of_workers_is_kept() -> None:
     one = core()
     started = launches(one.on(events.Tick(), 0.0))
     assert [launch.model for launch in started] == ["kept"]
-    one.on(events.Ready(started[0].worker), 5.0)
+    one.on(events.RankReady(started[0].worker), 5.0)
     for _ in range(5):
         assert one.on(events.Tick(), one.deadline()) == []
 
@@ -358,7 +358,7 @@ def test_a_server_that_drains_takes_nothing_new() -> None:
 def test_an_idle_model_makes_room_before_its_time() -> None:
     one = FleetCore(FleetSettings(beside=False), SERVERS[:1], MODELS[:2])
     small = launches(one.on(events.Arrived("1", "small"), 0.0))[0]
-    one.on(events.Ready(small.worker), 5.0)
+    one.on(events.RankReady(small.worker), 5.0)
     one.on(events.Ended("1"), 6.0)
     assert one.on(events.Arrived("2", "large"), 7.0) == [Stop(small.worker)]
     assert launches(one.on(events.Stopped(small.worker), 8.0))[0].model == "large"
