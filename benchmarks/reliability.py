@@ -41,7 +41,7 @@ from tools.machine import Machine  # noqa: E402
 
 from benchmarks.common import RESULTS, finish  # noqa: E402
 from coldstart.measure.bench import facts  # noqa: E402
-from coldstart.measure.bench.client import Client  # noqa: E402
+from coldstart.measure.bench.completions import CompletionClient  # noqa: E402
 from coldstart.measure.bench.launch import HOST, free_port  # noqa: E402
 
 VLLM = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456")
@@ -337,7 +337,7 @@ def _hostile_start(run: Run, seed: int, target: str, value: Any) -> None:
             run.fail(f"{seed} {target} {json.dumps(value)[:120]}: no server: {tail(one.log)}")
             return
         try:
-            Client(HOST, one.port).complete("Once upon a time", 4)
+            CompletionClient(HOST, one.port).complete("Once upon a time", 4)
         except Exception as error:  # noqa: BLE001 - that is what is looked for
             run.fail(f"{seed} {target}: it does not answer: {error}")
         if "verified" in json.dumps(report) or "is not trusted" not in log:

@@ -144,9 +144,9 @@ def run(
     file = source()
 
     from coldstart.gateway.log import Log
-    from coldstart.gateway.run import Host, Options
+    from coldstart.gateway.run import HostOptions, ModelHost
 
-    options = Options(
+    options = HostOptions(
         common.cache,
         host=host,
         port=port,
@@ -162,7 +162,7 @@ def run(
         said = {"url": url, "models": names, "memory_bytes": file.settings.memory}
         common.out.result(said, f"{url}  a host of {', '.join(names)} in {size}")
 
-    raise typer.Exit(Host(file, source, options, Log(quiet=common.out.quiet), announce).run())
+    raise typer.Exit(ModelHost(file, source, options, Log(quiet=common.out.quiet), announce).run())
 
 
 @app.command(help="Show what a running host does: models, tiers, memory, requests, last starts.")

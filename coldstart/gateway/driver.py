@@ -30,7 +30,7 @@ from coldstart.host.status import HostFacts, LastStart
 STOPPING = "the host is stopping"
 
 
-class Refused(Exception):
+class AdmissionRefused(Exception):
     """A request that is not taken: HTTP status, why, and after how many seconds trying again may help."""
 
     def __init__(self, status: int, reason: str, retry_after_s: float | None = None) -> None:
@@ -40,7 +40,7 @@ class Refused(Exception):
 
 @dataclass(eq=False)
 class Ticket:
-    """A request from its arrival to its end. `granted` gives where to send it, or raises Refused; `hit`: nobody waited.
+    """A request from its arrival to its end. `granted` gives where to send it, or raises AdmissionRefused; `hit`: none waited.
 
     Requests that waited together are sent in their order: each once the one `before` it is `sent`.
     """
@@ -106,12 +106,12 @@ class Driver:
     # Requests.
 
     def enter(self, asked: str | None) -> Ticket:
-        """Take a request in. Raises Refused for a name that means no model; all else `granted` tells."""
+        """Take a request in. Raises AdmissionRefused for a name that means no model; all else `granted` tells."""
         if self.facts.stopping:
-            raise self._counted(Refused(503, STOPPING, 5.0))
+            raise self._counted(AdmissionRefused(503, STOPPING, 5.0))
         route = self.catalogue.route(asked)
         if route is None:
-            raise self._counted(Refused(404, _unknown(asked)))
+            raise self._counted(AdmissionRefused(404, _unknown(asked)))
         self._number += 1
         future: asyncio.Future[Residence] = asyncio.get_running_loop().create_future()
         ticket = Ticket(str(self._number), route, self.clock(), future)
@@ -132,11 +132,11 @@ class Driver:
         if self._tickets.pop(ticket.number, None) is not None:
             self.tell(events.Ended(ticket.number))
 
-    def _counted(self, refused: Refused) -> Refused:
+    def _counted(self, refused: AdmissionRefused) -> AdmissionRefused:
         self.facts.refused[refused.status] += 1
         return refused
 
-    def _refuse(self, number: str, refused: Refused) -> None:
+    def _refuse(self, number: str, refused: AdmissionRefused) -> None:
         ticket = self._tickets.pop(number, None)
         if ticket is not None and not ticket.granted.done():
             ticket.granted.set_exception(self._counted(refused))
@@ -173,7 +173,7 @@ class Driver:
             case events.Dispatch(number, model):
                 self._dispatch(number, model)
             case events.Refuse(number, code, reason, after):
-                self._refuse(number, Refused(code, reason, after))
+                self._refuse(number, AdmissionRefused(code, reason, after))
             case events.Start(model, tier):
                 self._spawn(self._start(model, tier.name))
             case events.Leave(model, tier):
@@ -305,7 +305,7 @@ class Driver:
         """Take nothing new; refuse what waits; let go each model as soon as nothing uses it."""
         self.facts.stopping = True
         for number in [one for one, ticket in self._tickets.items() if not ticket.granted.done()]:
-            self._refuse(number, Refused(503, STOPPING, 5.0))
+            self._refuse(number, AdmissionRefused(503, STOPPING, 5.0))
             self.tell(events.Ended(number))
         self.tell(events.Configured(()))
         for name, model in list(self.core.models.items()):

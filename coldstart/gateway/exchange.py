@@ -18,7 +18,7 @@ import aiohttp
 
 from coldstart.gateway import answers
 from coldstart.gateway.answers import Headers, Receive, Scope, Send
-from coldstart.gateway.driver import Driver, Refused, Ticket
+from coldstart.gateway.driver import AdmissionRefused, Driver, Ticket
 from coldstart.gateway.residence import Residence
 
 MAX_BODY = 64 << 20
@@ -71,7 +71,7 @@ class Exchange:
             return
         try:
             self.ticket = self.driver.enter(asked)
-        except Refused as refused:
+        except AdmissionRefused as refused:
             await self._refused(refused)
             return
         try:
@@ -101,7 +101,7 @@ class Exchange:
     async def _held(self, ticket: Ticket) -> None:
         try:
             residence = await self._granted(ticket)
-        except Refused as refused:
+        except AdmissionRefused as refused:
             await self._refused(refused)
             return
         if ticket.route.served != self.document.get("model"):
@@ -113,7 +113,7 @@ class Exchange:
             await self._broken(residence, error)
 
     async def _granted(self, ticket: Ticket) -> Residence:
-        """Wait for the model; a stream is kept alive meanwhile by comments. Raises Refused."""
+        """Wait for the model; a stream is kept alive meanwhile by comments. Raises AdmissionRefused."""
         while self.streams and not ticket.granted.done():
             done, _ = await asyncio.wait([ticket.granted], timeout=self.heartbeat_s)
             if not done:
@@ -171,7 +171,7 @@ class Exchange:
             # Half of an answer must not look like a whole one: without its last piece the connection is broken off.
             raise RuntimeError(reason) from error
 
-    async def _refused(self, refused: Refused) -> None:
+    async def _refused(self, refused: AdmissionRefused) -> None:
         if self.status:
             await self._more(answers.event(answers.error(refused.status, refused.reason)), last=True)
             return

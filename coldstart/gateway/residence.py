@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from coldstart.gateway.servers import Ready, Server, StartFailed
+from coldstart.gateway.servers import ModelServer, Ready, StartFailed
 from coldstart.host import events
 from coldstart.host.launches import Launch
 from coldstart.host.specification import STOPPED
@@ -38,7 +38,7 @@ async def _on_sent(session: aiohttp.ClientSession, context: Any, params: Any) ->
 class Residence:
     """A server and the connections to it. `tail` is done when the last of those that waited together was sent."""
 
-    def __init__(self, driver: Driver, launch: Launch, server: Server) -> None:
+    def __init__(self, driver: Driver, launch: Launch, server: ModelServer) -> None:
         self.driver, self.launch, self.server = driver, launch, server
         self.began = driver.clock()
         self.start_s = 0.0

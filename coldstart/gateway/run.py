@@ -36,7 +36,7 @@ _PREFIX = "host-"
 
 
 @dataclass(frozen=True)
-class Options:
+class HostOptions:
     """Where to listen and how to behave. `config` is the file to watch; `api_key` is asked of every client."""
 
     cache: Cache
@@ -57,14 +57,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-class Host:
+class ModelHost:
     """One run of the host. `source` reads the configuration anew; `announce` is told the address once requests are taken."""
 
     def __init__(
         self,
         file: HostFile,
         source: Callable[[], HostFile],
-        options: Options,
+        options: HostOptions,
         log: Log,
         announce: Callable[[str, HostFile], None],
     ) -> None:
@@ -197,7 +197,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 @contextmanager
-def listening(options: Options) -> Iterator[socket.socket]:
+def listening(options: HostOptions) -> Iterator[socket.socket]:
     """The bound socket. Raises Usage where the address cannot be had."""
     try:
         family, _, _, _, address = socket.getaddrinfo(

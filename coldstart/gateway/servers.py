@@ -40,7 +40,7 @@ class Ready:
     document: Mapping[str, Any]
 
 
-class Server(Protocol):
+class ModelServer(Protocol):
     """One server, from its order to its end. `ready` raises StartFailed; `ended` gives how it ended, after all is gone."""
 
     socket: Path
@@ -54,7 +54,7 @@ class Server(Protocol):
 class Servers(Protocol):
     """Whoever begins servers."""
 
-    def begin(self, launch: Launch, deadline_s: float) -> Server:
+    def begin(self, launch: Launch, deadline_s: float) -> ModelServer:
         """Order a start; returns at once. Raises OSError where not even that can be done."""
 
     async def close(self) -> None:
@@ -76,7 +76,7 @@ class Supervised:
         loop.add_reader(lease, self._heard)
 
     def stop(self) -> None:
-        """As Server."""
+        """As ModelServer."""
         if not self.ended.done():
             with suppress(OSError):
                 self._channel.send({"signal": 15})
@@ -152,7 +152,7 @@ class Starter:
             )
         self._channel = ipc.Channel(ours)
 
-    def begin(self, launch: Launch, deadline_s: float) -> Server:
+    def begin(self, launch: Launch, deadline_s: float) -> ModelServer:
         """As Servers."""
         self._number += 1
         path = self.directory / f"{self._number}.sock"

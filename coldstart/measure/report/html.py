@@ -60,10 +60,10 @@ def stack(found: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in medians.items() if name in own}
 
 
-def _range(mode: str, found: Mapping[str, Any]) -> plots.Range:
+def _range(mode: str, found: Mapping[str, Any]) -> plots.ValueRange:
     first, ratio = found["first_token_s"], found["ratio"]
     samples = [sample["first_token_s"] for sample in found.get("samples", ())]
-    return plots.Range(
+    return plots.ValueRange(
         mode, first["median"], first["min"], first["max"], samples, f"{ratio:.1f}x" if ratio else ""
     )
 

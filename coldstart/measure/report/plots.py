@@ -40,7 +40,7 @@ Numbers = Sequence[float] | np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ValueRange:
     """A median with its range and the samples behind it; `note` is shown beside the values."""
 
     label: str
@@ -61,7 +61,7 @@ class Series:
     step: bool = True
 
 
-def ranges(entries: Sequence[Range], label: str, unit: str = "s") -> Figure:
+def ranges(entries: Sequence[ValueRange], label: str, unit: str = "s") -> Figure:
     """One row per entry: its median, its range as a whisker, its samples as small marks; `label` is the axis's."""
     rows = [entry.label for entry in entries]
     low, high = _extent([v for e in entries for v in (e.low, e.high, *e.samples)])

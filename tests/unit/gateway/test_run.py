@@ -17,7 +17,7 @@ from support.fake_upstream import TWO, FakeServers, run, staged, until
 from coldstart.errors import Usage
 from coldstart.gateway import run as running
 from coldstart.gateway.log import Log
-from coldstart.gateway.run import Host, Options, listening, own_directory
+from coldstart.gateway.run import HostOptions, ModelHost, listening, own_directory
 from coldstart.host import configuration
 from coldstart.machine.paths import Cache
 
@@ -30,7 +30,7 @@ def _own_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_address_that_is_taken_is_said_with_the_mend(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        options = Options(Cache(tmp_path), port=taken.getsockname()[1])
+        options = HostOptions(Cache(tmp_path), port=taken.getsockname()[1])
         with pytest.raises(Usage, match="cannot listen at") as problem, listening(options):
             pass
         assert "--port" in str(problem.value.mend)
@@ -57,9 +57,9 @@ class Served:
         self.servers.warm = lambda: None  # type: ignore[attr-defined]
         monkeypatch.setattr(running, "Starter", lambda *_, **__: self.servers)
         monkeypatch.setattr(running, "LOOK_S", 0.01)
-        options = Options(Cache(directory), port=0, config=self.file)
+        options = HostOptions(Cache(directory), port=0, config=self.file)
         self.urls: list[str] = []
-        self.host = Host(
+        self.host = ModelHost(
             configuration.load(self.file),
             lambda: configuration.load(self.file),
             options,

@@ -30,7 +30,7 @@ def test_the_page_stands_alone_and_its_plots_have_axes_and_values(document: dict
 
 def test_values_far_apart_are_on_a_logarithmic_axis() -> None:
     for far, scale in ((2.0, "LinearScale"), (2000.0, "LogScale")):
-        entries = [plots.Range("a", 1.0, 1.0, 1.0), plots.Range("b", far, far, far)]
+        entries = [plots.ValueRange("a", 1.0, 1.0, 1.0), plots.ValueRange("b", far, far, far)]
         (found,) = pages.plots(plot(plots.ranges(entries, "time")))
         assert pages.objects(found, scale)
         (found,) = pages.plots(plot(plots.distributions({"a": [(1.0, 0.0), (far, 1.0)]}, "time")))
