@@ -14,6 +14,7 @@ sys.path.insert(0, str(HERE))
 
 import express_tables  # noqa: E402
 import figure_tables  # noqa: E402
+import fleet_tables  # noqa: E402
 import model_cache_tables  # noqa: E402
 import overhead_tables  # noqa: E402
 import scheduling_tables  # noqa: E402
@@ -26,6 +27,7 @@ README = HERE.parent / "README.md"
 RESULTS = HERE / "RESULTS.md"
 SCHEDULING = HERE / "SCHEDULING.md"
 MODEL_CACHE = HERE / "MODEL_CACHE.md"
+FLEET = HERE.parent / "docs" / "fleet.md"
 
 
 def marked(text: str, name: str, content: str) -> str:
@@ -72,6 +74,13 @@ def model_cache(text: str) -> str:
     return text
 
 
+def fleet(text: str) -> str:
+    """docs/fleet.md with the committed results."""
+    for name, content in fleet_tables.parts().items():
+        text = marked(text, name, content)
+    return text
+
+
 def cold_start() -> tuple[str, str]:
     """(the table alone, the whole report) of the committed cold-start result."""
     rendered = markdown.render(json.loads((HERE / "results" / "cold-start-cpu.json").read_text()))
@@ -113,6 +122,7 @@ def main() -> None:
     RESULTS.write_text(results(RESULTS.read_text()))
     SCHEDULING.write_text(scheduling(SCHEDULING.read_text()))
     MODEL_CACHE.write_text(model_cache(MODEL_CACHE.read_text()))
+    FLEET.write_text(fleet(FLEET.read_text()))
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
         "Replay a request trace, live or simulated.",
         "Measure",
     ),
+    "fleet": ("coldstart.commands.fleet", "Plan and simulate a fleet of servers.", "Measure"),
     "doctor": ("coldstart.commands.doctor", "Say what this machine can do, and what is missing.", "Machine"),
 }
 ALIASES: Mapping[str, str] = {"ls": "list"}

@@ -69,6 +69,9 @@ def command(
     host: Annotated[
         Path | None, _flag("--host", metavar="FILE", help="Simulate a host of many models: its TOML file.")
     ] = None,
+    fleet: Annotated[
+        Path | None, _flag("--fleet", metavar="FILE", help="Simulate a fleet of servers: its TOML file.")
+    ] = None,
     policy: Annotated[str | None, _flag("--policy", hidden=True, help="Now --scheduler.")] = None,
     strategy: Annotated[str | None, _flag("--strategy", hidden=True, help="Now --kv-strategy.")] = None,
     slo: Annotated[str, _flag("--slo", help="Such as ttft=2,tpot=0.1,normalized=0.3.")] = "",
@@ -81,6 +84,8 @@ def command(
         raise Usage("choose one of --target and --simulate", mend="coldstart trace-replay FILE --simulate")
     if on_bad_row not in ("skip", "refuse"):
         raise Usage(f"--on-bad-row {on_bad_row!r}: write skip or refuse")
+    if host is not None and fleet is not None:
+        raise Usage("--host and --fleet are two simulations", mend="give one of them")
     limits, before = _slo(slo), _baseline(baseline)
     exports = _moved(exports, {"csv": csv, "html": html}, common)
     plan = TracePlan(
@@ -102,6 +107,9 @@ def command(
     report, records = TraceReport(), RecordStore()
     if host is not None:
         _on_host(common, exports, plan, host, simulate, profile, report)
+        return
+    if fleet is not None:
+        _on_fleet(common, plan, fleet, simulate, profile, report)
         return
     with common.out.phase("replay the trace"):
         if simulate:
@@ -152,6 +160,21 @@ def _on_host(
     found = public({**done.document, "rows": asdict(report)})
     result = Result("trace-replay on a host", found, done.table(), page)
     give(common.out, exports, result, lambda: replay.text(found))
+    _warn(common, report)
+
+
+def _on_fleet(
+    common: Common, plan: TracePlan, fleet: Path, simulate: bool, profile: str | None, report: TraceReport
+) -> None:
+    from coldstart.fleet import replay
+
+    if not simulate:
+        raise Usage(
+            "--fleet simulates so far", mend="coldstart trace-replay FILE --simulate --fleet FLEET.toml"
+        )
+    times = None if profile is None else _profile(profile, common)
+    found = {**replay.replay_on_fleet(plan, fleet, times, report), "rows": asdict(report)}
+    common.out.result(found, lambda: replay.text(found))
     _warn(common, report)
 
 

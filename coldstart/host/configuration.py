@@ -91,8 +91,8 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None) -> HostFil
     models = top.pop("models", {})
     if not isinstance(models, dict) or not models:
         raise Usage("no [models.NAME]", mend='write [models.NAME] with memory = "14GiB" and start_s = 8.0')
-    _known("the host", top, {field.name for field in fields(HostSettings)})
-    settings = HostSettings(**_typed(_sized(_needed("the host", top, {"memory"}))))
+    known_members("the host", top, {field.name for field in fields(HostSettings)})
+    settings = HostSettings(**_typed(_sized(needed_members("the host", top, {"memory"}))))
     make(settings.policy, {}, settings.memory)
     launches = {name: _launch(name, given) for name, given in models.items()}
     catalogue = Catalogue(launches.values())
@@ -119,7 +119,7 @@ def _launch(name: str, given: Any) -> Launch:
     what = f"models.{name}"
     if not isinstance(given, dict):
         raise Usage(f"{what} is no table")
-    _known(what, given, _LAUNCH | _FIGURES)
+    known_members(what, given, _LAUNCH | _FIGURES)
     return Launch(
         name,
         str(_kind(what, given, "model", str, name)),
@@ -150,7 +150,7 @@ def _words(what: str, given: Mapping[str, Any], name: str) -> Iterator[str]:
 def _known_by(given: Mapping[str, Any], launch: Launch, profiles: Profiles | None) -> Profile | None:
     """The model's profile, where the file does not say all."""
     if profiles is None or {"memory", "start_s"} <= given.keys():
-        _needed(f"models.{launch.name}", given, {"memory", "start_s"})
+        needed_members(f"models.{launch.name}", given, {"memory", "start_s"})
         return None
     return profiles(launch)
 
@@ -158,20 +158,20 @@ def _known_by(given: Mapping[str, Any], launch: Launch, profiles: Profiles | Non
 def _model(name: str, given: Any, known: Profile | None) -> ModelSpec:
     what = f"models.{name}"
     memory = size(given["memory"]) if known is None or "memory" in given else known.memory
-    start = _seconds(what, given["start_s"]) if known is None or "start_s" in given else known.start_s
+    start = as_seconds(what, given["start_s"]) if known is None or "start_s" in given else known.start_s
     between = tuple(_tier(what, tier) for tier in given.get("tiers", ()))
     tiers = (Tier(AWAKE, memory, 0.0), *between, stopped(start))
     idle = given.get("idle_s")
-    idle_s = None if idle is None else _seconds(what, idle)
+    idle_s = None if idle is None else as_seconds(what, idle)
     return ModelSpec(name, tiers, pinned=_kind(what, given, "pinned", bool, False), idle_s=idle_s)
 
 
 def _tier(what: str, given: Any) -> Tier:
     if not isinstance(given, dict):
         raise Usage(f"{what}.tiers holds {given!r}")
-    _known(f"{what}.tiers", given, {field.name for field in fields(Tier)})
-    _needed(f"{what}.tiers", given, {"name", "memory", "penalty_s"})
-    penalty = _seconds(what, given["penalty_s"])
+    known_members(f"{what}.tiers", given, {field.name for field in fields(Tier)})
+    needed_members(f"{what}.tiers", given, {"name", "memory", "penalty_s"})
+    penalty = as_seconds(what, given["penalty_s"])
     return Tier(str(given["name"]), size(given["memory"]), penalty, size(given.get("host_memory", 0)))
 
 
@@ -190,18 +190,18 @@ def _typed(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _seconds(what: str, given: object) -> float:
+def as_seconds(what: str, given: object) -> float:
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < float("inf"):
         raise Usage(f"{what}: {given!r} is no time in seconds")
     return float(given)
 
 
-def _known(what: str, given: Mapping[str, Any], names: Collection[str]) -> None:
+def known_members(what: str, given: Mapping[str, Any], names: Collection[str]) -> None:
     if unknown := sorted(given.keys() - set(names)):
         raise Usage(f"{what} does not know {', '.join(unknown)}", mend=f"it knows {', '.join(sorted(names))}")
 
 
-def _needed(what: str, given: Mapping[str, Any], names: set[str]) -> Mapping[str, Any]:
+def needed_members(what: str, given: Mapping[str, Any], names: set[str]) -> Mapping[str, Any]:
     if missing := sorted(names - given.keys()):
         raise Usage(f"{what} lacks {', '.join(missing)}")
     return given

@@ -185,3 +185,33 @@ def test_a_host_file_needs_the_simulation_and_its_own_models(run: Run, trace: Pa
     assert "--simulate --host" in live.stderr
     other = ["--simulate", "--profile", "profile.json", "--host", "host.toml", "--models", "nobody"]
     assert "knows no model nobody" in run("trace-replay", str(trace), *other, code=2).stderr
+
+
+FLEET = """
+[servers.s]
+count = 2
+memory = "24GB"
+network = "1GB"
+load = "10GB"
+[models.small]
+size = "4GB"
+memory = "6GB"
+decode_s = 0.01
+[models.large]
+size = "12GB"
+memory = "14GB"
+ttft_s = 8
+"""
+
+
+def test_a_fleet_is_simulated_with_the_models_own_times(run: Run, trace: Path, home: Path) -> None:
+    (home / "fleet.toml").write_text(FLEET)
+    given = ["trace-replay", str(trace), "--simulate", "--fleet", "fleet.toml"]
+    found = json.loads(run(*given, "--format", "json").stdout)
+    assert (found["kind"], found["requests"], found["refused"]) == ("simulated fleet", 10, {})
+    assert found["models"]["small"]["requests"] == 5 and found["starts"] == 2
+    assert "simulated fleet of 2 servers, placement pipeline: 10 requests" in run(*given).stdout
+    live = run("trace-replay", str(trace), "--target", "http://127.0.0.1:1", "--fleet", "fleet.toml", code=2)
+    assert "--simulate --fleet" in live.stderr
+    assert "give one of them" in run(*given, "--host", "host.toml", code=2).stderr
+    assert "knows no model nobody" in run(*given, "--models", "nobody", code=2).stderr

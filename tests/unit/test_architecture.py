@@ -33,7 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "measure",
         "validate",
         "host",
-        "gateway",
+        "fleet gateway",
         "commands",
     )
 )
@@ -45,6 +45,7 @@ FOREIGN = {
     "scheduling": ("torch", "vllm"),
     "traces": ("torch", "vllm"),
     "key": ("torch", "vllm"),
+    "fleet": ("torch", "vllm", "ray"),
     "host": ("torch", "vllm", "aiohttp", "starlette", "uvicorn"),
     "gateway": ("torch", "vllm", "typer"),
 }

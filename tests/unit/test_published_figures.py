@@ -33,6 +33,7 @@ FILES = [
     ("benchmarks/RESULTS.md", "results"),
     ("benchmarks/SCHEDULING.md", "scheduling"),
     ("benchmarks/MODEL_CACHE.md", "model_cache"),
+    ("docs/fleet.md", "fleet"),
 ]
 
 

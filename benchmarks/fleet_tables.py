@@ -1,0 +1,121 @@
+"""The fleet's results as Markdown, for docs/fleet.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def parts() -> dict[str, str]:
+    return {
+        "policies": policies(_read("fleet-policies")),
+        "cold-ttft": cold_ttft(_read("fleet-cold-ttft")),
+        "end-to-end": end_to_end(_read("fleet-end-to-end-simulated")),
+        "sensitivity": sensitivity(_read("fleet-end-to-end-simulated")),
+        "cost": cost(_read("fleet-cost")),
+    }
+
+
+def _read(name: str) -> dict[str, Any]:
+    return dict(json.loads((RESULTS / f"{name}.json").read_text()))
+
+
+def _table(headers: list[str], rows: list[list[str]]) -> str:
+    lines = [headers, ["---", *["---:"] * (len(headers) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines)
+
+
+def policies(found: Mapping[str, Any]) -> str:
+    sizing, ledger = found["sizing"], found["ledger"]
+    return (
+        f"- `choose` against every choice of servers on {sizing['clusters']:,} random clusters: "
+        f"{len(sizing['differing'])} differ.\n"
+        f"- The ledger on {ledger['runs']:,} links shared exactly: {ledger['admitted']:,} fetches admitted, "
+        f"{ledger['refused']:,} refused, {ledger['runs_with_a_late_worker']} runs with one past its deadline; "
+        f"bytes lost or invented: {ledger['bytes_lost_relative']:.0e} of all at most."
+    )
+
+
+def cold_ttft(found: Mapping[str, Any]) -> str:
+    fit, ratio = found["fit"], found["vllm_over_four_workers"]
+    lines = [
+        f"C = {fit['runtime_s']:.2f} s, r = {fit['first_s']:.2f} s, b = {fit['bandwidth_gb_s']:.2f} GB/s, "
+        f"t = {fit['rank_s']:.2f} s a rank.",
+        "",
+        _verdict("in sample, worst of 14", found["in_sample"]),
+        _verdict("one model left out, worst", found["left_out"]),
+        f"- Serverless vLLM over four workers, largest ratio: {ratio['modelled']:.2f} by the fits, {ratio['published']:.2f} by "
+        f"the authors' figures, {ratio['claimed']} claimed.",
+    ]
+    return "\n".join(lines)
+
+
+def _verdict(name: str, found: Mapping[str, float]) -> str:
+    met = "met" if found["worst"] <= found["asked"] else "**missed**"
+    return f"- {name}: {100 * found['worst']:.1f} %, asked for at most {100 * found['asked']:.0f} %: {met}."
+
+
+def end_to_end(found: Mapping[str, Any]) -> str:
+    systems = list(dict.fromkeys(row["system"] for row in found["rows"]))
+    cells = list(dict.fromkeys((row["cv"], row["rps"]) for row in found["rows"]))
+    at = {(row["cv"], row["rps"], row["system"]): row for row in found["rows"]}
+    rows = [
+        [
+            f"{cv}, {rps}",
+            *(f"{at[cv, rps, s]['ttft_attainment']} ({at[cv, rps, s]['published']})" for s in systems),
+        ]
+        for cv, rps in cells
+    ]
+    gain, off = found["pipeline_over_vllm"], found["mean_absolute_error_points"]
+    reached = "reached" if gain["simulated_most"] >= gain["claimed"] else "**not reached**"
+    return "\n".join(
+        [
+            _table(["CV, requests/s", *systems], rows),
+            "",
+            f"- The published order in {found['ordered_cells']} of {found['cells']} cells.",
+            f"- Pipeline over serverless vLLM: {gain['simulated_least']:.2f} to {gain['simulated_most']:.2f}; "
+            f"{gain['claimed']} claimed: {reached}.",
+            "- Off the published figures by, on average: "
+            + ", ".join(f"{n} {v:.1f} points" for n, v in off.items())
+            + ".",
+        ]
+    )
+
+
+def sensitivity(found: Mapping[str, Any]) -> str:
+    varied = found["sensitivity"]
+    systems = list(varied[0]["attainment"])
+    rows = [
+        [
+            f"{one['skew']}, {one['runtime']}",
+            *(str(one["attainment"][s]) for s in systems),
+            "yes" if one["ordered"] else "no",
+            f"{one['gain']:.2f}",
+        ]
+        for one in varied
+    ]
+    return _table(["skew, runtime", *systems, "published order", "pipeline over vLLM"], rows)
+
+
+def cost(found: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            *(f"{row[name]:,}" for name in ("servers", "models", "requests", "groups")),
+            f"{row['cpu_s']:.2f}",
+            f"{row['ms_per_start']:.1f}",
+        ]
+        for row in found["rows"]
+    ]
+    exponents = ", ".join(f"{value:.2f}" for value in found["growth_exponents"])
+    return "\n".join(
+        [
+            _table(["servers", "models", "requests", "starts", "CPU (s)", "ms a start"], rows),
+            "",
+            f"Exponent of the growth from row to row: {exponents}. The last row simulates "
+            f"{found['simulated_seconds_per_cpu_second']:.1f} s in a second of CPU.",
+        ]
+    )

@@ -1,0 +1,75 @@
+"""The servers: free device memory, link ledgers, and weights kept in host memory.
+
+Invariant: what workers hold on a device and what is free there add up to its memory; a lost server holds nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from coldstart.fleet.ledger import LinkLedger
+from coldstart.fleet.sizing import Offer
+from coldstart.fleet.specification import ServerSpec
+
+
+class FleetServer:
+    """One server as the controller knows it."""
+
+    def __init__(self, spec: ServerSpec, now: float) -> None:
+        self.spec, self.draining = spec, False
+        self.free = [spec.memory] * spec.devices
+        self.ledger = LinkLedger(spec.network, now)
+        self.cached: OrderedDict[str, int] = OrderedDict()
+
+    def offer(self, now: float) -> Offer:
+        fetch = 0.0 if self.draining else self.ledger.offer(now)
+        return Offer(self.spec.name, fetch, self.spec.load, max(self.free))
+
+    def take(self, memory: int) -> int:
+        """The device with the least room that is enough. Raises ValueError where none has it."""
+        fitting = [(free, number) for number, free in enumerate(self.free) if free >= memory]
+        if not fitting:
+            raise ValueError(f"no device of {self.spec.name} has {memory} bytes free")
+        device = min(fitting)[1]
+        self.free[device] -= memory
+        return device
+
+    def give(self, device: int, memory: int) -> None:
+        self.free[device] += memory
+
+    def remember(self, model: str, size: int) -> None:
+        """Keep the weights in host memory; those used longest ago make room."""
+        if size > self.spec.host_memory:
+            return
+        self.cached.pop(model, None)
+        self.cached[model] = size
+        while sum(self.cached.values()) > self.spec.host_memory:
+            self.cached.popitem(last=False)
+
+    def recall(self, model: str) -> bool:
+        """Whether the weights are in host memory; that is a use."""
+        if model not in self.cached:
+            return False
+        self.cached.move_to_end(model)
+        return True
+
+
+class Cluster:
+    """Servers by name, in the order in which they joined."""
+
+    def __init__(self) -> None:
+        self.servers: dict[str, FleetServer] = {}
+
+    def join(self, spec: ServerSpec, now: float) -> None:
+        self.servers[spec.name] = FleetServer(spec, now)
+
+    def lose(self, name: str) -> None:
+        self.servers.pop(name, None)
+
+    def open(self) -> Iterator[FleetServer]:
+        return (server for server in self.servers.values() if not server.draining)
+
+    def offers(self, now: float, least: int = 0) -> list[Offer]:
+        """Of every server with a device that has `least` bytes free."""
+        return [server.offer(now) for server in self.open() if max(server.free) >= least]

@@ -1,0 +1,56 @@
+"""From a pipeline to single workers (ParaServe, section 6): which remain, and which stream goes to whom.
+
+Scaling down keeps one worker, scaling up as many as the load asks for, of those that have the memory; the switch comes when all
+of them hold the whole model. Streams that cannot move end in the pipeline, which goes when its last one has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from coldstart.fleet.events import FetchRest, Move
+from coldstart.fleet.groups import Group, GroupPhase
+from coldstart.fleet.roster import Roster
+
+
+class Consolidation:
+    """`moving` has the group to which each stream on its way goes; it counts there already."""
+
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
+        self.moving: dict[str, str] = {}
+
+    def begin(self, group: Group, wanted: int, batch: int, now: float) -> Iterator[FetchRest]:
+        """The pipeline serves: its first full workers fetch the rest; more of them where `wanted` came on top."""
+        full = sum(worker.full for worker in group.workers)
+        group.keep = max(1, min(full, group.keep + wanted))
+        group.capacity = batch * group.keep
+        for worker in group.remaining():
+            yield self.roster.fetch_rest(worker, now)
+
+    def complete(self, group: Group) -> bool:
+        remaining = group.remaining()
+        return len(group.workers) > 1 and bool(remaining) and all(worker.whole for worker in remaining)
+
+    def split(self, group: Group, batch: int, now: float) -> list[Group]:
+        """Each that remains is a group of its own; the old one takes nothing new."""
+        group.phase = GroupPhase.LEAVING
+        singles = []
+        for worker in group.remaining():
+            single = Group(
+                f"{worker.name}/whole", group.model, [worker], 1, batch, GroupPhase.SERVING, since=now
+            )
+            worker.groups.append(single.name)
+            singles.append(single)
+        return singles
+
+    def moves(self, group: Group, groups: Mapping[str, Group]) -> list[Move]:
+        """Every stream to the single worker with the fewest."""
+        singles = [groups[f"{worker.name}/whole"] for worker in group.remaining()]
+        orders = []
+        for request in group.in_flight:
+            target = min(singles, key=lambda single: len(single.in_flight))
+            target.in_flight[request] = None
+            self.moving[request] = target.name
+            orders.append(Move(request, group.name, target.name))
+        return orders

@@ -1,0 +1,62 @@
+"""One deployed model as the core keeps it: its requests that wait, in order of arrival, and its groups.
+
+Invariant: a request waits for at most one model, once; what was sent and came back waits at its old place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from coldstart.fleet.groups import Group, GroupPhase
+from coldstart.fleet.specification import FleetModel, FleetSettings
+from coldstart.fleet.window import Window, required
+
+
+@dataclass(slots=True)
+class Deployment:
+    """`failures` in a row; nothing starts before `retry_at`."""
+
+    spec: FleetModel
+    window: Window
+    waiting: dict[str, float] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
+    failures: int = 0
+    retry_at: float = 0.0
+    error: str = ""
+    retired: bool = False
+    number: int = 0
+
+    def live(self) -> int:
+        """Workers that serve or will, as they will be in the end."""
+        return sum(group.keep for group in self.groups.values() if group.phase is not GroupPhase.LEAVING)
+
+    def wanted(self, now: float) -> int:
+        """Workers to start now."""
+        if self.retired or now < self.retry_at:
+            return 0
+        room = sum(group.spare for group in self.groups.values())
+        need = required(len(self.waiting), self.window.count(now), room, self.spec.batch)
+        live = self.live()
+        return max(0, min(max(need, self.spec.least - live), self.spec.most - live))
+
+    def oldest(self) -> float | None:
+        return next(iter(self.waiting.values()), None)
+
+    def next_to_send(self) -> tuple[str, Group] | None:
+        """The request that waits longest, and the first group with room for it."""
+        request = next(iter(self.waiting), None)
+        if request is None:
+            return None
+        serving = (g for g in self.groups.values() if g.phase is GroupPhase.SERVING and g.spare)
+        group = next(serving, None)
+        return None if group is None else (request, group)
+
+    def back(self, request: str, since: float) -> None:
+        """It was sent and has to be sent again."""
+        again = [*self.waiting.items(), (request, since)]
+        self.waiting = dict(sorted(again, key=lambda one: one[1]))
+
+    def failed(self, reason: str, now: float, settings: FleetSettings) -> None:
+        self.failures, self.error = self.failures + 1, reason
+        backoff = settings.backoff_s * 2 ** min(self.failures - 1, 60)
+        self.retry_at = now + min(settings.backoff_max_s, backoff)

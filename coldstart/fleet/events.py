@@ -1,0 +1,195 @@
+"""What the fleet's core is told, and what it orders. A live controller and the simulator speak nothing else to it.
+
+Requests arrive, end, are dispatched and refused in the host's own words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coldstart.fleet.specification import FleetModel, ServerSpec
+from coldstart.host.events import Arrived, Ended, Refuse, Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A server is there, or there again, empty."""
+
+    server: ServerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLost:
+    """A server is gone with all that was on it."""
+
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """A server is to take nothing new."""
+
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    model: FleetModel
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A server's link as measured, in bytes/s."""
+
+    server: str
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A worker's own part is in host memory."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankReady:
+    """A worker has its part loaded and its runtime up."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A worker holds the whole model: it can serve alone."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied:
+    """A worker's process ended by itself, or never came up."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The order to stop was carried out: its memory is free."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A stream's move ended: on the worker, or rolled back to the group."""
+
+    request: str
+    done: bool
+
+
+Event = (
+    Arrived
+    | Ended
+    | Tick
+    | Joined
+    | ServerLost
+    | Drained
+    | Deployed
+    | Removed
+    | Rate
+    | Fetched
+    | RankReady
+    | Whole
+    | WorkerDied
+    | Stopped
+    | Moved
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRank:
+    """Start a rank: fetch `fetch` of its `size` bytes (what is not in host memory), and load them on that device.
+
+    `deadline` is when the fetch must have ended; infinity where nothing is promised.
+    """
+
+    worker: str
+    group: str
+    model: str
+    rank: int
+    ranks: int
+    full: int
+    server: str
+    device: int
+    size: int
+    fetch: int
+    memory: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRest:
+    """Fetch the other ranks' `size` bytes behind everybody else's, and load them beside."""
+
+    worker: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the worker; nobody uses it. `Stopped` follows."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the request to that group now; one that had begun elsewhere goes on from the tokens it has."""
+
+    request: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Hand the stream over from the group to the worker. `Moved` follows, unless it ends before."""
+
+    request: str
+    source: str
+    target: str
+
+
+Action = LaunchRank | FetchRest | Stop | Send | Move | Refuse
+
+__all__ = [
+    "Action",
+    "Arrived",
+    "Deployed",
+    "Drained",
+    "Ended",
+    "Event",
+    "FetchRest",
+    "Fetched",
+    "Joined",
+    "LaunchRank",
+    "Move",
+    "Moved",
+    "RankReady",
+    "Rate",
+    "Refuse",
+    "Removed",
+    "Send",
+    "ServerLost",
+    "Stop",
+    "Stopped",
+    "Tick",
+    "Whole",
+    "WorkerDied",
+]

@@ -1,0 +1,69 @@
+"""Who may fetch through a server's link, so that nobody who was let in misses a deadline (ParaServe, Algorithm 2, corrected).
+
+A newcomer among N is offered B/(N+1) (the paper's B/N divides by zero on an idle server), if with so much every one
+already there still ends in time (equation 3). Pending bytes are aged first, event by event. What loads after start-up is
+consolidated in the background, takes what is left over, and does not count in N.
+
+Invariant: under exact processor sharing no admitted fetch ends after its deadline, for a share only grows until the next
+one is admitted, and that was checked. A fetch that could not be in time anyway has no deadline, else nobody could join it.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from coldstart.fleet.link import Link
+
+
+class LinkLedger:
+    """One server's link as the controller knows it; `bandwidth` in bytes/s."""
+
+    def __init__(self, bandwidth: float, now: float = 0.0) -> None:
+        self.link, self.deadlines = Link(bandwidth, now), dict[str, float]()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody fetches in the foreground, as far as is known without looking at the clock."""
+        return not self.link.pending
+
+    def _age(self, now: float) -> None:
+        for name, _ in self.link.advance(now):
+            self.deadlines.pop(name, None)
+
+    def offer(self, now: float) -> float:
+        """Bytes/s that a newcomer would have; 0 where it would make another late."""
+        self._age(now)
+        share = self.link.rate / (len(self.link.pending) + 1)
+        safe = all(size <= share * (self.deadlines[name] - now) for name, size in self.link.pending.items())
+        return share if safe else 0.0
+
+    def claim(self, name: str, size: float, deadline: float, now: float) -> None:
+        """Let it fetch in the foreground. Raises ValueError where it would make another late, or be late itself."""
+        share = self.offer(now)
+        # One part in a thousand million of grace: the deadline was computed from the same offer.
+        if share <= 0 or size > share * (deadline - now) * (1 + 1e-9) + 1e-3:
+            raise ValueError(f"{name} cannot fetch {size:.0f} bytes by {deadline:.3f} beside the others")
+        self.link.add(name, size)
+        self.deadlines[name] = deadline
+
+    def join(self, name: str, size: float, now: float) -> None:
+        """A fetch without a deadline, for one that is too late already, or whose scheme asks for none."""
+        self._age(now)
+        self.link.add(name, size)
+        self.deadlines[name] = inf
+
+    def trail(self, name: str, size: float, now: float) -> None:
+        """A background fetch."""
+        self._age(now)
+        self.link.add(name, size, background=True)
+
+    def finished(self, name: str, now: float) -> None:
+        """It fetches no more, whatever was believed to be left of it."""
+        self._age(now)
+        self.link.drop(name)
+        self.deadlines.pop(name, None)
+
+    def measured(self, bandwidth: float, now: float) -> None:
+        """The link's rate as observed, from now on."""
+        self._age(now)
+        self.link.rate = bandwidth

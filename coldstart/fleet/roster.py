@@ -1,0 +1,122 @@
+"""Workers by name and what they hold: every change of memory and of a link's claims goes through here.
+
+Invariant: a worker holds its device memory from its launch until its process is known to be gone, and no longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+from coldstart.fleet import timing
+from coldstart.fleet.cluster import Cluster
+from coldstart.fleet.events import FetchRest, LaunchRank, Stop
+from coldstart.fleet.groups import FleetWorker, Group, GroupPhase
+from coldstart.fleet.sizing import Demand, Place, Scheme
+from coldstart.fleet.specification import PIPELINE, FleetModel, FleetSettings
+
+REST = "+rest"
+"""Marks the background fetch of a worker in its server's ledger."""
+
+
+class Roster:
+    def __init__(self, settings: FleetSettings) -> None:
+        self.settings, self.cluster = settings, Cluster()
+        self.workers: dict[str, FleetWorker] = {}
+
+    def launch(
+        self, name: str, model: FleetModel, demand: Demand, scheme: Scheme, keep: int, now: float
+    ) -> tuple[Group, list[LaunchRank]]:
+        """Take memory and links for a scheme."""
+        group = Group(name, model.name, [], min(keep, max(1, scheme.full)), 0, since=now)
+        group.capacity = model.batch * group.keep
+        orders = [self._start(group, model, demand, scheme, rank, now) for rank in range(len(scheme.places))]
+        return group, orders
+
+    def _start(
+        self, group: Group, model: FleetModel, demand: Demand, scheme: Scheme, rank: int, now: float
+    ) -> LaunchRank:
+        place, name = scheme.places[rank], f"{group.name}.{rank}"
+        server = self.cluster.servers[place.server]
+        device = server.take(place.memory)
+        fetch = 0 if self.settings.cache and server.recall(model.name) else place.size
+        deadline = now + self._budget(demand, scheme, place, server.spec.load)
+        if fetch and deadline < inf:
+            server.ledger.claim(name, fetch, deadline, now)
+        elif fetch:
+            server.ledger.join(name, fetch, now)
+        worker = FleetWorker(name, model.name, place.server, device, place.memory, place.size, 0, place.full)
+        worker.rest, worker.whole = model.size - place.size, len(scheme.places) == 1
+        worker.groups.append(group.name)
+        group.workers.append(worker)
+        self.workers[name] = worker
+        where = place.server, device, place.size, fetch, place.memory, deadline
+        return LaunchRank(name, group.name, model.name, rank, len(scheme.places), scheme.full, *where)
+
+    def _budget(self, demand: Demand, scheme: Scheme, place: Place, load: float) -> float:
+        """Seconds in which the rank must be fetched; the paper's D less now."""
+        if not scheme.meets or self.settings.placement != PIPELINE:
+            return inf
+        after = timing.ttft_s(demand.costs, 0.0, len(scheme.places), scheme.full, demand.waited_s)
+        term = demand.ttft_s - after
+        return timing.fetch_budget_s(demand.costs, place.size, load, term)
+
+    def fetched(self, worker: FleetWorker, model: FleetModel, now: float) -> None:
+        server = self.cluster.servers[worker.server]
+        server.ledger.finished(worker.name, now)
+        if self.settings.cache and worker.whole:
+            server.remember(model.name, model.size)
+
+    def fetch_rest(self, worker: FleetWorker, now: float) -> FetchRest:
+        server = self.cluster.servers[worker.server]
+        known = self.settings.cache and server.recall(worker.model)
+        size = 0 if known else worker.rest
+        if size:
+            server.ledger.trail(worker.name + REST, size, now)
+        return FetchRest(worker.name, size)
+
+    def whole(self, worker: FleetWorker, model: FleetModel, now: float) -> None:
+        worker.whole = True
+        server = self.cluster.servers[worker.server]
+        server.ledger.finished(worker.name + REST, now)
+        if self.settings.cache:
+            server.remember(model.name, model.size)
+
+    def shrink(self, worker: FleetWorker, memory: int) -> None:
+        """The worker holds so much from now on, and no more."""
+        if memory < worker.memory:
+            self.cluster.servers[worker.server].give(worker.device, worker.memory - memory)
+            worker.memory = memory
+
+    def stop(self, group: Group, now: float) -> Iterator[Stop]:
+        """Order those to stop that work for no other group."""
+        group.phase = GroupPhase.LEAVING
+        for worker in group.workers:
+            if group.name in worker.groups:
+                worker.groups.remove(group.name)
+            if worker.groups or worker.stopping or worker.name not in self.workers:
+                continue
+            worker.stopping = True
+            self._release_link(worker, now)
+            yield Stop(worker.name)
+
+    def gone(self, worker: FleetWorker, now: float) -> None:
+        """Its process is no more."""
+        if self.workers.pop(worker.name, None) is None or worker.server not in self.cluster.servers:
+            return
+        self._release_link(worker, now)
+        self.cluster.servers[worker.server].give(worker.device, worker.memory)
+
+    def lose(self, server: str) -> list[FleetWorker]:
+        """The server's workers, which are no more."""
+        self.cluster.lose(server)
+        lost = [worker for worker in self.workers.values() if worker.server == server]
+        for worker in lost:
+            del self.workers[worker.name]
+        return lost
+
+    def _release_link(self, worker: FleetWorker, now: float) -> None:
+        server = self.cluster.servers.get(worker.server)
+        if server is not None:
+            server.ledger.finished(worker.name, now)
+            server.ledger.finished(worker.name + REST, now)

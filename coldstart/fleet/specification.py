@@ -1,0 +1,100 @@
+"""What the fleet is told: its servers, its models, and how it decides.
+
+Invariant: a model that is accepted can be started on some server that is big enough; figures are in bytes and seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+from coldstart.errors import Usage
+from coldstart.fleet.sizing import MOST_RANKS, Demand
+from coldstart.fleet.timing import Costs
+
+PIPELINE, FIRST_FIT, LOCALITY = "pipeline", "first-fit", "locality"
+PLACEMENTS = (PIPELINE, FIRST_FIT, LOCALITY)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    """`devices` of `memory` bytes each behind one link; `host_memory` bytes keep the weights of models that went."""
+
+    name: str
+    memory: int
+    network: float
+    load: float
+    devices: int = 1
+    host_memory: int = 0
+
+    def __post_init__(self) -> None:
+        if (
+            self.memory <= 0
+            or self.network <= 0
+            or self.load <= 0
+            or self.devices < 1
+            or self.host_memory < 0
+        ):
+            raise Usage(f"server {self.name}: memory, network and load must be above 0, devices at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class FleetModel:
+    """`size` bytes of weights, `memory` device bytes to serve with; at least `least` and at most `most` workers; one goes
+    after `idle_s` without a request. `batch` requests at once in a worker.
+    """
+
+    name: str
+    size: int
+    memory: int
+    costs: Costs
+    ttft_s: float = inf
+    tpot_s: float = inf
+    batch: int = 8
+    least: int = 0
+    most: int = 16
+    idle_s: float = 60.0
+    shares: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.size <= self.memory:
+            raise Usage(f"model {self.name}: its memory must hold its {self.size} bytes")
+        if self.batch < 1 or not 0 <= self.least <= self.most or self.most < 1 or self.idle_s < 0:
+            raise Usage(f"model {self.name}: batch and most from 1, least from 0 to most, idle_s from 0")
+        for ranks, shares in self.shares.items():
+            if len(shares) != ranks or min(shares) <= 0:
+                raise Usage(f"model {self.name}: {len(shares)} shares for {ranks} ranks")
+
+    def demand(self, waited_s: float, beside: bool) -> Demand:
+        return Demand(
+            self.size, self.memory, self.costs, self.ttft_s, self.tpot_s, waited_s, self.shares, beside
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """How the fleet decides. `pipeline` is ParaServe; `first-fit` takes the first server with room, `locality` the one where
+    the model would be soonest, weights in host memory counted: the two baselines.
+
+    `beside` counts the device memory of an engine that loads beside its rank (what vLLM needs); without it the worker grows in
+    place, as in the paper. `reclaim` lets idle workers go before their time when another model finds no room.
+    """
+
+    placement: str = PIPELINE
+    most_ranks: int = MOST_RANKS
+    window_s: float = 1.0
+    consolidate: bool = True
+    beside: bool = True
+    cache: bool = False
+    reclaim: bool = True
+    retries: int = 2
+    hold_s: float = 600.0
+    max_held: int = 1 << 20
+    backoff_s: float = 1.0
+    backoff_max_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.placement not in PLACEMENTS:
+            raise Usage(f"placement {self.placement!r}", mend=f"one of {', '.join(PLACEMENTS)}")
+        if not 1 <= self.most_ranks <= 16 or self.window_s < 0 or self.hold_s <= 0 or self.retries < 0:
+            raise Usage("most_ranks from 1 to 16, window_s and retries from 0, hold_s above 0")

@@ -1,0 +1,135 @@
+"""What the fleet's policies are held against: every choice of servers, and a link shared exactly, both by other means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import combinations, pairwise
+from math import inf
+from random import Random
+
+from coldstart.fleet.ledger import LinkLedger
+from coldstart.fleet.sizing import Demand, Offer
+from coldstart.fleet.timing import Costs, Overlap
+
+GIB = 1 << 30
+Choice = tuple[int, int, float]
+
+
+def cluster(random: Random) -> tuple[Demand, list[Offer], int, bool]:
+    """A model, up to seven unequal servers, required workers, and whether the group is to be consolidated."""
+    size = random.randint(1, 30) * GIB
+    memory = size + random.randint(0, 6) * GIB
+    runtime = [random.uniform(0, 4) for _ in range(3)]
+    own = random.uniform(0, 0.2), random.uniform(0, 0.02), random.uniform(0, 3), random.uniform(0.01, 0.1)
+    costs = Costs(*runtime, *own, random.choice(list(Overlap)))
+    limit = random.choice([inf, random.uniform(1, 25)])
+    pace = random.choice([inf, own[3] * random.uniform(0.9, 4.5)])
+    waited = random.choice([0.0, random.uniform(0, 5)])
+    shares = {}
+    if random.random() < 0.5:
+        for ranks in range(1, 5):
+            cuts = sorted(random.sample(range(1, 1000), ranks - 1))
+            edges = [0, *(size * cut // 1000 for cut in cuts), size]
+            shares[ranks] = tuple(b - a for a, b in pairwise(edges))
+    demand = Demand(size, memory, costs, limit, pace, waited, shares, random.random() < 0.5)
+    offers = [
+        Offer(
+            f"s{number}",
+            random.choice([0.0, random.uniform(0.2, 10) * GIB, 2.0 * GIB]),
+            random.choice([random.uniform(1, 20) * GIB, 12.0 * GIB]),
+            random.choice([random.randint(0, 48) * GIB, 24 * GIB, memory, memory // 2]),
+        )
+        for number in range(random.randint(0, 7))
+    ]
+    return demand, offers, random.choice([1, 1, 1, 2, 3, 4, 6]), random.random() < 0.8
+
+
+def term(demand: Demand, offer: Offer, size: int) -> float:
+    """Equations 1 and 5 and the form between them, written out."""
+    c, fetch, load = demand.costs, size / offer.fetch, size / offer.load
+    if c.overlap == "sequential":
+        return c.container_s + c.context_s + c.library_s + fetch + load
+    if c.overlap == "after-import":
+        return max(c.container_s + c.context_s + c.library_s, fetch) + load
+    return max(c.container_s + c.context_s + max(load, c.library_s), fetch)
+
+
+def exhaustive(
+    demand: Demand, offers: Sequence[Offer], required: int, consolidate: bool
+) -> tuple[int, int, float, bool] | None:
+    """(s, w, TTFT, meets) over every set of full and other workers; None where nothing fits."""
+    usable = [offer for offer in offers if offer.fetch > 0]
+    best: dict[tuple[int, int], float] = {}
+    for s in range(1, 5):
+        sizes = demand.shares.get(s) or tuple(
+            demand.size * (r + 1) // s - demand.size * r // s for r in range(s)
+        )
+        largest = max(sizes)
+        whole = demand.memory + (largest if demand.beside and s > 1 else 0)
+        part = whole if s == 1 else max(-(-demand.memory // s), largest)
+        for w in range(s + 1):
+            if w < (max(1, min(s, required)) if consolidate or s == 1 else 0):
+                continue
+            for full in combinations([o for o in usable if o.free >= whole], w):
+                others = [o for o in usable if o.free >= part and o not in full]
+                for rest in combinations(others, s - w):
+                    c, pace = demand.costs, s - w + w / s
+                    slowest = max(term(demand, o, largest) for o in (*full, *rest))
+                    ttft = demand.waited_s + slowest + c.join_s * s + (c.prefill_s * pace + c.hop_s * s)
+                    best[s, w] = min(best.get((s, w), inf), ttft)
+    floor = min(max(1, required), 4)
+    order = [*range(floor, 5), *range(floor - 1, 0, -1)]
+    for s, w in sorted(best, key=lambda one: (order.index(one[0]), one[1])):
+        tpot = demand.costs.decode_s * (s - w + w / s) + demand.costs.hop_s * s
+        if best[s, w] <= demand.ttft_s and tpot <= demand.tpot_s:
+            return s, w, best[s, w], True
+    return (1, 1, best[1, 1], False) if (1, 1) in best else None
+
+
+class ExactLink:
+    """Equal shares in rational numbers: when each fetch ends, and how many bytes have moved."""
+
+    def __init__(self, rate: int) -> None:
+        self.rate, self.now = rate, Fraction(0)
+        self.left: dict[str, Fraction] = {}
+        self.ended: dict[str, Fraction] = {}
+        self.busy = Fraction(0)
+
+    def until(self, now: Fraction) -> None:
+        while self.left and self.now < now:
+            share = Fraction(self.rate, len(self.left))
+            first = min(self.left, key=lambda name: self.left[name])
+            step = min(now - self.now, self.left[first] / share)
+            self.left = {name: size - share * step for name, size in self.left.items()}
+            self.now, self.busy = self.now + step, self.busy + step
+            for name in [name for name, size in self.left.items() if size <= 0]:
+                self.ended[name] = self.now
+                del self.left[name]
+        self.now = max(self.now, now)
+
+    def add(self, name: str, size: int) -> None:
+        self.left[name] = Fraction(size)
+
+
+def ledger_run(random: Random) -> tuple[int, int, float, float]:
+    """Claims admitted and refused, the least slack in seconds, and the bytes too many or too few, relative."""
+    rate = random.randint(1, 50) * 10**8
+    ledger, exact, deadlines, now, asked = LinkLedger(rate), ExactLink(rate), dict[str, Fraction](), 0.0, 0
+    refused = 0
+    for number in range(random.randint(1, 15)):
+        now += random.choice([0.0, random.expovariate(0.3)])
+        exact.until(Fraction(now))
+        size = random.randint(1, 400) * 10**8
+        deadline = now + size / rate * random.uniform(0.8, 6)
+        try:
+            ledger.claim(str(number), size, deadline, now)
+        except ValueError:
+            refused += 1
+            continue
+        exact.add(str(number), size)
+        deadlines[str(number)], asked = Fraction(deadline), asked + size
+    exact.until(Fraction(10**9))
+    ledger.link.advance(1e9)
+    slack = min((float(deadlines[name] - exact.ended[name]) for name in deadlines), default=inf)
+    return len(deadlines), refused, slack, abs(ledger.link.moved - asked) / max(1, asked)

@@ -1,0 +1,111 @@
+"""The fleet's file, what is planned from it, and what is said of a bad one."""
+
+from __future__ import annotations
+
+import copy
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldstart.errors import Usage
+from coldstart.fleet import configuration, plan, replay
+from coldstart.fleet.timing import Overlap
+
+GOOD: dict[str, Any] = {
+    "placement": "pipeline",
+    "beside": False,
+    "window_s": 2,
+    "servers": {
+        "a": {"count": 2, "devices": 4, "memory": "24GB", "network": "2GB", "load": "12GB"},
+        "b": {"devices": 3, "memory": "32GB", "network": 10**9, "load": "12GB", "host_memory": "1GiB"},
+    },
+    "models": {
+        "small": {"size": "12GB", "memory": "16GB", "container_s": 2, "prefill_s": 1, "ttft_s": 10},
+        "many": {"count": 3, "size": "24GB", "memory": "30GB", "overlap": "sequential", "least": 1},
+    },
+}
+
+
+def test_a_file_is_read() -> None:
+    found = configuration.parse(GOOD)
+    assert [server.name for server in found.servers] == ["a-0", "a-1", "b"]
+    assert found.servers[2].network == 10**9 and found.servers[2].host_memory == 1 << 30
+    assert [model.name for model in found.models] == ["small", "many-0", "many-1", "many-2"]
+    small, many = found.models[:2]
+    assert (small.size, small.costs.container_s, small.ttft_s, small.tpot_s) == (12 * 10**9, 2.0, 10.0, inf)
+    assert many.costs.overlap is Overlap.SEQUENTIAL and many.least == 1
+    assert (found.settings.window_s, found.settings.beside) == (2.0, False)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("placement",), "best", "placement 'best'"),
+        (("most_ranks",), 0, "most_ranks"),
+        (("retries",), True, "retries"),
+        (("colour",), 1, "does not know colour"),
+        (("servers",), {}, r"no \[servers.NAME\]"),
+        (("models",), {"x": 3}, r"no \[models.NAME\]"),
+        (("servers", "a", "memory"), "24 apples", "no size"),
+        (("servers", "a", "count"), 0, "count = 0"),
+        (("servers", "a", "network"), 0, "above 0"),
+        (("models", "small", "size"), "17GB", "must hold its"),
+        (("models", "small", "memory"), "40GB", "largest device"),
+        (("models", "small", "container_s"), -1, "container_s"),
+        (("models", "small", "overlap"), "most", "overlap"),
+        (("models", "small", "shares"), 1, "does not know shares"),
+        (("models", "small", "batch"), 0, "batch"),
+        (("models", "small", "batch"), 1.5, "batch"),
+    ],
+)
+def test_a_bad_member_is_named(path: tuple[str, ...], value: object, said: str) -> None:
+    table = copy.deepcopy(GOOD)
+    place = table
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    with pytest.raises(Usage, match=said):
+        configuration.parse(table)
+
+
+@pytest.mark.parametrize("missing", [("servers", "a", "load"), ("models", "small", "size")])
+def test_a_missing_member_is_named(missing: tuple[str, str, str]) -> None:
+    table = copy.deepcopy(GOOD)
+    del table[missing[0]][missing[1]][missing[2]]
+    with pytest.raises(Usage, match=f"lacks {missing[2]}"):
+        configuration.parse(table)
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(Usage, match="cannot read"):
+        configuration.load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("[")
+    with pytest.raises(Usage, match="not TOML"):
+        configuration.load(tmp_path / "bad.toml")
+    (tmp_path / "other.toml").write_text("colour = 1")
+    with pytest.raises(Usage, match=r"other\.toml: no \[servers"):
+        configuration.load(tmp_path / "other.toml")
+
+
+def test_a_plan_says_what_was_weighed() -> None:
+    """12 GB at 2 GB/s: 6 s and 1 s of prefill; its limit is 10 s."""
+    (small,) = plan.planned(configuration.parse(GOOD), ("small",))
+    assert small["chosen"]["ranks"] == 1 and small["chosen"]["ttft_s"] == 7.0
+    assert [(one["ranks"], one["full"]) for one in small["weighed"]][:3] == [(1, 1), (2, 1), (2, 2)]
+    assert "> 1 ranks, 1 whole: TTFT 7.00 s" in plan.text([small])
+    (burst,) = plan.planned(configuration.parse(GOOD), ("small",), required=3)
+    assert burst["chosen"]["full"] == 3
+    with pytest.raises(Usage, match="no model nobody"):
+        plan.planned(configuration.parse(GOOD), ("nobody",))
+
+
+def test_requests_are_made_up_the_same_way_twice() -> None:
+    file = configuration.parse(GOOD)
+    rows = list(replay.generated(file, 2.0, 1.0, 100.0, 5, 3))
+    assert rows == list(replay.generated(file, 2.0, 1.0, 100.0, 5, 3))
+    assert 150 < len(rows) < 250 and rows[-1].arrival_s <= 100.0
+    found = replay.run(file, rows)
+    assert found["requests"] == len(rows) and found["refused"] == {}
+    assert sum(row["requests"] for row in found["models"].values()) == len(rows)

@@ -1,0 +1,364 @@
+"""The core under any order of events: whatever servers, workers and streams do, nobody is forgotten, nothing promised twice."""
+
+from __future__ import annotations
+
+from math import inf
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from coldstart.fleet import events
+from coldstart.fleet.core import FleetCore
+from coldstart.fleet.events import Event, LaunchRank, Move, Refuse, Send, Stop
+from coldstart.fleet.groups import GroupPhase
+from coldstart.fleet.specification import PLACEMENTS, FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.timing import Costs
+
+COSTS = Costs(2.0, 1.0, 2.0, 0.1, 0.01, 1.0, 0.05)
+SERVERS = [ServerSpec(f"s{n}", 60, 4.0, 20.0, devices=1 + n % 2, host_memory=50) for n in range(4)]
+MODELS = [
+    FleetModel("small", 20, 25, COSTS, ttft_s=30.0, batch=2, idle_s=15.0),
+    FleetModel("large", 40, 50, COSTS, ttft_s=9.0, tpot_s=0.2, batch=3, idle_s=40.0),
+    FleetModel("kept", 20, 25, COSTS, batch=2, least=1, most=2),
+]
+NAMES = [model.name for model in MODELS]
+
+
+def core(models: list[FleetModel] = MODELS, **given: object) -> FleetCore:
+    return FleetCore(FleetSettings(**{"beside": False, **given}), SERVERS, models)  # type: ignore[arg-type]
+
+
+class Fleet(RuleBasedStateMachine):
+    """A driver that obeys in any order, loses what it likes, and counts for itself."""
+
+    @initialize(
+        placement=st.sampled_from(PLACEMENTS),
+        beside=st.booleans(),
+        cache=st.booleans(),
+        reclaim=st.booleans(),
+        consolidate=st.booleans(),
+        retries=st.integers(0, 3),
+    )
+    def begin(self, **given: object) -> None:
+        self.core, self.now, self.count = core(**given), 0.0, 0
+        self.waiting: dict[str, str] = {}
+        self.at: dict[str, str] = {}
+        self.to: dict[str, str] = {}
+        self.workers: dict[str, LaunchRank] = {}
+        self.ready: set[str] = set()
+        self.rest: set[str] = set()
+        self.stopping: set[str] = set()
+        self.refused: dict[str, int] = {}
+        self.model: dict[str, str] = {}
+        self.servers = {server.name: server for server in SERVERS}
+        self.tell(events.Tick())
+
+    def tell(self, event: Event) -> None:
+        for action in self.core.on(event, self.now):
+            match action:
+                case LaunchRank(worker):
+                    assert worker not in self.workers
+                    self.workers[worker] = action
+                case events.FetchRest(worker):
+                    self.rest.add(worker)
+                case Stop(worker):
+                    assert worker in self.workers and worker not in self.stopping
+                    used = {*self.at.values(), *self.to.values()}
+                    assert not used & {self.workers[worker].group, f"{worker}/whole"}, "somebody uses it"
+                    self.stopping.add(worker)
+                case Send(request, group):
+                    self.waiting.pop(request, None)
+                    members = [w for w in self.workers.values() if group in (w.group, f"{w.worker}/whole")]
+                    assert members and all(w.worker in self.ready - self.stopping for w in members)
+                    self.at[request] = group
+                case Move(request, source, target):
+                    assert self.at[request] == source
+                    self.to[request] = target
+                case Refuse(request, status):
+                    self.waiting.pop(request, None)
+                    self.at.pop(request, None)
+                    self.refused[request] = status
+
+    def drop(self, worker: str) -> None:
+        """Its streams stop with it."""
+        launch = self.workers.pop(worker)
+        dead = {launch.group, f"{worker}/whole"}
+        for request, group in list(self.at.items()):
+            if group in dead:
+                self.waiting[request] = self.model[request]
+                del self.at[request]
+                self.to.pop(request, None)
+        self.to = {request: group for request, group in self.to.items() if group not in dead}
+        for known in (self.ready, self.rest, self.stopping):
+            known.discard(worker)
+
+    @rule(name=st.sampled_from(NAMES), many=st.integers(1, 4))
+    def arrive(self, name: str, many: int) -> None:
+        for _ in range(many):
+            self.count += 1
+            request = str(self.count)
+            self.waiting[request] = self.model[request] = name
+            self.tell(events.Arrived(request, name))
+
+    @rule(seconds=st.floats(0.1, 20.0))
+    def time_passes(self, seconds: float) -> None:
+        end = self.now + seconds
+        for _ in range(200):
+            if (due := self.core.deadline()) > end:
+                break
+            self.now = max(self.now, due)
+            self.tell(events.Tick())
+        else:
+            raise AssertionError("deadlines without end")
+        self.now = end
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data(), fetched=st.booleans())
+    def one_is_up(self, data: st.DataObject, fetched: bool) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.workers)))
+        if fetched:
+            self.tell(events.Fetched(worker))
+        if worker not in self.stopping:
+            self.ready.add(worker)
+        self.tell(events.RankReady(worker))
+
+    @precondition(lambda self: self.rest)
+    @rule(data=st.data())
+    def one_is_whole(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.rest)))
+        self.rest.remove(worker)
+        self.tell(events.Whole(worker))
+
+    @precondition(lambda self: self.to)
+    @rule(data=st.data(), done=st.booleans())
+    def one_moved(self, data: st.DataObject, done: bool) -> None:
+        request = data.draw(st.sampled_from(sorted(self.to, key=int)))
+        target = self.to.pop(request)
+        if done:
+            self.at[request] = target
+        self.tell(events.Moved(request, done))
+
+    @precondition(lambda self: self.stopping)
+    @rule(data=st.data())
+    def one_stopped(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.stopping)))
+        self.drop(worker)
+        self.tell(events.Stopped(worker))
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def one_dies(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.workers)))
+        group = self.workers[worker].group
+        self.drop(worker)
+        # Any rank's end is the group's.
+        for request, at in list(self.at.items()):
+            if at == group:
+                self.waiting[request] = self.model[request]
+                del self.at[request]
+                self.to.pop(request, None)
+        self.tell(events.WorkerDied(worker, "killed"))
+
+    @rule(name=st.sampled_from(sorted(server.name for server in SERVERS)), back=st.booleans())
+    def a_server_goes(self, name: str, back: bool) -> None:
+        if name not in self.servers:
+            self.servers[name] = next(server for server in SERVERS if server.name == name)
+            self.tell(events.Joined(self.servers[name]))
+            return
+        lost = [worker for worker, launch in self.workers.items() if launch.server == name]
+        groups = {self.workers[worker].group for worker in lost}
+        for worker in lost:
+            self.drop(worker)
+        for request, at in list(self.at.items()):
+            if at in groups:
+                self.waiting[request] = self.model[request]
+                del self.at[request]
+                self.to.pop(request, None)
+        if back:
+            self.tell(events.Joined(self.servers[name]))
+        else:
+            del self.servers[name]
+            self.tell(events.ServerLost(name))
+
+    @precondition(lambda self: self.at or self.waiting)
+    @rule(data=st.data())
+    def request_ends(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(sorted(self.at | self.waiting, key=int)))
+        for known in (self.at, self.waiting, self.to):
+            known.pop(request, None)
+        self.tell(events.Ended(request))
+
+    @rule(name=st.sampled_from(NAMES))
+    def removed_and_back(self, name: str) -> None:
+        self.tell(events.Removed(name))
+        self.tell(events.Deployed(next(model for model in MODELS if model.name == name)))
+
+    @invariant()
+    def memory_adds_up(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        roster = self.core.roster
+        assert roster.workers.keys() == self.workers.keys()
+        assert roster.cluster.servers.keys() == self.servers.keys()
+        for name, server in roster.cluster.servers.items():
+            for device, free in enumerate(server.free):
+                held = [w for w in roster.workers.values() if (w.server, w.device) == (name, device)]
+                assert free >= 0 and free + sum(w.memory for w in held) == server.spec.memory
+            known = {
+                w.removesuffix("+rest") for w in (*server.ledger.link.pending, *server.ledger.link.background)
+            }
+            assert known <= {w.name for w in roster.workers.values() if w.server == name and not w.stopping}
+
+    @invariant()
+    def requests_are_somewhere(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        waiting = {request for model in self.core.models.values() for request in model.waiting}
+        assert waiting == self.waiting.keys() and self.core.held == len(waiting)
+        in_flight = {
+            r: g.name for g in self.core.groups.values() for r in g.in_flight if self.to.get(r) != g.name
+        }
+        assert in_flight == self.at
+        for group in self.core.groups.values():
+            assert group.phase is GroupPhase.LEAVING or len(group.in_flight) <= max(
+                group.capacity, len(self.to)
+            )
+
+    def teardown(self) -> None:
+        """Once every order is carried out and streams end, all are answered: nobody waits for nothing."""
+        if not hasattr(self, "core"):
+            return
+        for server in SERVERS:
+            if server.name not in self.servers:
+                self.servers[server.name] = server
+                self.tell(events.Joined(server))
+        for _ in range(5000):
+            if not self.waiting:
+                return
+            if starting := [w for w in self.workers if w not in self.ready and w not in self.stopping]:
+                self.ready.add(starting[0])
+                self.tell(events.RankReady(starting[0]))
+            elif self.stopping:
+                worker = self.stopping.pop()
+                self.drop(worker)
+                self.tell(events.Stopped(worker))
+            elif self.at:
+                request = next(iter(self.at))
+                self.at.pop(request)
+                self.to.pop(request, None)
+                self.tell(events.Ended(request))
+            else:
+                assert self.core.deadline() < inf, "they wait for nothing"
+                self.now = max(self.now, self.core.deadline())
+                self.tell(events.Tick())
+        raise AssertionError(f"never answered: {self.waiting}")
+
+
+TestFleet = Fleet.TestCase
+TestFleet.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def launches(actions: list[events.Action]) -> list[LaunchRank]:
+    return [action for action in actions if isinstance(action, LaunchRank)]
+
+
+def test_a_pipeline_becomes_one_worker_without_losing_its_stream() -> None:
+    """large: 40 bytes at 4 a second are 10 s, its SLO 9: two ranks, of which one stays."""
+    one = core(MODELS[:2])
+    ranks = launches(one.on(events.Arrived("1", "large"), 0.0))
+    group = ranks[0].group
+    assert [(r.size, r.memory, r.rank, r.ranks, r.full) for r in ranks] == [
+        (20, 50, 0, 2, 1),
+        (20, 25, 1, 2, 1),
+    ]
+    assert ranks[0].server != ranks[1].server and ranks[0].deadline == pytest.approx(9.0 - 0.2 - 1.5 - 0.02)
+    assert one.on(events.RankReady(ranks[0].worker), 5.0) == []
+    first, second = ranks[0].worker, ranks[1].worker
+    assert one.on(events.RankReady(second), 6.0) == [events.FetchRest(first, 20), Send("1", group)]
+    assert one.on(events.Whole(first), 12.0) == [Move("1", group, f"{first}/whole")]
+    assert one.on(events.Moved("1", True), 12.3) == [Stop(second)]
+    assert one.on(events.Arrived("2", "large"), 13.0) == [Send("2", f"{first}/whole")]
+    assert one.on(events.Ended("2"), 14.0) == [] and one.on(events.Ended("1"), 15.0) == []
+    assert one.on(events.Tick(), 15.0 + MODELS[1].idle_s) == [Stop(first)]
+
+
+def test_a_stream_that_cannot_move_ends_where_it_is() -> None:
+    one = core(MODELS[:2])
+    ranks = launches(one.on(events.Arrived("1", "large"), 0.0))
+    for rank in ranks:
+        one.on(events.RankReady(rank.worker), 5.0)
+    one.on(events.Whole(ranks[0].worker), 12.0)
+    assert one.on(events.Moved("1", False), 20.0) == []
+    assert one.on(events.Ended("1"), 30.0) == [Stop(ranks[1].worker)]
+
+
+def test_a_rank_that_dies_takes_the_group_and_the_request_starts_again() -> None:
+    one = core(MODELS[:2])
+    ranks = launches(one.on(events.Arrived("1", "large"), 0.0))
+    for rank in ranks:
+        one.on(events.RankReady(rank.worker), 5.0)
+    actions = one.on(events.WorkerDied(ranks[1].worker, "killed"), 6.0)
+    assert Stop(ranks[0].worker) in actions
+    assert {launch.group for launch in launches(actions)} == {"large#2"}
+
+
+def test_a_model_that_never_starts_answers_in_the_end() -> None:
+    one, now = core(MODELS[:2], retries=2), 0.0
+    actions = one.on(events.Arrived("1", "small"), now)
+    while not any(isinstance(action, Refuse) for action in actions):
+        started = launches(actions)
+        if started:
+            actions = one.on(events.WorkerDied(started[0].worker, "no such model"), now)
+        else:
+            now = one.deadline()
+            actions = one.on(events.Tick(), now)
+    assert [a.status for a in actions if isinstance(a, Refuse)] == [503]
+    assert 3.0 <= now < 10.0, "after a second, then two"
+
+
+def test_who_waits_too_long_is_told() -> None:
+    one = FleetCore(FleetSettings(hold_s=20.0), [], MODELS[:1])
+    assert one.on(events.Arrived("1", "small"), 0.0) == []
+    assert [a.status for a in one.on(events.Tick(), 20.0) if isinstance(a, Refuse)] == [504]
+    assert [a.status for a in one.on(events.Arrived("2", "nobody"), 21.0) if isinstance(a, Refuse)] == [404]
+
+
+def test_a_least_number_of_workers_is_kept() -> None:
+    one = core()
+    started = launches(one.on(events.Tick(), 0.0))
+    assert [launch.model for launch in started] == ["kept"]
+    one.on(events.RankReady(started[0].worker), 5.0)
+    for _ in range(5):
+        assert one.on(events.Tick(), one.deadline()) == []
+
+
+def test_a_burst_starts_what_it_needs_in_one_group() -> None:
+    """Two to a worker. The first starts one; the third finds no room there: 3 + 3 expected - 2 are two more, both to stay."""
+    one, orders = core(MODELS[:2], window_s=10.0), list[LaunchRank]()
+    for request in "1234":
+        orders += launches(one.on(events.Arrived(request, "small"), 0.0))
+    assert [(launch.group, launch.ranks, launch.full) for launch in orders] == [
+        ("small#1", 1, 1),
+        ("small#2", 2, 2),
+        ("small#2", 2, 2),
+    ]
+    assert [group.keep for group in one.groups.values()] == [1, 2]
+
+
+def test_a_server_that_drains_takes_nothing_new() -> None:
+    one = core(MODELS[:2])
+    for server in SERVERS[:3]:
+        one.on(events.Drained(server.name), 0.0)
+    assert {launch.server for launch in launches(one.on(events.Arrived("1", "small"), 1.0))} == {"s3"}
+    assert launches(one.on(events.Arrived("2", "large"), 2.0))[0].ranks == 1
+
+
+def test_an_idle_model_makes_room_before_its_time() -> None:
+    one = FleetCore(FleetSettings(beside=False), SERVERS[:1], MODELS[:2])
+    small = launches(one.on(events.Arrived("1", "small"), 0.0))[0]
+    one.on(events.RankReady(small.worker), 5.0)
+    one.on(events.Ended("1"), 6.0)
+    assert one.on(events.Arrived("2", "large"), 7.0) == [Stop(small.worker)]
+    assert launches(one.on(events.Stopped(small.worker), 8.0))[0].model == "large"

@@ -1,0 +1,117 @@
+"""The simulated fleet: starts that can be followed by hand, and what holds for any replay."""
+
+from __future__ import annotations
+
+from math import inf
+from random import Random
+
+import pytest
+
+from coldstart.fleet import events
+from coldstart.fleet.core import FleetCore
+from coldstart.fleet.simulate import FleetRequest, simulate
+from coldstart.fleet.specification import FIRST_FIT, LOCALITY, FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.timing import Costs, Overlap
+
+COSTS = Costs(2.0, 1.0, 2.0, 0.25, 0.0, 1.0, 0.5)
+SERVERS = [ServerSpec(f"s{n}", 60, 4.0, 20.0, host_memory=100) for n in range(2)]
+MODEL = FleetModel("m", 40, 50, COSTS, ttft_s=9.0, idle_s=60.0)
+
+
+def one(arrival_s: float = 0.0, tokens: int = 101, model: str = "m") -> FleetRequest:
+    return FleetRequest(arrival_s, model, 1.0, 0.5, tokens)
+
+
+def test_a_pipeline_by_hand() -> None:
+    """Two ranks of 20 bytes: up at max(5, 5) + 0.5, first token 1.5 s later; one is whole 20/4 + 20/20 s after that it began.
+
+    Tokens then take 0.5 * 1.5 s: six are out when the stream moves at 11.5; it goes on at 11.84 with 0.5 s each.
+    """
+    done = simulate([one()], SERVERS, [MODEL], FleetSettings(beside=False))
+    (served,) = done.requests
+    assert (served.first_s, served.moves, served.cold) == (7.0, 1, True)
+    assert served.ended_s == pytest.approx(11.84 + (100 - 4.5 / 0.75) * 0.5)
+    assert (done.starts, done.workers, done.ranks, done.fetched) == (1, 2, {2: 1}, 60.0)
+
+
+def test_one_worker_where_the_slo_allows_it() -> None:
+    relaxed = FleetModel("m", 40, 50, COSTS, ttft_s=20.0)
+    (served,) = simulate([one()], SERVERS, [relaxed], FleetSettings()).requests
+    assert (served.first_s, served.ended_s, served.moves) == (11.25, 61.25, 0)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "first"),
+    [(Overlap.FULL, 11.25), (Overlap.AFTER_IMPORT, 13.25), (Overlap.SEQUENTIAL, 18.25)],
+)
+def test_each_way_of_starting(overlap: Overlap, first: float) -> None:
+    """40 bytes: 10 s from the network, 2 s to the device, 5 s of runtime."""
+    costs = Costs(2.0, 1.0, 2.0, 0.25, 0.0, 1.0, 0.5, overlap)
+    model = FleetModel("m", 40, 50, costs)
+    (served,) = simulate([one()], SERVERS, [model], FleetSettings(FIRST_FIT)).requests
+    assert served.first_s == first
+
+
+def test_two_on_one_link_take_turns_for_its_bytes() -> None:
+    models = [FleetModel(name, 20, 25, COSTS) for name in "ab"]
+    done = simulate([one(model="a"), one(model="b")], SERVERS[:1], models, FleetSettings(FIRST_FIT))
+    assert [served.first_s for served in done.requests] == [11.25, 11.25]
+
+
+def test_weights_in_host_memory_are_not_fetched_again() -> None:
+    model = FleetModel("m", 40, 50, COSTS, idle_s=5.0)
+    asked = [one(0.0, 3), one(100.0, 3)]
+    done = simulate(asked, SERVERS, [model], FleetSettings(LOCALITY, cache=True))
+    assert [served.ttft_s for served in done.requests] == [11.25, 2.0 + 1.0 + 2.0 + 0.25 + 1.0]
+    assert done.fetched == 40.0 and done.starts == 2
+
+
+def test_a_rank_that_dies_costs_time_and_no_request() -> None:
+    fault = [(8.0, events.WorkerDied("m#1.1", "killed"))]
+    done = simulate([one()], SERVERS, [MODEL], FleetSettings(beside=False), faults=fault)
+    (served,) = done.requests
+    assert (served.status, served.first_s, done.starts) == (200, 7.0, 2)
+    assert 13.0 < served.ended_s < inf
+
+
+def load(seed: int) -> tuple[list[FleetRequest], list[ServerSpec], list[FleetModel]]:
+    random, now, asked = Random(seed), 0.0, list[FleetRequest]()
+    servers = [
+        ServerSpec(f"s{n}", 60, random.choice([2.0, 8.0]), 20.0, random.randint(1, 3), 120) for n in range(5)
+    ]
+    models = [
+        FleetModel(f"m{n}", 20 + n, 30 + n, COSTS, random.choice([8.0, 15.0, inf]), batch=3, idle_s=10.0)
+        for n in range(12)
+    ]
+    for _ in range(300):
+        now += random.expovariate(0.8)
+        asked.append(one(now, random.randint(1, 60), f"m{min(11, int(random.expovariate(0.3)))}"))
+    return asked, servers, models
+
+
+@pytest.mark.parametrize("placement", ["pipeline", FIRST_FIT, LOCALITY])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_request_ends_and_every_promise_is_kept(seed: int, placement: str) -> None:
+    asked, servers, models = load(seed)
+    record: list[tuple[float, events.Event, list[events.Action]]] = []
+    done = simulate(asked, servers, models, FleetSettings(placement, cache=True), record=record)
+    for served in done.requests:
+        assert served.status == 200
+        assert served.request.arrival_s < served.first_s <= served.ended_s < inf
+    promised = {
+        a.worker: a.deadline for _, _, actions in record for a in actions if isinstance(a, events.LaunchRank)
+    }
+    ended = {event.worker: time for time, event, _ in record if isinstance(event, events.Fetched)}
+    assert [worker for worker, time in ended.items() if time > promised[worker] + 1e-6] == []
+    if placement == "pipeline":
+        assert sum(deadline < inf for deadline in promised.values()) > 10 and done.moves
+
+
+def test_another_core_told_the_same_decides_the_same() -> None:
+    """What a controller would be told live is all that the decisions hang on."""
+    asked, servers, models = load(1)
+    record: list[tuple[float, events.Event, list[events.Action]]] = []
+    simulate(asked, servers, models, FleetSettings(), record=record)
+    other = FleetCore(FleetSettings(), servers, models)
+    assert all(other.on(event, time) == actions for time, event, actions in record)
+    assert len(record) > 1000

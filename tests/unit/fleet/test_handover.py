@@ -1,0 +1,81 @@
+"""A stream between two sides: whatever happens in whatever order, the client gets 0, 1, 2, ..."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from coldstart.fleet.handover import Gap, Handover, HandoverPhase, Means, Request, StreamSide
+
+
+def test_one_move() -> None:
+    stream = Handover(Request())
+    assert [stream.token(StreamSide.GROUP, n) for n in range(3)] == [True] * 3
+    assert stream.prepare(0.0, 10.0) and stream.ready() == 3
+    assert stream.token(StreamSide.GROUP, 3), "it was on its way when the group was asked to stop"
+    assert stream.drained(Means.KV) == 4 and stream.owner is StreamSide.WORKER
+    assert not stream.token(StreamSide.GROUP, 4), "nobody asks the group any more"
+    assert not stream.token(StreamSide.WORKER, 3), "computed again, and sent before"
+    assert stream.token(StreamSide.WORKER, 4)
+    assert stream.phase is HandoverPhase.RESUMED and stream.settled and stream.sent == 5
+    assert stream.failed() is None
+
+
+def test_past_its_deadline_the_group_goes_on_where_it_was() -> None:
+    stream = Handover(Request(), sent=7)
+    stream.prepare(0.0, 10.0)
+    stream.ready()
+    stream.drained(Means.RECOMPUTE)
+    assert stream.tick(9.9) is None and stream.tick(10.0) == 7
+    assert stream.phase is HandoverPhase.ROLLED_BACK and stream.owner is StreamSide.GROUP
+    assert not stream.token(StreamSide.WORKER, 7) and stream.token(StreamSide.GROUP, 7)
+    assert stream.prepare(20.0, 10.0), "it may be tried again"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [Request(choices=2), Request(logprobs=True), Request(structured=True), Request(seeded=True)],
+)
+def test_what_could_come_out_differently_stays(request_: Request) -> None:
+    stream = Handover(request_)
+    assert not stream.prepare(0.0, 1.0) and stream.phase is HandoverPhase.ATTACHED
+    assert stream.ready() is None and stream.drained(Means.KV) is None
+
+
+def test_a_side_that_skips_a_token_is_found_out() -> None:
+    stream = Handover(Request())
+    with pytest.raises(Gap, match="token 1 after -1"):
+        stream.token(StreamSide.GROUP, 1)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_token_twice_none_missing(seed: int) -> None:
+    """Two sides that generate the true sequence from wherever they are told to, messages late, moves failing at any time."""
+    random, stream, client = Random(seed), Handover(Request()), list[int]()
+    at = {StreamSide.GROUP: 0, StreamSide.WORKER: None}
+    late: list[tuple[StreamSide, int]] = []
+    now = 0.0
+    while len(client) < 40:
+        now += random.random()
+        step = random.randrange(7)
+        side = random.choice(list(StreamSide))
+        if step <= 2 and (index := at[side]) is not None:
+            late.append((side, index))
+            at[side] = index + 1
+        elif step == 3:
+            stream.prepare(now, random.uniform(0.5, 20))
+        elif step == 4 and stream.ready() is not None and random.random() < 0.8:
+            # What the group had on its way comes first: its stream is in order.
+            client += [n for s, n in late if stream.token(s, n)]
+            late = []
+            at[StreamSide.GROUP], at[StreamSide.WORKER] = None, stream.drained(random.choice(list(Means)))
+        elif step == 5:
+            back = stream.tick(now) if random.random() < 0.7 else stream.failed()
+            if back is not None:
+                at[StreamSide.WORKER], at[StreamSide.GROUP] = None, back
+                late = [one for one in late if one[0] is StreamSide.WORKER]
+        elif late:
+            who, index = late.pop(0)
+            client += [index] if stream.token(who, index) else []
+    assert client == list(range(len(client)))

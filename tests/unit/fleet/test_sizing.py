@@ -1,0 +1,95 @@
+"""Algorithm 1 as corrected: cases by hand, and against every choice of servers."""
+
+from __future__ import annotations
+
+from math import inf
+from random import Random
+
+import pytest
+from support.fleet_oracles import cluster, exhaustive
+
+from coldstart.fleet.sizing import Demand, Offer, Place, choose, sizes
+from coldstart.fleet.timing import Costs
+
+COSTS = Costs(container_s=2.0, context_s=1.0, library_s=3.0, prefill_s=1.0, decode_s=0.05)
+FAST = [Offer(f"s{n}", 2.0, 10.0, 100) for n in range(4)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_choice_of_servers_does_better(seed: int) -> None:
+    random = Random(seed)
+    for _ in range(60):
+        demand, offers, required, consolidate = cluster(random)
+        found = choose(demand, offers, required=required, consolidate=consolidate)
+        wanted = exhaustive(demand, offers, required, consolidate)
+        got = None if found is None else (len(found.places), found.full, found.ttft_s, found.meets)
+        if wanted is None or got is None:
+            assert got is None and wanted is None
+        else:
+            assert got == (*wanted[:2], pytest.approx(wanted[2], rel=1e-12), wanted[3])
+
+
+def test_one_worker_where_that_is_enough() -> None:
+    """40 bytes at 2 a second: 20 s and 1 s of prefill."""
+    found = choose(Demand(40, 60, COSTS, ttft_s=21.0), FAST)
+    assert found is not None and found.meets
+    assert (found.ttft_s, found.places) == (21.0, (Place("s0", 40, 60, True),))
+
+
+def test_two_where_one_is_too_slow_and_only_one_of_them_whole() -> None:
+    found = choose(Demand(40, 60, COSTS, ttft_s=20.0), FAST)
+    assert found is not None
+    assert [(place.size, place.memory, place.full) for place in found.places] == [
+        (20, 60, True),
+        (20, 30, False),
+    ]
+    assert found.ttft_s == 10.0 + 1.0 * (2 - 1 + 1 / 2)
+
+
+def test_full_workers_where_the_pace_asks_for_them() -> None:
+    found = choose(Demand(40, 60, COSTS, ttft_s=20.0, tpot_s=0.05), FAST)
+    assert found is not None and (len(found.places), found.full, found.tpot_s) == (2, 2, 0.05)
+
+
+def test_a_server_that_would_make_others_late_is_none() -> None:
+    assert choose(Demand(40, 60, COSTS), [Offer("s", 0.0, 10.0, 100)]) is None
+
+
+def test_too_late_anyway_it_takes_one_worker_and_says_so() -> None:
+    found = choose(Demand(40, 60, COSTS, ttft_s=1.0), FAST)
+    assert found is not None and not found.meets and len(found.places) == 1
+
+
+def test_a_group_to_be_consolidated_needs_somebody_to_consolidate_into() -> None:
+    small = [Offer(f"s{n}", 2.0, 10.0, 30) for n in range(4)]
+    assert choose(Demand(40, 60, COSTS, ttft_s=20.0), small) is None
+    found = choose(Demand(40, 60, COSTS, ttft_s=20.0), small, consolidate=False)
+    assert found is not None and (len(found.places), found.full) == (2, 0)
+
+
+def test_an_engine_beside_its_rank_needs_room_for_both() -> None:
+    tight = [Offer(f"s{n}", 2.0, 10.0, 70) for n in range(4)]
+    demand = Demand(40, 60, COSTS, ttft_s=20.0, beside=True)
+    found = choose(demand, tight)
+    assert found is not None and len(found.places) == 4 and found.places[0].memory == 70
+
+
+def test_the_group_is_no_smaller_than_what_is_required() -> None:
+    assert list(sizes(1)) == [1, 2, 3, 4]
+    assert list(sizes(3)) == [3, 4, 2, 1]
+    assert list(sizes(9)) == [4, 3, 2, 1]
+    found = choose(Demand(40, 60, COSTS), FAST, required=3)
+    assert found is not None and (len(found.places), found.full) == (3, 3)
+
+
+def test_the_largest_rank_goes_over_the_quickest_link() -> None:
+    offers = [Offer("slow", 2.0, 10.0, 100), Offer("quick", 4.0, 10.0, 100)]
+    found = choose(Demand(40, 60, COSTS, ttft_s=20.0, shares={2: (10, 30)}), offers, required=2)
+    assert found is not None
+    assert [place.server for place in found.places] == ["slow", "quick"]
+
+
+def test_of_equal_servers_the_fullest_is_taken() -> None:
+    offers = [Offer("empty", 20.0, 50.0, 100), Offer("fuller", 20.0, 50.0, 61)]
+    found = choose(Demand(40, 60, COSTS, inf), offers)
+    assert found is not None and found.places[0].server == "fuller"
