@@ -177,7 +177,10 @@ class SimView:
     def needs(self, request: SimJob) -> int:
         if request.running:
             return max(0, -(-request.context // self._block) - request.blocks)
-        return max(0, -(-request.known // self._block) - request.blocks) + 1
+        needed = max(0, -(-request.known // self._block) - request.blocks) + 1
+        # Where a copy holds up the step, who joins may be loaded, and a load leaves alone what prefills still need.
+        loads = not self._waits_for_loads and request.evictions and self._scheduler.known_hit(request)
+        return needed + self._scheduler.reserved() if loads else needed
 
     def bound(self, request: SimJob) -> int:
         return request.known // self._block + 2

@@ -139,6 +139,24 @@ def test_every_load_ends_with_every_token(
     assert outcome.finished_s == max(job.finished_s or 0 for job in outcome.jobs)
 
 
+def test_who_joins_by_a_copy_leaves_alone_what_a_prefill_still_needs() -> None:
+    """Chosen and then refused by the step, it would be chosen for ever."""
+    load = [
+        (0.0, 294, 13),
+        (0.03125, 73, 59),
+        (0.16796875, 136, 42),
+        (0.16796875, 69, 50),
+        (0.35546875, 1, 1),
+    ]
+    load += [(0.35546875, 1, 1)] * 4 + [(0.48046875, 241, 24), (0.48046875, 1, 17), (0.48046875, 97, 27)]
+    load += [(0.57421875, 1, 1), (0.66796875, 144, 5)]
+    outcome = run(
+        [TraceRequest(*row) for row in load], "srpt", batch=4, strategy="proactive", device_blocks=40,
+        token_budget=64, oldest_share=0.5, copies="blocking", depth=1, link_bytes_s=1e9,
+    )  # fmt: skip
+    assert all(job.delivered == job.output for job in outcome.jobs)
+
+
 def test_equals_that_take_turns_do_not_move_their_kv_at_every_turn() -> None:
     rows = [TraceRequest(0.0, 100, 100) for _ in range(6)]
     outcome = run(rows, "skip-join-mlfq", batch=4, device_blocks=30, strategy="recompute")
