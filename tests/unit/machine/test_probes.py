@@ -93,6 +93,13 @@ def test_a_criu_that_cannot_be_run(program: Path) -> None:
     assert criu.VARIABLE in str(probes.criu().mend)
 
 
+def test_a_criu_that_is_gone_when_it_is_asked(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(criu, "missing", lambda: None)
+    program.unlink()
+    probe = probes.criu()
+    assert probe.status == "missing" and str(program) in probe.found and criu.VARIABLE in str(probe.mend)
+
+
 def test_no_criu_and_no_right_to_it(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(criu, "_status", lambda field: "0")
     assert "CAP_CHECKPOINT_RESTORE" in probes.criu().found

@@ -9,6 +9,7 @@ from coldstart.artifacts.bundle import Bundle
 
 from coldstart.measure.bench.launch import Command, RunFiles
 from coldstart.measure.bench.measure import RunSettings
+from coldstart.validate import start
 from coldstart.validate.checks import Level
 from coldstart.validate.start import Pair, Starts
 
@@ -53,3 +54,13 @@ def codes(bundle: Bundle, level: Level, ours: str, plain: str = "serves") -> lis
 )
 def test_findings(bundle: Bundle, level: Level, ours: str, plain: str, expected: list[str]) -> None:
     assert codes(bundle, level, ours, plain) == expected
+
+
+@pytest.mark.parametrize(
+    ("bundled", "plain", "token"), [((1, 2, 3), (1, 5, 3), 1), ((4,), (1,), 0), ((1, 2), (1, 2, 3), 2)]
+)
+def test_a_difference_is_named_by_its_first_token(
+    bundle: Bundle, bundled: tuple[int, ...], plain: tuple[int, ...], token: int
+) -> None:
+    finding = start._differs("a", (bundled, "x"), (plain, "y"), bundle)
+    assert f"from token {token} on" in finding.message

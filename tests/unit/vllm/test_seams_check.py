@@ -125,6 +125,22 @@ def test_a_strange_vllm_is_a_reason_for_every_feature_and_never_imported(small: 
     assert not any(name.startswith("vllm.engine") for name in set(sys.modules) - before)
 
 
+def test_an_answer_stands_on_the_files_of_its_own_feature(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a change of any file that an earlier feature has read would have every later one looked up again."""
+    tables = {
+        "start": [seam("start", "engine.base:helper", "helper(x)")],
+        "stock": [seam("stock", "engine.more:starred", "starred()")],
+    }
+    monkeypatch.setattr("coldstart.vllm.seams.table.seams_for", tables.__getitem__)
+    _, first = seams._looked_up("start", small)
+    _, second = seams._looked_up("stock", small)
+    assert [path.name for path in second if path.name == "base.py"] == [] and "base.py" in {
+        path.name for path in first
+    }
+
+
 def test_the_answer_is_kept_until_a_file_changes(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seams, "_sources", Sources)
     monkeypatch.setattr(
