@@ -59,8 +59,8 @@ def test_arc_moves_its_target_by_ghosts() -> None:
 
 def test_arc_chooses_a_set_as_if_each_had_left_before_the_next() -> None:
     """REPLACE takes from T1 while it is above its target, and goes over to T2 where it has come down to it."""
-    costs = {name: ModelCost(2, 1.0) for name in ("often", "ghost", "b", "c", "d")}
-    policy = ARC(costs, 10)
+    costs = {name: ModelCost(1, 1.0) for name in ("often", "ghost", "b", "c", "d")}
+    policy = ARC(costs, 5)
     for name in ("often", "ghost"):
         policy.requested(name, 0.0, resident=False)
         policy.loaded(name, 0.0)
@@ -70,8 +70,8 @@ def test_arc_chooses_a_set_as_if_each_had_left_before_the_next() -> None:
         policy.requested(name, 3.0, resident=False)
         policy.loaded(name, 3.0)
     policy.requested("ghost", 4.0, resident=False)
-    assert policy._target == 2.0
-    assert policy.victims({"often", "b", "c", "d"}, 6, 5.0) == ["b", "c", "often"]
+    assert policy._target == 1.0
+    assert policy.victims({"often", "b", "c", "d"}, 3, 5.0) == ["b", "c", "often"]
 
 
 def test_iam_evicts_by_the_queue_until_its_shadow_is_ready() -> None:
