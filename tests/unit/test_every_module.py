@@ -1,0 +1,118 @@
+"""Every module has a test that names it, or here the suite through which it runs.
+
+A module counts as named where a test imports it, patches something of it, or has its name in the file's. The others are parts
+of one thing that is tested as a whole: private helpers of a command, states of one machine, what only a child process runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {
+    "coldstart": ROOT / "coldstart",
+    "coldstart.artifacts": ROOT / "artifacts",
+    "coldstart.commands": ROOT / "commands",
+}
+STORE = "unit/artifacts/test_artifacts_store.py"
+MOVING = "unit/artifacts/test_artifacts_moving.py"
+REGISTRY = "unit/artifacts/test_artifacts_oci_registry.py"
+FLEET, HOST = "unit/fleet/test_fleet_core.py", "unit/host/test_core.py"
+CUDA = "unit/graphs/test_graphs_cuda.py"
+LANE = "unit/scheduling/express/test_express_lane.py"
+RULES, TWIN = "property/test_scheduler_rules.py", "property/test_twin.py"
+SCHEDULER = "property/test_scheduler.py"
+GPU = "../benchmarks/gpu/verify.py"  # where there is none, nothing has ever run it
+FETCHING = "unit/weights/prefetch/test_prefetch_fetching.py"
+THROUGH = {
+    "coldstart.artifacts": {
+        "commit": STORE, "fields": "unit/artifacts/test_artifacts_documents.py", "net.http_client": REGISTRY,
+        "net.origin": REGISTRY, "oci_layout": MOVING, "receive": MOVING, "repair": REGISTRY, "selection": STORE,
+        "staging": STORE,
+    },
+    "coldstart.commands": {
+        "_host_table": "cli/test_host_command.py", "_options": "cli/test_cli_help.py", "_received": "cli/test_cli_store.py",
+        "pull": REGISTRY, "push": REGISTRY,
+    },
+    "coldstart.fleet": dict.fromkeys(
+        ("cluster", "consolidation", "deployments", "placement", "roster", "timers"), FLEET
+    ),
+    "coldstart.graphs": {
+        "cuda.cupti": CUDA, "cuda.reader": CUDA, "cuda.symbols": CUDA, "intervals": "unit/graphs/test_graphs_tables.py",
+        "rebuild": "unit/graphs/test_graphs_restore.py",
+    },
+    "coldstart.host": {
+        "admission": HOST, "held": HOST, "residents": HOST, "room": HOST, "html": "cli/test_trace_replay_command.py",
+        "policies.protocol": "unit/host/test_policies.py", "policies.shadow": "unit/host/test_policies_properties.py",
+    },
+    "coldstart.machine": {"verdicts": "attacks/test_untrusted_code.py"},
+    "coldstart.materialize": {"freeze": "e2e/test_e2e_snapshot.py"},
+    "coldstart.model": {"hub": "unit/model/test_models.py"},
+    "coldstart.scheduling": {
+        "baselines": "unit/scheduling/test_mlfq.py", "queues": "unit/scheduling/test_mlfq.py", "express.gauge": LANE,
+        "express.view": LANE, "express.waiting": "unit/scheduling/express/test_express_policy.py",
+        "placement.room": RULES, "placement.loads": RULES,
+        "placement.view": RULES, "simulate.placed": TWIN, "simulate.stock": TWIN,
+        "simulate.settings": TWIN,
+    },
+    "coldstart.traces": {"readers": "unit/measure/traces/test_traces.py", "request": "unit/measure/traces/test_traces.py"},
+    "coldstart.validate": {"validation": "cli/test_validate_command.py"},
+    "coldstart.vllm": {
+        "engine.compiled": "e2e/test_e2e_fresh.py", "engine.executor": "e2e/test_e2e_templates.py",
+        "engine.recorder": GPU, "scheduling.events": SCHEDULER,
+        "scheduling.queue": SCHEDULER, "seams.scheduling": "unit/vllm/test_seams_table.py",
+        "scheduling.started": SCHEDULER, "scheduling.states": SCHEDULER, "scheduling.swaps": SCHEDULER,
+        "scheduling.view": SCHEDULER, "weights.device": "unit/vllm/weights/test_loader_in_place.py",
+        "weights.extension": "e2e/test_e2e_weights.py",
+    },
+    "coldstart.weights.prefetch": dict.fromkeys(
+        ("connections", "daemon", "mapping", "object_source", "region", "resident_models", "service", "streams"), FETCHING
+    ),
+}  # fmt: skip
+
+
+def _modules() -> Iterator[str]:
+    for package, directory in PACKAGES.items():
+        for path in directory.rglob("*.py"):
+            if path.name != "__init__.py":
+                yield ".".join([package, *path.relative_to(directory).with_suffix("").parts])
+
+
+def _named(text: str) -> Iterator[str]:
+    """Dotted names of ours in one test: what it imports, and what its texts name."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from re.findall(r"coldstart(?:\.\w+)+", node.value)
+
+
+def _unnamed() -> set[str]:
+    """Patched attributes count for their module: `coldstart.a.b.c` names `coldstart.a.b` as well."""
+    files = [path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
+    dotted = {name for path in files for name in _named(path.read_text(encoding="utf-8"))}
+    dotted |= {name.rpartition(".")[0] for name in dotted}
+    stems = [path.stem for path in files if path.stem.startswith("test_")]
+    return {
+        module
+        for module in _modules()
+        if module not in dotted and not any(module.rpartition(".")[2].strip("_") in stem for stem in stems)
+    }
+
+
+def test_every_module_is_named_by_a_test_or_here() -> None:
+    listed = {f"{package}.{name}" for package, names in THROUGH.items() for name in names}
+    assert _unnamed() == listed
+
+
+@pytest.mark.parametrize("suite", sorted({suite for names in THROUGH.values() for suite in names.values()}))
+def test_the_suite_that_is_named_here_is_there(suite: str) -> None:
+    assert "\ndef " in (ROOT / "tests" / suite).read_text(encoding="utf-8")
