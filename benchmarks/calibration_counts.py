@@ -3,9 +3,10 @@
 A pool of a few dozen blocks, three traces (calibration.py's), vLLM's own scheduler and skip-join MLFQ with KV kept on the
 host. Each trace is served twice: all at once, where the clock plays next to no part, and over time at a load of 1.1 of what
 the pool decodes. How fast the machine is just then is told by the first: the bundle's iteration times are multiplied by how
-long that took against how long it takes on the simulated engine. Counts are vLLM's metrics and our scheduler's: evictions,
-tokens computed again (all tokens computed less those that had to be), blocks loaded per evicted block, and mean running
-(tokens sampled per iteration).
+long that took against how long it takes on the simulated engine. Counts are vLLM's own and our scheduler's: evictions by
+its metric; tokens computed again (all that its log of iterations says were computed, less those that had to be: its metrics
+count a prompt once however often it is computed); blocks loaded per evicted block; and mean running (tokens sampled per
+iteration).
 
     python benchmarks/calibration_counts.py [--repetitions N] [--requests N]
 """
@@ -14,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -45,6 +48,7 @@ CAP = ("--batch", str(REGIME.batch))
 SERVERS = {"fcfs": ("--scheduler", "fcfs", *CAP), "mlfq": (*OURS, *CAP, *PROACTIVE)}
 COUNTS = ("evictions", "recomputed_tokens", "loaded_per_evicted", "mean_running")
 LIMIT, LOAD, BLOCK, MOST_TOKENS = 0.15, 1.1, 32, 2048
+SETTLED_S = 1.0  # until the last iteration is in the log
 
 Row = dict[str, Any]
 
@@ -68,36 +72,36 @@ def machine() -> SimSettings:
     )
 
 
+ITERATION = re.compile(
+    r"Iteration\(\d+\): \d+ context requests, (\d+) context tokens, \d+ generation requests, (\d+) gen"
+)
+PREEMPTIONS = "vllm:num_preemptions_total"
+
+
 def vllm_counters(server: Server) -> dict[str, float]:
     """Sums over labels of what is used here."""
     with urllib.request.urlopen(f"http://{HOST}:{server.port}/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()
-    wanted = (
-        "vllm:num_preemptions_total",
-        "vllm:iteration_tokens_total_sum",
-        "vllm:iteration_tokens_total_count",
-    )
-    found = dict.fromkeys(wanted, 0.0)
-    for line in lines:
-        name = line.split("{")[0].split(" ")[0]
-        if name in found:
-            found[name] += float(line.rsplit(" ", 1)[1])
-    return found | server.counters()
+    evictions = sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(PREEMPTIONS))
+    return {PREEMPTIONS: evictions, **server.counters()}
 
 
-def live(server: Server, rows: Sequence[TraceRequest], seed: int) -> Row:
-    before = vllm_counters(server)
+def live(server: Server, log: Path, rows: Sequence[TraceRequest], seed: int) -> Row:
+    before, begins = vllm_counters(server), log.stat().st_size
     records = send(server, rows, seed)
+    time.sleep(SETTLED_S)
     after = vllm_counters(server)
     moved = {name: value - before.get(name, 0.0) for name, value in after.items()}
-    needed = sum(row.prompt_tokens + row.output_tokens - 1 for row in rows)
-    iterations = moved["vllm:iteration_tokens_total_count"]
+    with log.open("rb") as file:
+        file.seek(begins)
+        iterations = ITERATION.findall(file.read().decode(errors="replace"))
+    computed = sum(int(context) + int(generated) for context, generated in iterations)
     evicted = moved.get("blocks_evicted", 0.0)
     return {
-        "evictions": moved["vllm:num_preemptions_total"],
-        "recomputed_tokens": moved["vllm:iteration_tokens_total_sum"] - needed,
+        "evictions": moved[PREEMPTIONS],
+        "recomputed_tokens": computed - sum(row.prompt_tokens + row.output_tokens - 1 for row in rows),
         "loaded_per_evicted": moved.get("blocks_loaded", 0.0) / max(1.0, evicted),
-        "mean_running": sum(row.output_tokens for row in rows) / max(1.0, iterations),
+        "mean_running": sum(row.output_tokens for row in rows) / max(1, len(iterations)),
         "finished_s": max(record.finished_s or 0.0 for record in records),
         "moved": moved,
     }
@@ -113,7 +117,9 @@ def simulated(rows: Sequence[TraceRequest], outcome: Outcome) -> Row:
     }
 
 
-def runs(servers: dict[str, Server], bundle: IterationProfile, options: argparse.Namespace) -> Iterator[Row]:
+def runs(
+    fleet: Fleet, servers: dict[str, Server], bundle: IterationProfile, options: argparse.Namespace
+) -> Iterator[Row]:
     for repetition in range(options.repetitions):
         for number, trace in enumerate(TRACES):
             seed = 100 * (repetition + 1) + number
@@ -122,13 +128,16 @@ def runs(servers: dict[str, Server], bundle: IterationProfile, options: argparse
                 spread = requests(trace, LOAD, options.requests, bundle, seed)
                 once = [replace(row, arrival_s=0.0) for row in spread]
                 place = {"trace": trace, "scheduler": name, "repetition": repetition, "requests": len(once)}
-                found, ours = live(server, once, seed), simulated(once, simulate(once, bundle, told, pool))
-                pace = found["finished_s"] / ours["finished_s"]
+                log = fleet.work / f"{name}.log"
+                found = live(server, log, once, seed)
+                pace = found["finished_s"] / simulate(once, bundle, told, pool).finished_s
+                # The quanta are the bundle's, on the server too: a slower machine fits fewer tokens into one.
+                ours = simulated(once, simulate(once, slower(bundle, pace), told, pool))
                 yield {**place, "load": "at once", "pace": pace, "live": found, "simulated": ours}
                 spread = [replace(row, arrival_s=row.arrival_s * pace) for row in spread]
                 now = slower(bundle, pace)
                 found, ours = (
-                    live(server, spread, seed + 50),
+                    live(server, log, spread, seed + 50),
                     simulated(spread, simulate(spread, now, told, pool)),
                 )
                 yield {**place, "load": LOAD, "pace": pace, "live": found, "simulated": ours}
@@ -171,8 +180,9 @@ def main(argv: Sequence[str]) -> int:
         fleet = Fleet(Path(work))
         try:
             bundle = REGIME.bundle(str(model.build()))
+            bundle = replace(bundle, vllm_args=(*bundle.vllm_args, "--enable-logging-iteration-details"))
             servers = {name: fleet.server(name, bundle, chosen) for name, chosen in SERVERS.items()}
-            for row in runs(servers, iterations(bundle), options):
+            for row in runs(fleet, servers, iterations(bundle), options):
                 rows.append(row)
                 print(json.dumps({k: v for k, v in row.items() if k != "live"}), row["live"], flush=True)
         finally:

@@ -38,7 +38,7 @@ def check(choice: Choice, vllm_args: Arguments) -> None:
         raise Usage(
             "express runs on the simulated engine only: no server drives it yet.",
             mend="serve with --scheduler fcfs or skip-join-mlfq, "
-            "or try it with coldstart trace-replay --simulate --scheduler express",
+            "or try it with coldstart trace-replay FILE --simulate --scheduler express",
         )
     if taken := [name for name in _OURS if vllm_args.gives(name)]:
         flag = "--" + taken[0].replace("_", "-")
