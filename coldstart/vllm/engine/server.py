@@ -72,13 +72,15 @@ def parse_args(vllm_args: Sequence[str]) -> tuple[Namespace, stepdowns.Fallbacks
 def configure(args: Namespace) -> Any:
     """vLLM's whole configuration for these arguments, as its API server would make it."""
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.launchers import cli_args
     from vllm.usage.usage_lib import UsageContext
 
     given = AsyncEngineArgs.from_cli_args(args)
-    # A flag of the server's that vLLM hands on to the engine; older ones have none.
-    if (propagate := getattr(cli_args, "propagate_flash_late_interaction", None)) is not None:
-        propagate(args, given)
+    if (
+        seams.check("late-interaction") is None
+    ):  # a flag of the server's that a vLLM that has it hands on to the engine
+        from vllm.entrypoints.launchers.cli_args import propagate_flash_late_interaction
+
+        propagate_flash_late_interaction(args, given)
     return given.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
 
 

@@ -41,6 +41,8 @@ START = (
     seam("start offline", "inputs:TokensPrompt", "TokensPrompt(*, prompt_token_ids)"),
     seam("start offline", "outputs:RequestOutput", reads="outputs finished"),
     seam("start offline", "outputs:CompletionOutput", reads="token_ids"),
+    seam("late-interaction", f"{_LAUNCHERS}.cli_args:propagate_flash_late_interaction",
+         "propagate_flash_late_interaction(args, engine_args)"),
     seam("headless", "entrypoints.cli.serve:run_headless", "run_headless(args)", says=("api_server_count",)),
     seam("stock", "entrypoints.openai.api_server", says=("__main__",)),
 )  # fmt: skip

@@ -28,9 +28,10 @@ ON_OBJECTS = {
     "engine/compiled.py": {
         "modules[name].aot_compiled_fn", "modules[name].was_aot_compile_fn_loaded_from_disk",
     },
-    "engine/executor.py": {"worker.worker.vllm_config.kv_transfer_config"},
+    "engine/executor.py": {"worker.worker.kv_transfer_config", "worker.worker.vllm_config.kv_transfer_config"},
     "engine/server.py": {"config.logging_config"},
-    # Not vLLM's: where this process keeps its temporary files.
+    # Not vLLM's: the connection to a server behind a unix socket; where this process keeps its temporary files.
+    "stock.py": {"connection.sock"},
     "engine/template.py": {"tempfile.tempdir"},
     "engine/worker.py": {"self.model_runner.__class__"},
     "graphs/manager.py": {"self._manager._candidates", "manager name"},
