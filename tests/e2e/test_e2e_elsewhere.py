@@ -67,8 +67,9 @@ def test_a_strangers_code_does_not_run(elsewhere: Elsewhere, reference: Tokens) 
     elsewhere.machine.run("serve", "tiny-llama", "--dry-run", "--", *VLLM, code=3)
     with elsewhere.machine.serving("tiny-llama", "--untrusted") as served:
         assert served.report["fast_path"] == {"mode": True}
-        (fallback,) = served.report["fallbacks"]
-        assert fallback["section"] == "compile" and "is not a trusted key" in fallback["reason"]
+        steps = {step["section"]: step["reason"] for step in served.report["fallbacks"]}
+        assert set(steps) == {"compile", "modelinfo"}
+        assert "is not a trusted key" in steps["compile"] and "left alone" in steps["modelinfo"]
         assert elsewhere.unpacked() == {}
         assert served.tokens() == reference
     assert elsewhere.compiled(), "an ordinary start compiles, or the watch does not work"
