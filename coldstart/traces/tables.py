@@ -146,7 +146,8 @@ def _tokens(cells: Any) -> list[int]:
 
 
 def _names(cells: Any) -> list[str]:
-    found = [str(cell).strip() for cell in cells]
-    if not all(found):
+    # What a row that is too short lacks is no text.
+    names = [cell.strip() if isinstance(cell, str) else "" for cell in cells]
+    if not all(names):
         raise ValueError("a row names no model")
-    return found
+    return names

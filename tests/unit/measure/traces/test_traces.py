@@ -8,7 +8,7 @@ from statistics import mean, pstdev
 
 import pandas  # noqa: F401 - loaded before memory is counted
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coldstart.traces import TraceError, TraceReport, TraceRequest, read_trace, tables
@@ -193,6 +193,7 @@ GOOD = st.tuples(
 
 
 @settings(max_examples=150, deadline=None)
+@example([["0.0", "7", "7", "7", "m"], ["0", "0", "1", "1"]], 2)
 @given(
     st.lists(st.one_of(GOOD, GOOD, GOOD, st.lists(PLAIN, max_size=6)), max_size=12),
     st.sampled_from([1, 2, 4096]),
