@@ -193,7 +193,7 @@ GOOD = st.tuples(
 
 
 @settings(max_examples=150, deadline=None)
-@example([["0.0", "7", "7", "7", "m"], ["0", "0", "1", "1"]], 2)
+@example([["0", "0", "1", "1"], ["0.0", "7", "7", "7", "m"]], 2)
 @given(
     st.lists(st.one_of(GOOD, GOOD, GOOD, st.lists(PLAIN, max_size=6)), max_size=12),
     st.sampled_from([1, 2, 4096]),
