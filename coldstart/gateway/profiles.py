@@ -17,6 +17,7 @@ from coldstart.host.launches import FAIL, Launch
 from coldstart.key import inspection
 from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
+from coldstart.model.models import weight_files
 
 # vLLM's own on the processor where nothing is said, the libraries of its two processes, and an ordinary start.
 ASSUMED_KV = 4 << 30
@@ -61,8 +62,7 @@ def of_bundle(bundle: Bundle) -> Profile | None:
 
 def assumed(launch: Launch, model: Path | None) -> Profile:
     """From the size of the weights and the KV cache asked for. Raises Usage where no weights lie here."""
-    files = [] if model is None else [f for kind in ("*.safetensors", "*.bin") for f in model.glob(kind)]
-    weights = sum(file.stat().st_size for file in files)
+    weights = 0 if model is None else sum(file.stat().st_size for file in weight_files(model))
     if not weights:
         raise Usage(
             f"models.{launch.name}: neither a bundle nor weights say how much memory it takes",
