@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from coldstart.measure.bench.completions import CompletionClient
+from coldstart.measure.bench.launch import free_port
 
 RESULT = Path(__file__).parent / "results" / "paired-starts-cpu.json"
 MODEL = "tiny-llama"
@@ -68,7 +68,7 @@ class Installation:
 
     def start(self, mode: str) -> float:
         """Seconds from launch to the first token; the server has ended when this returns."""
-        port = _free_port()
+        port = free_port()
         command = [self.executable, "serve", MODEL, "--mode", mode, "--port", str(port), "--", *VLLM_ARGS]
         with self.log.open("ab") as log:
             begun_s = time.monotonic()
@@ -93,12 +93,6 @@ class Installation:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def spread(ratios: list[float]) -> Mapping[str, float]:

@@ -25,7 +25,6 @@ Invariant: a file that is accepted describes a fleet that can be simulated; ever
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
@@ -34,7 +33,7 @@ from typing import Any
 from coldstart.errors import Usage
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs, Overlap
-from coldstart.host.configuration import as_seconds, known_members, needed_members, size
+from coldstart.host.configuration import as_seconds, known_members, needed_members, read, size
 
 SIZES = ("memory", "network", "load", "host_memory", "size")
 NOT_WRITTEN = ("name", "costs", "shares")
@@ -49,12 +48,9 @@ class FleetFile:
 
 def load(path: Path) -> FleetFile:
     """Raises Usage for a file that cannot be read or describes no fleet."""
+    table = read(path, "fleet")
     try:
-        return parse(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as problem:
-        raise Usage(f"cannot read the fleet file {path}: {problem.strerror}") from problem
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise Usage(f"the fleet file {path} is not TOML: {problem}") from problem
+        return parse(table)
     except Usage as problem:
         raise Usage(f"fleet file {path}: {problem}", mend=problem.mend) from problem
 

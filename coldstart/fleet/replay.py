@@ -7,24 +7,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
-
-from coldstart.errors import Usage
 from coldstart.fleet.configuration import FleetFile, load
 from coldstart.fleet.simulate import FleetOutcome, FleetRequest, FleetServed, simulate
+from coldstart.host.replay import percentiles
 from coldstart.measure.replay.plan import TracePlan
 from coldstart.scheduling import IterationProfile
 from coldstart.traces import TraceReport, TraceRequest
 from coldstart.traces.arrivals import gamma_gaps
 from coldstart.traces.transform import map_models
-
-PERCENTILES = (50, 90, 99)
 
 
 def replay_on_fleet(
@@ -33,9 +28,7 @@ def replay_on_fleet(
     """The result as a document; times in seconds. Rows get the fleet's models where the plan names none."""
     file = load(fleet)
     names = [model.name for model in file.models]
-    if unknown := sorted(set(plan.models) - set(names)):
-        raise Usage(f"{fleet} knows no model {', '.join(unknown)}", mend=f"it knows {', '.join(names)}")
-    rows = replace(plan, models=plan.models or names).rows(report)
+    rows = plan.over(names, fleet).rows(report)
     return run(file, rows, profile)
 
 
@@ -109,17 +102,9 @@ def _figures(served: list[FleetServed], file: FleetFile) -> dict[str, Any]:
         "ttft_attainment": sum(kept) / max(1, len(served)),
         "tpot_attainment": sum(paced) / max(1, len(served)),
         "cold_share": sum(one.cold for one in served) / max(1, len(served)),
-        "ttft_s": _percentiles([one.ttft_s for one in done]),
-        "tpot_s": _percentiles([one.tpot_s for one in done]),
+        "ttft_s": percentiles([one.ttft_s for one in done]),
+        "tpot_s": percentiles([one.tpot_s for one in done]),
     }
-
-
-def _percentiles(values: list[float]) -> dict[str, float]:
-    if not values:
-        return {}
-    points = np.percentile(values, PERCENTILES)
-    named = {f"p{percent}": float(value) for percent, value in zip(PERCENTILES, points, strict=True)}
-    return {"mean": float(np.mean(values)), **named, "max": max(values)}
 
 
 def text(found: dict[str, Any]) -> str:

@@ -66,14 +66,14 @@ class HostFile:
     sources: Mapping[str, str]
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The file's content. Raises Usage for one that cannot be read."""
+def read(path: Path, kind: str = "host") -> dict[str, Any]:
+    """The content of the host's file, or of another `kind`. Raises Usage for one that cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
-        raise Usage(f"cannot read the host file {path}: {problem.strerror}") from problem
+        raise Usage(f"cannot read the {kind} file {path}: {problem.strerror}") from problem
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise Usage(f"the host file {path} is not TOML: {problem}") from problem
+        raise Usage(f"the {kind} file {path} is not TOML: {problem}") from problem
 
 
 def load(path: Path, profiles: Profiles | None = None) -> HostFile:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coldstart.errors import Usage
 from coldstart.host.configuration import HostFile, load
 from coldstart.host.simulate import HostOutcome, HostRequest, Served, simulate
 from coldstart.measure.replay.plan import TracePlan
@@ -70,9 +69,7 @@ def replay_on_host(
     """Times in seconds. Rows get the host's models where the plan names none; a page needs the `series`."""
     file = load(host)
     names = [spec.name for spec in file.models]
-    if unknown := sorted(set(plan.models) - set(names)):
-        raise Usage(f"{host} knows no model {', '.join(unknown)}", mend=f"it knows {', '.join(names)}")
-    rows = replace(plan, models=plan.models or names).rows(report)
+    rows = plan.over(names, host).rows(report)
     outcome = simulate(_requests(rows, profile), file.models, file.settings, series=series)
     return HostReplay(outcome, file)
 
@@ -122,12 +119,16 @@ def _of_model(served: list[Served]) -> dict[str, Any]:
 
 
 def _waits(served: list[Served]) -> dict[str, float]:
-    waited = [one.waited_s for one in served if one.waited_s < inf]
-    if not waited:
+    return percentiles([one.waited_s for one in served if one.waited_s < inf])
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    """Mean, PERCENTILES and maximum; nothing of no values."""
+    if not values:
         return {}
-    points = np.percentile(waited, PERCENTILES)
+    points = np.percentile(values, PERCENTILES)
     named = {f"p{percent}": float(value) for percent, value in zip(PERCENTILES, points, strict=True)}
-    return {"mean": float(np.mean(waited)), **named, "max": max(waited)}
+    return {"mean": float(np.mean(values)), **named, "max": max(values)}
 
 
 def text(found: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coldstart.errors import Usage
@@ -44,6 +44,12 @@ class TracePlan:
     mapping: str = "round-robin"
     max_prompt: int | None = None
     max_output: int | None = None
+
+    def over(self, names: Sequence[str], file: Path) -> TracePlan:
+        """This plan over the models that `file` knows, all of them where the plan names none. Raises Usage for another."""
+        if unknown := sorted(set(self.models) - set(names)):
+            raise Usage(f"{file} knows no model {', '.join(unknown)}", mend=f"it knows {', '.join(names)}")
+        return replace(self, models=self.models or names)
 
     def rows(self, report: TraceReport) -> Iterator[TraceRequest]:
         """The requests in order of arrival. Raises TraceError."""

@@ -75,9 +75,8 @@ def configure(args: Namespace) -> Any:
     from vllm.usage.usage_lib import UsageContext
 
     given = AsyncEngineArgs.from_cli_args(args)
-    if (
-        seams.check("late-interaction") is None
-    ):  # a flag of the server's that a vLLM that has it hands on to the engine
+    # A flag of the server's that a vLLM that has it hands on to the engine; no start without it pays for the look-up.
+    if not getattr(args, "enable_flash_late_interaction", True) and seams.check("late-interaction") is None:
         from vllm.entrypoints.launchers.cli_args import propagate_flash_late_interaction
 
         propagate_flash_late_interaction(args, given)

@@ -42,7 +42,7 @@ START = (
     seam("start offline", "outputs:RequestOutput", reads="outputs finished"),
     seam("start offline", "outputs:CompletionOutput", reads="token_ids"),
     seam("late-interaction", f"{_LAUNCHERS}.cli_args:propagate_flash_late_interaction",
-         "propagate_flash_late_interaction(args, engine_args)"),
+         "propagate_flash_late_interaction(args, engine_args)", says=("enable_flash_late_interaction",)),
     seam("headless", "entrypoints.cli.serve:run_headless", "run_headless(args)", says=("api_server_count",)),
     seam("stock", "entrypoints.openai.api_server", says=("__main__",)),
 )  # fmt: skip
