@@ -22,12 +22,11 @@ from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.graphs.errors import GraphError
 from coldstart.key.inspection import Lookup
-from coldstart.machine import nvml, ownership, paths, runtime
+from coldstart.machine import ownership, paths, runtime
 from coldstart.machine.processes import available_memory
 from coldstart.machine.unpacked import unpacked
 from coldstart.model.models import ResolvedModel
 from coldstart.serve import caches, fetch
-from coldstart.vllm.graphs import kv_plan
 from coldstart.weights import weights_plan as weights
 
 KV_FLAG = "kv_cache_memory_bytes"
@@ -163,6 +162,9 @@ class _Preparation:
 
     def startup_plans(self, data: object) -> None:
         """A GPU's KV size goes through vLLM's start-up plan, which checks each rank's free memory once more."""
+        from coldstart.machine import nvml
+        from coldstart.vllm.graphs import kv_plan
+
         try:
             plans = kv_plan.all_of(data)
             for plan in plans:
