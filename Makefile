@@ -56,7 +56,7 @@ test: lint
 
 # Lint and every test that needs no vLLM, but for the slow ones.
 check: lint
-	$(PYTEST) $(BESIDE) -m "not vllm and not gpu and not slow" $(CHECKED)
+	$(PYTEST) $(BESIDE) --hypothesis-profile quick -m "not vllm and not gpu and not slow" $(CHECKED)
 
 lint: $(STAMP) typing
 	$(BIN)/ruff check .

@@ -183,6 +183,7 @@ def test_a_phase_that_hangs_ends_with_all_its_processes(
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_nothing_but_torch_numpy_and_the_bindings_is_needed() -> None:
     """The machine with the GPU has neither vLLM nor this package's other dependencies."""
     root = Path(__file__).parents[3]
