@@ -26,8 +26,7 @@ pytestmark = pytest.mark.vllm
 FILE = "model.safetensors"
 # So slow that the loader surely waits for it.
 SLOW = 200e3
-# Which ranks fetch what does not depend on how the forward runs; compiling it four times would take minutes.
-FP32 = (*VLLM, "--dtype", "float32", "--enforce-eager")
+FP32 = (*VLLM, "--dtype", "float32")
 
 
 @pytest.fixture(scope="module")
