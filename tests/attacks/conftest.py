@@ -16,6 +16,7 @@ STRANGER = 64321
 """A user id that nobody has: to the kernel as good a user as any."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The second user is one user: what is theirs in /var/tmp is not removed while another worker is them."""
     for item in items:
