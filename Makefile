@@ -6,10 +6,11 @@ STAMP  := $(VENV)/installed
 MODEL  ?= tiny-llama
 ARGS   ?= --max-model-len 1024 --kv-cache-memory-bytes 268435456
 RUNS   ?= 3
-# One for each core, but each takes the memory of a vLLM. Tests that need to be alone share an xdist_group.
+# One for each core, but each takes the memory of a vLLM.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 PYTEST  := $(BIN)/python -m pytest
-BESIDE  := -n $(WORKERS) --dist loadgroup
+# A file's tests share what is expensive to make. (By pytest-xdist 3.8, --dist loadgroup groups nothing under pytest 9.2.)
+BESIDE  := -n $(WORKERS) --dist loadfile
 # All but the real servers, which are shared by the tests and run one after another.
 SUITES  := $(filter-out tests/e2e/,$(sort $(wildcard tests/*/)))
 

@@ -16,14 +16,6 @@ STRANGER = 64321
 """A user id that nobody has: to the kernel as good a user as any."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The second user is one user: what is theirs in /var/tmp is not removed while another worker is them."""
-    for item in items:
-        if "stranger" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("stranger"))
-
-
 @pytest.fixture
 def stranger() -> Callable[[Callable[[], object]], object]:
     """stranger(act): what `act` returns when another user does it (OSError reads as None)."""

@@ -127,8 +127,6 @@ def test_every_leaf_of_the_configuration_counts_but_those_with_a_reason() -> Non
     assert all(adoption.APART.values())
 
 
-# In one worker: vLLM looks at the model's class in a process that takes ten seconds, once for each that asks.
-@pytest.mark.xdist_group("model class")
 @pytest.mark.vllm
 @pytest.mark.parametrize(
     ("words", "leaf"),
