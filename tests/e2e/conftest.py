@@ -11,9 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -22,7 +20,6 @@ from tools.machine import PROMPTS, READY_S, VLLM, Machine, Tokens
 from coldstart.measure.bench.completions import CompletionClient
 from coldstart.measure.bench.launch import HOST, RunFiles, launch
 from coldstart.measure.bench.launchers import Subject, VllmLauncher
-from coldstart.model import tiny
 
 
 @dataclass(frozen=True)
@@ -51,30 +48,20 @@ def machine() -> Iterator[Machine]:
 
 
 @pytest.fixture(scope="session")
-def known(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[Tokens]]:
-    """What `reference` will be: its server runs while the bundle is made, as each mostly uses one core.
-
-    In a process of its own, since whoever stops a server ends every process that came after it.
-    """
-    machine.environment()
-    model = tiny.build("tiny-llama", machine.cache / "models")
-    with ProcessPoolExecutor(1, get_context("fork")) as pool:
-        yield pool.submit(
-            _known, machine.root / "reference.json", model, tmp_path_factory.mktemp("reference")
-        )
-
-
-@pytest.fixture(scope="session")
-def made(machine: Machine, known: Future[Tokens]) -> Made:
+def made(machine: Machine) -> Made:
     """tiny-llama, materialized once."""
     said = json.loads(machine.run("materialize", "tiny-llama", "--format", "json", "--", *VLLM))
     return Made(said["ref"], said["key"])
 
 
 @pytest.fixture(scope="session")
-def reference(made: Made, known: Future[Tokens]) -> Tokens:
+def reference(machine: Machine, made: Made, tmp_path_factory: pytest.TempPathFactory) -> Tokens:
     """The tokens of an ordinary vLLM server with empty caches: the only one that is started here."""
-    return known.result()
+    known = machine.root / "reference.json"
+    if not known.exists():
+        (model,) = (machine.cache / "models").glob("*/tiny-llama")
+        known.write_text(json.dumps(_ordinary(model, tmp_path_factory.mktemp("reference"))))
+    return [tuple(tokens) for tokens in json.loads(known.read_text())]
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +70,6 @@ def engine_template(machine: Machine, made: Made) -> Iterator[None]:
     machine.run("template", "start", "tiny-llama", "--level", "engine", "--", *VLLM)
     yield
     machine.run("template", "stop", "--level", "engine")
-
-
-def _known(place: Path, model: Path, directory: Path) -> Tokens:
-    if not place.exists():
-        place.write_text(json.dumps(_ordinary(model, directory)))
-    return [tuple(tokens) for tokens in json.loads(place.read_text())]
 
 
 def _ordinary(model: Path, directory: Path) -> Tokens:
