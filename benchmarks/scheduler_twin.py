@@ -44,6 +44,8 @@ SYSTEMS = {
     "mlfq, recompute": SchedulerSettings(batch=16, alpha_s=3.0, strategy="recompute"),
     "mlfq, reactive": SchedulerSettings(batch=16, alpha_s=3.0, strategy="reactive"),
     "mlfq, proactive": SchedulerSettings(batch=16, alpha_s=3.0),
+    "express, recompute": SchedulerSettings("express", batch=16, strategy="recompute"),
+    "express": SchedulerSettings("express", batch=16),
 }
 MACHINE = SimSettings(
     block_tokens=32,

@@ -17,7 +17,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
 from coldstart.scheduling.registry import make_policy
-from coldstart.scheduling.settings import EXPRESS, FALLBACK_PROFILE, FCFS, Choice, SchedulerSettings
+from coldstart.scheduling.settings import FALLBACK_PROFILE, FCFS, Choice, SchedulerSettings
 
 DEFAULT_HOST_BYTES = 1 << 30
 # Flags by which the scheduler is told to vLLM: a choice and they exclude each other.
@@ -34,12 +34,6 @@ def check(choice: Choice, vllm_args: Arguments) -> None:
     _settings(choice, None)
     if choice.policy == FCFS:
         return
-    if choice.policy == EXPRESS:
-        raise Usage(
-            "express runs on the simulated engine only: no server drives it yet.",
-            mend="serve with --scheduler fcfs or skip-join-mlfq, "
-            "or try it with coldstart trace-replay FILE --simulate --scheduler express",
-        )
     if taken := [name for name in _OURS if vllm_args.gives(name)]:
         flag = "--" + taken[0].replace("_", "-")
         raise Usage(

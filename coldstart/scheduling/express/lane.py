@@ -213,6 +213,8 @@ class Lane(Generic[R]):
                 free += self._room(need + kept - free, job, later=True)
             if need > free or (need + kept > free and (turn.running or turn.joining)):
                 break
+            if not self._seat(turn, len(lane), job):
+                break
             free, slots = free - need, slots - 1
             self._starts(turn, request, job)
             if slots <= 0:
@@ -257,7 +259,7 @@ class Lane(Generic[R]):
         """Start whom the index puts ahead, after those whose load for it has landed; who holds its KV is returned."""
         view, taken = self.view, len(lane)
         for request in view.landed():
-            if view.job(request).id in self.members and self._slot(turn, taken):
+            if view.job(request).id in self.members and self._slot(turn, taken, view.job(request)):
                 turn.joining.append(request)
                 taken += 1
         back: list[R] = []
@@ -272,7 +274,7 @@ class Lane(Generic[R]):
             need = view.needs(request)
             if need > free:
                 free += self._room(need - free, job, later=False)
-            if need > free or not self._slot(turn, taken):
+            if need > free or not self._slot(turn, taken, job):
                 continue
             free, taken = free - need, taken + 1
             self._enter(job, standing)
@@ -283,15 +285,26 @@ class Lane(Generic[R]):
                 turn.joining.append(request)
         return back
 
-    def _slot(self, turn: Turn[R], lane: int) -> bool:
+    def _slot(self, turn: Turn[R], lane: int, job: Job) -> bool:
         """A slot of the batch for one more in the lane: the youngest of the main lane pauses where there is none."""
-        if len(turn.running) + len(turn.joining) + lane < self.view.batch:
-            return True
-        if len(turn.running) < 2 or self.view.spare_slots() <= 0:
+        full = len(turn.running) + len(turn.joining) + lane >= self.view.batch
+        if (full and len(turn.running) < 2) or not self._seat(turn, lane, job):
             return False
-        youngest = turn.running.pop()
-        self.paused[self.view.job(youngest).id] = youngest
+        if full:
+            youngest = turn.running.pop()
+            self.paused[self.view.job(youngest).id] = youngest
         return True
+
+    def _seat(self, turn: Turn[R], lane: int, job: Job) -> bool:
+        """A slot of the model runner: who keeps its KV holds one, and the newest parked one leaves where none is left."""
+        if job.id in self.parked or job.id in self.paused:
+            return True
+        taken = len(turn.running) + len(turn.joining) + lane + len(self.parked) + len(self.paused)
+        for request in [*reversed(self.parked.values())]:
+            if taken < self.view.slots():
+                break
+            taken -= self.view.evict(request)
+        return taken < self.view.slots()
 
     def _enter(self, job: Job, standing: Standing) -> None:
         worth = self.policy.index.worth(standing)

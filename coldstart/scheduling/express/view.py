@@ -42,8 +42,8 @@ class LaneView(Protocol[R]):
     def free_blocks(self) -> int:
         """Blocks that are free, or will be once a copy under way has landed."""
 
-    def spare_slots(self) -> int:
-        """Slots of the model runner beyond the batch that nobody holds: so many may pause with their KV."""
+    def slots(self) -> int:
+        """Slots of the model runner: who runs holds one, and who is parked or paused."""
 
     def evict(self, request: R) -> bool:
         """Take a request that is not shown off the device; False where a step in flight still writes its blocks."""

@@ -66,9 +66,6 @@ class ExpressScheduler(StockScheduler):
     def hit(self, job: SimJob) -> int:
         return super().hit(job) if self.lane.gauge.worth_loading(job.known) else 0
 
-    def storing(self, job: SimJob) -> bool:
-        return self.lane.gauge.worth_loading(job.known) and super().storing(job)
-
     def finish(self, job: SimJob) -> None:
         super().finish(job)
         job.job.generated = job.delivered
@@ -156,10 +153,8 @@ class ExpressView:
     def free_blocks(self) -> int:
         return self._pool.free + self._pool.leaving
 
-    def spare_slots(self) -> int:
-        scheduler = self._scheduler
-        lane = scheduler.lane
-        return scheduler.machine.slots - len(scheduler.running) - len(lane.parked) - len(lane.paused)
+    def slots(self) -> int:
+        return self._scheduler.machine.slots
 
     def evict(self, request: SimJob) -> bool:
         if not self._scheduler.may_leave(request):

@@ -49,7 +49,7 @@ class PolicyScheduler(AsyncScheduler):
         self.kv_holding_waiting = self.picked_holding = PickedQueue()
         self.jobs: dict[str, Job] = {}
         self.started = Started()
-        self.counters, self.exporter = Counters(), Exporter()
+        self.counters, self.exporter = Counters(), Exporter(Counters)
         self.events = Events.enabled()
         self.ranking.observer = self.events
         ranks = self.parallel_config.world_size
