@@ -128,7 +128,8 @@ class Choice:
             "oldest_share": self.oldest_share,
             "price": self.price,
             "reserve_quantile": self.reserve,
-            "strategy": self.strategy,
+            # vLLM's own scheduler keeps nothing on the host unless it is given memory there.
+            "strategy": "proactive" if self.policy == FCFS and self.host_bytes else self.strategy,
             "profile": profile,
         }
         told = {name: value for name, value in given.items() if value is not None}
@@ -138,9 +139,10 @@ class Choice:
 
     def _own(self) -> None:
         """What a policy does not have is refused, not ignored."""
-        if self.policy == FCFS and self != Choice(batch=self.batch):
+        if self.policy == FCFS and self != Choice(batch=self.batch, host_bytes=self.host_bytes):
             raise ValueError(
-                "fcfs takes --batch alone: the other settings belong to --scheduler skip-join-mlfq or express"
+                "fcfs takes --batch and --kv-host-memory alone: "
+                "the other settings belong to --scheduler skip-join-mlfq or express"
             )
         queues = {
             "--quantum": self.quantum_s,

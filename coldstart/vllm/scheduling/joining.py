@@ -5,22 +5,24 @@ Invariant: only who joins can be peeked at or popped; the length counts everybod
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.request import Request
 
 
-class JoiningQueue(FCFSRequestQueue):  # type: ignore[misc]
-    """A copy of those of a queue that join, and how many others wait there."""
+class JoiningQueue(FCFSRequestQueue):
+    """A copy of those of a queue that join; `others` wait there besides."""
 
-    def __init__(self, joining: Iterable[Request], everybody: int) -> None:
-        super().__init__(joining)
-        self._others = everybody - super().__len__()
+    others = 0
+
+    @classmethod
+    def of(cls, joining: list[Request], everybody: int) -> JoiningQueue:
+        made = cls(joining)
+        made.others = everybody - len(joining)
+        return made
 
     def __len__(self) -> int:
         joining: int = super().__len__()
-        return joining + self._others
+        return joining + self.others
 
     def __bool__(self) -> bool:
-        return bool(super().__len__())
+        return len(self) > self.others

@@ -32,7 +32,7 @@ CUT = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
 """Ends that say nothing of how long the answer would have been."""
 
 
-class LaneScheduler(AsyncScheduler):  # type: ignore[misc]
+class LaneScheduler(AsyncScheduler):
     """`line` and `arriving` are vLLM's two waiting queues: who waits for memory or a slot, and whose KV is loaded or being
     loaded. The last `hidden` of the running list are parked or paused.
     """
@@ -40,6 +40,8 @@ class LaneScheduler(AsyncScheduler):  # type: ignore[misc]
     clock: Callable[[], float] = staticmethod(time.monotonic)
 
     max_num_active_reqs: int
+    waiting: FCFSRequestQueue
+    kv_holding_waiting: FCFSRequestQueue
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,8 +49,7 @@ class LaneScheduler(AsyncScheduler):  # type: ignore[misc]
         self.settings = SchedulerSettings.read(self.vllm_config.additional_config)
         self.batch = min(self.settings.batch or self.max_num_active_reqs, self.max_num_running_reqs)
         self.max_num_active_reqs = self.batch
-        self.line: FCFSRequestQueue = self.waiting
-        self.arriving: FCFSRequestQueue = self.kv_holding_waiting
+        self.line, self.arriving = self.waiting, self.kv_holding_waiting
         self.jobs: dict[str, Job] = {}
         self.policy = Express(self.settings.iteration_profile(), self.settings)
         self.events = Events.enabled()
@@ -109,8 +110,8 @@ class LaneScheduler(AsyncScheduler):  # type: ignore[misc]
         hidden = list(self.lane.hidden())
         self.running, shown = turn.running, len(turn.running)
         self.max_num_active_reqs = shown + len(turn.joining) + self.num_waiting_for_streaming_input
-        self.waiting = JoiningQueue((r for r in turn.joining if r not in back), len(line))
-        self.kv_holding_waiting = JoiningQueue((r for r in turn.joining if r in back), len(arriving))
+        self.waiting = JoiningQueue.of([r for r in turn.joining if r not in back], len(line))
+        self.kv_holding_waiting = JoiningQueue.of([r for r in turn.joining if r in back], len(arriving))
         try:
             return super().schedule(throttle_prefills)
         finally:
@@ -118,7 +119,9 @@ class LaneScheduler(AsyncScheduler):  # type: ignore[misc]
             self.waiting, self.kv_holding_waiting = line, arriving
             self.max_num_active_reqs = self.batch
             for request in turn.joining:
-                self._requeue(request, was_back=request in back, waits=request in waiting, holds=request in holding)
+                self._requeue(
+                    request, was_back=request in back, waits=request in waiting, holds=request in holding
+                )
             self._began(self.running[shown:])
             self.running += hidden
 

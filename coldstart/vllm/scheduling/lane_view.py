@@ -60,7 +60,11 @@ class RequestsView(PoolView):
         return request.status != PREEMPTED or scheduler.host.hit(request) is not None
 
     def needs(self, request: Request) -> int:
-        return 0 if request.status == RequestStatus.RUNNING and all_in_flight(request) else super().needs(request)
+        return (
+            0
+            if request.status == RequestStatus.RUNNING and all_in_flight(request)
+            else super().needs(request)
+        )
 
     def slots(self) -> int:
         scheduler = self._scheduler

@@ -13,7 +13,7 @@ from typing import Any
 from coldstart.contract.plan import LaunchPlan
 from coldstart.scheduling.settings import KEY
 from coldstart.vllm import seams
-from coldstart.vllm.scheduling import CLASSES
+from coldstart.vllm.scheduling import CLASSES, PINNING_POLICY
 from coldstart.vllm.scheduling.limits import unsupported
 
 METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"
@@ -26,7 +26,7 @@ def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
     Returns whether it did: `config` is then to be made again.
     """
     if args.scheduler_cls not in CLASSES:
-        return False
+        return _keeps_kv(args) and _settle_host(args, plan)
     if reason := _obstacle(config, args.scheduler_cls):
         _note(plan, f"{reason} vLLM's own scheduler runs instead.")
         args.scheduler_cls, args.additional_config, args.kv_transfer_config = None, {}, None
@@ -73,9 +73,16 @@ def _settle_host(args: Namespace, plan: LaunchPlan) -> bool:
         return False
     _note(plan, f"{reason} What is evicted is computed again.")
     args.kv_transfer_config = None
-    settings = args.additional_config.get(KEY, {}) | {"strategy": "recompute"}
-    args.additional_config = args.additional_config | {KEY: settings}
+    if args.scheduler_cls is not None:
+        settings = args.additional_config.get(KEY, {}) | {"strategy": "recompute"}
+        args.additional_config = args.additional_config | {KEY: settings}
     return True
+
+
+def _keeps_kv(args: Namespace) -> bool:
+    """Whether vLLM's own scheduler was given our way of keeping KV on the host."""
+    given = getattr(args.kv_transfer_config, "kv_connector_extra_config", None)
+    return args.scheduler_cls is None and (given or {}).get("eviction_policy") == PINNING_POLICY
 
 
 def _note(plan: LaunchPlan, reason: str) -> None:

@@ -18,14 +18,14 @@ def config(
     )
 
 
-def test_a_common_configuration_is_driven() -> None:
-    assert unsupported(config()) is None
+@pytest.mark.parametrize("policy", ["skip-join-mlfq", "express"])
+def test_a_common_configuration_is_driven(policy: str) -> None:
+    assert unsupported(config(policy)) is None
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (config("express"), "express lane"),
         (config(stages=2), "pipeline parallelism"),
         (config(order="priority"), "scheduling-policy priority"),
         (config(chunked=False), "chunked prefill"),
