@@ -42,6 +42,12 @@ class ExpressScheduler(StockScheduler):
         super().add(job, now)
         self.lane.arrived(job.job, now)
 
+    def land(self, now: float) -> None:
+        before = len(self.moving)
+        super().land(now)
+        if len(self.moving) < before:
+            self.lane.rhythm.stir()
+
     def schedule(self, now: float) -> Step:
         turn = self.lane.decide(now)
         served, left, evicted = self._shown(turn)

@@ -96,8 +96,10 @@ class LaneScheduler(AsyncScheduler):
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
-        if model_runner_output.kv_connector_output is not None:
-            self.swaps.moved(model_runner_output.kv_connector_output)
+        if (report := model_runner_output.kv_connector_output) is not None:
+            self.swaps.moved(report)
+            if report.finished_recving:
+                self.lane.rhythm.stir()
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def state(self, request: Request) -> State:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from coldstart.scheduling.job import Job
 from coldstart.vllm.scheduling.states import State, all_in_flight
-from coldstart.vllm.scheduling.view import PREEMPTED, PoolView
+from coldstart.vllm.scheduling.view import PREEMPTED, RUNNING, PoolView
 
 if TYPE_CHECKING:
     from coldstart.vllm.scheduling.lane import LaneScheduler
@@ -60,11 +60,7 @@ class RequestsView(PoolView):
         return request.status != PREEMPTED or scheduler.host.hit(request) is not None
 
     def needs(self, request: Request) -> int:
-        return (
-            0
-            if request.status == RequestStatus.RUNNING and all_in_flight(request)
-            else super().needs(request)
-        )
+        return 0 if request.status == RUNNING and all_in_flight(request) else super().needs(request)
 
     def slots(self) -> int:
         scheduler = self._scheduler

@@ -51,6 +51,7 @@ SCHEDULER = (
     seam("scheduler", "v1.kv_cache_interface:KVCacheConfig", reads="kv_cache_groups"),
     seam("scheduler", "v1.kv_cache_interface:KVCacheGroupSpec", reads="layer_names kv_cache_spec"),
     seam("scheduler", "v1.kv_cache_interface:KVCacheSpec", reads="page_size_bytes"),
+    seam("scheduler", "v1.kv_cache_interface:FullAttentionSpec"),
     seam("scheduler", "v1.outputs:ModelRunnerOutput", reads="kv_connector_output"),
     seam("scheduler", "v1.outputs:KVConnectorOutput", reads="kv_connector_worker_meta finished_recving"),
 )  # fmt: skip

@@ -105,8 +105,13 @@ class LaneChecked(Run):
         if output.total_num_scheduled_tokens >= shape.tokens or output.preempted_req_ids:
             return
         running = len(scheduler.running) - scheduler.hidden
-        first = next((r for r in scheduler.line if scheduler.state(r) is State.NEW), None)
-        if first is None or running >= shape.batch or len(scheduler.running) >= shape.slots:
+        first = next(iter(scheduler.line), None)
+        if (
+            first is None
+            or scheduler.state(first) is not State.NEW
+            or running >= shape.batch
+            or len(scheduler.running) >= shape.slots
+        ):
             return
         # What the main lane leaves to the lane, and what everybody who runs may need next.
         spared = shape.settings["price"] * shape.blocks + 2 * running + shape.blocks // 8 + 4
