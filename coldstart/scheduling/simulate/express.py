@@ -14,7 +14,7 @@ from coldstart.scheduling.express.policy import Express
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.policy import Observer
 from coldstart.scheduling.profile import IterationProfile
-from coldstart.scheduling.settings import SchedulerSettings
+from coldstart.scheduling.settings import ADAPTER, SchedulerSettings
 from coldstart.scheduling.simulate.settings import SimSettings
 from coldstart.scheduling.simulate.state import Outcome, Served, SimJob, Status, Step
 from coldstart.scheduling.simulate.stock import StockScheduler
@@ -39,6 +39,8 @@ class ExpressScheduler(StockScheduler):
 
     def add(self, job: SimJob, now: float) -> None:
         self.jobs[job.job.id] = job
+        if ADAPTER in self.settings.classes:
+            job.job.kind = job.model
         super().add(job, now)
         self.lane.arrived(job.job, now)
 

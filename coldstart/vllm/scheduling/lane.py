@@ -22,6 +22,7 @@ from coldstart.scheduling.express.policy import Express
 from coldstart.vllm.scheduling import limits
 from coldstart.vllm.scheduling.counters import Exporter, LaneCounters
 from coldstart.vllm.scheduling.events import Events
+from coldstart.vllm.scheduling.hints import expected_of, kind_of_request
 from coldstart.vllm.scheduling.host import HostKv
 from coldstart.vllm.scheduling.joining import JoiningQueue
 from coldstart.vllm.scheduling.lane_view import RequestsView
@@ -53,7 +54,7 @@ class LaneScheduler(AsyncScheduler):
         self.jobs: dict[str, Job] = {}
         self.policy = Express(self.settings.iteration_profile(), self.settings)
         self.events = Events.enabled()
-        self.policy.observer = self.events
+        self.policy.observer = self.events if self.settings.explain else None
         self.counters, self.exporter = LaneCounters(), Exporter(LaneCounters)
         ranks = self.parallel_config.world_size
         self.swaps = Swaps(self.counters, self.kv_cache_config, ranks, self.events)
@@ -75,6 +76,7 @@ class LaneScheduler(AsyncScheduler):
         now = self.clock()
         cached = self.kv_cache_manager.get_computed_blocks(request)[1]
         job = Job(request.request_id, now, request.num_prompt_tokens, None, cached)
+        job.kind, job.expected = kind_of_request(request, self.settings.classes), expected_of(request)
         self.jobs[job.id] = job
         self.lane.arrived(job, now)
 

@@ -28,7 +28,9 @@ SCHEDULER = (
     seam("scheduler", "v1.request:Request",
           reads="request_id status priority max_tokens num_tokens num_prompt_tokens num_output_tokens num_computed_tokens "
                 "next_decode_eligible_step num_output_placeholders num_stale_output_tokens drop_stale_output "
-                "is_prefill_chunk structured_output_request resumable"),
+                "is_prefill_chunk structured_output_request resumable sampling_params lora_request block_hashes"),
+    seam("scheduler", "sampling_params:SamplingParams", reads="extra_args"),
+    seam("scheduler", "lora.request:LoRARequest", reads="lora_name"),
     seam("scheduler", "v1.request:RequestStatus",
           reads="RUNNING PREEMPTED FINISHED_ABORTED FINISHED_ERROR WAITING_FOR_REMOTE_KVS "
                 "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR WAITING_FOR_STREAMING_REQ"),

@@ -16,7 +16,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
-from coldstart.scheduling.settings import KEY
+from coldstart.scheduling.settings import KEY, SchedulerSettings
 from coldstart.serve import scheduler
 from coldstart.serve.scheduler import Choice
 from coldstart.vllm import seams
@@ -99,12 +99,16 @@ def test_settings_out_of_range_are_refused(settings: dict[str, object]) -> None:
 
 
 def test_express_and_its_price_reach_vllm() -> None:
-    choice = Choice("express", batch=8, price=0.2, host_bytes=1 << 20)
+    choice = Choice(
+        "express", batch=8, price=0.2, host_bytes=1 << 20, classes="adapter,max-tokens", explain=True
+    )
     scheduler.check(choice, PLAN.vllm_args)
     told = flags(scheduler.apply(PLAN, choice, None, on_cpu=True))
     assert told["--scheduler-cls"] == LANE_CLS and "--kv-transfer-config" in told
     settings = json.loads(told["--additional-config"])[KEY]
-    assert settings == {"policy": "express", "batch": 8, "price": 0.2}
+    told = {"classes": ["adapter", "max-tokens"], "explain": True}
+    assert settings == {"policy": "express", "batch": 8, "price": 0.2, **told}
+    assert SchedulerSettings.read({KEY: settings}) == choice.settings()
 
 
 @pytest.mark.parametrize(
@@ -114,6 +118,9 @@ def test_express_and_its_price_reach_vllm() -> None:
         (mlfq(price=0.1), "skip-join-mlfq has no --price"),
         (Choice(price=0.1), "fcfs takes --batch"),
         (Choice("express", price=1.0), "price must be"),
+        (Choice("express", classes="colour"), "unknown class 'colour'"),
+        (mlfq(classes="prefix"), "has no --classes"),
+        (mlfq(explain=True), "has no --explain-scheduling"),
     ],
 )
 def test_a_setting_of_another_policy_is_refused(choice: Choice, says: str) -> None:
