@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -69,7 +70,9 @@ class Shows(LaneScheduler):
 class Queues(LaneScheduler):
     """Puts an evicted request where vLLM puts it."""
 
-    def _by_arrival(self, request: Request) -> None:
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)
+        self.line.remove(request)
         self.line.appendleft(request)
 
 

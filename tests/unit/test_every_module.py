@@ -56,7 +56,7 @@ THROUGH = {
     "coldstart.model": {"hub": "unit/model/test_models.py"},
     "coldstart.scheduling": {
         "baselines": "unit/scheduling/test_mlfq.py", "queues": "unit/scheduling/test_mlfq.py", "express.gauge": LANE,
-        "express.rhythm": LANE, "express.room": LANE,
+        "express.admission": LANE, "express.rhythm": LANE, "express.room": LANE,
         "express.view": LANE, "express.waiting": "unit/scheduling/express/test_express_policy.py",
         "placement.room": RULES, "placement.loads": RULES,
         "placement.view": RULES, "simulate.placed": TWIN, "simulate.stock": TWIN,

@@ -10,36 +10,16 @@ shown: the newest of the lane, then the youngest of the main lane; parked reques
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from heapq import merge
-from itertools import islice
 from typing import Generic
 
-from coldstart.scheduling.express.gauge import FEWEST, Gauge
-from coldstart.scheduling.express.index import Standing
+from coldstart.scheduling.express.admission import LaneAdmission, Turn
+from coldstart.scheduling.express.gauge import Gauge
 from coldstart.scheduling.express.policy import Express, Pass, kind_of
 from coldstart.scheduling.express.rhythm import Rhythm
 from coldstart.scheduling.express.room import LaneRoom
 from coldstart.scheduling.express.view import LaneView
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.placement.view import R
-
-LOOKED_AT = 8
-"""Candidates of a step: more would pass only where many bursts fit at once."""
-
-
-Candidacy = list[tuple[Job, Standing]]
-"""Who could pass, the best first."""
-
-
-@dataclass(slots=True)
-class Turn(Generic[R]):
-    """`running` in the order in which the engine is to serve and, from the end, to evict; `joining` to be admitted after, in
-    that order; everybody else keeps what it holds and is not shown.
-    """
-
-    running: list[R] = field(default_factory=list)
-    joining: list[R] = field(default_factory=list)
 
 
 class Lane(Generic[R]):
@@ -52,7 +32,7 @@ class Lane(Generic[R]):
         self.gauge, self.rhythm = Gauge(view, policy, keeps_kv=keeps_kv), Rhythm()
         self.room = LaneRoom(view, policy, self.rhythm)
         self.members, self.parked, self.paused = self.room.members, self.room.parked, self.room.paused
-        self._entering: dict[str, dict[str, object]] = {}
+        self._admission = LaneAdmission(view, policy, self.room, self.gauge)
         self._last_s: float | None = None
         self._crowded, self._share, self._prefill_s = False, 0.0, 0.0
         self._turned: Turn[R] | None = None
@@ -68,7 +48,7 @@ class Lane(Generic[R]):
 
     def began(self, request: R) -> None:
         """It runs, or its load has begun."""
-        self.policy.inside(self.view.job(request))
+        self.policy.inside(self.view.name(request))
         self._moved = True
 
     def evicted(self, request: R) -> None:
@@ -109,14 +89,15 @@ class Lane(Generic[R]):
 
     def stepped(self, tokens: Mapping[str, int]) -> None:
         """After the engine's step, which computed so many tokens of each (of the lane's at least)."""
-        for name, reason in self._entering.items():
+        entering = self._admission.entering
+        for name, reason in entering.items():
             if name in self.policy.waiting:
                 self.members.pop(name, None)  # the engine had no room for it after all
                 continue
             self.policy.totals.passes += 1
             if self.policy.observer:
                 self.policy.observer.note("pass", None, request=name, **reason)
-        self._entering.clear()
+        entering.clear()
         if not self._moved:
             return
         self._moved = False
@@ -130,7 +111,7 @@ class Lane(Generic[R]):
 
     def _turned_out(self, turn: Turn[R]) -> None:
         """Who joined may not have been admitted, or only in part: decide again; a prefill lasts for one step."""
-        late = any(self.view.job(request).id in self.policy.waiting for request in turn.joining)
+        late = any(self.view.name(request) in self.policy.waiting for request in turn.joining)
         if late or self._prefill_s:
             self.rhythm.stir()
         self._shown = len(self.view.running())
@@ -182,27 +163,22 @@ class Lane(Generic[R]):
         lane = [r for r in running if r in mine] if mine else []
         evicted = self.room.grow(shown, lane)
         turn = Turn[R](shown)
-        if not evicted:
-            asking = self._candidates() if passing else []
-            free = self._main(turn, lane, asking, steps)
-            lane += self._pass(turn, free, lane, asking)
-        else:
+        if evicted:
             self.rhythm.stir()
+        else:
+            lane += self._admission.admit(turn, lane, steps, passing=passing)
         turn.running += lane
         if not turn.running:
-            self._anybody(turn)
+            self._admission.anybody(turn)
         return turn
 
     def _come_of_age(self, first: R | None) -> None:
         """Requests of the lane before whom nobody is left out are in the main lane; who pauses is left out."""
         out = [*self.paused.values(), *(() if first is None else (first,))]
-        least = min((self._number(request) for request in out), default=None)
+        least = min((self.room.number(request) for request in out), default=None)
         for name in list(self.members):
-            if least is None or self._number(self.view.request(name)) < least:
+            if least is None or self.policy.number(name) < least:
                 del self.members[name]
-
-    def _number(self, request: R) -> int:
-        return self.policy.number(self.view.job(request))
 
     def _ends(self) -> list[R]:
         """Quanta that are over: go on where that is worth it, else park; those who run then."""
@@ -224,117 +200,3 @@ class Lane(Generic[R]):
             policy.totals.parked += 1
             policy.outside(job, 0)
         return running
-
-    def _main(self, turn: Turn[R], lane: list[R], asking: Candidacy, steps: int) -> int:
-        """Resume, admit and load in order of arrival until the first that does not fit besides the lane's demand."""
-        view = self.view
-        kept = self.gauge.kept(self.members, [view.request(job.id) for job, _ in asking], steps)
-        free = view.free_blocks()
-        growing = (*turn.running, *lane)
-        if free < 2 * len(growing) + kept + view.capacity // 8:
-            free -= sum(map(view.needs, growing))
-        slots = view.batch - len(growing)
-        if slots <= 0:
-            return free
-        for request in self._by_arrival():
-            job, need = view.job(request), view.needs(request)
-            if job.id not in self.parked and job.id not in self.paused and not view.able(request):
-                self.rhythm.stir()  # nobody tells when it is
-                continue
-            if need + kept > free:
-                free += self.room.vacate(need + kept - free, job, later=True)
-            if need > free or (need + kept > free and (turn.running or turn.joining)):
-                break
-            if not self.room.seat(len(turn.running) + len(turn.joining) + len(lane), job):
-                break
-            free, slots = free - need, slots - 1
-            self._starts(turn, request, job)
-            if slots <= 0:
-                break
-        return free
-
-    def _starts(self, turn: Turn[R], request: R, job: Job) -> None:
-        held = self.parked.pop(job.id, None) is not None or self.paused.pop(job.id, None) is not None
-        if held:
-            self.policy.inside(job)
-            turn.running.append(request)
-        else:
-            turn.joining.append(request)
-
-    def _by_arrival(self) -> Iterator[R]:
-        """Everybody who holds no slot, in order of arrival; whose KV is back on the device first, as in the engine: what
-        it holds could be what another waits for.
-        """
-        members, number = self.members, self._number
-        yield from (r for r in self.view.landed() if self.view.job(r).id not in members)
-        hidden = sorted(self.hidden(), key=number)
-        yield from merge(hidden, self.view.outside(), key=number) if hidden else self.view.outside()
-
-    def _candidates(self) -> Candidacy:
-        return list(islice(self.policy.waiting.best(self.policy.threshold), LOOKED_AT))
-
-    def _pass(self, turn: Turn[R], free: int, lane: list[R], asking: Candidacy) -> list[R]:
-        """Start whom the index puts ahead, after those whose load for it has landed; who holds its KV is returned."""
-        view, taken = self.view, len(lane)
-        for request in view.landed():
-            if view.job(request).id in self.members and self._slot(turn, taken, view.job(request)):
-                turn.joining.append(request)
-                taken += 1
-        back: list[R] = []
-        most = max(1, min(view.batch, max(FEWEST, len(turn.running) + taken)))
-        joining = {view.job(request).id for request in turn.joining}
-        for job, standing in asking:
-            if taken >= most:
-                break
-            request = view.request(job.id)
-            if job.id in joining or job.id not in self.policy.waiting:
-                continue
-            if job.id not in self.parked and not view.able(request):
-                self.rhythm.stir()
-                continue
-            need = view.needs(request)
-            if need > free:
-                free += self.room.vacate(need - free, job, later=False)
-            if need > free or not self._slot(turn, taken, job):
-                continue
-            free, taken = free - need, taken + 1
-            self._enter(job, standing)
-            if self.parked.pop(job.id, None) is not None:
-                self.policy.inside(job)
-                back.append(request)
-            else:
-                turn.joining.append(request)
-        return back
-
-    def _slot(self, turn: Turn[R], lane: int, job: Job) -> bool:
-        """A slot of the batch for one more in the lane: the youngest of the main lane pauses where there is none."""
-        taken = len(turn.running) + len(turn.joining) + lane
-        full = taken >= self.view.batch
-        if (full and len(turn.running) < 2) or not self.room.seat(taken, job):
-            return False
-        if full:
-            youngest = turn.running.pop()
-            self.paused[self.view.job(youngest).id] = youngest
-        return True
-
-    def _enter(self, job: Job, standing: Standing) -> None:
-        worth = self.policy.index.worth(standing)
-        self.members[job.id] = passed = Pass(standing.kind, worth.until, worth.chance)
-        # Put into words only for those who watch.
-        self._entering[job.id] = self.policy.reason(passed, standing) if self.policy.observer else {}
-
-    def _anybody(self, turn: Turn[R]) -> None:
-        """Nobody runs: who holds KV does, beside those who join, who may have to load first or may not fit after all.
-
-        Without either, the first in line joins: the engine itself says whether it fits.
-        """
-        hidden = [*self.paused.items(), *self.parked.items()]
-        if hidden and len(turn.joining) >= self.view.batch:
-            turn.joining.pop()
-        for name, request in hidden[: self.view.batch - len(turn.joining)]:
-            self.paused.pop(name, None)
-            self.parked.pop(name, None)
-            self.policy.inside(self.view.job(request))
-            turn.running.append(request)
-        if not turn.running and not turn.joining:
-            turn.joining += islice(filter(self.view.able, self._by_arrival()), 1)

@@ -10,7 +10,6 @@ from typing import Generic
 from coldstart.scheduling.express.policy import Express, Pass
 from coldstart.scheduling.express.rhythm import Rhythm
 from coldstart.scheduling.express.view import LaneView
-from coldstart.scheduling.job import Job
 from coldstart.scheduling.placement.view import R
 
 
@@ -22,6 +21,19 @@ class LaneRoom(Generic[R]):
         self.members: dict[str, Pass] = {}
         self.parked: dict[str, R] = {}
         self.paused: dict[str, R] = {}
+
+    def hides(self, name: str) -> bool:
+        """Whether it keeps its KV and is not shown."""
+        return name in self.parked or name in self.paused
+
+    def shown(self, name: str) -> bool:
+        """It runs again, where it was hidden; whether it was."""
+        if not self.hides(name):
+            return False
+        self.parked.pop(name, None)
+        self.paused.pop(name, None)
+        self.policy.inside(name)
+        return True
 
     def grow(self, shown: list[R], lane: list[R]) -> bool:
         """Room for everybody's next token: parked ones leave, then, while some pause, the lane's newest and those."""
@@ -47,25 +59,25 @@ class LaneRoom(Generic[R]):
                     lane.remove(victim)
         return evicted
 
-    def vacate(self, short: int, job: Job, *, later: bool) -> int:
-        """Let parked ones go, the newest first, where that is enough; with `later` only those that came after the job."""
-        view, own = self.view, self.policy.number(job)
-        able = [r for r in self.parked.values() if r is not view.request(job.id)]
+    def vacate(self, short: int, name: str, *, later: bool) -> int:
+        """Let parked ones go, the newest first, where that is enough; with `later` only those that came after it."""
+        view, own = self.view, self.policy.number(name)
+        able = [request for other, request in self.parked.items() if other != name]
         if later:
-            able = [r for r in able if self._number(r) > own]
+            able = [r for r in able if self.number(r) > own]
         if sum(map(view.held, able)) < short:
             return 0
         freed = 0
-        for request in sorted(able, key=self._number, reverse=True):
+        for request in sorted(able, key=self.number, reverse=True):
             if freed >= short:
                 break
             held = view.held(request)
             freed += held if self._evict(request) else 0
         return freed
 
-    def seat(self, shown: int, job: Job) -> bool:
+    def seat(self, shown: int, name: str) -> bool:
         """A slot of the model runner: who keeps its KV holds one, and the newest parked one leaves where none is left."""
-        if job.id in self.parked or job.id in self.paused:
+        if self.hides(name):
             return True
         taken = shown + len(self.parked) + len(self.paused)
         for request in [*reversed(self.parked.values())]:
@@ -80,5 +92,6 @@ class LaneRoom(Generic[R]):
             self.rhythm.stir()  # a step in flight still writes its blocks
         return gone
 
-    def _number(self, request: R) -> int:
-        return self.policy.number(self.view.job(request))
+    def number(self, request: R) -> int:
+        """Its place in the order of arrival."""
+        return self.policy.number(self.view.name(request))

@@ -21,6 +21,8 @@ class LaneView(Protocol[R]):
 
     def request(self, name: str) -> R: ...
 
+    def name(self, request: R) -> str: ...
+
     def running(self) -> Sequence[R]:
         """Those that the engine served in its last step, in its order, without the ones that have left since."""
 

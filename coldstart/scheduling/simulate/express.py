@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from coldstart.scheduling.express.lane import Lane, Turn
+from coldstart.scheduling.express.admission import Turn
+from coldstart.scheduling.express.lane import Lane
 from coldstart.scheduling.express.policy import Express
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.policy import Observer
@@ -129,6 +130,9 @@ class ExpressView:
 
     def request(self, name: str) -> SimJob:
         return self._scheduler.jobs[name]
+
+    def name(self, request: SimJob) -> str:
+        return request.job.id
 
     def running(self) -> Sequence[SimJob]:
         return self._scheduler.running

@@ -8,6 +8,7 @@ and put back at its end. Who is evicted waits in the order of arrival.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,8 @@ from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.request import Request, RequestStatus
 
 from coldstart.scheduling import Job, SchedulerSettings
-from coldstart.scheduling.express.lane import Lane, Turn
+from coldstart.scheduling.express.admission import Turn
+from coldstart.scheduling.express.lane import Lane
 from coldstart.scheduling.express.policy import Express
 from coldstart.vllm.scheduling import limits
 from coldstart.vllm.scheduling.counters import Exporter, LaneCounters
@@ -84,7 +86,7 @@ class LaneScheduler(AsyncScheduler):
         if self._sessions:
             self._unhide_sessions()
         turn = self.lane.decide(self.clock())
-        if turn is None:
+        if turn is None or self._as_it_is(turn):
             shown = len(self.running)
             output = super().schedule(throttle_prefills)
             self._began(self.running[shown:])
@@ -107,10 +109,17 @@ class LaneScheduler(AsyncScheduler):
     def state(self, request: Request) -> State:
         return state_of(request, self.finished_recving_kv_req_ids)
 
+    def _as_it_is(self, turn: Turn[Request]) -> bool:
+        """Whether vLLM would do by itself what was decided: a full batch goes on, in the given order."""
+        if turn.joining or self.hidden or len(turn.running) < self.batch:
+            return False
+        self.running = turn.running
+        return True
+
     def _take(self, turn: Turn[Request], throttle_prefills: bool) -> SchedulerOutput:
         """One step on what the lane has decided."""
         line, arriving = self.line, self.arriving
-        back = set(arriving).intersection(turn.joining)
+        back = set(arriving).intersection(turn.joining) if arriving else set()
         hidden = list(self.lane.hidden())
         self.running, shown = turn.running, len(turn.running)
         self.max_num_active_reqs = shown + len(turn.joining) + self.num_waiting_for_streaming_input
@@ -134,21 +143,18 @@ class LaneScheduler(AsyncScheduler):
         if was_back and not holds:
             self.arriving.remove(request)
         elif not was_back and not waits:
-            self.line.remove(request)
+            del self.line[self._place(request)]
         if holds and not was_back:
             self.arriving.append(request)
         elif waits and was_back:
-            self._by_arrival(request)
+            self.line.insert(self._place(request), request)
 
-    def _by_arrival(self, request: Request) -> None:
-        """Into the line, before everybody who came later."""
-        number = self.policy.number
-        own, place = number(self.jobs[request.request_id]), 0
-        for other in self.line:
-            if number(self.jobs[other.request_id]) > own:
-                break
-            place += 1
-        self.line.insert(place, request)
+    def _place(self, request: Request) -> int:
+        """Of a request in the line, which is in the order of arrival; or where it is to go."""
+        return bisect_left(self.line, self._number(request), key=self._number)
+
+    def _number(self, request: Request) -> int:
+        return self.policy.number(request.request_id)
 
     def _began(self, admitted: list[Request]) -> None:
         """Those who run now, and whose loads have begun."""
@@ -194,6 +200,6 @@ class LaneScheduler(AsyncScheduler):
             self.events.note("eviction", request=request.request_id, blocks=blocks)
         super()._preempt_request(request, *args, **kwargs)
         self.waiting.popleft()
-        self._by_arrival(request)
+        self.line.insert(self._place(request), request)
         self.lane.evicted(request)
         self.host.left(request)

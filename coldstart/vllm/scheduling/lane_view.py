@@ -36,6 +36,10 @@ class RequestsView(PoolView):
     def request(self, name: str) -> Request:
         return self._scheduler.requests[name]
 
+    def name(self, request: Request) -> str:
+        found: str = request.request_id
+        return found
+
     def running(self) -> Sequence[Request]:
         hidden = self._scheduler.hidden
         running: list[Request] = self._scheduler.running

@@ -125,7 +125,7 @@ class LaneChecked(Run):
         output = self.engine.step()
         scheduler, ledger = self.scheduler, self.scheduler.policy.ledger
         self._places(scheduler.policy)
-        numbers = [scheduler.policy.number(scheduler.jobs[r.request_id]) for r in scheduler.line]
+        numbers = [scheduler.policy.number(r.request_id) for r in scheduler.line]
         assert numbers == sorted(numbers), "the line is out of the order of arrival"
         assert ledger.taken_s <= ledger.price * ledger.crowded_s + ledger.owed_s + 1e-9, (
             "the lane took too much"
