@@ -1,4 +1,4 @@
-"""Skip-join MLFQ against first come, first served on real vLLM on this CPU.
+"""Skip-join MLFQ and the express lane against first come, first served on real vLLM on this CPU.
 
 The physics: with a batch of B and iterations of t seconds an engine makes B/t tokens a second, whoever gets them.
 Scheduling moves the waiting from requests that need little to requests that need much; per token, a wait of w
@@ -123,7 +123,7 @@ def _wanted(options: argparse.Namespace) -> Iterable[Cell]:
     only = options.scheduler
     if only:
         chosen = [replace(r, schedulers={n: o for n, o in r.schedulers.items() if n in only}) for r in chosen]
-    kinds = options.workload or (["skewed"] if options.swapping else list(workloads.WORKLOADS))
+    kinds = options.workload or (["skewed"] if options.swapping else list(workloads.USUAL))
     loads = options.load or (["1.1"] if options.swapping else workloads.LOADS)
     asked = {kind: [load for load in workloads.WORKLOADS[kind] if load in loads] for kind in kinds}
     return cells(chosen, asked, options.repetitions)
