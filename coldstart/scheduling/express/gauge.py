@@ -23,8 +23,10 @@ LOAD_STEPS = 3.0
 FEWEST = 4
 """The least batch that costs are worked out for, and who may be in the lane at least."""
 
-LEARN_STEPS = 16
-"""Steps between two tables at least: a large batch ends several requests a step."""
+LEARN_STEPS, LEARN_TOKENS = 16, 25
+"""Between two tables at least, the tokens for each completion that it takes to trust lengths: a large batch ends several
+requests a step, and a small one's steps are short.
+"""
 
 _SLOW = 0.02
 _DEMAND = 0.03
@@ -36,7 +38,7 @@ class Gauge(Generic[R]):
     def __init__(self, view: LaneView[R], policy: Express, *, keeps_kv: bool) -> None:
         self.view, self.policy, self.keeps_kv = view, policy, keeps_kv
         self.context, self.demand = 1.0, 0.0
-        self._since = 0
+        self._steps = self._tokens = 0
 
     def share(self, members: Iterable[str]) -> float:
         """The members' share of what binds."""
@@ -60,10 +62,11 @@ class Gauge(Generic[R]):
         if running:
             share = 1 - (1 - _SLOW) ** steps
             self.context += share * (used * view.block_tokens / (len(running) + hidden) - self.context)
-        self._since += steps
-        if self._since < LEARN_STEPS and not self.policy.index.unborn:
+        self._steps, self._tokens = self._steps + steps, self._tokens + steps * len(running)
+        early = self._steps < LEARN_STEPS or self._tokens < LEARN_TOKENS * self.policy.lengths.trust
+        if early and not self.policy.index.unborn:
             return
-        self._since = 0
+        self._steps = self._tokens = 0
         pressure = Pressure(
             max(FEWEST, min(view.batch, len(running))),
             used > BINDS * view.capacity,

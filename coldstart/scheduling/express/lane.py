@@ -149,11 +149,20 @@ class Lane(Generic[R]):
         if first is None and not self.parked and not self.paused:
             self.members.clear()  # everybody's turn has come
             return None
+        if self._everybody_fits():
+            return None
         self.gauge.learn(len(self.parked) + len(self.paused), steps)
         passing = self.policy.may_pass()
         if not (passing or self.members or self.parked or self.paused or self.gauge.demand >= 1):
             return None
         return self._turn(first, steps, passing=passing)
+
+    def _everybody_fits(self) -> bool:
+        """Whether the engine's own step starts all who wait."""
+        view, running = self.view, len(self.view.running())
+        if self.parked or self.paused or running + len(self.policy.waiting) > view.batch:
+            return False
+        return running + sum(map(view.needs, view.outside())) <= view.free_blocks()
 
     def _turn(self, first: R | None, steps: int, *, passing: bool) -> Turn[R]:
         self._come_of_age(first)

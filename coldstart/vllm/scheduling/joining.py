@@ -5,6 +5,8 @@ Invariant: only who joins can be peeked at or popped; the length counts everybod
 
 from __future__ import annotations
 
+from collections import deque
+
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.request import Request
 
@@ -21,8 +23,7 @@ class JoiningQueue(FCFSRequestQueue):
         return made
 
     def __len__(self) -> int:
-        joining: int = super().__len__()
-        return joining + self.others
+        return deque.__len__(self) + self.others
 
     def __bool__(self) -> bool:
-        return len(self) > self.others
+        return deque.__len__(self) > 0

@@ -110,8 +110,11 @@ class LaneScheduler(AsyncScheduler):
         return state_of(request, self.finished_recving_kv_req_ids)
 
     def _as_it_is(self, turn: Turn[Request]) -> bool:
-        """Whether vLLM would do by itself what was decided: a full batch goes on, in the given order."""
-        if turn.joining or self.hidden or len(turn.running) < self.batch:
+        """Whether vLLM would do by itself what was decided: the batch is full with those who run and the first in line."""
+        joining, line = turn.joining, self.line
+        if len(turn.running) + len(joining) != self.batch or self.hidden or self.arriving:
+            return False
+        if joining and not all(mine is first for mine, first in zip(joining, line, strict=False)):
             return False
         self.running = turn.running
         return True
@@ -143,7 +146,7 @@ class LaneScheduler(AsyncScheduler):
         if was_back and not holds:
             self.arriving.remove(request)
         elif not was_back and not waits:
-            del self.line[self._place(request)]
+            del self.line[0 if self.line[0] is request else self._place(request)]
         if holds and not was_back:
             self.arriving.append(request)
         elif waits and was_back:
@@ -151,10 +154,8 @@ class LaneScheduler(AsyncScheduler):
 
     def _place(self, request: Request) -> int:
         """Of a request in the line, which is in the order of arrival; or where it is to go."""
-        return bisect_left(self.line, self._number(request), key=self._number)
-
-    def _number(self, request: Request) -> int:
-        return self.policy.number(request.request_id)
+        number = self.policy.number
+        return bisect_left(self.line, number(request.request_id), key=lambda other: number(other.request_id))
 
     def _began(self, admitted: list[Request]) -> None:
         """Those who run now, and whose loads have begun."""

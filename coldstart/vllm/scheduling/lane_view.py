@@ -64,7 +64,9 @@ class RequestsView(PoolView):
         return request.status != PREEMPTED or scheduler.host.hit(request) is not None
 
     def needs(self, request: Request) -> int:
-        return 0 if request.status == RUNNING and all_in_flight(request) else super().needs(request)
+        if request.status != RUNNING:
+            return self.to_start(request)
+        return 0 if all_in_flight(request) else self.to_go_on(request)
 
     def slots(self) -> int:
         scheduler = self._scheduler

@@ -47,17 +47,22 @@ class PoolView:
         return blocks
 
     def needs(self, request: Request) -> int:
-        if self.runs(request):
-            if self.groups == 1 and not self.speculates:
-                # Exact where vLLM's own answer leaves out the next token: a block for each would idle half of a small pool.
-                tokens: int = request.num_tokens + request.num_output_placeholders
-                return max(0, -(-tokens // self.block_tokens) - self.held(request))
-        elif self._plain and not request.num_computed_tokens and request.status != LOADING:
+        return self.to_go_on(request) if self.runs(request) else self.to_start(request)
+
+    def to_go_on(self, request: Request) -> int:
+        """Further blocks of one that runs."""
+        if self.groups > 1 or self.speculates:
+            return int(self._engine._request_remaining_blocks(request)) + self.groups
+        # Exact where vLLM's own answer leaves out the next token: a block for each would idle half of a small pool.
+        tokens: int = request.num_tokens + request.num_output_placeholders
+        return max(0, -(-tokens // self.block_tokens) - self.held(request))
+
+    def to_start(self, request: Request) -> int:
+        """Blocks of one that does not run yet."""
+        if self._plain and not request.num_computed_tokens and request.status != LOADING:
             # What vLLM's own answer comes to, at a tenth of its time: it holds nothing, whatever the prefix cache has.
             return -(-int(request.num_tokens) // self.block_tokens) + self.watermark + 1
-        remaining: int = self._engine._request_remaining_blocks(request)
-        growth = 0 if self.runs(request) else self.watermark
-        return remaining + growth + self.groups
+        return int(self._engine._request_remaining_blocks(request)) + self.watermark + self.groups
 
     def held(self, request: Request) -> int:
         """Blocks that the request holds, alone or with others."""
