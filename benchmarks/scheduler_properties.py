@@ -75,7 +75,12 @@ def features(load: Load, checked: Run) -> Counter[str]:
 
 def source() -> str:
     """SHA-256 over the scheduler's sources and the tests' rules: what the outcome is true of."""
-    folders = ("coldstart/scheduling", "tests/property", "tests/support/scheduling")
+    folders = (
+        "coldstart/scheduling",
+        "coldstart/vllm/scheduling",
+        "tests/property",
+        "tests/support/scheduling",
+    )
     files = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 

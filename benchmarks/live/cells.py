@@ -28,6 +28,9 @@ BASELINE, CONTROL, HONEST, MLFQ = "fcfs", "fcfs-again", "fcfs-max", "mlfq"
 EXPRESS, EXPRESS_MAX, HOST = "express", "express-max", "fcfs-host"
 """The express lane with the batch of fcfs and with the largest; and fcfs-max with as much memory of the host for KV."""
 
+LANE = (BASELINE, CONTROL, HONEST, HOST, EXPRESS, EXPRESS_MAX, MLFQ)
+"""What the express lane's own campaign compares."""
+
 BOUNDS = {"mlfq-bounded": "0.5", "mlfq-bounded-0.75": "0.75"}
 """Shares of the time in order of arrival, by name."""
 
