@@ -50,6 +50,7 @@ class LaneScheduler(AsyncScheduler):
         super().__init__(*args, **kwargs)
         limits.require(self.vllm_config)
         self.settings = SchedulerSettings.read(self.vllm_config.additional_config)
+        limits.require_policy(self.settings.policy, express=True)
         self.batch = min(self.settings.batch or self.max_num_active_reqs, self.max_num_running_reqs)
         self.max_num_active_reqs = self.batch
         self.line, self.arriving = self.waiting, self.kv_holding_waiting

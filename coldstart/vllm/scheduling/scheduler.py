@@ -42,6 +42,7 @@ class PolicyScheduler(AsyncScheduler):
         super().__init__(*args, **kwargs)
         limits.require(self.vllm_config)
         self.settings = SchedulerSettings.read(self.vllm_config.additional_config)
+        limits.require_policy(self.settings.policy, express=False)
         self.profile = self.settings.iteration_profile()
         self.ranking = make_policy(self.settings.policy, self.profile, self.settings)
         self.batch = min(self.settings.batch or self.max_num_active_reqs, self.max_num_running_reqs)
