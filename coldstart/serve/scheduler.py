@@ -16,7 +16,6 @@ from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
-from coldstart.scheduling.registry import make_policy
 from coldstart.scheduling.settings import FALLBACK_PROFILE, FCFS, Choice, SchedulerSettings
 
 DEFAULT_HOST_BYTES = 1 << 30
@@ -32,6 +31,8 @@ STOCK = Choice()
 
 def check(choice: Choice, vllm_args: Arguments) -> None:
     """Raises Usage where `vllm_args` choose another scheduler or a setting is wrong."""
+    if choice == STOCK:
+        return
     _settings(choice, None)
     ours = _OURS if choice.policy != FCFS else _COPIES if choice.host_bytes else ()
     if taken := [name for name in ours if vllm_args.gives(name)]:
@@ -43,6 +44,8 @@ def check(choice: Choice, vllm_args: Arguments) -> None:
 
 def apply(plan: LaunchPlan, choice: Choice, bundle: Bundle | None, *, on_cpu: bool) -> LaunchPlan:
     """The plan with the chosen scheduler, which `check` has passed."""
+    if choice == STOCK:
+        return plan
     from coldstart.vllm.scheduling.arguments import host_arguments, serve_arguments
 
     if choice.policy == FCFS:
@@ -66,6 +69,8 @@ def _env(plan: LaunchPlan, flags: Sequence[str], on_cpu: bool) -> dict[str, str]
 
 
 def _settings(choice: Choice, profile: Mapping[str, object] | None) -> SchedulerSettings:
+    from coldstart.scheduling.registry import make_policy
+
     try:
         make_policy(choice.policy, FALLBACK_PROFILE)
         return SchedulerSettings.read(choice.settings(profile).additional_config())

@@ -247,9 +247,12 @@ def _launch(mode: str, request: ServeRequest, plan: LaunchPlan) -> tuple[launch.
     warm = template_pool.find(level, lookup.key.digest)
     if warm is None:
         raise _no_template(level, lookup)
-    if (reason := template_pool.obstacle(warm, plan)) is not None:
-        raise _Unavailable(f"{reason}: coldstart template stop, and start it again")
-    return launch.forked(plan, warm.socket)
+
+    def judge() -> None:
+        if (reason := template_pool.obstacle(warm, plan)) is not None:
+            raise _Unavailable(f"{reason}: coldstart template stop, and start it again")
+
+    return launch.forked(plan, warm.socket, judge=judge)
 
 
 def _no_template(level: str, lookup: Lookup) -> _Unavailable:
