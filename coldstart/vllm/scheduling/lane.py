@@ -200,8 +200,9 @@ class LaneScheduler(AsyncScheduler):
         self.counters.blocks_evicted += blocks
         if self.events:
             self.events.note("eviction", request=request.request_id, blocks=blocks)
+        # Before vLLM forgets the tokens that are on their way.
+        self.lane.evicted(request)
         super()._preempt_request(request, *args, **kwargs)
         self.waiting.popleft()
         self.line.insert(self._place(request), request)
-        self.lane.evicted(request)
         self.host.left(request)
