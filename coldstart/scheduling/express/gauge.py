@@ -23,9 +23,9 @@ LOAD_STEPS = 3.0
 FEWEST = 4
 """The least batch that costs are worked out for, and who may be in the lane at least."""
 
-LEARN_STEPS, LEARN_TOKENS = 16, 25
-"""Between two tables at least, the tokens for each completion that it takes to trust lengths: a large batch ends several
-requests a step, and a small one's steps are short.
+LEARN_STEPS, LEARN_TOKENS = 1.6, 25
+"""Between two tables at least, for each completion that it takes to trust lengths: a large batch ends several requests a
+step, and a small one's steps are short.
 """
 
 _SLOW = 0.02
@@ -63,7 +63,8 @@ class Gauge(Generic[R]):
             share = 1 - (1 - _SLOW) ** steps
             self.context += share * (used * view.block_tokens / (len(running) + hidden) - self.context)
         self._steps, self._tokens = self._steps + steps, self._tokens + steps * len(running)
-        early = self._steps < LEARN_STEPS or self._tokens < LEARN_TOKENS * self.policy.lengths.trust
+        trust = self.policy.lengths.trust
+        early = self._steps < LEARN_STEPS * trust or self._tokens < LEARN_TOKENS * trust
         if early and not self.policy.index.unborn:
             return
         self._steps = self._tokens = 0
