@@ -98,6 +98,17 @@ def test_the_answers_are_those_of_fcfs(machine: Machine, expected: list[list[int
     assert {"swap out", "swap in", "eviction"} <= names(timeline)
 
 
+def test_vllms_own_scheduler_loads_back_what_it_evicted(machine: Machine, expected: list[list[int]]) -> None:
+    with machine.serving("tiny-llama", "--kv-host-memory", str(1 << 27), vllm=SMALL) as stock:
+        assert stock.report["fallbacks"] == []
+        assert together(stock, [body(number) for number in range(REQUESTS)]) == expected
+        assert counters(stock) == {}
+        with urllib.request.urlopen(f"{stock.report['url']}/metrics", timeout=30) as response:
+            lines = response.read().decode().splitlines()
+        hits = [line for line in lines if line.startswith("vllm:external_prefix_cache_hits_total")]
+        assert sum(float(line.rsplit(" ", 1)[1]) for line in hits) > 0, hits
+
+
 def names(timeline: Path) -> set[str]:
     return {event["name"] for event in events(timeline)}
 
