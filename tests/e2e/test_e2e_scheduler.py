@@ -105,8 +105,8 @@ def test_vllms_own_scheduler_loads_back_what_it_evicted(machine: Machine, expect
         assert counters(stock) == {}
         with urllib.request.urlopen(f"{stock.report['url']}/metrics", timeout=30) as response:
             lines = response.read().decode().splitlines()
-        hits = [line for line in lines if line.startswith("vllm:external_prefix_cache_hits_total")]
-        assert sum(float(line.rsplit(" ", 1)[1]) for line in hits) > 0, hits
+        loaded = [line for line in lines if line.startswith("vllm:kv_offload_load_bytes_total")]
+        assert sum(float(line.rsplit(" ", 1)[1]) for line in loaded) > 0, loaded
 
 
 def names(timeline: Path) -> set[str]:
