@@ -44,13 +44,22 @@ def full(run: Run, count: int) -> None:
 
 @contextmanager
 def _full(place: Path) -> Iterator[None]:
-    """`place` hidden by a file system without a free byte, and with no free inode."""
+    """`place` hidden by a file system with copies of its small files, and without a free byte or inode."""
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    options = "size=8k,nr_inodes=3,mode=" + ("1777" if place == Path("/dev/shm") else "0700")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], check=True)
+    small = [file for file in place.rglob("*") if file.is_file() and file.stat().st_size < 1 << 16]
+    kept = [(file.relative_to(place), file.read_bytes(), file.stat().st_mode) for file in small]
+    mode = "1777" if place == Path("/dev/shm") else "0700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size=1m,mode={mode}", "tmpfs", str(place)], check=True)
+    for name, data, permissions in kept:
+        (place / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (place / name).write_bytes(data)
+        (place / name).chmod(permissions)
     with suppress(OSError), (place / "filler").open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
+    with suppress(OSError):
+        for number in range(1 << 20):  # inodes
+            (place / f"filler-{number}").touch()
     try:
         yield
     finally:

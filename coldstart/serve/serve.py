@@ -244,9 +244,12 @@ def _launch(mode: str, request: ServeRequest, plan: LaunchPlan) -> tuple[launch.
     if mode == "snapshot":
         return _thaw(request, plan)
     level, lookup = mode.removeprefix("template-"), request.lookup
-    warm = template_pool.find(level, lookup.key.digest)
-    if warm is None:
-        raise _no_template(level, lookup)
+    try:
+        warm = template_pool.find(level, lookup.key.digest)
+        if warm is None:
+            raise _no_template(level, lookup)
+    except (OSError, Usage) as error:  # no private place, or no room, where they would listen
+        raise _Unavailable(str(error)) from error
 
     def judge() -> None:
         if (reason := template_pool.obstacle(warm, plan)) is not None:
