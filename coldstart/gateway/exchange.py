@@ -18,8 +18,9 @@ import aiohttp
 
 from coldstart.gateway import answers
 from coldstart.gateway.answers import Headers, Receive, Scope, Send
-from coldstart.gateway.driver import AdmissionRefused, Driver, Ticket
+from coldstart.gateway.driver import Driver
 from coldstart.gateway.residence import Residence
+from coldstart.gateway.tickets import AdmissionRefused, Ticket
 
 MAX_BODY = 64 << 20
 _HOP = frozenset(
@@ -161,24 +162,40 @@ class Exchange:
 
     async def _broken(self, residence: Residence, error: Exception) -> None:
         """The server went, or its connection: said in the form that the answer has begun in."""
-        reason = f"the server of {residence.name} broke off: {error or type(error).__name__}"
-        self.driver.log.say("broken", model=residence.name, request=self.id.decode(), reason=reason)
+        reason = f"the server of {residence.name} broke off"
+        self.driver.log.say(
+            "broken",
+            model=residence.name,
+            request=self.id.decode(),
+            reason=str(error) or type(error).__name__,
+        )
         if not self.status:
             await self._error(502, reason)
         elif self.streams:
-            await self._more(answers.event(answers.error(502, reason)), last=True)
+            await self._more(answers.event(answers.error(502, self._named(reason))), last=True)
         else:
             # Half of an answer must not look like a whole one: without its last piece the connection is broken off.
             raise RuntimeError(reason) from error
 
     async def _refused(self, refused: AdmissionRefused) -> None:
+        if refused.detail:
+            model = self.ticket.route.model if self.ticket else None
+            self.driver.log.say(
+                "refused", model=model, request=self.id.decode(), status=refused.status, reason=refused.detail
+            )
         if self.status:
-            await self._more(answers.event(answers.error(refused.status, refused.reason)), last=True)
+            said = answers.error(refused.status, self._named(refused.reason))
+            await self._more(answers.event(said), last=True)
             return
         await self._error(refused.status, refused.reason, refused.retry_after_s)
 
+    def _named(self, reason: str) -> str:
+        """What went wrong here, with what to look for in the log."""
+        return f"{reason} (request {self.id.decode()})"
+
     async def _error(self, status: int, reason: str, retry_after_s: float | None = None) -> None:
         self.status = status
+        reason = reason if status < 500 else self._named(reason)
         await answers.send_error(
             self.send, status, reason, headers=[(b"x-request-id", self.id)], retry_after_s=retry_after_s
         )

@@ -1,7 +1,7 @@
 """One server of the host, from the order to start it until nothing of it is left; meanwhile it may sleep and wake.
 
 vLLM's sleep levels are asked for over its own endpoints (`/sleep?level=N`, `/wake_up`), which it has with
-`--enable-sleep-mode` on platforms that can; a tier is called `asleep-N`.
+`--enable-sleep-mode` on platforms that can; a tier is called `asleep-N`. In the tier `template` no server runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import aiohttp
 from coldstart.gateway.servers import ModelServer, Ready, StartFailed
 from coldstart.host import events
 from coldstart.host.launches import Launch
-from coldstart.host.specification import STOPPED
+from coldstart.host.specification import STOPPED, TEMPLATE
 
 if TYPE_CHECKING:
     from coldstart.gateway.driver import Driver
@@ -38,9 +38,9 @@ async def _on_sent(session: aiohttp.ClientSession, context: Any, params: Any) ->
 class Residence:
     """A server and the connections to it. `tail` is done when the last of those that waited together was sent."""
 
-    def __init__(self, driver: Driver, launch: Launch, server: ModelServer) -> None:
+    def __init__(self, driver: Driver, launch: Launch, server: ModelServer, began: float) -> None:
         self.driver, self.launch, self.server = driver, launch, server
-        self.began = driver.clock()
+        self.began = began
         self.start_s = 0.0
         self.ready = Ready("", 0, {})
         self.tail: asyncio.Future[None] | None = None
@@ -102,8 +102,7 @@ class Residence:
         except StartFailed as reason:
             await self.server.ended
             self._reason = self._reason or str(reason)
-            if not self.driver.facts.stopping:
-                self.driver.start_failed(self.name, self._reason, self.driver.clock() - self.began)
+            self.driver.start_failed(self.name, self._reason, self.driver.clock() - self.began)
             return False
         self.start_s = self.driver.clock() - self.began
         self.driver.started(self, self.ready.mode, self.start_s)
@@ -118,7 +117,7 @@ class Residence:
             if self.server.ended.done() or self._told_to_end:
                 continue
             with suppress(OSError):
-                memory = await asyncio.to_thread(self.driver.measure, self.ready.pid)
+                memory = await asyncio.to_thread(self.driver.templates.held, self)
                 if memory is not None and not self.server.ended.done():
                     self.driver.measured(self.name, memory)
 
@@ -132,8 +131,9 @@ class Residence:
 
     async def leave(self, tier: str) -> None:
         """Go to that tier."""
-        if tier == STOPPED or not await self._asked("/sleep", level=tier.removeprefix(_SLEEP)):
-            self.driver.log.say("stop", model=self.name)
+        sleeps = tier not in (STOPPED, TEMPLATE)
+        if not sleeps or not await self._asked("/sleep", level=tier.removeprefix(_SLEEP)):
+            self.driver.log.say("stop", model=self.name, tier=tier)
             await self.end()
             return
         self.driver.log.say("sleep", model=self.name, tier=tier)

@@ -23,8 +23,9 @@ import uvicorn
 from coldstart.artifacts import files
 from coldstart.errors import ColdstartError, Usage
 from coldstart.gateway.app import HEARTBEAT_S, Gateway
-from coldstart.gateway.driver import Driver
+from coldstart.gateway.driver import Driver, Meter
 from coldstart.gateway.log import Log
+from coldstart.gateway.profiles import RUNTIME_TEMPLATE_BYTES
 from coldstart.gateway.servers import Starter
 from coldstart.host.configuration import HostFile
 from coldstart.machine import paths, processes, runtime
@@ -47,6 +48,18 @@ class HostOptions:
     api_key: str | None = None
     heartbeat_s: float = HEARTBEAT_S
     drain_s: float | None = None
+
+
+class ProcessorMemory(Meter):
+    """Where the device is the processor: proportional set sizes, so that what is shared is counted once."""
+
+    def tree(self, pid: int) -> int | None:
+        """As Meter. Raises ProcessLookupError when it is gone."""
+        return processes.memory_bytes(pid)
+
+    def alone(self, pid: int) -> int | None:
+        """As Meter."""
+        return processes.pss_bytes([pid])
 
 
 class _Server(uvicorn.Server):
@@ -85,8 +98,10 @@ class ModelHost:
     async def _main(self, sock: socket.socket, directory: Path) -> None:
         starter = Starter(directory, self.options.cache, offline=self.options.offline)
         starter.warm()
-        measure = processes.memory_bytes if runtime.targets_cpu() else lambda pid: None
-        self.driver = Driver(self.file, starter, log=self.log, measure=measure)
+        on_cpu = runtime.targets_cpu()
+        meter = ProcessorMemory() if on_cpu else Meter()
+        template_bytes = RUNTIME_TEMPLATE_BYTES if on_cpu else 0
+        self.driver = Driver(self.file, starter, log=self.log, meter=meter, template_bytes=template_bytes)
         self.server = _Server(self._uvicorn())
         self._facts(sock)
         loop = asyncio.get_running_loop()

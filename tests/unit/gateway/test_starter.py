@@ -28,13 +28,14 @@ def run(message, channel):
     if message["does"] == "breaks":
         raise KeyError("weights")
     print("said", flush=True)
-    channel.send({"ready": {"pid": os.getpid()}})
-    if message["does"] == "ends":
-        return 3
     try:
+        channel.send({"ready": {"pid": os.getpid()}})
+        if message["does"] == "ends":
+            return 3
         time.sleep(60)
     finally:
-        channel.send({"cleaned": True})
+        if message["does"] != "ends":
+            channel.send({"cleaned": True})
 starter.serve_forever(ipc.Channel(socket.socket(fileno=int(sys.argv[1]))), run)
 """
 
