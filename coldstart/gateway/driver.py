@@ -13,6 +13,7 @@ from math import inf
 from typing import Any
 
 from coldstart.gateway.log import Log
+from coldstart.gateway.meter import Meter
 from coldstart.gateway.record import Record
 from coldstart.gateway.residence import Residence
 from coldstart.gateway.servers import ModelServer, Servers, StartFailed
@@ -27,18 +28,6 @@ from coldstart.host.model_state import State
 from coldstart.host.specification import AWAKE, TEMPLATE
 
 STOPPING = "the host is stopping"
-
-
-class Meter:
-    """The bytes that processes hold on the device; None where that cannot be told."""
-
-    def tree(self, pid: int) -> int | None:
-        """Of a process and its descendants."""
-        return None
-
-    def alone(self, pid: int) -> int | None:
-        """Of one process."""
-        return None
 
 
 class Driver:
@@ -262,6 +251,17 @@ class Driver:
         for name in [name for name in self.facts.models if name not in self.catalogue.launches]:
             if name not in self.core.models:
                 del self.facts.models[name]
+
+    def unload(self, model: str | None) -> list[str]:
+        """Have a model, or all that nobody pinned, finish what they have and stop; those that do."""
+        names = (
+            [model] if model is not None else [n for n, m in self.core.models.items() if not m.spec.pinned]
+        )
+        gone = [name for name in names if self.core.models[name].state in (State.READY, State.ASLEEP)]
+        for name in gone:
+            self.log.say("unload", model=name)
+            self.tell(events.Outdated(name))
+        return gone
 
     def status(self) -> dict[str, object]:
         """The status document."""

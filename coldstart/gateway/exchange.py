@@ -29,6 +29,8 @@ _HOP = frozenset(
 _NOT_SENT = _HOP | {b"host", b"content-length", b"x-request-id", b"expect"}
 _NOT_PASSED = _HOP | {b"x-request-id", b"server", b"date", b"server-timing"}
 EVENTS = b"text/event-stream"
+# nginx and those that follow it keep an answer back otherwise.
+UNBUFFERED = (b"x-accel-buffering", b"no")
 
 
 class Gone(Exception):
@@ -126,7 +128,11 @@ class Exchange:
 
     async def _begin_events(self, ticket: Ticket) -> None:
         if not self.status:
-            named = [(b"content-type", EVENTS + b"; charset=utf-8"), (b"cache-control", b"no-cache")]
+            named = [
+                (b"content-type", EVENTS + b"; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                UNBUFFERED,
+            ]
             await self._start(200, [*named, *self._own(ticket, None)])
 
     async def _pass(self, residence: Residence, ticket: Ticket) -> None:
@@ -152,12 +158,13 @@ class Exchange:
                 await self._more(answers.comment("coldstart " + self._timing(residence, ticket)))
             else:
                 passed = [(k.lower(), v) for k, v in answer.raw_headers if k.lower() not in _NOT_PASSED]
-                await self._start(answer.status, [*passed, *self._own(ticket, residence)])
-            facts = self.driver.facts.of(residence.name)
+                unbuffered = [UNBUFFERED] if self.streams else []
+                await self._start(answer.status, [*passed, *unbuffered, *self._own(ticket, residence)])
+            facts, send, next_piece = self.driver.facts.of(residence.name), self.send, answer.content.readany
             while piece:
-                await self._more(piece)
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
                 facts.chunks_streamed += 1
-                piece = await answer.content.readany()
+                piece = await next_piece()
             await self._more(b"", last=True)
 
     async def _broken(self, residence: Residence, error: Exception) -> None:

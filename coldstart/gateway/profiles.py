@@ -56,7 +56,7 @@ def of_bundles(cache: Cache, *, offline: bool) -> Profiles:
         known = known or assumed(launch, found.model.path)
         if launch.mode not in FORKED:
             return known
-        return replace(known, shared=min(RUNTIME_TEMPLATE_BYTES, known.memory) // 2)
+        return replace(known, shared=min(RUNTIME_TEMPLATE_BYTES, known.memory * 3 // 4))
 
     return profile
 

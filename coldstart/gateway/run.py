@@ -23,12 +23,13 @@ import uvicorn
 from coldstart.artifacts import files
 from coldstart.errors import ColdstartError, Usage
 from coldstart.gateway.app import HEARTBEAT_S, Gateway
-from coldstart.gateway.driver import Driver, Meter
+from coldstart.gateway.driver import Driver
 from coldstart.gateway.log import Log
+from coldstart.gateway.meter import Meter, ProcessorMemory
 from coldstart.gateway.profiles import RUNTIME_TEMPLATE_BYTES
 from coldstart.gateway.servers import Starter
 from coldstart.host.configuration import HostFile
-from coldstart.machine import paths, processes, runtime
+from coldstart.machine import paths, runtime
 from coldstart.machine.paths import Cache
 
 BACKLOG = 2048
@@ -48,18 +49,6 @@ class HostOptions:
     api_key: str | None = None
     heartbeat_s: float = HEARTBEAT_S
     drain_s: float | None = None
-
-
-class ProcessorMemory(Meter):
-    """Where the device is the processor: proportional set sizes, so that what is shared is counted once."""
-
-    def tree(self, pid: int) -> int | None:
-        """As Meter. Raises ProcessLookupError when it is gone."""
-        return processes.memory_bytes(pid)
-
-    def alone(self, pid: int) -> int | None:
-        """As Meter."""
-        return processes.pss_bytes([pid])
 
 
 class _Server(uvicorn.Server):

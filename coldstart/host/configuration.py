@@ -2,6 +2,7 @@
 
     memory = "60GiB"            # of all models together; every member of HostSettings may stand here
     policy = "predictive"
+    idle_s = 900                # of each model that says nothing else
 
     [models.llama2-7b]
     memory = "14GiB"            # memory and start_s: a live host takes them from the bundle where they are not given
@@ -41,7 +42,8 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40
 _UNITS |= {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
-_LAUNCH = {"model", "args", "aliases", "mode", "on_miss", "revision", "untrusted", "engine_template"}
+_LAUNCH = {"model", "args", "aliases", "mode", "on_miss", "revision", "untrusted"}
+_LAUNCH |= {"engine_template", "unlisted"}
 _FIGURES = {"memory", "start_s", "tiers", "pinned", "idle_s"}
 
 
@@ -98,6 +100,12 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None) -> HostFil
     models = top.pop("models", {})
     if not isinstance(models, dict) or not models:
         raise Usage("no [models.NAME]", mend='write [models.NAME] with memory = "14GiB" and start_s = 8.0')
+    if "idle_s" in top:
+        idle_s = top.pop("idle_s")
+        models = {
+            name: {"idle_s": idle_s, **given} if isinstance(given, dict) else given
+            for name, given in models.items()
+        }
     known_members("the host", top, {field.name for field in fields(HostSettings)})
     settings = HostSettings(**_typed(_sized(needed_members("the host", top, {"memory"}))))
     make(settings.policy, {}, settings.memory)
@@ -139,6 +147,7 @@ def _launch(name: str, given: Any) -> Launch:
         _kind(what, given, "revision", str, None),
         _kind(what, given, "untrusted", bool, False),
         _kind(what, given, "engine_template", bool, False),
+        _kind(what, given, "unlisted", bool, False),
     )
 
 

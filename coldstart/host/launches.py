@@ -24,6 +24,7 @@ class Launch:
 
     `on_miss` is "fail" or "warn" (vLLM's ordinary start where there is no bundle). With `engine_template` the host builds the
     model's engine once, forks its servers from that, and keeps it while its memory is not needed: the tier `template`.
+    An `unlisted` model is not named in /v1/models.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Launch:
     revision: str | None = None
     untrusted: bool = False
     engine_template: bool = False
+    unlisted: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

@@ -10,7 +10,7 @@ import pytest
 from support.fake_upstream import TWO, Stage, run, staged, until
 
 from coldstart.gateway import templates
-from coldstart.gateway.driver import Meter
+from coldstart.gateway.meter import Meter
 from coldstart.host import configuration
 
 ENGINE = {**TWO["a"], "engine_template": True}
