@@ -14,8 +14,6 @@ from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
-import aiohttp
-
 from coldstart.gateway import answers
 from coldstart.gateway.answers import Headers, Receive, Scope, Send
 from coldstart.gateway.driver import Driver
@@ -112,7 +110,7 @@ class Exchange:
         del self.document
         try:
             await self._pass(residence, ticket)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except OSError as error:  # TimeoutError is one
             await self._broken(residence, error)
 
     async def _granted(self, ticket: Ticket) -> Residence:
@@ -139,28 +137,27 @@ class Exchange:
         path = self.scope["raw_path"].partition(b"?")[0].decode("ascii")
         query = self.scope["query_string"].decode("ascii")
         await ticket.turn()
-        async with await residence.request(
+        async with await residence.upstream.request(
             self.scope["method"],
             path + (f"?{query}" if query else ""),
-            sent=ticket.passed_on if ticket.sent else None,
-            data=self.body,
             headers=self._sent(),
-            allow_redirects=False,
+            body=self.body,
+            sent=ticket.passed_on if ticket.sent else None,
         ) as answer:
             self.body = b""
             if self.status and answer.status != 200:
                 # The client was promised a stream: the error is its one event.
                 await self._more(answers.event(await answer.read()), last=True)
                 return
-            piece = await answer.content.readany()
+            piece = await answer.piece()
             self.first_s = time.perf_counter() - self.began
             if self.status:
                 await self._more(answers.comment("coldstart " + self._timing(residence, ticket)))
             else:
-                passed = [(k.lower(), v) for k, v in answer.raw_headers if k.lower() not in _NOT_PASSED]
+                passed = [(k.lower(), v) for k, v in answer.headers if k.lower() not in _NOT_PASSED]
                 unbuffered = [UNBUFFERED] if self.streams else []
                 await self._start(answer.status, [*passed, *unbuffered, *self._own(ticket, residence)])
-            facts, send, next_piece = self.driver.facts.of(residence.name), self.send, answer.content.readany
+            facts, send, next_piece = self.driver.facts.of(residence.name), self.send, answer.piece
             while piece:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
                 facts.chunks_streamed += 1
@@ -214,10 +211,9 @@ class Exchange:
     async def _more(self, piece: bytes, *, last: bool = False) -> None:
         await self.send({"type": "http.response.body", "body": piece, "more_body": not last})
 
-    def _sent(self) -> list[tuple[str, str]]:
-        given = [(k, v) for k, v in self.scope["headers"] if k not in _NOT_SENT]
-        named = [*given, (b"x-request-id", self.id)]
-        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in named]
+    def _sent(self) -> Headers:
+        given = [(name, value) for name, value in self.scope["headers"] if name not in _NOT_SENT]
+        return [*given, (b"x-request-id", self.id)]
 
     def _own(self, ticket: Ticket, residence: Residence | None) -> Headers:
         """Which request this is, by what way its model started, and how long each part took so far."""
