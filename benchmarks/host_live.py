@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from common import RESULTS
@@ -36,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seconds", type=float, default=480.0, help="about how long overhead, cycles and tournament take"
     )
+    parser.add_argument("--out", type=Path, default=RESULT, help="for a try that is no result: another file")
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=15, help="of overhead, at most")
     parser.add_argument("--requests", type=int, default=200, help="of overhead and cold")
@@ -83,7 +85,7 @@ def main() -> None:
             continue
         load, began = os.getloadavg()[0], time.time()
         found = _measured(name, given)
-        known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+        known = json.loads(given.out.read_text()) if given.out.exists() else {}
         about = {
             "command": f"python benchmarks/host_live.py {' '.join(sys.argv[1:])}".rstrip(),
             "seconds": time.time() - began,
@@ -92,7 +94,7 @@ def main() -> None:
             "cores": os.cpu_count(),
         }
         known[name] = {"about": about, **found}
-        RESULT.write_text(json.dumps(known, indent=1) + "\n")
+        given.out.write_text(json.dumps(known, indent=1) + "\n")
         print(json.dumps({name: known[name]}, indent=1))
 
 

@@ -142,6 +142,8 @@ def _mib(size: int) -> str:
 def main() -> None:
     """All of it."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    # Ended from outside, it ends the host as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     bundles()
     began = time.monotonic()
     with host() as url:
