@@ -14,11 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed, Usage
-from coldstart.machine import processes
+from coldstart.machine import processes, timeline
 from coldstart.serve import launch, template_pool
 
 KEY = "sha256:" + "a" * 64
@@ -133,6 +134,27 @@ def test_stopping_is_refused_while_servers_run(fake_engine: FakeEngine) -> None:
     os.close(reader)
 
 
+def test_a_server_does_nothing_before_its_client_has_judged_the_template(fake_engine: FakeEngine) -> None:
+    """It is forked meanwhile, and ends where the client finds that the template does not fit."""
+    fake_engine("serves")
+    warm = template_pool.start("engine", PLAN, "tiny", 20)
+    forked: list[psutil.Process] = []
+
+    def judge() -> None:
+        while not forked:
+            forked.extend(psutil.Process(warm.pid).children())
+        time.sleep(0.3)  # a server of the fake engine is ready in less
+        assert forked[0].is_running()
+        raise RuntimeError("another release")
+
+    with pytest.raises(RuntimeError, match="another release"):
+        launch.forked(PLAN, warm.socket, judge=judge)
+    assert psutil.wait_procs(forked, 20)[1] == []
+    process, reader = launch.forked(PLAN, warm.socket, judge=lambda: None)
+    assert launch.acknowledged(process, reader, timeline.now(), 20).report
+    template_pool.stop(warm, force=True)
+
+
 def test_a_killed_template_is_gone_and_can_be_replaced(fake_engine: FakeEngine) -> None:
     fake_engine("serves")
     warm = template_pool.start("engine", PLAN, "tiny", 20)
@@ -187,3 +209,14 @@ def test_a_process_with_the_very_words_but_another_birth_is_no_template(fake_eng
 def test_an_unknown_level() -> None:
     with pytest.raises(Usage, match="no template level 'warm'"):
         template_pool.start("warm", PLAN, "tiny", 1)
+
+
+def test_templates_of_another_root_are_their_owners_alone(fake_engine: FakeEngine, tmp_path: Path) -> None:
+    fake_engine("serves")
+    (tmp_path / "own").mkdir()
+    warm = template_pool.start("engine", PLAN, "tiny", 20, root=tmp_path / "own")
+    assert list(template_pool.listed()) == [] and template_pool.find("engine", KEY) is None
+    assert list(template_pool.listed(tmp_path / "own")) == [warm]
+    assert template_pool.find("engine", KEY, tmp_path / "own") == warm
+    template_pool.stop(warm)
+    assert list(template_pool.listed(tmp_path / "own")) == []
