@@ -28,7 +28,7 @@ MODELS = ("tiny-llama", "tiny-qwen2")
 # Without compiled code a bundle is made in half the time: `make demo` shows bundles that have it.
 ARGS = ("--max-model-len", "512", "--kv-cache-memory-bytes", "134217728", "--enforce-eager")
 # One of them and the runtime template that it is forked from; not both.
-MEMORY = "850MiB"
+MEMORY = "1000MiB"
 TURNS = 3
 BIN = Path(sys.executable).parent
 COLDSTART = str(BIN / "coldstart")
