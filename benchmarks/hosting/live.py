@@ -118,15 +118,15 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def bundles(models: Sequence[str]) -> None:
+def bundles(models: Sequence[str], args: Sequence[str] = ARGS) -> None:
     """A bundle for each of them, where there is none."""
     for model in models:
-        subprocess.run([*console(), "materialize", model, "-q", "--", *ARGS], check=True)
+        subprocess.run([*console(), "materialize", model, "-q", "--", *args], check=True)
 
 
-def templates(models: Sequence[str], level: str = "engine") -> None:
-    """A bundle and a template for each of them, where none runs; a runtime template serves all."""
-    bundles(models)
+def templates(models: Sequence[str], level: str = "engine", args: Sequence[str] = ARGS) -> None:
+    """A bundle and a template for each of them, where none of that level runs; a runtime template serves all."""
+    bundles(models, args)
     said = subprocess.run(
         [*console(), "template", "status", "--format", "json"], check=True, capture_output=True
     ).stdout
@@ -136,5 +136,5 @@ def templates(models: Sequence[str], level: str = "engine") -> None:
     for model in models:
         if model not in running:
             subprocess.run(
-                [*console(), "template", "start", model, "--level", level, "--", *ARGS], check=True
+                [*console(), "template", "start", model, "--level", level, "--", *args], check=True
             )

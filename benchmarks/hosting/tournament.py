@@ -45,7 +45,8 @@ class Sizes:
 def prepare() -> None:
     """The models, and a runtime template for as long as nobody stops it."""
     sized.build()
-    templates(MODELS[:1], "runtime")
+    # By the words of a start without compiled code: what a template has read of its environment depends on that.
+    templates(MODELS[:1], "runtime", sized.ARGS)
 
 
 def trace(kind: str, seconds: float) -> Arrivals:
