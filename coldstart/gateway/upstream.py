@@ -69,7 +69,7 @@ class UpstreamAnswer:
         else:
             taken = b"".join(self._pieces)
             self._pieces.clear()
-        if self._unread > MOST_UNREAD:
+        if self._unread > MOST_UNREAD and not self._connection.transport.is_closing():
             self._connection.transport.resume_reading()
         self._unread = 0
         return taken
@@ -103,7 +103,7 @@ class UpstreamAnswer:
         """A part of it has come."""
         self._pieces.append(body)
         before, self._unread = self._unread, self._unread + len(body)
-        if before <= MOST_UNREAD < self._unread:
+        if before <= MOST_UNREAD < self._unread and not self._connection.transport.is_closing():
             self._connection.transport.pause_reading()
 
 
