@@ -18,7 +18,7 @@ from coldstart.gateway.record import Record
 from coldstart.gateway.residence import Residence
 from coldstart.gateway.servers import ModelServer, Servers, StartFailed
 from coldstart.gateway.templates import Templates
-from coldstart.gateway.tickets import AdmissionRefused, Ticket
+from coldstart.gateway.tickets import AdmissionRefused, Ticket, unknown
 from coldstart.host import events, status
 from coldstart.host.configuration import HostFile
 from coldstart.host.core import Core
@@ -64,7 +64,7 @@ class Driver:
             raise self._counted(AdmissionRefused(503, STOPPING, 5.0))
         route = self.catalogue.route(asked)
         if route is None:
-            raise self._counted(AdmissionRefused(404, _unknown(asked)))
+            raise self._counted(unknown(asked))
         self._number += 1
         future: asyncio.Future[Residence] = asyncio.get_running_loop().create_future()
         ticket = Ticket(str(self._number), route, self.clock(), future)
@@ -295,7 +295,3 @@ class Driver:
         if self._timer is not None:
             self._timer.cancel()
         await self.servers.close()
-
-
-def _unknown(asked: str | None) -> str:
-    return "the request names no model" if asked is None else f"The model `{asked}` does not exist."

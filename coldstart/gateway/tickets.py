@@ -25,6 +25,13 @@ class AdmissionRefused(Exception):
         self.status, self.reason, self.retry_after_s, self.detail = status, reason, retry_after_s, detail
 
 
+def unknown(asked: str | None) -> AdmissionRefused:
+    """For a name that means no model, or none."""
+    missing = asked is None
+    reason = "the request names no model" if missing else f"The model `{asked}` does not exist."
+    return AdmissionRefused(404, reason)
+
+
 @dataclass(eq=False)
 class Ticket:
     """A request from its arrival to its end. `granted` gives where to send it, or raises AdmissionRefused; `hit`: none waited.
