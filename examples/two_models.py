@@ -130,7 +130,7 @@ def summary(url: str) -> None:
         spread = f"{min(seconds):.2f} to {max(seconds):.2f}, median {median(seconds):.2f}"
         print(f"  {name:<12}{mode:<18}{len(seconds):>3} starts  {spread}")
     print(
-        "The first start waits until the host's runtime template is there. How long vLLM's own starts take, `make demo` measures."
+        "The first start waits until the host's runtime template is there. `make demo` measures vLLM's own starts."
     )
 
 
