@@ -36,10 +36,11 @@ SETTLE_S, TAIL_S = 1.6, 8.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of each model: bytes that it holds, and seconds of a start."""
+    """Of each model: bytes that it holds, seconds of a start, and of an answer by a server that is up."""
 
     memory: Mapping[str, int]
     start_s: Mapping[str, float]
+    service_s: Mapping[str, float]
 
 
 def prepare() -> None:
@@ -92,7 +93,12 @@ async def tournament(kinds: Sequence[str], seconds: float) -> dict[str, Any]:
             print(json.dumps(runs[-1]), flush=True)
     return {
         "models": {
-            name: {"memory_bytes": sizes.memory[name], "start_s": sizes.start_s[name]} for name in models
+            name: {
+                "memory_bytes": sizes.memory[name],
+                "start_s": sizes.start_s[name],
+                "service_s": sizes.service_s[name],
+            }
+            for name in models
         },
         "memory_share": SHARE,
         "trace_s": length,
@@ -108,15 +114,16 @@ def _words(path: Any) -> dict[str, Any]:
 
 async def _alone(models: Mapping[str, Any]) -> Sizes:
     """Each model by itself."""
-    memory, start_s = dict[str, int](), dict[str, float]()
+    memory, start_s, service_s = dict[str, int](), dict[str, float](), dict[str, float]()
     async with hosting(table(models, memory="4GiB", max_residents=1, runtime_template=False)) as live:
         for name in models:
             await _answered(live, name)
+            service_s[name] = await _answered(live, name)
             await asyncio.sleep(SETTLE_S)
             said = await live.until(lambda said, name=name: _of(said, name)["memory_source"] == "observed")
             memory[name] = _of(said, name)["memory_bytes"]
             start_s[name] = float(_of(said, name)["last_start"]["seconds"])
-    return Sizes(memory, start_s)
+    return Sizes(memory, start_s, service_s)
 
 
 def _of(said: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -153,7 +160,7 @@ async def _run(models: Mapping[str, Any], sizes: Sizes, arrivals: Arrivals, poli
         "modes": sorted({str(one["mode"]) for one in said["recent_starts"]}),
         "failed": said["starts"]["failed"],
     }
-    simulated = _simulated(given, room, policy, arrivals, seconds, _leave_s(log), min(waits))
+    simulated = _simulated(given, room, policy, arrivals, seconds, _leave_s(log), sizes.service_s)
     return {
         **found,
         "simulated": simulated,
@@ -187,10 +194,10 @@ def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 
 def _simulated(
     given: Mapping[str, Any], room: int, policy: str, arrivals: Arrivals,
-    seconds: Mapping[str, list[float]], leave_s: float, service_s: float,
+    seconds: Mapping[str, list[float]], leave_s: float, service_s: Mapping[str, float],
 ) -> dict[str, Any]:  # fmt: skip
     file = parse({"memory": room, "policy": policy, "hold_s": 300.0, "models": dict(given)})
-    requests: Iterator[HostRequest] = (HostRequest(when, name, service_s) for when, name in arrivals)
+    requests: Iterator[HostRequest] = (HostRequest(when, name, service_s[name]) for when, name in arrivals)
     outcome = simulate(
         requests,
         file.models,
@@ -203,7 +210,6 @@ def _simulated(
         "start_s": outcome.start_s,
         "hit_ratio": outcome.hit_ratio,
         "leave_s": leave_s,
-        "service_s": service_s,
     }
 
 
