@@ -129,9 +129,10 @@ class Core:
 
     def _advance(self, now: float) -> Iterator[Action]:
         yield from self._expired(now)
+        # Before anybody is found idle: who waits for a model makes it busy.
+        yield from self._dispatched()
         if now >= self._next_check:
             yield from self._checked(now)
-        yield from self._dispatched()
         yield from self._started(now)
         yield from self._ordered()
 

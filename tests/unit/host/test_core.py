@@ -406,3 +406,10 @@ def test_an_error_in_brief_names_no_place(error: str, said: str) -> None:
 
 def test_an_error_in_brief_is_brief() -> None:
     assert len(brief("word " * 100)) <= LONGEST + 4
+
+
+def test_a_model_without_idle_time_serves_those_who_waited_before_it_goes() -> None:
+    driver = Driver(ModelSpec.simple("a", 10, 5.0, idle_s=0.0))
+    driver(0.0, Arrived("1", "a"))
+    assert driver(1.0, Started("a", 1.0)) == [Dispatch("1", "a")]
+    assert _brief(driver(2.0, Ended("1"))) == [("leave", "a", "stopped")]
