@@ -25,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Without compiled modules every start would compile this package anew, and would be measured doing so.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test check lint typing bench dist clean
+.PHONY: install demo demo-host test check lint typing bench dist clean
 
 install: $(STAMP)
 
@@ -44,6 +44,10 @@ demo: $(STAMP)
 	$(BIN)/coldstart materialize $(MODEL) $$snapshot -- $(ARGS) || \
 	$(BIN)/coldstart materialize $(MODEL) -- $(ARGS) && \
 	$(BIN)/coldstart bench $(MODEL) --runs $(RUNS) --no-steady -- $(ARGS)
+
+# Two models behind one endpoint, in less memory than both need.
+demo-host: $(STAMP)
+	$(BIN)/python examples/two_models.py
 
 bench: RUNS = 7
 bench: $(STAMP)

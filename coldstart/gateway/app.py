@@ -6,6 +6,9 @@
     GET   /metrics                Prometheus text
     GET   /status                 the document of coldstart.host.status
     GET   /ui                     the same as a page; it holds nothing of the host, and asks for no key
+    GET   /running                the models that hold memory, and in what state
+    GET   /logs/{name}            the end of the log of that model's server, while it runs
+    POST  /unload, /unload/{name}    all models, or that one, finish what they have and stop; the next request starts them again
 
 What changes a server (vLLM's /sleep, /v1/load_lora_adapter and such) is not passed on.
 """
@@ -13,13 +16,12 @@ What changes a server (vLLM's /sleep, /v1/load_lora_adapter and such) is not pas
 from __future__ import annotations
 
 import hmac
-import json
 import time
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from coldstart.gateway import answers, ui
@@ -32,6 +34,7 @@ PASSED = (
     "/v1/completions",
     "/v1/responses",
     "/v1/messages",
+    "/v1/messages/count_tokens",
     "/v1/embeddings",
     "/v1/score",
     "/v1/rerank",
@@ -47,6 +50,8 @@ OPEN = ("/health", "/ui")
 """Asked for without a key: they say nothing of the models."""
 
 HEARTBEAT_S = 5.0
+# Of a server's log, in one answer.
+LOG_TAIL = 64 << 10
 
 
 class Gateway:
@@ -56,7 +61,7 @@ class Gateway:
         self, driver: Driver, *, heartbeat_s: float = HEARTBEAT_S, api_key: str | None = None
     ) -> None:
         self.driver, self.heartbeat_s = driver, heartbeat_s
-        self._key = None if api_key is None else f"Bearer {api_key}".encode()
+        self._key = None if api_key is None else api_key.encode()
         self._passed = frozenset(PASSED)
         self._made = int(time.time())
         self._own = Starlette(
@@ -67,6 +72,10 @@ class Gateway:
                 Route("/metrics", self._metrics),
                 Route("/status", self._status),
                 Route("/ui", self._ui),
+                Route("/running", self._running),
+                Route("/logs/{name:path}", self._logs),
+                Route("/unload", self._unload, methods=["POST"]),
+                Route("/unload/{name:path}", self._unload, methods=["POST"]),
             ]
         )
 
@@ -88,8 +97,10 @@ class Gateway:
     def _may(self, scope: Scope) -> bool:
         if self._key is None or scope["path"] in OPEN:
             return True
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        return hmac.compare_digest(given, self._key)
+        given = dict(scope["headers"])
+        # As OpenAI's clients say it, or as Anthropic's do, whose /v1/messages vLLM has.
+        said = given.get(b"authorization", b"").removeprefix(b"Bearer ") or given.get(b"x-api-key", b"")
+        return hmac.compare_digest(said, self._key)
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
         known = any(route.matches(scope)[0].value for route in self._own.routes)
@@ -106,13 +117,14 @@ class Gateway:
         for card in self._cards():
             if card["id"] == name:
                 return JSONResponse(card)
-        body = json.loads(answers.error(404, f"The model `{name}` does not exist."))
-        return JSONResponse(body, status_code=404)
+        return _unknown(f"The model `{name}` does not exist.")
 
     def _cards(self) -> list[dict[str, Any]]:
         """As vLLM shows them: each name is a model; an alias's `root`, and an adapter's `parent`, is the host's model."""
         cards = []
         for launch in self.driver.catalogue.launches.values():
+            if launch.unlisted:
+                continue
             seen = set()
             for name, _ in launch.names():
                 if name in seen:
@@ -132,5 +144,30 @@ class Gateway:
     async def _status(self, request: Request) -> Response:
         return JSONResponse(self.driver.status())
 
+    async def _running(self, request: Request) -> Response:
+        residents = self.driver.core.residents
+        found = [
+            {"model": name, "state": str(model.state), "tier": model.tier.name}
+            for name, model in residents.models.items()
+            if residents.device.held(name)
+        ]
+        return JSONResponse({"running": found})
+
+    async def _logs(self, request: Request) -> Response:
+        residence = self.driver.residences.get(request.path_params["name"])
+        if residence is None:
+            return _unknown("No server of that model runs.")
+        return PlainTextResponse(residence.server.tail(LOG_TAIL))
+
+    async def _unload(self, request: Request) -> Response:
+        name = request.path_params.get("name")
+        if name is not None and name not in self.driver.core.models:
+            return _unknown(f"The model `{name}` does not exist.")
+        return JSONResponse({"unloading": self.driver.unload(name)})
+
     async def _ui(self, request: Request) -> Response:
         return HTMLResponse(ui.page(), headers={"Cache-Control": "no-cache"})
+
+
+def _unknown(reason: str) -> Response:
+    return Response(answers.error(404, reason), status_code=404, media_type="application/json")

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from coldstart.host.model_state import State
 
 if TYPE_CHECKING:
-    from coldstart.gateway.driver import Ticket
+    from coldstart.gateway.tickets import Ticket
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _PREFIX = "coldstart_host_"
@@ -80,6 +80,9 @@ class _Status:
         host, requests = said["host"], said["requests"]
         yield GaugeMetricFamily(f"{_PREFIX}memory_limit_bytes", "Of all models.", host["memory_bytes"])
         yield GaugeMetricFamily(f"{_PREFIX}memory_used_bytes", "Booked.", host["memory_used_bytes"])
+        yield GaugeMetricFamily(
+            f"{_PREFIX}runtime_template_bytes", "Of that, the template's.", host["runtime_template_bytes"]
+        )
         yield CounterMetricFamily(f"{_PREFIX}requests", "Requests for a known model.", requests["total"])
         yield CounterMetricFamily(f"{_PREFIX}hits", "Requests whose model served.", requests["hits"])
         yield CounterMetricFamily(f"{_PREFIX}departures", "Models that left.", said["starts"]["departures"])

@@ -25,9 +25,11 @@ from coldstart.errors import ColdstartError, Usage
 from coldstart.gateway.app import HEARTBEAT_S, Gateway
 from coldstart.gateway.driver import Driver
 from coldstart.gateway.log import Log
+from coldstart.gateway.meter import Meter, ProcessorMemory
+from coldstart.gateway.profiles import RUNTIME_TEMPLATE_BYTES
 from coldstart.gateway.servers import Starter
 from coldstart.host.configuration import HostFile
-from coldstart.machine import paths, processes, runtime
+from coldstart.machine import paths, runtime
 from coldstart.machine.paths import Cache
 
 BACKLOG = 2048
@@ -85,8 +87,10 @@ class ModelHost:
     async def _main(self, sock: socket.socket, directory: Path) -> None:
         starter = Starter(directory, self.options.cache, offline=self.options.offline)
         starter.warm()
-        measure = processes.memory_bytes if runtime.targets_cpu() else lambda pid: None
-        self.driver = Driver(self.file, starter, log=self.log, measure=measure)
+        on_cpu = runtime.targets_cpu()
+        meter = ProcessorMemory() if on_cpu else Meter()
+        template_bytes = RUNTIME_TEMPLATE_BYTES if on_cpu else 0
+        self.driver = Driver(self.file, starter, log=self.log, meter=meter, template_bytes=template_bytes)
         self.server = _Server(self._uvicorn())
         self._facts(sock)
         loop = asyncio.get_running_loop()

@@ -119,6 +119,33 @@ class FakeServer:
     def stop(self) -> None:
         self.over.set()
 
+    def tail(self, size: int) -> str:
+        return f"{self.launch.name} said so\n"[-size:]
+
+    def retire(self) -> None:
+        self.retired = True
+
+
+class FakeTemplate(FakeServer):
+    """A template: it forks nothing. A retired one ends when told to."""
+
+    def __init__(self, servers: FakeServers, launch: Launch, level: str, path: Path) -> None:
+        self.level, self.retired = level, False
+        super().__init__(servers, launch, path)
+
+    async def _live(self) -> None:
+        if self.servers.templates_fail:
+            self.ready.set_exception(StartFailed("no template"))
+        else:
+            await self._first(self.gate)
+            self.ready.set_result(Ready(f"template-{self.level}", 4243, {}))
+            await self.over.wait()
+        self.ended.set_result("told to end")
+
+    def retire(self) -> None:
+        self.retired = True
+        self.over.set()
+
 
 @dataclass
 class FakeServers:
@@ -131,6 +158,13 @@ class FakeServers:
     full: bool = False
     failing: dict[str, str] = field(default_factory=dict)
     begun: list[FakeServer] = field(default_factory=list)
+    templates: list[FakeTemplate] = field(default_factory=list)
+    templates_fail: bool = False
+
+    def begin_template(self, launch: Launch, level: str, deadline_s: float) -> FakeTemplate:
+        template = FakeTemplate(self, launch, level, self.directory / "nobody.sock")
+        self.templates.append(template)
+        return template
 
     def begin(self, launch: Launch, deadline_s: float) -> FakeServer:
         if self.full:
@@ -200,12 +234,19 @@ TWO = {"a": {"memory": 10, "start_s": 1.0, "aliases": ["alpha"]}, "b": {"memory"
 
 @asynccontextmanager
 async def staged(
-    directory: Path, models: Any = None, *, gateway: Any = None, hold: bool = False, **limits: Any
+    directory: Path,
+    models: Any = None,
+    *,
+    gateway: Any = None,
+    hold: bool = False,
+    template_bytes: int = 0,
+    **limits: Any,
 ) -> AsyncIterator[Stage]:
     """Two models of 10 bytes in 15, unless told otherwise. Nothing is left when the block ends."""
-    table = {"memory": 15, "policy": "lru", "backoff_s": 0.05, **limits, "models": models or TWO}
+    own = {"memory": 15, "policy": "lru", "backoff_s": 0.05, "runtime_template": False}
+    table = {**own, **limits, "models": models or TWO}
     servers = FakeServers(directory, hold=hold)
-    driver = Driver(configuration.parse(table), servers)
+    driver = Driver(configuration.parse(table), servers, template_bytes=template_bytes)
     config = uvicorn.Config(
         Gateway(driver, **(gateway or {})),
         host="127.0.0.1",

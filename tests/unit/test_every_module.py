@@ -43,12 +43,13 @@ THROUGH = {
     "coldstart.fleet": dict.fromkeys(
         ("cluster", "consolidation", "deployments", "placement", "roster", "timers"), FLEET
     ),
+    "coldstart.gateway": {"record": "unit/gateway/test_driver.py", "tickets": "unit/gateway/test_exchange.py"},
     "coldstart.graphs": {
         "cuda.cupti": CUDA, "cuda.reader": CUDA, "cuda.symbols": CUDA, "intervals": "unit/graphs/test_graphs_tables.py",
         "rebuild": "unit/graphs/test_graphs_restore.py",
     },
     "coldstart.host": {
-        "admission": HOST, "held": HOST, "residents": HOST, "room": HOST, "html": "cli/test_trace_replay_command.py",
+        "held": HOST, "residents": HOST, "room": HOST, "html": "cli/test_trace_replay_command.py",
         "policies.protocol": "unit/host/test_policies.py", "policies.shadow": "unit/host/test_policies_properties.py",
     },
     "coldstart.machine": {"verdicts": "attacks/test_untrusted_code.py"},
