@@ -16,7 +16,7 @@ PAGES = [
     (),
     *((name,) for name in COMMANDS),
     *(("trust", name) for name in ("list", "add", "show", "why")),
-    *(("fleet", name) for name in ("plan", "simulate")),
+    *(("fleet", name) for name in ("plan", "simulate", "manifest")),
     *((group, name) for group in ("prefetch", "template") for name in ("start", "status", "stop")),
     *(("host", name) for name in ("run", "status")),
 ]

@@ -10,7 +10,7 @@ import pytest
 from coldstart.commands.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ["torch", "vllm", "pandas", "pyarrow", "bokeh", "transformers", "numpy", "huggingface_hub"]
+HEAVY = ["torch", "vllm", "pandas", "pyarrow", "bokeh", "transformers", "numpy", "huggingface_hub", "ray"]
 PROBE = """
 import json, sys
 from coldstart.commands.cli import main

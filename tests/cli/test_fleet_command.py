@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from tools.shell import Run
 
 FLEET = """
@@ -46,3 +47,20 @@ def test_simulate(run: Run, file: str) -> None:
 def test_a_file_that_is_none(run: Run) -> None:
     assert "cannot read the fleet file" in run("fleet", "plan", "none.toml", code=2).stderr
     assert "cannot read the fleet file" in run("fleet", "simulate", "none.toml", code=2).stderr
+
+
+def test_a_manifest_for_either_operator(run: Run) -> None:
+    common = ["--image", "example.com/coldstart:1", "--bundle", "oci://example.com/a:v1"]
+    shown = run(
+        "fleet", "manifest", "--for", "kuberay", *common, "--device-memory", "24GB", "--gpus", "1"
+    ).stdout
+    ray, service = yaml.safe_load_all(shown)
+    assert (ray["kind"], service["kind"]) == ("RayCluster", "Service")
+    assert ray["spec"]["workerGroupSpecs"][0]["labels"]["coldstart-memory"] == str(24 * 10**9)
+    given = ["fleet", "manifest", "m", "--for", "lws", *common, "--ranks", "2", "--format", "json"]
+    lws = json.loads(run(*given, "--", "--max-model-len", "64").stdout)["documents"][0]
+    assert lws["spec"]["leaderWorkerTemplate"]["size"] == 2
+    assert "one model" in run("fleet", "manifest", "--for", "lws", *common, code=2).stderr
+    assert "--device-memory" in run("fleet", "manifest", "--for", "kuberay", *common, code=2).stderr
+    wrong = run("fleet", "manifest", "m", "--for", "kuberay", *common, "--device-memory", "1GB", code=2)
+    assert "deployed to it" in wrong.stderr
