@@ -15,6 +15,7 @@ from __future__ import annotations
 import hmac
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -24,8 +25,8 @@ from starlette.routing import Route
 
 from coldstart.gateway import answers, ui
 from coldstart.gateway.answers import Receive, Scope, Send
-from coldstart.gateway.driver import Driver
 from coldstart.gateway.exchange import Exchange
+from coldstart.gateway.front import Front
 
 PASSED = (
     "/v1/chat/completions",
@@ -50,10 +51,15 @@ HEARTBEAT_S = 5.0
 
 
 class Gateway:
-    """The ASGI application over one driver. `api_key` is asked for everywhere but at OPEN."""
+    """The ASGI application over one front. `api_key` is asked for everywhere but at OPEN; `more` are further routes."""
 
     def __init__(
-        self, driver: Driver, *, heartbeat_s: float = HEARTBEAT_S, api_key: str | None = None
+        self,
+        driver: Front,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+        api_key: str | None = None,
+        more: Sequence[Route] = (),
     ) -> None:
         self.driver, self.heartbeat_s = driver, heartbeat_s
         self._key = None if api_key is None else f"Bearer {api_key}".encode()
@@ -67,6 +73,7 @@ class Gateway:
                 Route("/metrics", self._metrics),
                 Route("/status", self._status),
                 Route("/ui", self._ui),
+                *more,
             ]
         )
 

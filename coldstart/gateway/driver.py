@@ -10,7 +10,6 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -19,65 +18,17 @@ from coldstart.gateway.log import Log
 from coldstart.gateway.metrics import Metrics
 from coldstart.gateway.residence import Residence
 from coldstart.gateway.servers import Servers
+from coldstart.gateway.tickets import AdmissionRefused, Ticket
+from coldstart.gateway.upstream import Upstream
 from coldstart.host import events, status
 from coldstart.host.configuration import HostFile
 from coldstart.host.core import Core
 from coldstart.host.events import Action, Event
-from coldstart.host.launches import Launch, Route
+from coldstart.host.launches import Launch
 from coldstart.host.model_state import State
 from coldstart.host.status import HostFacts, LastStart
 
 STOPPING = "the host is stopping"
-
-
-class AdmissionRefused(Exception):
-    """A request that is not taken: HTTP status, why, and after how many seconds trying again may help."""
-
-    def __init__(self, status: int, reason: str, retry_after_s: float | None = None) -> None:
-        super().__init__(reason)
-        self.status, self.reason, self.retry_after_s = status, reason, retry_after_s
-
-
-@dataclass(eq=False)
-class Ticket:
-    """A request from its arrival to its end. `granted` gives where to send it, or raises AdmissionRefused; `hit`: none waited.
-
-    Requests that waited together are sent in their order: each once the one `before` it is `sent`.
-    """
-
-    number: str
-    route: Route
-    arrived: float
-    granted: asyncio.Future[Residence]
-    hit: bool = False
-    dispatched: float | None = None
-    before: asyncio.Future[None] | None = None
-    sent: asyncio.Future[None] | None = None
-
-    def line_up(self, residence: Residence) -> None:
-        """Take a place behind all that are to be sent there."""
-        self.before, self.sent = residence.tail, asyncio.get_running_loop().create_future()
-        residence.tail = self.sent
-
-    async def turn(self) -> None:
-        """Wait for it."""
-        if self.before is not None:
-            await asyncio.wait([self.before])
-
-    def passed_on(self) -> None:
-        """It was sent, or never will be: the next may go, in the latter case when this one might have."""
-        sent, before = self.sent, self.before
-        if sent is None or sent.done():
-            return
-        if before is None or before.done():
-            sent.set_result(None)
-        else:
-            before.add_done_callback(lambda _: self.passed_on())
-
-    @property
-    def queued_s(self) -> float | None:
-        """Seconds from its arrival until it was sent on."""
-        return None if self.dispatched is None else self.dispatched - self.arrived
 
 
 class Driver:
@@ -113,7 +64,7 @@ class Driver:
         if route is None:
             raise self._counted(AdmissionRefused(404, _unknown(asked)))
         self._number += 1
-        future: asyncio.Future[Residence] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Upstream] = asyncio.get_running_loop().create_future()
         ticket = Ticket(str(self._number), route, self.clock(), future)
         self._tickets[ticket.number] = ticket
         hits, self._entering = self.core.hits, True
@@ -131,6 +82,15 @@ class Driver:
         """The request was answered, or its client went."""
         if self._tickets.pop(ticket.number, None) is not None:
             self.tell(events.Ended(ticket.number))
+
+    async def again(self, ticket: Ticket, upstream: Upstream) -> Ticket | None:
+        """A request whose server broke off before it said anything: a host has no second one to ask."""
+        return None
+
+    def state(self, model: str) -> str:
+        """In a word, for a client that waits."""
+        known = self.core.models.get(model)
+        return str(known.state) if known else "gone"
 
     def _counted(self, refused: AdmissionRefused) -> AdmissionRefused:
         self.facts.refused[refused.status] += 1

@@ -18,8 +18,9 @@ import aiohttp
 
 from coldstart.gateway import answers
 from coldstart.gateway.answers import Headers, Receive, Scope, Send
-from coldstart.gateway.driver import AdmissionRefused, Driver, Ticket
-from coldstart.gateway.residence import Residence
+from coldstart.gateway.front import Front
+from coldstart.gateway.tickets import AdmissionRefused, Ticket
+from coldstart.gateway.upstream import Upstream
 
 MAX_BODY = 64 << 20
 _HOP = frozenset(
@@ -37,9 +38,7 @@ class Gone(Exception):
 class Exchange:
     """One request and its answer."""
 
-    def __init__(
-        self, driver: Driver, scope: Scope, receive: Receive, send: Send, heartbeat_s: float
-    ) -> None:
+    def __init__(self, driver: Front, scope: Scope, receive: Receive, send: Send, heartbeat_s: float) -> None:
         self.driver, self.scope, self.receive, self.send = driver, scope, receive, send
         self.heartbeat_s = heartbeat_s
         given = dict(scope["headers"]).get(b"x-request-id", b"")
@@ -99,28 +98,34 @@ class Exchange:
         return asked
 
     async def _held(self, ticket: Ticket) -> None:
-        try:
-            residence = await self._granted(ticket)
-        except AdmissionRefused as refused:
-            await self._refused(refused)
-            return
         if ticket.route.served != self.document.get("model"):
             self.body = json.dumps({**self.document, "model": ticket.route.served}).encode()
         del self.document
-        try:
-            await self._pass(residence, ticket)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            await self._broken(residence, error)
+        while True:
+            try:
+                upstream = await self._granted(ticket)
+            except AdmissionRefused as refused:
+                await self._refused(refused)
+                return
+            try:
+                await self._pass(upstream, ticket)
+                return
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                # Nothing was said yet: somebody else may.
+                again = await self.driver.again(ticket, upstream) if self.first_s is None else None
+                if again is None:
+                    await self._broken(upstream, error)
+                    return
+                self.ticket = ticket = again
 
-    async def _granted(self, ticket: Ticket) -> Residence:
+    async def _granted(self, ticket: Ticket) -> Upstream:
         """Wait for the model; a stream is kept alive meanwhile by comments. Raises AdmissionRefused."""
         while self.streams and not ticket.granted.done():
             done, _ = await asyncio.wait([ticket.granted], timeout=self.heartbeat_s)
             if not done:
                 await self._begin_events(ticket)
-                model = self.driver.core.models.get(ticket.route.model)
-                state = model.state if model else "gone"
-                await self._more(answers.comment(f"waiting for {ticket.route.model}: {state}"))
+                model = ticket.route.model
+                await self._more(answers.comment(f"waiting for {model}: {self.driver.state(model)}"))
         return await ticket.granted
 
     async def _begin_events(self, ticket: Ticket) -> None:
@@ -128,11 +133,11 @@ class Exchange:
             named = [(b"content-type", EVENTS + b"; charset=utf-8"), (b"cache-control", b"no-cache")]
             await self._start(200, [*named, *self._own(ticket, None)])
 
-    async def _pass(self, residence: Residence, ticket: Ticket) -> None:
+    async def _pass(self, upstream: Upstream, ticket: Ticket) -> None:
         path = self.scope["raw_path"].partition(b"?")[0].decode("ascii")
         query = self.scope["query_string"].decode("ascii")
         await ticket.turn()
-        async with await residence.request(
+        async with await upstream.request(
             self.scope["method"],
             path + (f"?{query}" if query else ""),
             sent=ticket.passed_on if ticket.sent else None,
@@ -140,29 +145,28 @@ class Exchange:
             headers=self._sent(),
             allow_redirects=False,
         ) as answer:
-            self.body = b""
             if self.status and answer.status != 200:
                 # The client was promised a stream: the error is its one event.
                 await self._more(answers.event(await answer.read()), last=True)
                 return
             piece = await answer.content.readany()
-            self.first_s = time.perf_counter() - self.began
+            self.first_s, self.body = time.perf_counter() - self.began, b""
             if self.status:
-                await self._more(answers.comment("coldstart " + self._timing(residence, ticket)))
+                await self._more(answers.comment("coldstart " + self._timing(upstream, ticket)))
             else:
                 passed = [(k.lower(), v) for k, v in answer.raw_headers if k.lower() not in _NOT_PASSED]
-                await self._start(answer.status, [*passed, *self._own(ticket, residence)])
-            facts = self.driver.facts.of(residence.name)
+                await self._start(answer.status, [*passed, *self._own(ticket, upstream)])
+            facts = self.driver.facts.of(upstream.name)
             while piece:
                 await self._more(piece)
                 facts.chunks_streamed += 1
                 piece = await answer.content.readany()
             await self._more(b"", last=True)
 
-    async def _broken(self, residence: Residence, error: Exception) -> None:
+    async def _broken(self, upstream: Upstream, error: Exception) -> None:
         """The server went, or its connection: said in the form that the answer has begun in."""
-        reason = f"the server of {residence.name} broke off: {error or type(error).__name__}"
-        self.driver.log.say("broken", model=residence.name, request=self.id.decode(), reason=reason)
+        reason = f"the server of {upstream.name} broke off: {error or type(error).__name__}"
+        self.driver.log.say("broken", model=upstream.name, request=self.id.decode(), reason=reason)
         if not self.status:
             await self._error(502, reason)
         elif self.streams:
@@ -195,20 +199,20 @@ class Exchange:
         named = [*given, (b"x-request-id", self.id)]
         return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in named]
 
-    def _own(self, ticket: Ticket, residence: Residence | None) -> Headers:
+    def _own(self, ticket: Ticket, upstream: Upstream | None) -> Headers:
         """Which request this is, by what way its model started, and how long each part took so far."""
         own = [(b"x-request-id", self.id)]
-        if residence is not None:
-            own.append((b"x-coldstart-mode", residence.ready.mode.encode()))
-            own.append((b"server-timing", self._timing(residence, ticket).encode()))
+        if upstream is not None:
+            own.append((b"x-coldstart-mode", upstream.mode.encode()))
+            own.append((b"server-timing", self._timing(upstream, ticket).encode()))
         return own
 
-    def _timing(self, residence: Residence, ticket: Ticket) -> str:
-        start = None if ticket.hit else residence.start_s
+    def _timing(self, upstream: Upstream, ticket: Ticket) -> str:
+        start = None if ticket.hit else upstream.start_s
         return answers.timing(
             [
                 ("queued", ticket.queued_s, None),
-                ("start", start, residence.ready.mode),
+                ("start", start, upstream.mode),
                 ("first-token", self.first_s, None),
             ]
         )

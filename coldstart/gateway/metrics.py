@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from coldstart.host.model_state import State
 
 if TYPE_CHECKING:
-    from coldstart.gateway.driver import Ticket
+    from coldstart.gateway.tickets import Ticket
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _PREFIX = "coldstart_host_"

@@ -7,14 +7,13 @@ vLLM's sleep levels are asked for over its own endpoints (`/sleep?level=N`, `/wa
 from __future__ import annotations
 
 import asyncio
-import errno
-from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 
 from coldstart.gateway.servers import ModelServer, Ready, StartFailed
+from coldstart.gateway.upstream import KEEP_ALIVE_S, Upstream
 from coldstart.host import events
 from coldstart.host.launches import Launch
 from coldstart.host.specification import STOPPED
@@ -25,65 +24,23 @@ if TYPE_CHECKING:
 # A server that was asked to end and has not after so long is ended.
 PATIENCE_S = 20.0
 MEASURE_FIRST_S, MEASURE_EVERY_S = 1.0, 30.0
-# Below vLLM's own (5 s): a connection must not be taken just as the other side closes it.
-KEEP_ALIVE_S = 3.0
-CROWDED_S = 0.005
 _SLEEP = "asleep-"
 
 
-async def _on_sent(session: aiohttp.ClientSession, context: Any, params: Any) -> None:
-    context.trace_request_ctx()
-
-
-class Residence:
-    """A server and the connections to it. `tail` is done when the last of those that waited together was sent."""
+class Residence(Upstream):
+    """A server of this host and the connections to it."""
 
     def __init__(self, driver: Driver, launch: Launch, server: ModelServer) -> None:
+        path = str(server.socket)
+        connector = aiohttp.UnixConnector(
+            path=path, limit=0, keepalive_timeout=KEEP_ALIVE_S, force_close=False
+        )
+        super().__init__(launch.name, connector)
         self.driver, self.launch, self.server = driver, launch, server
         self.began = driver.clock()
-        self.start_s = 0.0
         self.ready = Ready("", 0, {})
-        self.tail: asyncio.Future[None] | None = None
-        connector = aiohttp.UnixConnector(
-            path=str(server.socket), limit=0, keepalive_timeout=KEEP_ALIVE_S, force_close=False
-        )
-        settings: dict[str, Any] = {
-            "connector": connector,
-            "timeout": aiohttp.ClientTimeout(total=None, sock_connect=10.0),
-            "auto_decompress": False,
-            "skip_auto_headers": ("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-            "cookie_jar": aiohttp.DummyCookieJar(),
-        }
-        self.session = aiohttp.ClientSession(**settings)
-        watch = aiohttp.TraceConfig()
-        watch.on_request_chunk_sent.append(_on_sent)
-        self._watched = aiohttp.ClientSession(**settings, connector_owner=False, trace_configs=[watch])
         self._told_to_end = False
         self._reason = ""
-
-    @property
-    def name(self) -> str:
-        """The model's."""
-        return self.launch.name
-
-    async def request(
-        self, method: str, path: str, *, sent: Callable[[], None] | None = None, **options: Any
-    ) -> aiohttp.ClientResponse:
-        """As the session's. A server whose queue of connections is full is asked again: a unix socket fails at once there.
-
-        Nothing was sent then. (uvloop says so; asyncio's own loop takes such a socket for connected.) `sent` is called when the
-        body is on its way. Raises aiohttp.ClientError, OSError.
-        """
-        session = self.session if sent is None else self._watched
-        while True:
-            try:
-                return await session.request(
-                    method, f"http://server{path}", trace_request_ctx=sent, **options
-                )
-            except aiohttp.ClientConnectorError as error:
-                if error.os_error.errno != errno.EAGAIN:
-                    raise
-            await asyncio.sleep(CROWDED_S)
 
     async def live(self) -> None:
         """Until nothing of it is left. Tells when it is ready; `last_word` is to be told afterwards."""
@@ -91,9 +48,7 @@ class Residence:
             if await self._came_up():
                 await self._serve()
         finally:
-            with suppress(Exception):
-                await self._watched.close()
-                await self.session.close()
+            await self.close()
             self._reason = self._reason or await self.server.ended
 
     async def _came_up(self) -> bool:
@@ -105,8 +60,8 @@ class Residence:
             if not self.driver.facts.stopping:
                 self.driver.start_failed(self.name, self._reason, self.driver.clock() - self.began)
             return False
-        self.start_s = self.driver.clock() - self.began
-        self.driver.started(self, self.ready.mode, self.start_s)
+        self.start_s, self.mode = self.driver.clock() - self.began, self.ready.mode
+        self.driver.started(self, self.mode, self.start_s)
         return True
 
     async def _serve(self) -> None:

@@ -49,7 +49,7 @@ class HostOptions:
     drain_s: float | None = None
 
 
-class _Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     """Uvicorn without its signal handlers: the host has its own."""
 
     @contextmanager
@@ -77,7 +77,7 @@ class ModelHost:
         with (
             listening(self.options) as sock,
             own_directory() as directory,
-            asyncio.Runner(loop_factory=_loop_factory()) as runner,
+            asyncio.Runner(loop_factory=loop_factory()) as runner,
         ):
             runner.run(self._main(sock, directory))
         return 128 + self.caught[0] if self.caught else 0
@@ -87,7 +87,7 @@ class ModelHost:
         starter.warm()
         measure = processes.memory_bytes if runtime.targets_cpu() else lambda pid: None
         self.driver = Driver(self.file, starter, log=self.log, measure=measure)
-        self.server = _Server(self._uvicorn())
+        self.server = GatewayServer(self._uvicorn())
         self._facts(sock)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -188,7 +188,8 @@ def _signature(path: Path | None) -> tuple[int, int, int] | None:
     return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Of the quickest loop there is."""
     try:
         import uvloop
     except ImportError:

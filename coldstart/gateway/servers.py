@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,11 @@ class ModelServer(Protocol):
 class Servers(Protocol):
     """Whoever begins servers."""
 
-    def begin(self, launch: Launch, deadline_s: float) -> ModelServer:
-        """Order a start; returns at once. Raises OSError where not even that can be done."""
+    def begin(self, launch: Launch, deadline_s: float, listen: Sequence[str] = ()) -> ModelServer:
+        """Order a start; returns at once. It listens at its socket, or as vLLM's words in `listen` say.
+
+        Raises OSError where not even that can be done.
+        """
 
     async def close(self) -> None:
         """Nothing is begun any more; every server has ended."""
@@ -152,7 +155,7 @@ class Starter:
             )
         self._channel = ipc.Channel(ours)
 
-    def begin(self, launch: Launch, deadline_s: float) -> ModelServer:
+    def begin(self, launch: Launch, deadline_s: float, listen: Sequence[str] = ()) -> ModelServer:
         """As Servers."""
         self._number += 1
         path = self.directory / f"{self._number}.sock"
@@ -167,7 +170,7 @@ class Starter:
             "untrusted": launch.untrusted,
             "cache": str(self.cache.root),
             "offline": self.offline,
-            "socket": str(path),
+            "listen": list(listen or ("--uds", str(path))),
             "ready_timeout": deadline_s,
         }
         with log.open("ab") as file:

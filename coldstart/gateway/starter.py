@@ -138,7 +138,7 @@ def supervise(message: Mapping[str, Any], channel: ipc.Channel) -> int:
         revision=message["revision"],
         accepts=anyone if message["untrusted"] else None,
     )
-    listen = ("--uds", message["socket"], "--served-model-name", *message["served"])
+    listen = (*message["listen"], "--served-model-name", *message["served"])
     request = serve.ServeRequest(
         found,
         listen,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from aiohttp import web
 
 from coldstart.gateway.app import Gateway
 from coldstart.gateway.driver import Driver
-from coldstart.gateway.run import _loop_factory, _Server
+from coldstart.gateway.run import GatewayServer, loop_factory
 from coldstart.gateway.servers import Ready, StartFailed
 from coldstart.host import configuration
 from coldstart.host.launches import Launch
@@ -132,7 +132,7 @@ class FakeServers:
     failing: dict[str, str] = field(default_factory=dict)
     begun: list[FakeServer] = field(default_factory=list)
 
-    def begin(self, launch: Launch, deadline_s: float) -> FakeServer:
+    def begin(self, launch: Launch, deadline_s: float, listen: Sequence[str] = ()) -> FakeServer:
         if self.full:
             raise OSError(28, "No space left on device")
         server = FakeServer(self, launch, self.directory / f"{len(self.begun)}.sock")
@@ -154,7 +154,7 @@ class FakeServers:
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     """Run a test's work on the loop that the gateway has."""
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(work)
 
 
@@ -214,7 +214,7 @@ async def staged(
         ws="none",
         log_config=None,
     )
-    server = _Server(config)
+    server = GatewayServer(config)
     serving = asyncio.create_task(server.serve())
     await until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]

@@ -36,7 +36,8 @@ THROUGH = {
         "staging": STORE,
     },
     "coldstart.commands": {
-        "_fleet_manifest": "cli/test_fleet_command.py", "_host_table": "cli/test_host_command.py", "_options": "cli/test_cli_help.py", "_received": "cli/test_cli_store.py",
+        "_fleet_manifest": "cli/test_fleet_command.py",
+        "_host_table": "cli/test_host_command.py", "_options": "cli/test_cli_help.py", "_received": "cli/test_cli_store.py",
         "pull": REGISTRY, "push": REGISTRY,
     },
     "coldstart.fleet": dict.fromkeys(
