@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from coldstart.commands._fleet_live import register
 from coldstart.commands._fleet_manifest import Asked, Operator, documents
 from coldstart.commands._options import Common, group
 from coldstart.commands._options import command as declare
@@ -130,3 +131,6 @@ def manifest(
     )
     found = documents(operator, pods, asked)
     common.out.result({"documents": found}, lambda: text(found))
+
+
+register(app)

@@ -66,7 +66,10 @@ class FleetCore:
                 yield from self._arrived(request, name, now)
             case events.Routed(request, name, group):
                 self._routed(request, name, group, now)
-            case events.Rebuilt(ranks):
+            case events.Rebuilt(servers, ranks, drained):
+                for server in servers:
+                    self.roster.cluster.join(server, now)
+                    self.roster.cluster.servers[server.name].draining = server.name in drained
                 yield from self._rebuilt(ranks, now)
             case events.Ended(request):
                 yield from self._ended(request, now)
@@ -119,6 +122,8 @@ class FleetCore:
 
     def _arrived(self, request: str, name: str, now: float) -> Iterator[Action]:
         model = self.models.get(name)
+        if request in self._requests:
+            return
         if model is None or model.retired:
             yield Refuse(request, 404, f"model {name} is not deployed")
         elif self.held >= self.settings.max_held:

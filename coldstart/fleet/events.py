@@ -135,9 +135,11 @@ class FoundRank:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """All that the servers have, told once by a controller that has started again, after they have joined."""
+    """The servers with all that they have, told once by a controller that has started again; `drained` take nothing new."""
 
-    ranks: tuple[FoundRank, ...]
+    servers: tuple[ServerSpec, ...]
+    ranks: tuple[FoundRank, ...] = ()
+    drained: tuple[str, ...] = ()
 
 
 Event = (

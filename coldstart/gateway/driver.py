@@ -15,7 +15,7 @@ from typing import Any
 
 import coldstart
 from coldstart.gateway.log import Log
-from coldstart.gateway.metrics import Metrics
+from coldstart.gateway.metrics import HostStatus, Metrics
 from coldstart.gateway.residence import Residence
 from coldstart.gateway.servers import Servers
 from coldstart.gateway.tickets import AdmissionRefused, Ticket
@@ -51,7 +51,7 @@ class Driver:
         self._number, self._entering = 0, False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.metrics = Metrics(self.status)
+        self.metrics = Metrics(HostStatus(self.status))
         self._describe(file)
 
     # Requests.

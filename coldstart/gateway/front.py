@@ -18,8 +18,11 @@ class Front(Protocol):
 
     catalogue: Catalogue
     facts: HostFacts
-    metrics: Metrics
     log: Log
+
+    @property
+    def metrics(self) -> Metrics:
+        """What is counted."""
 
     def enter(self, asked: str | None) -> Ticket:
         """Take a request in. Raises AdmissionRefused."""

@@ -120,10 +120,8 @@ class ModelHost:
         )
 
     def _facts(self, sock: socket.socket) -> None:
-        host, port = sock.getsockname()[:2]
-        shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         facts = self.driver.facts
-        facts.url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+        facts.url = shown(sock)
         facts.config_path = str(self.options.config) if self.options.config else None
         facts.config_loaded_unix_s = time.time()
 
@@ -195,6 +193,13 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
+
+
+def shown(sock: socket.socket) -> str:
+    """The address as a client of this machine writes it."""
+    host, port = sock.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @contextmanager

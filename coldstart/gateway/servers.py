@@ -125,6 +125,8 @@ class Supervised:
 class Starter:
     """Servers by way of the starter process, which is started anew should it have died."""
 
+    module = "coldstart.gateway.starter"
+
     def __init__(self, directory: Path, cache: Cache, *, offline: bool) -> None:
         self.directory, self.cache, self.offline = directory, cache, offline
         if len(str(directory / "99999.sock")) > _LONGEST_SOCKET:
@@ -146,7 +148,7 @@ class Starter:
         supervisor = {str(environment.SUPERVISOR_PID): str(os.getpid())}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "coldstart.gateway.starter", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", self.module, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 env=os.environ | supervisor,
                 stdin=subprocess.DEVNULL,
