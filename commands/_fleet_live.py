@@ -225,7 +225,7 @@ def _asked(
     verb: str, path: str, url: str | None, key: str | None, body: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any]:
     """Raises CommandFailed where no fleet answers, and with what it refuses."""
-    import requests
+    from urllib import error, request
 
     if url is None or key is None:
         from coldstart.cluster import meeting
@@ -234,18 +234,22 @@ def _asked(
         url = url or (known.url if known else None)
         key = key or (known.admin_key if known and known.url == url else "")
     assert url is not None
+    data = None if body is None else json.dumps(body).encode()
+    asked = request.Request(url.rstrip("/") + path, data, {HEADER: key or ""}, method=verb)
     try:
-        answer = requests.request(
-            verb, url.rstrip("/") + path, json=body, headers={HEADER: key or ""}, timeout=60
-        )
-        found = json.loads(answer.content)
-    except (requests.RequestException, ValueError) as error:
+        try:
+            with request.urlopen(asked, timeout=60) as answer:
+                status, content = answer.status, answer.read()
+        except error.HTTPError as refused:
+            status, content = refused.code, refused.read()
+        found = json.loads(content)
+    except (OSError, ValueError) as problem:
         raise CommandFailed(
-            f"No fleet answers at {url}: {type(error).__name__}", mend="coldstart fleet up --memory 60GiB"
-        ) from error
-    if answer.status_code == 401:
+            f"No fleet answers at {url}: {type(problem).__name__}", mend="coldstart fleet up --memory 60GiB"
+        ) from problem
+    if status == 401:
         raise CommandFailed(f"{url} asks for another key.", mend="--admin-key KEY")
-    if answer.status_code != 200:
+    if status != 200:
         raise CommandFailed(f"The fleet refuses: {found.get('error', found)}", mend=found.get("mend"))
     return dict(found)
 

@@ -46,6 +46,13 @@ def _servers(named: str | None) -> type[Starter]:
     return getattr(import_module(module), name)  # type: ignore[no-any-return]
 
 
+def _environment() -> dict[str, str]:
+    """The node's own: without Ray's token, and without the one thread of OpenMP that Ray sets for an actor without processors."""
+    begun = Path("/proc/self/environ").read_bytes().split(b"\0")
+    names = {os.fsdecode(one.partition(b"=")[0]) for one in begun}
+    return {name: os.environ[name] for name in names & os.environ.keys() if not name.startswith("RAY_")}
+
+
 @ray.remote
 class ServerActor:
     """The model servers of its node."""
@@ -60,7 +67,8 @@ class ServerActor:
         if self._node is None:
             directory = self._stack.enter_context(own_directory())
             made = _servers(self._options.get("servers"))
-            starter = made(directory, Cache.at(), offline=bool(self._options.get("offline")))
+            offline = bool(self._options.get("offline"))
+            starter = made(directory, Cache.at(), offline=offline, env=_environment())
             starter.warm()
             self._node = NodeServers(self._host, starter)
         return self._node

@@ -195,10 +195,10 @@ class FleetFront:
             try:
                 answer = await self.link.call("report", self.name, self.incarnation, batch)
             except ControllerAway:
-                self.connected = False
+                self._alone()
                 continue
             if "attach" in answer:
-                self.connected = False
+                self._alone()
 
     async def _pull(self) -> None:
         while True:
@@ -207,15 +207,22 @@ class FleetFront:
                     await self._attach()
                 answer = await self.link.call("pull", self.name, self.incarnation, self._after)
             except ControllerAway:
-                if self.connected:
-                    self.log.say("controller away")
-                self.connected = False
+                self._alone()
                 await asyncio.sleep(AWAY_S)
                 continue
             if "attach" in answer:
-                self.connected = False
+                self._alone()
                 continue
             self._take(answer)
+
+    def _alone(self) -> None:
+        """The controller is away: what waits for it, and need not, does so no longer."""
+        if self.connected:
+            self.log.say("controller away")
+        self.connected = False
+        for ticket in self._tickets.values():
+            if not ticket.granted.done() and (target := self._free(ticket.route.model)) is not None:
+                self._granted(ticket, target)
 
     async def _attach(self) -> None:
         """Tell all there is: what happened before is in it."""
@@ -312,7 +319,7 @@ class FleetFront:
             try:
                 self.controlled = await asyncio.wait_for(self.link.call("status"), CONNECT_S)
             except (ControllerAway, TimeoutError):
-                self.connected = False
+                self._alone()
         return self.status()
 
     def load(self) -> Iterator[tuple[str, int, int]]:

@@ -127,7 +127,10 @@ class Starter:
 
     module = "coldstart.gateway.starter"
 
-    def __init__(self, directory: Path, cache: Cache, *, offline: bool) -> None:
+    def __init__(
+        self, directory: Path, cache: Cache, *, offline: bool, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.env = os.environ if env is None else env
         self.directory, self.cache, self.offline = directory, cache, offline
         if len(str(directory / "99999.sock")) > _LONGEST_SOCKET:
             raise Usage(
@@ -150,7 +153,7 @@ class Starter:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", self.module, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
-                env=os.environ | supervisor,
+                env={**self.env, **supervisor},
                 stdin=subprocess.DEVNULL,
                 # A Ctrl-C at the terminal is the gateway's to hear; servers end when it says so.
                 start_new_session=True,

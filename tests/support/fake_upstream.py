@@ -29,9 +29,9 @@ from coldstart.host.launches import Launch
 class FakeServer:
     """One server. It is ready when `gate` is set; `asked` lists prompts in order of arrival, `gone` those whose client went."""
 
-    def __init__(self, servers: FakeServers, launch: Launch, path: Path) -> None:
+    def __init__(self, servers: FakeServers, launch: Launch, path: Path, listen: Sequence[str] = ()) -> None:
         loop = asyncio.get_running_loop()
-        self.servers, self.launch, self.socket = servers, launch, path
+        self.servers, self.launch, self.socket, self.listen = servers, launch, path, listen
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.ended: asyncio.Future[str] = loop.create_future()
         self.gate, self.over = asyncio.Event(), asyncio.Event()
@@ -54,13 +54,18 @@ class FakeServer:
                 self.ready.set_exception(StartFailed(reason or "told to end"))
                 return
             await runner.setup()
-            await web.UnixSite(runner, str(self.socket), backlog=self.servers.backlog).start()
+            await self._site(runner).start()
             self.ready.set_result(Ready("fake", 4242, {"phases": {"load": 0.5}, "fallbacks": []}))
             await self.over.wait()
         finally:
             await runner.cleanup()
             self.socket.unlink(missing_ok=True)
             self.ended.set_result("the server ended with exit code 9")
+
+    def _site(self, runner: web.AppRunner) -> web.BaseSite:
+        if not self.listen:
+            return web.UnixSite(runner, str(self.socket), backlog=self.servers.backlog)
+        return web.TCPSite(runner, self.listen[1], int(self.listen[3]), backlog=self.servers.backlog)
 
     async def _first(self, gate: asyncio.Event) -> None:
         if self.servers.hold:
@@ -135,7 +140,7 @@ class FakeServers:
     def begin(self, launch: Launch, deadline_s: float, listen: Sequence[str] = ()) -> FakeServer:
         if self.full:
             raise OSError(28, "No space left on device")
-        server = FakeServer(self, launch, self.directory / f"{len(self.begun)}.sock")
+        server = FakeServer(self, launch, self.directory / f"{len(self.begun)}.sock", listen)
         self.begun.append(server)
         return server
 
