@@ -47,7 +47,7 @@ def _servers(named: str | None) -> type[Starter]:
 
 
 def _environment() -> dict[str, str]:
-    """The node's own: without Ray's token, and without the one thread of OpenMP that Ray sets for an actor without processors."""
+    """The node's own: without Ray's token, and without the one OpenMP thread that Ray gives an actor without processors."""
     begun = Path("/proc/self/environ").read_bytes().split(b"\0")
     names = {os.fsdecode(one.partition(b"=")[0]) for one in begun}
     return {name: os.environ[name] for name in names & os.environ.keys() if not name.startswith("RAY_")}
