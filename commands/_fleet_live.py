@@ -62,6 +62,9 @@ def up(
     max_held: Annotated[
         int, _word("--max-held", metavar="N", help="Requests that may wait for models; then 429.")
     ] = 1024,
+    ranks: Annotated[
+        int, _word("--ranks", metavar="N", help="Servers that may start one model as a pipeline, at most.")
+    ] = 1,
     record: Annotated[
         Path | None, _word("--record", metavar="FILE", help="Write every event and decision, one a line.")
     ] = None,
@@ -83,7 +86,7 @@ def up(
 
     options = FleetUpOptions(
         common.cache,
-        FleetSettings(consolidate=False, max_held=max_held),
+        FleetSettings(most_ranks=ranks, consolidate=False, max_held=max_held),
         state.absolute() if state else None,
         server,
         address,

@@ -229,7 +229,7 @@ def test_the_recorded_events_give_the_same_actions_to_the_simulators_core(fleet:
         lives[-1].append(row)
     assert len(lives) == 2 and sum(map(len, lives)) > 50
     # The second life began with what the state file had: the first one's deployments.
-    core = FleetCore(FleetSettings(consolidate=False, backoff_s=0.2))
+    core = FleetCore(FleetSettings(most_ranks=1, consolidate=False, backoff_s=0.2))
     for row in lives[0]:
         assert wire.document(core.on(wire.thing(row["event"]), row["now"])) == row["actions"], row["event"]
 

@@ -30,7 +30,7 @@ from coldstart.gateway.app import Gateway
 from coldstart.gateway.run import GatewayServer
 from coldstart.host.launches import Launch
 
-SETTINGS = FleetSettings(consolidate=False, backoff_s=0.02, backoff_max_s=0.05)
+SETTINGS = FleetSettings(most_ranks=1, consolidate=False, backoff_s=0.02, backoff_max_s=0.05)
 Recording = list[tuple[float, Event, list[Action]]]
 
 

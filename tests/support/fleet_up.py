@@ -16,7 +16,7 @@ from coldstart.machine.paths import Cache
 
 
 def main(state: str, recording: str) -> None:
-    settings = FleetSettings(consolidate=False, backoff_s=0.2)
+    settings = FleetSettings(most_ranks=1, consolidate=False, backoff_s=0.2)
     options = FleetUpOptions(
         Cache.at(),
         settings,
