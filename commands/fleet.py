@@ -82,7 +82,8 @@ def manifest(
         _word("--bundle", metavar="ADDRESS", help="Pull this bundle before the start; repeatable."),
     ] = None,
     secret: Annotated[
-        str | None, _word("--secret", metavar="NAME", help="Secret whose member api-key clients must know.")
+        str | None,
+        _word("--secret", metavar="NAME", help="Secret with api-key for clients, and admin-key for a fleet."),
     ] = None,
     hub_claim: Annotated[
         str | None, _word("--hub-claim", metavar="NAME", help="Volume claim with the hub's cache.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from coldstart.contract.environment import PREFIX
 from coldstart.errors import Usage
 from coldstart.fleet import manifest
 from coldstart.fleet.labels import labels
@@ -76,7 +77,10 @@ def _head(pods: PodOptions, fleet: FleetOptions) -> Document:
         "name": "head",
         # Either one's end is the container's: the operator makes another head, the state file the fleet.
         "command": ["/bin/bash", "-c", f"{_START} & {up} & wait -n"],
-        "env": manifest.key(pods, "COLDSTART_FLEET_UP_API_KEY"),
+        "env": [
+            *manifest.key(pods, f"{PREFIX}_FLEET_UP_API_KEY"),
+            *manifest.key(pods, f"{PREFIX}_FLEET_UP_ADMIN_KEY", "admin-key"),
+        ],
         "ports": [
             {"name": "http", "containerPort": manifest.PORT},
             {"name": "gcs-server", "containerPort": 6379},

@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from coldstart.contract import environment
 from coldstart.errors import Usage
 
 Document = dict[str, Any]
@@ -79,7 +80,7 @@ def pod(options: PodOptions, container: Document) -> Document:
     whole = {
         **container,
         "image": options.image,
-        "env": [*environment(options), *container.pop("env", [])],
+        "env": [*variables(options), *container.pop("env", [])],
         "resources": _resources(options),
         "volumeMounts": [*mounts, *more],
     }
@@ -93,17 +94,22 @@ def pod(options: PodOptions, container: Document) -> Document:
     return {"metadata": {"labels": {"app.kubernetes.io/name": options.name}}, "spec": spec}
 
 
-def environment(options: PodOptions) -> list[Document]:
+def variables(options: PodOptions) -> list[Document]:
     """Variables of a container, the secret's by reference."""
-    given = {"COLDSTART_CACHE_DIR": CACHE, "HF_HOME": HUB, "XDG_STATE_HOME": STATE, **options.environment}
+    given = {
+        str(environment.CACHE_DIR): CACHE,
+        "HF_HOME": HUB,
+        "XDG_STATE_HOME": STATE,
+        **options.environment,
+    }
     return [{"name": name, "value": value} for name, value in given.items()]
 
 
-def key(options: PodOptions, variable: str) -> list[Document]:
-    """The variable with the clients' key, where there is a secret."""
+def key(options: PodOptions, variable: str, member: str = "api-key") -> list[Document]:
+    """The variable with that member of the secret, where there is a secret."""
     if options.secret is None:
         return []
-    where = {"secretKeyRef": {"name": options.secret, "key": "api-key"}}
+    where = {"secretKeyRef": {"name": options.secret, "key": member}}
     return [{"name": variable, "valueFrom": where}]
 
 
@@ -158,7 +164,7 @@ def _pulling(options: PodOptions) -> Document:
         "name": "bundles",
         "image": options.image,
         "command": ["/bin/sh", "-c", script, "pull", *options.bundles],
-        "env": environment(options),
+        "env": variables(options),
         "volumeMounts": [{"name": "cache", "mountPath": CACHE}],
     }
 

@@ -23,6 +23,7 @@ STORE = "unit/artifacts/test_artifacts_store.py"
 MOVING = "unit/artifacts/test_artifacts_moving.py"
 REGISTRY = "unit/artifacts/test_artifacts_oci_registry.py"
 FLEET, HOST = "unit/fleet/test_fleet_core.py", "unit/host/test_core.py"
+FLEET_ON_RAY = "e2e/test_e2e_fleet.py"
 CUDA = "unit/graphs/test_graphs_cuda.py"
 LANE = "unit/scheduling/express/test_express_lane.py"
 RULES, TWIN = "property/test_scheduler_rules.py", "property/test_twin.py"
@@ -35,7 +36,11 @@ THROUGH = {
         "net.origin": REGISTRY, "oci_layout": MOVING, "receive": MOVING, "repair": REGISTRY, "selection": STORE,
         "staging": STORE,
     },
+    "coldstart.cluster": {
+        **dict.fromkeys(("actors", "admin", "client", "meeting", "ray_node"), FLEET_ON_RAY),
+    },
     "coldstart.commands": {
+        "_fleet_live": "cli/test_fleet_command.py", "_fleet_table": "cli/test_fleet_command.py",
         "_fleet_manifest": "cli/test_fleet_command.py",
         "_host_table": "cli/test_host_command.py", "_options": "cli/test_cli_help.py", "_received": "cli/test_cli_store.py",
         "pull": REGISTRY, "push": REGISTRY,
@@ -43,6 +48,7 @@ THROUGH = {
     "coldstart.fleet": dict.fromkeys(
         ("cluster", "consolidation", "deployments", "placement", "roster", "timers"), FLEET
     ),
+    "coldstart.gateway": dict.fromkeys(("tickets", "upstream"), "unit/gateway/test_exchange.py"),
     "coldstart.graphs": {
         "cuda.cupti": CUDA, "cuda.reader": CUDA, "cuda.symbols": CUDA, "intervals": "unit/graphs/test_graphs_tables.py",
         "rebuild": "unit/graphs/test_graphs_restore.py",
