@@ -147,11 +147,11 @@ class FleetControl:
         """A server has something to say of a worker."""
         if isinstance(event, RankEnded):
             self._ended(event)
-        elif event.worker in self.launched:
+        elif (rank := self.launched.get(event.worker)) is not None and rank.rank == 0:
             self._ready(event)
 
     def _ready(self, up: RankUp) -> None:
-        """The first rank answers only when all do: the others say nothing themselves."""
+        """The first rank answers only when all do: the others are up before they have done anything, and say so."""
         group = self.launched[up.worker].group
         self.up[up.worker] = up
         self.log.say("ready", worker=up.worker, mode=up.mode, seconds=round(up.start_s, 4), url=up.url)
@@ -199,7 +199,7 @@ class FleetControl:
             servers.append(spec)
             for worker in report.workers:
                 self.launched[worker.rank.worker] = worker.rank
-                if worker.up is not None:
+                if worker.up is not None and worker.rank.rank == 0:
                     self.up[worker.up.worker] = worker.up
                     ready.add(worker.rank.group)
                 ranks.append(events.FoundRank(worker.rank, False, worker.stopping))
