@@ -30,6 +30,7 @@ from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.gateway.log import Log
 from coldstart.gateway.run import own_directory
 from coldstart.gateway.servers import Starter
+from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
 
 NAMESPACE, CONTROLLER, SERVER = "coldstart", "controller", "server-"
@@ -70,7 +71,7 @@ class ServerActor:
             offline = bool(self._options.get("offline"))
             starter = made(directory, Cache.at(), offline=offline, env=_environment())
             starter.warm()
-            self._node = NodeServers(self._host, starter)
+            self._node = NodeServers(self._host, starter, shows_devices=not runtime.targets_cpu())
         return self._node
 
     async def found(self) -> NodeReport:
@@ -225,9 +226,8 @@ class ControllerActor:
         return (await self._control()).report(*given)
 
     async def status(self) -> Any:
-        """With this process's id, by which a test finds it."""
-        control = await self._control()
-        return {**control.status(), "controller_pid": os.getpid()}
+        """The controller's part."""
+        return (await self._control()).status()
 
     async def order(self, method: str, *given: Any) -> Any:
         """deploy, remove, scale or drain; {} or {"error", "mend"}."""

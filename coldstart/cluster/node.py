@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from coldstart.cluster.orders import FoundWorker, NodeReport, RankEnded, RankOrder, RankUp
+from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.gateway.residence import PATIENCE_S
 from coldstart.gateway.servers import ModelServer, Servers, StartFailed
@@ -33,10 +34,17 @@ class _Process:
 
 
 class NodeServers:
-    """Those of the machine whose address is `host`."""
+    """Those of the machine whose address is `host`. With `shows_devices` a server sees the one GPU that it was given."""
 
-    def __init__(self, host: str, servers: Servers, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.host, self.servers, self.clock = host, servers, clock
+    def __init__(
+        self,
+        host: str,
+        servers: Servers,
+        *,
+        shows_devices: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.host, self.servers, self.shows_devices, self.clock = host, servers, shows_devices, clock
         self.incarnation = uuid4().hex
         self.processes: dict[str, _Process] = {}
         self._said: deque[tuple[int, Said]] = deque()
@@ -55,7 +63,7 @@ class NodeServers:
             return
         listen = ("--host", self.host, "--port", str(_free_port(self.host)))
         try:
-            server = self.servers.begin(_words(order), order.deadline_s, listen)
+            server = self.servers.begin(_words(order), order.deadline_s, listen, self._device(order))
         except OSError as error:  # no descriptor, no disk, no process
             self._say(RankEnded(worker, f"no server can be started: {error.strerror or error}", False))
             return
@@ -65,6 +73,10 @@ class NodeServers:
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _device(self, order: RankOrder) -> dict[str, str]:
+        """The one that the server is to see."""
+        return {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)} if self.shows_devices else {}
 
     async def _live(self, worker: str, process: _Process, url: str) -> None:
         began = self.clock()

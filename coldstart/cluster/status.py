@@ -3,7 +3,7 @@
     schema_version    1; members may be added, none goes or changes its meaning within a version
     gateway           url, pid, version, uptime_s, requests, in_flight, held, refused: {HTTP status: count},
                       again (requests taken in anew)
-    controller        null while it cannot be reached, else: incarnation, uptime_s, starts (groups), gateways, held
+    controller        null while it cannot be reached, else: incarnation, pid, uptime_s, starts (groups), gateways, held
     servers           each: name, devices, memory_bytes (of a device), free_bytes: [...], network_bytes_s, draining
     models            each: name, least, most, idle_s, waiting, failures, error,
                       groups: each: name, phase (starting | serving | leaving), in_flight, capacity, url, mode, start_s,
@@ -14,6 +14,7 @@ Servers and models are the controller's, as last known where it cannot be reache
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from coldstart.fleet.deployments import Deployment
@@ -31,6 +32,7 @@ def controlled(control: FleetControl) -> dict[str, Any]:
     return {
         "controller": {
             "incarnation": control.incarnation,
+            "pid": os.getpid(),
             "uptime_s": control.clock() - control.began,
             "starts": core.starts,
             "gateways": len(control.desks.desks),

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from coldstart.contract import environment
@@ -54,8 +55,14 @@ class ModelServer(Protocol):
 class Servers(Protocol):
     """Whoever begins servers."""
 
-    def begin(self, launch: Launch, deadline_s: float, listen: Sequence[str] = ()) -> ModelServer:
-        """Order a start; returns at once. It listens at its socket, or as vLLM's words in `listen` say.
+    def begin(
+        self,
+        launch: Launch,
+        deadline_s: float,
+        listen: Sequence[str] = (),
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> ModelServer:
+        """Order a start; returns at once. It listens at its socket, or as vLLM's words in `listen` say; `env` is put on top.
 
         Raises OSError where not even that can be done.
         """
@@ -160,7 +167,13 @@ class Starter:
             )
         self._channel = ipc.Channel(ours)
 
-    def begin(self, launch: Launch, deadline_s: float, listen: Sequence[str] = ()) -> ModelServer:
+    def begin(
+        self,
+        launch: Launch,
+        deadline_s: float,
+        listen: Sequence[str] = (),
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> ModelServer:
         """As Servers."""
         self._number += 1
         path = self.directory / f"{self._number}.sock"
@@ -175,6 +188,7 @@ class Starter:
             "untrusted": launch.untrusted,
             "cache": str(self.cache.root),
             "offline": self.offline,
+            "environment": dict(env),
             "listen": list(listen or ("--uds", str(path))),
             "ready_timeout": deadline_s,
         }

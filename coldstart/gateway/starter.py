@@ -130,6 +130,8 @@ def supervise(message: Mapping[str, Any], channel: ipc.Channel) -> int:
     from coldstart.machine.recording import recording
     from coldstart.serve import serve
 
+    # Before anything looks for a device.
+    os.environ.update(message["environment"])
     found = inspection.look_up(
         message["model"],
         message["args"],

@@ -34,7 +34,7 @@ def test_nothing_heavy_is_imported(argv: tuple[str, ...]) -> None:
     assert probe(*argv) == {"code": 0, "loaded": []}
 
 
-@pytest.mark.parametrize("argv", [("list",), ("doctor",), ("inspect", "no-such-thing")])
+@pytest.mark.parametrize("argv", [("list",), ("doctor",), ("inspect", "no-such-thing"), ("fleet", "status")])
 def test_commands_that_only_read_import_nothing_heavy_either(argv: tuple[str, ...]) -> None:
     assert probe(*argv)["loaded"] == []
 

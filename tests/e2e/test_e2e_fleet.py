@@ -154,7 +154,7 @@ def test_a_killed_controller_costs_no_warm_request_and_finds_everything_again(fl
     before = fleet.status()
     with Asking(fleet, "a") as asking:
         time.sleep(0.5)
-        os.kill(before["controller_pid"], signal.SIGKILL)
+        os.kill(before["controller"]["pid"], signal.SIGKILL)
         found, seconds = fleet.until(
             lambda status: (
                 status["controller"]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -40,6 +41,7 @@ class FakeServer:
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.gone: list[Any] = []
+        self.env: dict[str, str] = {}
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._task = loop.create_task(self._live())
 
@@ -137,10 +139,17 @@ class FakeServers:
     failing: dict[str, str] = field(default_factory=dict)
     begun: list[FakeServer] = field(default_factory=list)
 
-    def begin(self, launch: Launch, deadline_s: float, listen: Sequence[str] = ()) -> FakeServer:
+    def begin(
+        self,
+        launch: Launch,
+        deadline_s: float,
+        listen: Sequence[str] = (),
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> FakeServer:
         if self.full:
             raise OSError(28, "No space left on device")
         server = FakeServer(self, launch, self.directory / f"{len(self.begun)}.sock", listen)
+        server.env = dict(env)
         self.begun.append(server)
         return server
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from support.fake_upstream import run, until
 from support.fleet_rig import deployment, fleet
 
+from coldstart.cluster.front import FleetFront
+
 
 def test_a_cold_request_starts_a_server_and_the_next_ones_go_to_it(tmp_path: Path) -> None:
     async def work() -> None:
@@ -139,5 +141,25 @@ def test_a_model_is_removed_once_it_has_answered(tmp_path: Path) -> None:
             assert len([one for one in await long if one.startswith(b"data: {")]) == 20
             assert (await stage.ask("a"))[0] == 404
             await until(lambda: all(server.ended.done() for server in stage.rig.servers()))
+
+    run(work())
+
+
+def test_two_gateways_share_a_fleet(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            await stage.deploy(deployment("a", idle_s=0.1))
+            other = FleetFront(stage.rig)
+            other.begin()
+            await stage.ask("a")
+            await until(lambda: other.targets and "a" in other.catalogue.launches)
+            ticket = other.enter("a")
+            assert ticket.hit
+            # Idle here, in use there: it stays, until that one has ended too.
+            await asyncio.sleep(0.4)
+            assert stage.rig.groups()
+            other.leave(ticket)
+            await until(lambda: all(server.ended.done() for server in stage.rig.servers()))
+            await other.close()
 
     run(work())

@@ -80,3 +80,15 @@ def test_ranks_know_their_places_and_only_the_first_answers(tmp_path: Path) -> N
         assert not node.processes
 
     run(work())
+
+
+def test_a_server_sees_the_device_it_was_given_where_there_are_any(tmp_path: Path) -> None:
+    async def work() -> None:
+        servers = FakeServers(tmp_path)
+        for shows in (False, True):
+            node = NodeServers("127.0.0.1", servers, shows_devices=shows)
+            await node.launch(_order())
+            await node.clear()
+        assert [server.env for server in servers.begun] == [{}, {"CUDA_VISIBLE_DEVICES": "0"}]
+
+    run(work())
