@@ -1,12 +1,13 @@
 """The simulated engine against the live server where KV memory binds, by counts that no machine's pace changes.
 
 A pool of a few dozen blocks, three traces (calibration.py's), vLLM's own scheduler and skip-join MLFQ with KV kept on the
-host. Each trace is served twice: all at once, where the clock plays next to no part, and over time at a load of 1.1 of what
-the pool decodes. How fast the machine is just then is told by the first: the bundle's iteration times are multiplied by how
-long that took against how long it takes on the simulated engine. Counts are vLLM's own and our scheduler's: evictions by
-its metric; tokens computed again (all that its log of iterations says were computed, less those that had to be: its metrics
-count a prompt once however often it is computed); blocks loaded per evicted block; and mean running (tokens sampled per
-iteration).
+host. Each trace is served twice: all at once, where the clock plays next to no part (vLLM's scheduler is paused by its own
+API until all of them wait in it, in the trace's order: the API server alone would hand them on over half a second), and
+over time at a load of 1.1 of what the pool decodes. How fast the machine is just then is told by the first: the bundle's
+iteration times are multiplied by how long that took against how long it takes on the simulated engine. Counts are vLLM's
+own and our scheduler's: evictions by its metric; tokens computed again (all that its log of iterations says were computed,
+less those that had to be: its metrics count a prompt once however often it is computed); blocks loaded per evicted block;
+and mean running (tokens sampled per iteration).
 
     python benchmarks/calibration_counts.py [--repetitions N] [--requests N]
 """
@@ -15,15 +16,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import signal
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,8 +52,13 @@ SERVERS = {"fcfs": ("--scheduler", "fcfs", *CAP), "mlfq": (*OURS, *CAP, *PROACTI
 COUNTS = ("evictions", "recomputed_tokens", "loaded_per_evicted", "mean_running")
 LIMIT, LOAD, BLOCK, MOST_TOKENS = 0.15, 1.1, 32, 2048
 SETTLED_S = 1.0  # until the last iteration is in the log
+GAP_S, GATHERED_S = (
+    0.004,
+    1.5,
+)  # between two requests of a paused server, and until the last is in its scheduler
 
 Row = dict[str, Any]
+Sender = Callable[[Server, Sequence[TraceRequest], int], float]
 
 
 def settings(name: str, bundle: IterationProfile) -> SchedulerSettings:
@@ -86,9 +94,30 @@ def vllm_counters(server: Server) -> dict[str, float]:
     return {PREEMPTIONS: evictions, **server.counters()}
 
 
-def live(server: Server, log: Path, rows: Sequence[TraceRequest], seed: int) -> Row:
+def post(server: Server, path: str) -> None:
+    urllib.request.urlopen(f"http://{HOST}:{server.port}{path}", data=b"", timeout=30).close()
+
+
+def send_at_once(server: Server, rows: Sequence[TraceRequest], seed: int) -> float:
+    """Seconds from the scheduler's release, with all of `rows` waiting in their order, to the last one's end."""
+    post(server, "/pause?mode=keep")
+    ordered = [replace(row, arrival_s=number * GAP_S) for number, row in enumerate(rows)]
+    gate = Timer(len(rows) * GAP_S + GATHERED_S, post, (server, "/resume"))
+    began = time.monotonic()
+    gate.start()
+    records = send(server, ordered, seed)
+    gate.join()
+    last = began + max(record.finished_s or 0.0 for record in records)
+    return last - (began + gate.interval)
+
+
+def send_over_time(server: Server, rows: Sequence[TraceRequest], seed: int) -> float:
+    return max(record.finished_s or 0.0 for record in send(server, rows, seed))
+
+
+def live(server: Server, log: Path, rows: Sequence[TraceRequest], seed: int, sent: Sender) -> Row:
     before, begins = vllm_counters(server), log.stat().st_size
-    records = send(server, rows, seed)
+    finished_s = sent(server, rows, seed)
     time.sleep(SETTLED_S)
     after = vllm_counters(server)
     moved = {name: value - before.get(name, 0.0) for name, value in after.items()}
@@ -102,7 +131,7 @@ def live(server: Server, log: Path, rows: Sequence[TraceRequest], seed: int) -> 
         "recomputed_tokens": computed - sum(row.prompt_tokens + row.output_tokens - 1 for row in rows),
         "loaded_per_evicted": moved.get("blocks_loaded", 0.0) / max(1.0, evicted),
         "mean_running": sum(row.output_tokens for row in rows) / max(1, len(iterations)),
-        "finished_s": max(record.finished_s or 0.0 for record in records),
+        "finished_s": finished_s,
         "moved": moved,
     }
 
@@ -129,7 +158,7 @@ def runs(
                 once = [replace(row, arrival_s=0.0) for row in spread]
                 place = {"trace": trace, "scheduler": name, "repetition": repetition, "requests": len(once)}
                 log = fleet.work / f"{name}.log"
-                found = live(server, log, once, seed)
+                found = live(server, log, once, seed, send_at_once)
                 pace = found["finished_s"] / simulate(once, bundle, told, pool).finished_s
                 # The quanta are the bundle's, on the server too: a slower machine fits fewer tokens into one.
                 ours = simulated(once, simulate(once, slower(bundle, pace), told, pool))
@@ -137,7 +166,7 @@ def runs(
                 spread = [replace(row, arrival_s=row.arrival_s * pace) for row in spread]
                 now = slower(bundle, pace)
                 found, ours = (
-                    live(server, log, spread, seed + 50),
+                    live(server, log, spread, seed + 50, send_over_time),
                     simulated(spread, simulate(spread, now, told, pool)),
                 )
                 yield {**place, "load": LOAD, "pace": pace, "live": found, "simulated": ours}
@@ -174,6 +203,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     about = facts.machine()
+    os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # has /pause and /resume
     bind_client()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="counts-") as work:

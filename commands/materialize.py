@@ -35,7 +35,7 @@ def command(
 ) -> None:
     """Parse, run the offline phase, and print where the bundle is."""
     from coldstart.key import inspection
-    from coldstart.materialize import materialize
+    from coldstart.materialize import expectation, materialize
 
     options = materialize.Options(only=only or (), force=force, snapshot=snapshot, kernels=kernels)
     planned = common.look_up(model, revision)
@@ -49,6 +49,11 @@ def command(
         )
         common.out.success(f"Would make key {planned.key.short}", then=_again("materialize", model, common))
         return
+    if (planned.bundle is None or force) and (ahead := expectation.expected(planned, options)) is not None:
+        minutes, size = ahead.seconds / 60, human_bytes(ahead.disk_bytes)
+        common.out.note(
+            f"by the cost model this takes about {minutes:.0f} minutes and {size} besides weights"
+        )
     there = {earlier.digest for earlier in common.store().list()}
     bundle = materialize.materialize(planned, options, common.out.phase)
     is_new = bundle.digest not in there

@@ -57,7 +57,7 @@ def _unpacked(common: Common, store: Store, removed: list[str], dry_run: bool) -
     }
     if store.layout.strange():
         return reclaim.Reclaimed((), 0)  # whose sections these are is not known here
-    roots = [common.cache.unpacked, paths.state_dir() / "unpacked"]
+    roots = [common.cache.unpacked, paths.state_dir() / "unpacked", paths.compiled_dir()]
     if any((paths.state_dir() / "unpacked").glob("*")):
         with suppress(Usage):  # a place that is not this user's holds nothing of ours
             roots += [paths.frozen_dir(), paths.frozen_dir() / "unpacked"]

@@ -17,7 +17,10 @@ LAYOUTS, PATTERNS, SEEDS, REPLAYS_A_SEED = 2, 2, 2, 3
 
 @dataclass(frozen=True)
 class ModelShape:
-    """`nodes_a_layer` of one graph; `weight_bytes` on one device; `others` are nodes outside the layers."""
+    """`nodes_a_layer` of one graph; `weight_bytes` on one device; `others` are nodes outside the layers.
+
+    Graphs of several ranks are not recorded, and there may be none to record (`sizes` 0).
+    """
 
     layers: int
     weight_bytes: int
@@ -25,6 +28,11 @@ class ModelShape:
     nodes_a_layer: float = 11.0
     others: int = 8
     ranks: int = 1
+
+    @property
+    def recorded(self) -> bool:
+        """Whether there are graphs to record."""
+        return self.ranks == 1 and self.sizes > 0
 
     @property
     def nodes(self) -> int:
@@ -56,11 +64,11 @@ class OfflineCosts:
 
 
 def seconds(model: ModelShape, costs: OfflineCosts | None = None) -> dict[str, float]:
-    """Seconds of each part of the offline phase; graphs of several ranks are not recorded."""
+    """Seconds of each part of the offline phase."""
     c = costs or OfflineCosts()
     start = c.engine + model.weight_bytes / c.load
     parts = {"cold start": start + c.compile, "warm start for the KV size": start, "proof by a start": start}
-    if model.ranks > 1:
+    if not model.recorded:
         return parts
     observed = 2 * (2 * model.layers * WINDOW) / c.bus + c.replay
     captures = (LAYOUTS + 1) * model.sizes * c.capture
@@ -75,7 +83,7 @@ def seconds(model: ModelShape, costs: OfflineCosts | None = None) -> dict[str, f
 def disk(model: ModelShape, costs: OfflineCosts | None = None) -> dict[str, float]:
     """Bytes in the bundle, without kernels by value."""
     c = costs or OfflineCosts()
-    graphs = {} if model.ranks > 1 else {"graphs": model.nodes * c.node_bytes}
+    graphs = {"graphs": model.nodes * c.node_bytes} if model.recorded else {}
     return {"compile caches": c.cache_bytes * model.ranks, **graphs}
 
 
@@ -83,4 +91,4 @@ def restore_seconds(
     model: ModelShape, us_a_node: float = 1.5, read_s_a_byte: float = 4e-9, images: float = 150e6
 ) -> float:
     """Python's share of a restore: nodes, and every image read, verified and unpacked once."""
-    return 0.0 if model.ranks > 1 else model.nodes * us_a_node * 1e-6 + images * read_s_a_byte
+    return model.nodes * us_a_node * 1e-6 + images * read_s_a_byte if model.recorded else 0.0

@@ -11,24 +11,24 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from coldstart.artifacts.files import make_private
 from coldstart.machine import paths
 
 RACY_S = 2.0
 _MARK = "  "
+_T = TypeVar("_T")
 
 
 def listing(files: Iterable[str]) -> str:
     """One line "<sha256>  <path>" for each file, sorted by path. Raises OSError for one that cannot be read."""
     chosen = sorted(set(files))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        digests = pool.map(_sha256, chosen)
-        return "".join(f"{digest}{_MARK}{path}\n" for digest, path in zip(digests, chosen, strict=True))
+    digests = _side_by_side(_sha256, chosen)
+    return "".join(f"{digest}{_MARK}{path}\n" for digest, path in zip(digests, chosen, strict=True))
 
 
 def cached(files: Iterable[str]) -> str:
@@ -57,8 +57,7 @@ def difference(listed: str) -> str | None:
     stamp = _stamp(files)
     if stamp is not None and _read(record) == stamp[0]:
         return None
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        digests = list(pool.map(_sha256_or_none, files))
+    digests = _side_by_side(_sha256_or_none, files)
     for line, path, digest in zip(lines, files, digests, strict=True):
         if digest != line[:64]:
             return f"{path} (sha256 {line[:12]}), found {'nothing' if digest is None else digest[:12]}"
@@ -100,6 +99,14 @@ def _read(record: Path) -> str | None:
         return record.read_text()
     except OSError:
         return None
+
+
+def _side_by_side(digest: Callable[[str], _T], files: Sequence[str]) -> list[_T]:
+    # Imported here: a start whose files are as they were compares nothing.
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(digest, files))
 
 
 def _sha256(path: str) -> str:

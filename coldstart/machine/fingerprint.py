@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
@@ -86,8 +87,9 @@ def own_code() -> str:
 
 def _own_code() -> Iterator[str]:
     # All of it: what a fork imports later would be of another release than what it has in memory.
-    for place in coldstart.__path__:
-        yield from map(str, Path(place).rglob("*.py"))
     from coldstart import artifacts
 
-    yield from map(str, Path(next(iter(artifacts.__path__))).rglob("*.py"))
+    # os.walk: half a thousand files at every start, and Path.rglob takes several times as long.
+    for place in (*coldstart.__path__, *artifacts.__path__):
+        for folder, _, names in os.walk(place):
+            yield from (f"{folder}/{name}" for name in names if name.endswith(".py"))

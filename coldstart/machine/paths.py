@@ -94,6 +94,11 @@ def state_dir() -> Path:
     return _xdg(environment.XDG_STATE_HOME, ".local/state")
 
 
+def compiled_dir() -> Path:
+    """Caches of a GPU engine's compilers, one directory for each `compile` section."""
+    return state_dir() / "compiled"
+
+
 def config_file() -> Path:
     """The configuration file read when neither ``--config`` nor COLDSTART_CONFIG names one."""
     return _xdg(environment.XDG_CONFIG_HOME, ".config") / "config.toml"

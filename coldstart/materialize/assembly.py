@@ -189,8 +189,8 @@ class Assembly:
         if not runtime.targets_cpu():
             # In caches of its own: it must find nothing but what it was brought.
             env |= {"VLLM_CACHE_ROOT": str(self.work / "proof-vllm")}
-            more, compiled = prepare.compiled_env(moved, self.work / "proof-caches")
-            env, task = env | more, replace(task, compiled=compiled)
+            laid = caches.lay(moved, self.work / "proof-caches")
+            env, task = env | caches.environment(laid), replace(task, compiled=laid / caches.AOT)
             return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env, engine=task)
         env |= prepare.inductor_env(moved)
         return LaunchPlan(

@@ -1,28 +1,42 @@
-"""Iteration-level scheduling policies: pure Python, shared by the simulator and the vLLM adapter."""
+"""Iteration-level scheduling policies: pure Python, shared by the simulator and the vLLM adapter.
 
-from coldstart.scheduling.baselines import Fcfs, FixedPriority, Srpt
-from coldstart.scheduling.job import Job
-from coldstart.scheduling.mlfq import NaiveMlfq, SkipJoinMlfq
-from coldstart.scheduling.policy import Policy, Turns, pick
-from coldstart.scheduling.profile import IterationProfile, ProfileError
-from coldstart.scheduling.registry import POLICIES, make_policy
-from coldstart.scheduling.settings import STRATEGIES, Choice, SchedulerSettings
+What is named here is imported when it is asked for: a start with vLLM's own scheduler needs none of it.
+"""
 
-__all__ = [
-    "POLICIES",
-    "STRATEGIES",
-    "Choice",
-    "Fcfs",
-    "FixedPriority",
-    "IterationProfile",
-    "Job",
-    "NaiveMlfq",
-    "Policy",
-    "ProfileError",
-    "SchedulerSettings",
-    "SkipJoinMlfq",
-    "Srpt",
-    "Turns",
-    "make_policy",
-    "pick",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from coldstart.scheduling.baselines import Fcfs as Fcfs
+    from coldstart.scheduling.baselines import FixedPriority as FixedPriority
+    from coldstart.scheduling.baselines import Srpt as Srpt
+    from coldstart.scheduling.job import Job as Job
+    from coldstart.scheduling.mlfq import NaiveMlfq as NaiveMlfq
+    from coldstart.scheduling.mlfq import SkipJoinMlfq as SkipJoinMlfq
+    from coldstart.scheduling.policy import Policy as Policy
+    from coldstart.scheduling.policy import Turns as Turns
+    from coldstart.scheduling.policy import pick as pick
+    from coldstart.scheduling.profile import IterationProfile as IterationProfile
+    from coldstart.scheduling.profile import ProfileError as ProfileError
+    from coldstart.scheduling.registry import POLICIES as POLICIES
+    from coldstart.scheduling.registry import make_policy as make_policy
+    from coldstart.scheduling.settings import STRATEGIES as STRATEGIES
+    from coldstart.scheduling.settings import Choice as Choice
+    from coldstart.scheduling.settings import SchedulerSettings as SchedulerSettings
+
+_NAMES = {
+    "baselines": ("Fcfs", "FixedPriority", "Srpt"),
+    "job": ("Job",),
+    "mlfq": ("NaiveMlfq", "SkipJoinMlfq"),
+    "policy": ("Policy", "Turns", "pick"),
+    "profile": ("IterationProfile", "ProfileError"),
+    "registry": ("POLICIES", "make_policy"),
+    "settings": ("STRATEGIES", "Choice", "SchedulerSettings"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

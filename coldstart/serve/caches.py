@@ -38,16 +38,17 @@ def collect(root: Path, vllm_root: Path, target: Path) -> list[str]:
 
 
 def lay(section: Path, root: Path) -> Path:
-    """A writable copy of an unpacked section as `root`, made once. Raises OSError."""
+    """A writable copy of an unpacked section as `root`, made once. Raises OSError; of a copy that failed nothing is left."""
     if not root.is_dir():
-        root.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f"{root.name}.", dir=root.parent))
-        shutil.copytree(section, part, dirs_exist_ok=True)
-        _relocate_groups(part / VARIABLES["TRITON_CACHE_DIR"], root / VARIABLES["TRITON_CACHE_DIR"])
         try:
+            shutil.copytree(section, part, dirs_exist_ok=True)
+            _relocate_groups(part / VARIABLES["TRITON_CACHE_DIR"], root / VARIABLES["TRITON_CACHE_DIR"])
             part.rename(root)
-        except OSError:  # another start was first
+        except OSError:
             shutil.rmtree(part, ignore_errors=True)
+            if not root.is_dir():  # else another start was first
+                raise
     return root
 
 

@@ -25,11 +25,11 @@ from coldstart.machine.paths import Cache
 from coldstart.model.models import ResolvedModel, weight_files
 from coldstart.vllm.weights.entry import LOAD_FORMAT
 from coldstart.weights import weights_plan as weights
-from coldstart.weights.load import stage, tensors
-from coldstart.weights.load.tensor_sources import PageIn
+from coldstart.weights.load import tensors
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Bundle
+    from coldstart.weights.load.tensor_sources import PageIn
     from coldstart.weights.prefetch.client import Attached
 
 # Modes whose server process has no weights yet; the other two were built or frozen with them.
@@ -142,6 +142,8 @@ def _page_in(model: Path, config: Mapping[str, Any], given: Arguments) -> PageIn
     by_name = {path.name: path for path in weight_files(model) if path.suffix == ".safetensors"}
     if sum(path.stat().st_size for path in by_name.values()) < PAGE_IN_MIN_BYTES:
         return None
+    from coldstart.weights.load.tensor_sources import PageIn
+
     plan = weights.headers(by_name.values())
     return PageIn(by_name, tensors.only(tensors.ordered(plan), _node_names(plan, config, given)))
 
@@ -160,6 +162,8 @@ def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Argum
     )
     if given.gives("speculative_config"):
         return names
+    from coldstart.weights.load import stage
+
     try:
         ranks = stage.local_ranks(size, tensor, nodes, node)
         return stage.needed(names, config, ranks, size, os.environ.get(stage.PARTITION_ENV))

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,14 +168,20 @@ def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[ServerProc
 
 
 def forked(
-    plan: LaunchPlan, socket_path: Path, guardian: Guardian | None = None
+    plan: LaunchPlan,
+    socket_path: Path,
+    guardian: Guardian | None = None,
+    *,
+    judge: Callable[[], None] = lambda: None,
 ) -> tuple[ServerProcess, int]:
     """Have a template fork the server; `guardian` holds the namespaces of a thawed one, and ends with the server.
 
-    Raises peers.PeerError when none answers.
+    `judge` is called while the template forks. The server begins when it has returned; where it raises, never.
+    Raises what it raises, and peers.PeerError when no template answers.
     """
     connection = ipc.Channel(peers.connect(socket_path))
     reader, writer = os.pipe()
+    leave, give_leave = os.pipe()
     request = {
         "plan": plan.document(),
         "cwd": str(Path.cwd()),
@@ -183,8 +189,11 @@ def forked(
         "now": timeline.now(),
     }
     try:
-        connection.send(request, (0, 2, 2, writer))
-        return Leased(connection, guardian), reader
+        connection.send(request, (0, 2, 2, writer, leave))
+        judge()
+        leased = Leased(connection, guardian)
+        os.write(give_leave, b"1")
+        return leased, reader
     except BaseException as error:
         connection.close()
         os.close(reader)
@@ -192,7 +201,8 @@ def forked(
             raise peers.PeerError(f"the template does not take the request: {error.strerror}") from error
         raise
     finally:
-        os.close(writer)
+        for descriptor in (writer, leave, give_leave):
+            os.close(descriptor)
 
 
 def acknowledged(process: ServerProcess, reader: int, since: float, timeout: float | None) -> Running:

@@ -22,12 +22,11 @@ from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.graphs.errors import GraphError
 from coldstart.key.inspection import Lookup
-from coldstart.machine import nvml, paths, runtime
+from coldstart.machine import ownership, paths, runtime
 from coldstart.machine.processes import available_memory
 from coldstart.machine.unpacked import unpacked
 from coldstart.model.models import ResolvedModel
 from coldstart.serve import caches, fetch
-from coldstart.vllm.graphs import kv_plan
 from coldstart.weights import weights_plan as weights
 
 KV_FLAG = "kv_cache_memory_bytes"
@@ -49,12 +48,6 @@ def inductor_env(compile_dir: Path) -> dict[str, str]:
         "TORCHINDUCTOR_VEC_ISA_OK": "1",
         "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     }
-
-
-def compiled_env(section: Path, root: Path) -> tuple[dict[str, str], Path]:
-    """A GPU engine's caches, laid from an unpacked `compile` section as `root`, and vLLM's artefacts there. Raises OSError."""
-    laid = caches.lay(section, root)
-    return caches.environment(laid), laid / caches.AOT
 
 
 def base_args(model: ResolvedModel, vllm_args: Arguments) -> Arguments:
@@ -133,6 +126,20 @@ class _Preparation:
                 self.give_up(section, reason)
         return None
 
+    def compiled(self, section: Path) -> None:
+        """A GPU engine's caches laid from the unpacked `compile` section where its compilers may write: code, thus private."""
+        root = paths.compiled_dir()
+        if (fault := ownership.private(root)) is not None:
+            self.give_up("compile", f"its caches cannot be laid: {fault}")
+            return
+        try:
+            laid = caches.lay(section, root / section.name)
+        except OSError as error:
+            self.give_up("compile", f"its caches cannot be laid: {error}")
+            return
+        self.env |= caches.environment(laid)
+        self.task = replace(self.task, compiled=laid / caches.AOT)
+
     def kv_args(self, given: Arguments) -> list[str]:
         """The offline KV size as vLLM's own flag, unless the user gave one or the memory is not there now."""
         if given.gives(KV_FLAG) or KV_VARIABLE in os.environ:
@@ -155,6 +162,9 @@ class _Preparation:
 
     def startup_plans(self, data: object) -> None:
         """A GPU's KV size goes through vLLM's start-up plan, which checks each rank's free memory once more."""
+        from coldstart.machine import nvml
+        from coldstart.vllm.graphs import kv_plan
+
         try:
             plans = kv_plan.all_of(data)
             for plan in plans:
@@ -208,8 +218,7 @@ def prepare(
     if compile_dir is not None and runtime.targets_cpu():
         env |= inductor_env(compile_dir)
     elif compile_dir is not None:
-        more, compiled = compiled_env(compile_dir, paths.state_dir() / "compiled" / compile_dir.name)
-        env, preparation.task = env | more, replace(preparation.task, compiled=compiled)
+        preparation.compiled(compile_dir)
         compile_dir = None  # no worker of ours, but vLLM's own, which looks into its own cache
     preparation.graphs()
     kv_args = preparation.kv_args(given)

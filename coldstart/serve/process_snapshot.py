@@ -102,15 +102,14 @@ def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed
     images = unpacked(bundle, "snapshot", cache.unpacked, trust)
     if bundle.has("compile"):
         _unpack_kernels(bundle, images, trust)
-    check(images, plan)
-    return _restore(images, _meeting(images))
+    return _restore(images, _meeting(images), plan)
 
 
 def _meeting(images: Path) -> Path:
     """Where the frozen template listened, beside its kernels. Raises SnapshotUnusable where that is no private place here."""
     try:
         meeting = Path(json.loads((images / ABOUT).read_text())["meeting"])
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise SnapshotUnusable("the snapshot does not say where it was frozen") from error
     if (reason := ownership.private(meeting.parent)) is not None:
         raise SnapshotUnusable(f"the snapshot was frozen at {meeting.parent}, and {reason}")
@@ -135,7 +134,7 @@ def check(images: Path, plan: LaunchPlan) -> None:
         raise SnapshotUnusable(reason)
 
 
-def _restore(images: Path, meeting: Path) -> Thawed:
+def _restore(images: Path, meeting: Path, plan: LaunchPlan) -> Thawed:
     meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
     _sweep(paths.runtime_dir())
     own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=paths.runtime_dir()))
@@ -143,6 +142,12 @@ def _restore(images: Path, meeting: Path) -> Thawed:
     resumed = os.open(own / "resumed", os.O_RDONLY | os.O_NONBLOCK)
     thawed = Thawed(own, _spawn(images, meeting, own))
     (own / _GUARDIAN).write_text(f"{thawed.pid} {processes.birth(thawed.pid)}")
+    try:
+        check(images, plan)  # while CRIU works: the template does nothing before it is asked
+    except BaseException:
+        thawed.end()
+        os.close(resumed)
+        raise
     pidfd = os.pidfd_open(thawed.pid)
     ended = pidfd in select.select([resumed, pidfd], [], [])[0]
     os.close(pidfd)

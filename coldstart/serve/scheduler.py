@@ -16,7 +16,6 @@ from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
-from coldstart.scheduling.registry import make_policy
 from coldstart.scheduling.settings import EXPRESS, FALLBACK_PROFILE, FCFS, Choice, SchedulerSettings
 
 DEFAULT_HOST_BYTES = 1 << 30
@@ -31,6 +30,8 @@ STOCK = Choice()
 
 def check(choice: Choice, vllm_args: Arguments) -> None:
     """Raises Usage where `vllm_args` choose another scheduler or a setting is wrong."""
+    if choice == STOCK:
+        return
     _settings(choice, None)
     if choice.policy == FCFS:
         return
@@ -66,6 +67,8 @@ def apply(plan: LaunchPlan, choice: Choice, bundle: Bundle | None, *, on_cpu: bo
 
 
 def _settings(choice: Choice, profile: Mapping[str, object] | None) -> SchedulerSettings:
+    from coldstart.scheduling.registry import make_policy
+
     try:
         make_policy(choice.policy, FALLBACK_PROFILE)
         return SchedulerSettings.read(choice.settings(profile).additional_config())

@@ -244,12 +244,18 @@ def _launch(mode: str, request: ServeRequest, plan: LaunchPlan) -> tuple[launch.
     if mode == "snapshot":
         return _thaw(request, plan)
     level, lookup = mode.removeprefix("template-"), request.lookup
-    warm = template_pool.find(level, lookup.key.digest)
-    if warm is None:
-        raise _no_template(level, lookup)
-    if (reason := template_pool.obstacle(warm, plan)) is not None:
-        raise _Unavailable(f"{reason}: coldstart template stop, and start it again")
-    return launch.forked(plan, warm.socket)
+    try:
+        warm = template_pool.find(level, lookup.key.digest)
+        if warm is None:
+            raise _no_template(level, lookup)
+    except (OSError, Usage) as error:  # no private place, or no room, where they would listen
+        raise _Unavailable(str(error)) from error
+
+    def judge() -> None:
+        if (reason := template_pool.obstacle(warm, plan)) is not None:
+            raise _Unavailable(f"{reason}: coldstart template stop, and start it again")
+
+    return launch.forked(plan, warm.socket, judge=judge)
 
 
 def _no_template(level: str, lookup: Lookup) -> _Unavailable:

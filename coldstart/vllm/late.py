@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -21,7 +20,7 @@ def when_imported(name: str, work: Work) -> None:
         sys.meta_path.insert(0, _Finder(name, work))
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Finds one module, once, by asking the others."""
 
     def __init__(self, name: str, work: Work) -> None:

@@ -144,9 +144,12 @@ class Template:
         """In the child: shed the template, take the client's place, serve, and never return."""
         code = 1
         try:
-            descriptors = [connection.take() for _ in range(4)]
+            descriptors = [connection.take() for _ in range(5)]
             self._shed(connection)
             die_with_parent()
+            if not os.read(descriptors[4], 1):
+                return  # the client has found that this template does not fit, or has gone
+            os.close(descriptors[4])
             for target, descriptor in enumerate(descriptors[:3]):
                 os.dup2(descriptor, target)
             os.chdir(request["cwd"])

@@ -162,6 +162,16 @@ def test_an_asked_mode_that_cannot_be_taken_is_fresh_with_the_reason(started: St
     assert one.document()["absent"] == []
 
 
+@pytest.mark.parametrize("mode", ["auto", "template-runtime"])
+def test_a_place_for_sockets_without_room_is_stepped_over(
+    started: Started, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(template_pool, "_root", lambda: Path("/proc/none/templates").mkdir())
+    one = started(mode)
+    assert one.mode == "fresh"
+    assert "No such file or directory: '/proc/none/templates'" in one.steps[-1]["reason"]
+
+
 def test_a_template_that_died_is_stepped_over(started: Started, template: Template) -> None:
     warm = template("engine")
     assert warm.pid is not None

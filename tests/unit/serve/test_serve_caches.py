@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from coldstart.artifacts import sign
+from coldstart.artifacts.store import Store
+from tools.bundles import key, provenance
+from tools.command_line import run
+from tools.shell import Run
 
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.graphs import COMPILE_REPORT, EngineTask
 from coldstart.contract.plan import LaunchPlan
-from coldstart.machine import runtime
+from coldstart.key import inspection
+from coldstart.key.inspection import Lookup
+from coldstart.machine import paths, runtime
+from coldstart.machine.paths import Cache
+from coldstart.model.models import ResolvedModel
 from coldstart.serve import caches, prepare
 from coldstart.vllm.engine import aot
+from tests.support.engines import home
+
+__all__ = ["home", "run"]
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
@@ -48,7 +64,7 @@ def test_tritons_kernels_are_found_in_a_bundle_that_has_moved(
     shutil.rmtree(made)
     plain = shutil.copytree(tmp_path / "section" / "triton", tmp_path / "plain")
     assert manager(plain).get_group("kernel.json") is None  # as it lies: it names where it was
-    laid = caches.lay(tmp_path / "section", tmp_path / "user" / "root")
+    laid = caches.lay(tmp_path / "section", tmp_path / "user")
     found = manager(laid / "triton").get_group("kernel.json")
     assert {name: Path(path).read_bytes() for name, path in found.items()} == {n: n.encode() for n in MEMBERS}
     assert all(Path(path).is_relative_to(laid) for path in found.values())
@@ -169,15 +185,57 @@ def test_nothing_of_it_is_left_where_the_bundle_is_distrusted() -> None:
     assert plan.env == {"VLLM_CACHE_ROOT": "/y"} and plan.engine == EngineTask(kv_plan=[{"rank": 0}])
 
 
-def test_a_gpu_start_points_its_compilers_at_the_bundle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def started(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], LaunchPlan]:
+    """started(): the plan of a start on a GPU from a trusted bundle that carries Triton's cache."""
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
     (tmp_path / "section" / "triton" / "abc").mkdir(parents=True)
     (tmp_path / "section" / "triton" / "abc" / "x.json").write_text(json.dumps({}))
-    env, compiled = prepare.compiled_env(tmp_path / "section", tmp_path / "root")
-    assert env == {
-        "TRITON_CACHE_DIR": str(tmp_path / "root/triton"),
-        "FLASHINFER_WORKSPACE_BASE": str(tmp_path / "root/flashinfer"), "DG_JIT_CACHE_DIR": str(tmp_path / "root/deep_gemm"),
-    }  # fmt: skip
-    assert compiled == tmp_path / "root/aot"
+    with Store(Cache.at().bundles).begin(key()) as draft:
+        draft.add_tree("compile", tmp_path / "section")
+        bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+    lookup = Lookup(
+        ResolvedModel("tiny", None, "org/tiny", None, {}), Arguments(), Cache.at(), bundle.key, bundle
+    )
+    return lambda: prepare.prepare(lookup, bundle, Arguments(), trust=inspection.trust)
+
+
+def _of_compile(plan: LaunchPlan) -> list[str]:
+    return [step["reason"] for step in plan.fallbacks if step["section"] == "compile"]
+
+
+def test_a_gpu_start_points_its_compilers_at_the_bundle(started: Callable[[], LaunchPlan]) -> None:
+    plan = started()
+    (root,) = paths.compiled_dir().iterdir()
+    assert caches.environment(root).items() <= plan.env.items()
+    assert plan.engine.compiled == root / "aot" and (root / "triton/abc/x.json").exists()
+    assert plan.compile_dir is None and _of_compile(plan) == []
+
+
+def test_caches_where_others_may_write_are_not_used(started: Callable[[], LaunchPlan]) -> None:
+    paths.compiled_dir().mkdir(parents=True)
+    paths.compiled_dir().chmod(0o777)
+    plan = started()
+    assert "mode 0777, wanted 0 and 0700" in _of_compile(plan)[0].replace(str(os.getuid()), "0")
+    assert plan.engine.compiled is None and not set(caches.VARIABLES) & set(plan.env)
+
+
+def test_a_full_disk_stops_no_start_and_leaves_nothing(
+    started: Callable[[], LaunchPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Path, target: Path, **_: object) -> None:
+        (target / "half").write_text("x")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(caches.shutil, "copytree", full)
+    plan = started()
+    assert "No space left on device" in _of_compile(plan)[0] and plan.engine.compiled is None
+    assert list(paths.compiled_dir().iterdir()) == []
+
+
+def test_caches_go_with_their_bundle(started: Callable[[], LaunchPlan], run: Run) -> None:
+    started()
+    (root,) = paths.compiled_dir().iterdir()
+    assert str(root) not in json.loads(run("prune", "--format=json").stdout)["unpacked"] and root.is_dir()
+    assert str(root) in json.loads(run("prune", "org/tiny", "--format=json").stdout)["unpacked"]
+    assert not root.exists()

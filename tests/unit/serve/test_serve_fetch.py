@@ -301,7 +301,7 @@ class Reader:
 
 def test_local_files_are_read_ahead_from_a_size_on(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readers: list[Reader] = []
-    monkeypatch.setattr(fetch, "PageIn", lambda *args: Reader(readers, *args))
+    monkeypatch.setattr("coldstart.weights.load.tensor_sources.PageIn", lambda *args: Reader(readers, *args))
     made = LaunchPlan(Arguments(["--model", str(local), *OURS, "-pp", "2", "-n", "2"]))
     with fetch.begun("fresh", made, LLAMA):
         assert readers == []  # these few bytes are not worth it

@@ -14,11 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed, Usage
-from coldstart.machine import processes
+from coldstart.machine import processes, timeline
 from coldstart.serve import launch, template_pool
 
 KEY = "sha256:" + "a" * 64
@@ -131,6 +132,27 @@ def test_stopping_is_refused_while_servers_run(fake_engine: FakeEngine) -> None:
     template_pool.stop(warm, force=True)
     assert process.wait() == 1
     os.close(reader)
+
+
+def test_a_server_does_nothing_before_its_client_has_judged_the_template(fake_engine: FakeEngine) -> None:
+    """It is forked meanwhile, and ends where the client finds that the template does not fit."""
+    fake_engine("serves")
+    warm = template_pool.start("engine", PLAN, "tiny", 20)
+    forked: list[psutil.Process] = []
+
+    def judge() -> None:
+        while not forked:
+            forked.extend(psutil.Process(warm.pid).children())
+        time.sleep(0.3)  # a server of the fake engine is ready in less
+        assert forked[0].is_running()
+        raise RuntimeError("another release")
+
+    with pytest.raises(RuntimeError, match="another release"):
+        launch.forked(PLAN, warm.socket, judge=judge)
+    assert psutil.wait_procs(forked, 20)[1] == []
+    process, reader = launch.forked(PLAN, warm.socket, judge=lambda: None)
+    assert launch.acknowledged(process, reader, timeline.now(), 20).report
+    template_pool.stop(warm, force=True)
 
 
 def test_a_killed_template_is_gone_and_can_be_replaced(fake_engine: FakeEngine) -> None:

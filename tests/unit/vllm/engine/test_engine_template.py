@@ -60,10 +60,13 @@ def gone(pid: int) -> Callable[[], bool]:
 def raw(warm: template_pool.Warm, *behaviour: str) -> Iterator[tuple[Channel, int]]:
     """A client that has a server, and knows nothing of launch.Leased."""
     reader, writer = os.pipe()
+    leave, give_leave = os.pipe()
+    os.write(give_leave, b"1")
     request = {"plan": plan(*behaviour).document(), "cwd": "/", "env": dict(os.environ), "now": 0.0}
     with Channel(peers.connect(warm.socket)) as connection:
-        connection.send(request, (0, 2, 2, writer))
-        os.close(writer)
+        connection.send(request, (0, 2, 2, writer, leave))
+        for descriptor in (writer, leave, give_leave):
+            os.close(descriptor)
         assert select.select([reader], [], [], 20)[0]
         yield connection, json.loads(os.read(reader, 65536))["pid"]
     os.close(reader)
@@ -151,7 +154,7 @@ def test_a_client_that_goes_at_once_leaves_no_server(warm: template_pool.Warm) -
         with Channel(peers.connect(warm.socket)) as connection:
             request = {"plan": plan("serves").document(), "cwd": "/", "env": dict(os.environ), "now": 0.0}
             reader, writer = os.pipe()
-            connection.send(request, (0, 2, 2, writer))
+            connection.send(request, (0, 2, 2, writer, reader))
         os.close(reader)
         os.close(writer)
     assert eventually(lambda: children(warm) == 0)

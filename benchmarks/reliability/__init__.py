@@ -1,0 +1,1 @@
+"""Real starts and stops by the hundred; `__main__` says which."""

@@ -1,0 +1,49 @@
+"""What a materialization on a GPU will take, said before it starts: the cost model of coldstart.graphs.estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from coldstart.contract.arguments import Arguments
+from coldstart.graphs import estimate
+from coldstart.key.inspection import Lookup
+from coldstart.machine import runtime
+from coldstart.materialize import graphs
+from coldstart.materialize.materialize import Options
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Computed, not measured; the snapshot of a model's weights is not in it."""
+
+    seconds: float
+    disk_bytes: float
+
+
+def expected(requested: Lookup, options: Options) -> Expectation | None:
+    """None where it is not known: on the processor, without weights here, or for a configuration that names no layers.
+
+    Counts the largest number of full graphs that vLLM captures unless told otherwise.
+    """
+    layers, files = _layers(requested.model.config), requested.model.weight_files
+    if runtime.targets_cpu() or layers is None or not files:
+        return None
+    ranks = _ranks(requested.vllm_args)
+    shape = estimate.ModelShape(layers, sum(file.stat().st_size for file in files) // ranks, ranks=ranks)
+    if "graphs" not in options.sections or (ranks == 1 and graphs.absent(requested.vllm_args)):
+        shape = estimate.ModelShape(layers, shape.weight_bytes, sizes=0, ranks=ranks)
+    return Expectation(sum(estimate.seconds(shape).values()), sum(estimate.disk(shape).values()))
+
+
+def _ranks(vllm_args: Arguments) -> int:
+    names = ("tensor_parallel_size", "pipeline_parallel_size")
+    return vllm_args.number(names[0], 1) * vllm_args.number(names[1], 1)
+
+
+def _layers(config: Mapping[str, Any]) -> int | None:
+    """Of the text model, where a configuration holds several."""
+    nested = config.get("text_config")
+    found = (nested if isinstance(nested, Mapping) else config).get("num_hidden_layers")
+    return found if isinstance(found, int) and found > 0 else None

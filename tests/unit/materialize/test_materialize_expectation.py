@@ -1,0 +1,72 @@
+"""What is said before a materialization on a GPU: the committed cost model's figures, for the model that was named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools.bundles import key
+
+from coldstart.contract.arguments import Arguments
+from coldstart.key.inspection import Lookup
+from coldstart.machine import runtime
+from coldstart.machine.paths import Cache
+from coldstart.materialize.expectation import Expectation, expected
+from coldstart.materialize.materialize import Options
+from coldstart.model.models import ResolvedModel
+
+COMPUTED = json.loads(
+    (Path(__file__).parents[3] / "benchmarks" / "results" / "offline-cost.json").read_text()
+)["models"]
+LLAMA = COMPUTED["llama2-7b"]
+
+
+@pytest.fixture(autouse=True)
+def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
+
+
+def found(place: Path, *vllm_args: str, config: Any = None, size: int = 0, only: tuple[str, ...] = ()) -> Any:
+    if size:
+        with (place / "model.safetensors").open("wb") as file:
+            file.truncate(size)
+    model = ResolvedModel("m", place, None, None, {"num_hidden_layers": 32} if config is None else config)
+    return expected(Lookup(model, Arguments(vllm_args), Cache(place), key(), None), Options(only=only))
+
+
+def test_llama2_7b_is_expected_to_take_what_was_computed(tmp_path: Path) -> None:
+    ahead = found(tmp_path, size=LLAMA["model"]["weight_bytes"])
+    assert ahead.seconds == pytest.approx(LLAMA["total_s"], abs=0.1)
+    assert ahead.disk_bytes == pytest.approx(sum(LLAMA["bundle_bytes"].values()))
+
+
+def test_eight_ranks_record_no_graphs(tmp_path: Path) -> None:
+    large = COMPUTED["llama3-70b, 8 ranks"]
+    ahead = found(
+        tmp_path, "--tensor-parallel-size", "8", size=8 * large["model"]["weight_bytes"],
+        config={"text_config": {"num_hidden_layers": 80}},
+    )  # fmt: skip
+    assert ahead.seconds == pytest.approx(large["total_s"], abs=0.1)
+
+
+@pytest.mark.parametrize("asked", [{"only": ("kv", "compile")}, {"eager": True}])
+def test_without_graphs_only_the_starts_count(tmp_path: Path, asked: dict[str, Any]) -> None:
+    words = ["--enforce-eager"] if asked.pop("eager", False) else []
+    ahead = found(tmp_path, *words, size=LLAMA["model"]["weight_bytes"], **asked)
+    starts = ("cold start", "warm start for the KV size", "proof by a start")
+    assert ahead == Expectation(
+        pytest.approx(sum(LLAMA["seconds"][name] for name in starts), abs=0.2),
+        LLAMA["bundle_bytes"]["compile caches"],
+    )
+
+
+@pytest.mark.parametrize("asked", [{"size": 0}, {"size": 9, "config": {"n_layer": 3}}])
+def test_what_is_not_known_is_not_guessed(tmp_path: Path, asked: dict[str, Any]) -> None:
+    assert found(tmp_path, **asked) is None
+
+
+def test_nothing_is_said_on_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
+    assert found(tmp_path, size=9) is None
