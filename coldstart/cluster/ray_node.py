@@ -27,6 +27,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "RAY_health_check_failure_threshold": "3",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
+    # Ray's own is 15, and whatever a server actor starts inherits it.
+    "RAY_worker_niceness": "0",
 }
 
 

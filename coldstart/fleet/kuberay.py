@@ -99,4 +99,6 @@ def _head(pods: PodOptions, fleet: FleetOptions) -> Document:
 
 
 def _worker(pods: PodOptions) -> Document:
-    return manifest.pod(pods, {"name": "server", "command": ["/bin/bash", "-c", _START]})
+    # Ray would have its actors, and so the model servers, run at the lowest priority but few.
+    env = [{"name": "RAY_worker_niceness", "value": "0"}]
+    return manifest.pod(pods, {"name": "server", "command": ["/bin/bash", "-c", _START], "env": env})

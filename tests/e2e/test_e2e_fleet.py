@@ -151,6 +151,7 @@ class Asking:
 def test_a_killed_controller_costs_no_warm_request_and_finds_everything_again(fleet: Fleet) -> None:
     fleet.deploy("a")
     server = fleet.ask("a")["pid"]
+    assert psutil.Process(server).nice() == psutil.Process().nice()
     before = fleet.status()
     with Asking(fleet, "a") as asking:
         time.sleep(0.5)
