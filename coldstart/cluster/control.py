@@ -26,6 +26,7 @@ from coldstart.fleet.events import Action, Event, LaunchRank
 from coldstart.fleet.groups import GroupPhase
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.gateway.log import Log
+from coldstart.host.launches import Catalogue
 
 PULL_S = 5.0
 Recorder = Callable[[float, Event, list[Action]], None]
@@ -275,9 +276,13 @@ class FleetControl:
     # Those who run it.
 
     def deploy(self, deployment: ModelDeployment) -> None:
-        """Take a model, or another way to start or size one; what serves by other words goes once it is done."""
+        """Take a model, or another way to start or size one; what serves by other words goes once it is done.
+
+        Raises Usage for a name that means another model already.
+        """
         name = deployment.spec.name
         before = self.state.models.get(name)
+        Catalogue(one.launch for one in ({**self.state.models, name: deployment}).values())
         self.state.deploy(deployment)
         if before is not None and before.launch.same_server != deployment.launch.same_server:
             self.tell(events.Removed(name))

@@ -213,7 +213,12 @@ class FleetFront:
             if "attach" in answer:
                 self._alone()
                 continue
-            self._take(answer)
+            try:
+                self._take(answer)
+            except Exception as error:  # noqa: BLE001 - what was answered is no good; who serves goes on serving
+                self.log.say("internal error", reason=f"{type(error).__name__}: {error}")
+                self._alone()
+                await asyncio.sleep(AWAY_S)
 
     def _alone(self) -> None:
         """The controller is away: what waits for it, and need not, does so no longer."""

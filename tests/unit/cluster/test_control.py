@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,9 @@ def test_other_words_and_other_numbers(tmp_path: Path) -> None:
                 with pytest.raises(Usage, match="not deployed"):
                     order("a")
             await stage.deploy(deployment("a"))
+            named = deployment("b")
+            with pytest.raises(Usage, match="means"):
+                control.deploy(replace(named, launch=replace(named.launch, aliases=("a",))))
             control.scale("a", 2, 2)
             await until(lambda: len(stage.rig.groups()) == 2)
             control.deploy(deployment("a", words=("--max-model-len", "64"), most=1))
