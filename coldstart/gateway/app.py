@@ -51,7 +51,9 @@ HEARTBEAT_S = 5.0
 
 
 class Gateway:
-    """The ASGI application over one front. `api_key` is asked for everywhere but at OPEN; `more` are further routes."""
+    """The ASGI application over one front. `api_key` is asked for everywhere but at OPEN; `more` are further
+    routes, which ask for what they want themselves.
+    """
 
     def __init__(
         self,
@@ -64,6 +66,7 @@ class Gateway:
         self.driver, self.heartbeat_s = driver, heartbeat_s
         self._key = None if api_key is None else f"Bearer {api_key}".encode()
         self._passed = frozenset(PASSED)
+        self._open = frozenset((*OPEN, *(route.path for route in more)))
         self._made = int(time.time())
         self._own = Starlette(
             routes=[
@@ -93,7 +96,7 @@ class Gateway:
             await self._other(scope, receive, send)
 
     def _may(self, scope: Scope) -> bool:
-        if self._key is None or scope["path"] in OPEN:
+        if self._key is None or scope["path"] in self._open:
             return True
         given = dict(scope["headers"]).get(b"authorization", b"")
         return hmac.compare_digest(given, self._key)

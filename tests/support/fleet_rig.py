@@ -16,6 +16,7 @@ import aiohttp
 import uvicorn
 from support.fake_upstream import FakeServers, until
 
+from coldstart.cluster import admin, wire
 from coldstart.cluster.control import FleetControl
 from coldstart.cluster.front import ControllerAway, FleetFront
 from coldstart.cluster.node import NodeServers
@@ -23,6 +24,7 @@ from coldstart.cluster.orders import NodeLost, RankOrder
 from coldstart.cluster.state import FleetState
 from coldstart.cluster.wire import ModelDeployment
 from coldstart.contract.arguments import Arguments
+from coldstart.errors import Usage
 from coldstart.fleet.events import Action, Event
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
@@ -82,7 +84,7 @@ class FleetRig:
         control = self.control
         if control is None:
             raise ControllerAway("killed")
-        answer = getattr(control, method)(*args)
+        answer = self.order(*args) if method == "order" else getattr(control, method)(*args)
         if not asyncio.iscoroutine(answer):
             return answer
         waiting = asyncio.ensure_future(answer)
@@ -100,6 +102,18 @@ class FleetRig:
             servers.directory.mkdir()
             self.nodes[spec.name] = RigNode(spec, servers, NodeServers("127.0.0.1", servers))
         self.revive()
+
+    async def down(self) -> None:
+        self.kill()
+
+    async def order(self, method: str, *given: Any) -> Any:
+        """As the controller's actor."""
+        assert self.control is not None
+        try:
+            getattr(self.control, method)(*map(wire.thing, given))
+        except Usage as error:
+            return {"error": str(error), "mend": error.mend}
+        return {}
 
     def kill(self) -> None:
         """The controller is gone at once."""
@@ -168,14 +182,16 @@ class FleetStage:
 
 
 @asynccontextmanager
-async def fleet(directory: Path, count: int = 2, memory: int = 10) -> AsyncIterator[FleetStage]:
-    """So many servers with one device of so many bytes. Nothing is left when the block ends."""
+async def fleet(
+    directory: Path, count: int = 2, memory: int = 10, *, keys: tuple[str, str] | None = None
+) -> AsyncIterator[FleetStage]:
+    """So many servers with one device of so many bytes; `keys`: of clients, of those who run it. Nothing is left."""
     rig = FleetRig(directory)
     rig.begin(count, memory)
     front = FleetFront(rig)
-    config = uvicorn.Config(
-        Gateway(front, heartbeat_s=0.05), host="127.0.0.1", port=0, lifespan="off", ws="none", log_config=None
-    )
+    more = admin.routes(front, keys[1], rig.down) if keys else []
+    app = Gateway(front, heartbeat_s=0.05, api_key=keys[0] if keys else None, more=more)
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", ws="none", log_config=None)
     server = GatewayServer(config)
     serving = asyncio.create_task(server.serve())
     await until(lambda: server.started)
