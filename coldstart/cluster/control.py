@@ -156,6 +156,8 @@ class FleetControl:
         group = self.launched[up.worker].group
         self.up[up.worker] = up
         self.log.say("ready", worker=up.worker, mode=up.mode, seconds=round(up.start_s, 4), url=up.url)
+        for fallback in up.fallbacks:
+            self.log.say("fallback", worker=up.worker, **fallback)
         for rank in [one for one in self.launched.values() if one.group == group]:
             self.tell(events.Fetched(rank.worker))
             self.tell(events.RankReady(rank.worker))

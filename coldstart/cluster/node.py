@@ -86,7 +86,8 @@ class NodeServers:
             await process.server.ended
             reason = str(failed)
         else:
-            process.up = RankUp(worker, url, ready.mode, self.clock() - began, ready.pid)
+            steps = tuple(ready.document.get("fallbacks", ()))
+            process.up = RankUp(worker, url, ready.mode, self.clock() - began, ready.pid, steps)
             self._say(process.up)
             reason = await process.server.ended
         del self.processes[worker]

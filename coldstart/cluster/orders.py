@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,13 +26,14 @@ class RankOrder:
 
 @dataclass(frozen=True, slots=True)
 class RankUp:
-    """A worker answers at `url`; `mode` and `start_s` say how it came up."""
+    """A worker answers at `url`; `mode`, `start_s` and `fallbacks` (faster ways that could not be taken) say how it came up."""
 
     worker: str
     url: str
     mode: str
     start_s: float
     pid: int
+    fallbacks: tuple[Mapping[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

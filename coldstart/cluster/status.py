@@ -7,6 +7,7 @@
     servers           each: name, devices, memory_bytes (of a device), free_bytes: [...], network_bytes_s, draining
     models            each: name, least, most, idle_s, waiting, failures, error,
                       groups: each: name, phase (starting | serving | leaving), in_flight, capacity, url, mode, start_s,
+                      fallbacks: [...], as a server's ready file has them,
                       workers: each: name, server, device, memory_bytes, ready
 
 Servers and models are the controller's, as last known where it cannot be reached. All bytes are bytes, all times seconds.
@@ -78,6 +79,7 @@ def _group(control: FleetControl, group: Group) -> dict[str, Any]:
         "url": up.url if up else None,
         "mode": up.mode if up else None,
         "start_s": up.start_s if up else None,
+        "fallbacks": [dict(one) for one in up.fallbacks] if up else [],
         "workers": [_worker(worker) for worker in group.workers],
     }
 

@@ -61,7 +61,7 @@ def test_a_model_starts_when_it_is_asked_for_and_goes_when_nobody_does(
         ]
         assert [tuple(one.choices[0].token_ids) for one in made] == reference
         (group,) = json.loads(machine.run("fleet", "status", "--format", "json"))["models"][0]["groups"]
-        assert group["mode"] == "template-engine" and group["phase"] == "serving"
+        assert (group["mode"], group["fallbacks"]) == ("template-engine", []) and group["phase"] == "serving"
         children = psutil.Process().children(recursive=True)
         deadline = time.monotonic() + 60
         while json.loads(machine.run("fleet", "status", "--format", "json"))["models"][0]["groups"]:
