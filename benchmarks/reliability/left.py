@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from benchmarks.reliability.run import Run
+
+# What every server's directory is called anew, and the sockets in it: as many as before are not more.
+_RANDOM = re.compile(r"(?<=/server-)\w{8}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def there(run: Run) -> dict[str, Any]:
@@ -25,12 +29,12 @@ def there(run: Run) -> dict[str, Any]:
             descriptors[int(place.name)] = len(list((place / "fd").iterdir()))
     places = (Path("/tmp"), Path("/var/tmp"), run.machine.root)
     apart = (run.machine.root / "served", run.machine.root / "said")
-    files = {
-        str(path)
+    files = [
+        _RANDOM.sub("*", str(path))
         for place in places
         for path in place.rglob("*")
         if not path.is_relative_to(apart[0]) and path != apart[1] and "__pycache__" not in path.parts
-    }
+    ]
     return {
         "processes": sorted(processes.values()),
         "descriptors": sum(descriptors.values()),
@@ -40,7 +44,7 @@ def there(run: Run) -> dict[str, Any]:
 
 
 def settled(run: Run, before: dict[str, Any]) -> dict[str, Any]:
-    """As `_there`, once what is ending has ended."""
+    """As `there`, once what is ending has ended."""
     deadline = time.monotonic() + 15
     while True:
         now = there(run)
@@ -54,8 +58,8 @@ def more(before: dict[str, Any], now: dict[str, Any]) -> str | None:
     for name in ("processes", "shared memory"):
         if more := Counter(now[name]) - Counter(before.get(name, [])):
             return f"{name}: {dict(more)}"
-    if more := now["files"] - before.get("files", set()):
-        return f"files: {sorted(more)[:8]}"
+    if more := Counter(now["files"]) - Counter(before.get("files", [])):
+        return f"files: {sorted(more.elements())[:8]}"
     if now["descriptors"] > before.get("descriptors", 0):
         return f"descriptors: {before.get('descriptors')} became {now['descriptors']}"
     return None

@@ -34,14 +34,14 @@ def litter(run: Run, count: int) -> None:
     started = run.command("template", "start", "tiny-llama", "--level", "engine", "--", *VLLM)
     if started.returncode:
         raise SystemExit(started.stdout[-2000:])
-    for _, cycle in kinds:
-        cycle()
+    for _, act in kinds:
+        act()
     before = there(run)
     for number in range(count):
         if run.over:
             break
-        name, cycle = kinds[number % len(kinds)]
-        cycle()
+        name, act = kinds[number % len(kinds)]
+        act()
         run.counts[name] += 1
         if (left := more(before, settled(run, before))) is not None:
             run.fail(f"after {name}: {left}")

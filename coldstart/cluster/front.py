@@ -30,8 +30,8 @@ from coldstart.host.status import HostFacts
 # A connection within a data centre that takes longer has nobody at its other end.
 CONNECT_S = 2.5
 SUSPECT_S = 1.0
-TRIES = 4
-AGAIN_S = 0.1
+TRIES, TRIES_UNSENT = 4, 16
+AGAIN_S, AGAIN_MOST_S = 0.1, 1.0
 AWAY_S = 0.25
 
 
@@ -146,11 +146,13 @@ class FleetFront:
             target.busy -= 1
             self._let_go(target)
 
-    async def again(self, ticket: Ticket, upstream: Upstream) -> Ticket | None:
+    async def again(self, ticket: Ticket, upstream: Upstream, error: Exception) -> Ticket | None:
         """As Front: somewhere else, or where the controller starts another group."""
         assert isinstance(ticket, FleetTicket) and isinstance(upstream, FleetUpstream)
         upstream.suspect_until = self.clock() + SUSPECT_S
-        if ticket.tries >= TRIES or self.facts.stopping:
+        # What was never sent does no harm elsewhere; what was may be why its server died.
+        most = TRIES_UNSENT if isinstance(error, aiohttp.ClientConnectorError) else TRIES
+        if ticket.tries >= most or self.facts.stopping:
             return None
         ticket.passed_on()
         self.leave(ticket)
@@ -158,7 +160,7 @@ class FleetFront:
         self.log.say("again", model=ticket.route.model, group=upstream.group, tries=ticket.tries + 1)
         if self._free(ticket.route.model) is None:
             # The controller hears of the end in a moment; before that it would send it there again.
-            await asyncio.sleep(AGAIN_S * 2**ticket.tries)
+            await asyncio.sleep(min(AGAIN_MOST_S, AGAIN_S * 2**ticket.tries))
         return self._enter(ticket.route, ticket.tries + 1)
 
     def state(self, model: str) -> str:

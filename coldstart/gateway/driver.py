@@ -83,7 +83,7 @@ class Driver:
         if self._tickets.pop(ticket.number, None) is not None:
             self.tell(events.Ended(ticket.number))
 
-    async def again(self, ticket: Ticket, upstream: Upstream) -> Ticket | None:
+    async def again(self, ticket: Ticket, upstream: Upstream, error: Exception) -> Ticket | None:
         """A request whose server broke off before it said anything: a host has no second one to ask."""
         return None
 

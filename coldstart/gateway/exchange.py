@@ -112,7 +112,7 @@ class Exchange:
                 return
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 # Nothing was said yet: somebody else may.
-                again = await self.driver.again(ticket, upstream) if self.first_s is None else None
+                again = await self.driver.again(ticket, upstream, error) if self.first_s is None else None
                 if again is None:
                     await self._broken(upstream, error)
                     return

@@ -30,7 +30,7 @@ class Front(Protocol):
     def leave(self, ticket: Ticket) -> None:
         """The request was answered, or its client went."""
 
-    async def again(self, ticket: Ticket, upstream: Upstream) -> Ticket | None:
+    async def again(self, ticket: Ticket, upstream: Upstream, error: Exception) -> Ticket | None:
         """A request whose server broke off before it said anything, taken in anew; None where nobody else can answer it."""
 
     def state(self, model: str) -> str:

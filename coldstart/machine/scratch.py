@@ -2,7 +2,7 @@
 
 vLLM names sockets and a rendezvous file in the directory for temporary files and leaves them there. So a server has a directory
 of its own. It is alive while its lock is held, by the server or by what it forked; the kernel drops the lock with the last of
-them, whatever pids or clocks say, and the next server removes what is dead.
+them, whatever pids or clocks say, and a server's supervisor, or the next server, removes what is dead.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ def scratch() -> Iterator[Path]:
     """
     base = _base()
     with files.locked(base / "scratch.lock"):
-        for dead in filter(Path.is_dir, base.glob(f"{PREFIX}*")):
-            _remove_if_dead(dead)
+        _remove_dead(base)
         own = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
         held = files.try_lock(own / "lock")
     before = _use(own)
@@ -43,6 +42,18 @@ def scratch() -> Iterator[Path]:
         shutil.rmtree(own, ignore_errors=True)
         if held is not None:
             os.close(held)
+
+
+def sweep() -> None:
+    """Remove the directories of servers that were killed. Raises OSError, and Usage where no private place can be had."""
+    base = _base()
+    with files.locked(base / "scratch.lock"):
+        _remove_dead(base)
+
+
+def _remove_dead(base: Path) -> None:
+    for directory in filter(Path.is_dir, base.glob(f"{PREFIX}*")):
+        _remove_if_dead(directory)
 
 
 def _use(own: Path) -> tuple[str | None, dict[str, str | None]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed, Usage
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
-from coldstart.machine import modes, peers, runtime, timeline
+from coldstart.machine import modes, peers, runtime, scratch, timeline
 from coldstart.model import models
 from coldstart.scheduling.settings import Choice
 from coldstart.serve import fetch, launch, prepare, scheduler, template_pool, unserved
@@ -311,4 +311,6 @@ def stay(process: launch.ServerProcess) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, forward)
     process.wait()
+    with suppress(OSError, Usage):
+        scratch.sweep()  # a server that was killed has left its directory
     return 128 + caught[0] if caught else 1

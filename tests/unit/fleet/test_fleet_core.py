@@ -6,8 +6,8 @@ from math import inf
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tools.examples import examples
 
 from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
@@ -257,7 +257,7 @@ class Fleet(RuleBasedStateMachine):
 
 
 TestFleet = Fleet.TestCase
-TestFleet.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestFleet.settings = examples(60, stateful_step_count=30)
 
 
 def launches(actions: list[events.Action]) -> list[LaunchRank]:
