@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hmac
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -28,6 +29,7 @@ from coldstart.gateway import answers, ui
 from coldstart.gateway.answers import Receive, Scope, Send
 from coldstart.gateway.driver import Driver
 from coldstart.gateway.exchange import Exchange
+from coldstart.gateway.front import Front
 
 PASSED = (
     "/v1/chat/completions",
@@ -55,14 +57,22 @@ LOG_TAIL = 64 << 10
 
 
 class Gateway:
-    """The ASGI application over one driver. `api_key` is asked for everywhere but at OPEN."""
+    """The ASGI application over one front. `api_key` is asked for everywhere but at OPEN; `more` are further
+    routes, which ask for what they want themselves.
+    """
 
     def __init__(
-        self, driver: Driver, *, heartbeat_s: float = HEARTBEAT_S, api_key: str | None = None
+        self,
+        driver: Front,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+        api_key: str | None = None,
+        more: Sequence[Route] = (),
     ) -> None:
         self.driver, self.heartbeat_s = driver, heartbeat_s
         self._key = None if api_key is None else api_key.encode()
         self._passed = frozenset(PASSED)
+        self._open = frozenset((*OPEN, *(route.path for route in more)))
         self._made = int(time.time())
         self._own = Starlette(
             routes=[
@@ -72,10 +82,8 @@ class Gateway:
                 Route("/metrics", self._metrics),
                 Route("/status", self._status),
                 Route("/ui", self._ui),
-                Route("/running", self._running),
-                Route("/logs/{name:path}", self._logs),
-                Route("/unload", self._unload, methods=["POST"]),
-                Route("/unload/{name:path}", self._unload, methods=["POST"]),
+                *(_HostRoutes(driver).routes() if isinstance(driver, Driver) else ()),
+                *more,
             ]
         )
 
@@ -95,7 +103,7 @@ class Gateway:
             await self._other(scope, receive, send)
 
     def _may(self, scope: Scope) -> bool:
-        if self._key is None or scope["path"] in OPEN:
+        if self._key is None or scope["path"] in self._open:
             return True
         given = dict(scope["headers"])
         # As OpenAI's clients say it, or as Anthropic's do, whose /v1/messages vLLM has.
@@ -144,6 +152,25 @@ class Gateway:
     async def _status(self, request: Request) -> Response:
         return JSONResponse(self.driver.status())
 
+    async def _ui(self, request: Request) -> Response:
+        return HTMLResponse(ui.page(), headers={"Cache-Control": "no-cache"})
+
+
+class _HostRoutes:
+    """What only a host answers, whose servers are on this machine."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+
+    def routes(self) -> list[Route]:
+        """Where."""
+        return [
+            Route("/running", self._running),
+            Route("/logs/{name:path}", self._logs),
+            Route("/unload", self._unload, methods=["POST"]),
+            Route("/unload/{name:path}", self._unload, methods=["POST"]),
+        ]
+
     async def _running(self, request: Request) -> Response:
         residents = self.driver.core.residents
         found = [
@@ -164,9 +191,6 @@ class Gateway:
         if name is not None and name not in self.driver.core.models:
             return _unknown(f"The model `{name}` does not exist.")
         return JSONResponse({"unloading": self.driver.unload(name)})
-
-    async def _ui(self, request: Request) -> Response:
-        return HTMLResponse(ui.page(), headers={"Cache-Control": "no-cache"})
 
 
 def _unknown(reason: str) -> Response:

@@ -19,6 +19,7 @@ from coldstart.gateway.residence import Residence
 from coldstart.gateway.servers import ModelServer, Servers, StartFailed
 from coldstart.gateway.templates import Templates
 from coldstart.gateway.tickets import AdmissionRefused, Ticket, unknown
+from coldstart.gateway.upstream import Replica
 from coldstart.host import events, status
 from coldstart.host.configuration import HostFile
 from coldstart.host.core import Core
@@ -66,7 +67,7 @@ class Driver:
         if route is None:
             raise self._counted(unknown(asked))
         self._number += 1
-        future: asyncio.Future[Residence] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
         ticket = Ticket(str(self._number), route, self.clock(), future)
         self._tickets[ticket.number] = ticket
         hits, self._entering = self.core.hits, True
@@ -82,6 +83,15 @@ class Driver:
         """The request was answered, or its client went."""
         if self._tickets.pop(ticket.number, None) is not None:
             self.tell(events.Ended(ticket.number))
+
+    async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
+        """A request whose server broke off before it said anything: a host has no second one to ask."""
+        return None
+
+    def state(self, model: str) -> str:
+        """In a word, for a client that waits."""
+        known = self.core.models.get(model)
+        return str(known.state) if known else "gone"
 
     def _counted(self, refused: AdmissionRefused) -> AdmissionRefused:
         self.facts.refused[refused.status] += 1

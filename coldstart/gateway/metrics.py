@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from coldstart.host.model_state import State
 
@@ -18,33 +19,33 @@ _PREFIX = "coldstart_host_"
 
 
 class Metrics:
-    """Counted as it happens, where only the moment knows it; all else is read from the status when somebody asks."""
+    """Counted as it happens, where only the moment knows it; all else is `rest`, read when somebody asks."""
 
-    def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, rest: Collector, prefix: str = _PREFIX) -> None:
         self.registry = CollectorRegistry()
         model, mode = ("model",), ("model", "mode")
         made: dict[str, Any] = {"registry": self.registry}
         self._answers = Counter(
-            f"{_PREFIX}answers",
+            f"{prefix}answers",
             "Requests answered, by status; 499: the client went.",
             ("model", "code"),
             **made,
         )
         self._queued = Histogram(
-            f"{_PREFIX}queued_seconds", "From arrival until sent on.", model, buckets=_SHORT, **made
+            f"{prefix}queued_seconds", "From arrival until sent on.", model, buckets=_SHORT, **made
         )
         self._first = Histogram(
-            f"{_PREFIX}first_piece_seconds",
+            f"{prefix}first_piece_seconds",
             "From arrival to the answer's first piece.",
             model,
             buckets=_SHORT,
             **made,
         )
         self._starts = Histogram(
-            f"{_PREFIX}start_seconds", "Starts that succeeded.", mode, buckets=_SHORT, **made
+            f"{prefix}start_seconds", "Starts that succeeded.", mode, buckets=_SHORT, **made
         )
-        self._failed = Counter(f"{_PREFIX}failed_starts", "Starts that failed.", model, **made)
-        self.registry.register(_Status(status))
+        self._failed = Counter(f"{prefix}failed_starts", "Starts that failed.", model, **made)
+        self.registry.register(rest)
 
     def answered(self, ticket: Ticket, code: int, first_s: float | None) -> None:
         """A request that was taken in has ended."""
@@ -68,7 +69,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _Status:
+class HostStatus(Collector):
     """A collector over the status document."""
 
     def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import coldstart
 from coldstart.gateway.log import Log
-from coldstart.gateway.metrics import Metrics
+from coldstart.gateway.metrics import HostStatus, Metrics
 from coldstart.gateway.servers import Ready
 from coldstart.host.configuration import HostFile
 from coldstart.host.status import HostFacts, LastStart
@@ -21,7 +21,7 @@ class Record:
     def __init__(self, log: Log, began: float, status: Callable[[], Mapping[str, Any]]) -> None:
         self.log = log
         self.facts = HostFacts(pid=os.getpid(), version=coldstart.__version__, began=began)
-        self.metrics = Metrics(status)
+        self.metrics = Metrics(HostStatus(status))
 
     def started(self, name: str, ready: Ready, mode: str, seconds: float) -> None:
         """A server is ready, or awake again."""

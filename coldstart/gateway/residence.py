@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from coldstart.gateway.servers import ModelServer, Ready, StartFailed
-from coldstart.gateway.upstream import Upstream
+from coldstart.gateway.upstream import Replica, Upstream
 from coldstart.host import events
 from coldstart.host.launches import Launch
 from coldstart.host.specification import STOPPED, TEMPLATE
@@ -22,28 +22,19 @@ if TYPE_CHECKING:
 # A server that was asked to end and has not after so long is ended.
 PATIENCE_S = 20.0
 MEASURE_FIRST_S, MEASURE_EVERY_S = 1.0, 30.0
-# Below vLLM's own (5 s): a connection must not be taken just as the other side closes it.
-KEEP_ALIVE_S = 3.0
 _SLEEP = "asleep-"
 
 
-class Residence:
-    """A server and the connections to it. `tail` is done when the last of those that waited together was sent."""
+class Residence(Replica):
+    """A server of this host."""
 
     def __init__(self, driver: Driver, launch: Launch, server: ModelServer, began: float) -> None:
+        super().__init__(launch.name, Upstream(server.socket))
         self.driver, self.launch, self.server = driver, launch, server
         self.began = began
-        self.start_s = 0.0
         self.ready = Ready("", 0, {})
-        self.tail: asyncio.Future[None] | None = None
-        self.upstream = Upstream(server.socket, KEEP_ALIVE_S)
         self._told_to_end = False
         self._reason = ""
-
-    @property
-    def name(self) -> str:
-        """The model's."""
-        return self.launch.name
 
     async def live(self) -> None:
         """Until nothing of it is left. Tells when it is ready; `last_word` is to be told afterwards."""
@@ -62,8 +53,8 @@ class Residence:
             self._reason = self._reason or str(reason)
             self.driver.start_failed(self.name, self._reason, self.driver.clock() - self.began)
             return False
-        self.start_s = self.driver.clock() - self.began
-        self.driver.started(self, self.ready.mode, self.start_s)
+        self.start_s, self.mode = self.driver.clock() - self.began, self.ready.mode
+        self.driver.started(self, self.mode, self.start_s)
         return True
 
     async def _serve(self) -> None:

@@ -12,10 +12,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from coldstart.contract import environment
@@ -64,8 +65,17 @@ class ModelServer(Protocol):
 class Servers(Protocol):
     """Whoever begins servers."""
 
-    def begin(self, launch: Launch, deadline_s: float) -> ModelServer:
-        """Order a start; returns at once. Raises OSError where not even that can be done."""
+    def begin(
+        self,
+        launch: Launch,
+        deadline_s: float,
+        listen: Sequence[str] = (),
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> ModelServer:
+        """Order a start; returns at once. It listens at its socket, or as vLLM's words in `listen` say; `env` is put on top.
+
+        Raises OSError where not even that can be done.
+        """
 
     def begin_template(self, launch: Launch, level: str, deadline_s: float) -> ModelServer:
         """Order a template of that level for the servers begun here; its `socket` is nobody's. As `begin`."""
@@ -146,7 +156,12 @@ class Supervised:
 class Starter:
     """Servers by way of the starter process, which is started anew should it have died."""
 
-    def __init__(self, directory: Path, cache: Cache, *, offline: bool) -> None:
+    module = "coldstart.gateway.starter"
+
+    def __init__(
+        self, directory: Path, cache: Cache, *, offline: bool, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.env = os.environ if env is None else env
         self.directory, self.cache, self.offline = directory, cache, offline
         if len(str(directory / "99999.sock")) > _LONGEST_SOCKET:
             raise Usage(
@@ -167,24 +182,37 @@ class Starter:
         supervisor = {str(environment.SUPERVISOR_PID): str(os.getpid())}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "coldstart.gateway.starter", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", self.module, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
-                env=os.environ | supervisor,
+                env={**self.env, **supervisor},
                 stdin=subprocess.DEVNULL,
                 # A Ctrl-C at the terminal is the gateway's to hear; servers end when it says so.
                 start_new_session=True,
             )
         self._channel = ipc.Channel(ours)
 
-    def begin(self, launch: Launch, deadline_s: float) -> ModelServer:
+    def begin(
+        self,
+        launch: Launch,
+        deadline_s: float,
+        listen: Sequence[str] = (),
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> ModelServer:
         """As Servers."""
-        return self._begin(launch, deadline_s, None)
+        return self._begin(launch, deadline_s, None, listen, env)
 
     def begin_template(self, launch: Launch, level: str, deadline_s: float) -> ModelServer:
         """As Servers."""
         return self._begin(launch, deadline_s, level)
 
-    def _begin(self, launch: Launch, deadline_s: float, level: str | None) -> ModelServer:
+    def _begin(
+        self,
+        launch: Launch,
+        deadline_s: float,
+        level: str | None,
+        listen: Sequence[str] = (),
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> ModelServer:
         self._number += 1
         path = self.directory / f"{self._number}.sock"
         log = self.directory / f"{self._number}.log"
@@ -198,7 +226,8 @@ class Starter:
             "untrusted": launch.untrusted,
             "cache": str(self.cache.root),
             "offline": self.offline,
-            "socket": str(path),
+            "environment": dict(env),
+            "listen": list(listen or ("--uds", str(path))),
             "ready_timeout": deadline_s,
             "template": level,
             "templates": str(self.directory / "templates"),

@@ -136,7 +136,7 @@ def supervise(message: Mapping[str, Any], channel: ipc.Channel) -> int:
     from coldstart.machine.recording import recording
     from coldstart.serve import serve
 
-    request = _request(message, ("--uds", message["socket"], "--served-model-name", *message["served"]))
+    request = _request(message, (*message["listen"], "--served-model-name", *message["served"]))
     plan = serve.plan(request)
     with recording(None, wanted=True) as recorded:
         started = serve.start(request, plan)
@@ -152,6 +152,8 @@ def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeReq
     from coldstart.machine.paths import Cache
     from coldstart.serve.serve import ServeRequest
 
+    # Before anything looks for a device.
+    os.environ.update(message["environment"])
     found = inspection.look_up(
         message["model"],
         message["args"],

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from coldstart.gateway.upstream import Replica
 from coldstart.host.launches import Route
-
-if TYPE_CHECKING:
-    from coldstart.gateway.residence import Residence
 
 
 class AdmissionRefused(Exception):
@@ -42,16 +39,16 @@ class Ticket:
     number: str
     route: Route
     arrived: float
-    granted: asyncio.Future[Residence]
+    granted: asyncio.Future[Replica]
     hit: bool = False
     dispatched: float | None = None
     before: asyncio.Future[None] | None = None
     sent: asyncio.Future[None] | None = None
 
-    def line_up(self, residence: Residence) -> None:
+    def line_up(self, replica: Replica) -> None:
         """Take a place behind all that are to be sent there."""
-        self.before, self.sent = residence.tail, asyncio.get_running_loop().create_future()
-        residence.tail = self.sent
+        self.before, self.sent = replica.tail, asyncio.get_running_loop().create_future()
+        replica.tail = self.sent
 
     async def turn(self) -> None:
         """Wait for it."""

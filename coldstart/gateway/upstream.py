@@ -1,4 +1,4 @@
-"""HTTP/1.1 to one server over its unix socket, as thin as the path of every token has to be.
+"""HTTP/1.1 to one server, as thin as the path of every token has to be.
 
 Invariant: a connection carries one exchange at a time; it is used again only after a whole answer that allowed it. An answer
 that is left before its end closes its connection, which is how vLLM hears that nobody wants it any more.
@@ -18,9 +18,15 @@ import httptools
 
 Header = tuple[bytes, bytes]
 CONNECT_S = 10.0
+# Below vLLM's own (5 s): a connection must not be taken just as the other side closes it.
+KEEP_ALIVE_S = 3.0
 CROWDED_S = 0.005
 # Of an answer that its client takes slowly: reading stops above, and goes on when all was taken.
 MOST_UNREAD = 1 << 18
+
+
+class NothingSent(ConnectionError):
+    """Nobody takes connections there: nothing was sent."""
 
 
 class Disconnected(ConnectionError):
@@ -135,7 +141,7 @@ class _Connection(asyncio.Protocol):
         if answer is None:
             return
         if answer.whole and self._keeps and not self.transport.is_closing() and self.upstream.keep(self):
-            self._idle = self.loop.call_later(self.upstream.keep_alive_s, self.transport.close)
+            self._idle = self.loop.call_later(KEEP_ALIVE_S, self.transport.close)
         else:
             self.transport.abort()
 
@@ -189,10 +195,10 @@ class _Connection(asyncio.Protocol):
 
 
 class Upstream:
-    """Connections to the server at `path`. One that nobody has used for `keep_alive_s` is closed."""
+    """Connections to the server at `place`, a unix socket or host and port. One unused for KEEP_ALIVE_S is closed."""
 
-    def __init__(self, path: Path, keep_alive_s: float) -> None:
-        self.path, self.keep_alive_s = path, keep_alive_s
+    def __init__(self, place: Path | tuple[str, int], *, connect_s: float = CONNECT_S) -> None:
+        self.place, self.connect_s = place, connect_s
         self._idle: list[_Connection] = []
         self._all: set[_Connection] = set()
         self._closed = False
@@ -206,7 +212,10 @@ class Upstream:
         body: bytes = b"",
         sent: Callable[[], None] | None = None,
     ) -> UpstreamAnswer:
-        """Send it; `sent` is called when it is on its way. Enter the answer for its head. Raises OSError, TimeoutError."""
+        """Send it; `sent` is called when it is on its way. Enter the answer for its head.
+
+        Raises OSError: NothingSent where nothing was sent, Disconnected where the server broke off.
+        """
         lines = [f"{method} {target} HTTP/1.1\r\nhost: server\r\ncontent-length: {len(body)}".encode("ascii")]
         lines += [name + b": " + value for name, value in headers]
         connection = await self._connection()
@@ -225,17 +234,20 @@ class Upstream:
             # A unix socket whose queue of connections is full fails at once: nothing was sent then, and it is asked again.
             # (uvloop says so; asyncio's own loop takes such a socket for connected.)
             try:
-                async with asyncio.timeout(CONNECT_S):
-                    _, connection = await loop.create_unix_connection(
-                        lambda: _Connection(self), str(self.path)
-                    )
-            except OSError as error:
+                async with asyncio.timeout(self.connect_s):
+                    connection = await self._connect(loop)
+            except OSError as error:  # TimeoutError is one
                 if error.errno != errno.EAGAIN:
-                    raise
+                    raise NothingSent(str(error) or "nobody answered in time") from error
             else:
                 self._all.add(connection)
                 return connection
             await asyncio.sleep(CROWDED_S)
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop) -> _Connection:
+        if isinstance(self.place, Path):
+            return (await loop.create_unix_connection(lambda: _Connection(self), str(self.place)))[1]
+        return (await loop.create_connection(lambda: _Connection(self), *self.place))[1]
 
     def keep(self, connection: _Connection) -> bool:
         """Whether the connection will be used again."""
@@ -255,3 +267,16 @@ class Upstream:
         self._idle.clear()
         for connection in list(self._all):
             connection.transport.abort()
+
+
+class Replica:
+    """A server that answers for the model `name`, by way of `upstream`.
+
+    `mode` is how it was started, `start_s` how long that took. `tail` is done when the last of those that waited together was
+    sent.
+    """
+
+    def __init__(self, name: str, upstream: Upstream) -> None:
+        self.name, self.upstream = name, upstream
+        self.mode, self.start_s = "", 0.0
+        self.tail: asyncio.Future[None] | None = None

@@ -23,6 +23,7 @@ STORE = "unit/artifacts/test_artifacts_store.py"
 MOVING = "unit/artifacts/test_artifacts_moving.py"
 REGISTRY = "unit/artifacts/test_artifacts_oci_registry.py"
 FLEET, HOST = "unit/fleet/test_fleet_core.py", "unit/host/test_core.py"
+FLEET_ON_RAY = "e2e/test_e2e_fleet.py"
 CUDA = "unit/graphs/test_graphs_cuda.py"
 LANES = "property/test_lane_scheduler.py"
 LANE = "unit/scheduling/express/test_express_lane.py"
@@ -36,7 +37,12 @@ THROUGH = {
         "net.origin": REGISTRY, "oci_layout": MOVING, "receive": MOVING, "repair": REGISTRY, "selection": STORE,
         "staging": STORE,
     },
+    "coldstart.cluster": {
+        **dict.fromkeys(("actors", "client", "meeting", "ray_node"), FLEET_ON_RAY),
+    },
     "coldstart.commands": {
+        "_fleet_live": "cli/test_fleet_command.py", "_fleet_table": "cli/test_fleet_command.py",
+        "_fleet_manifest": "cli/test_fleet_command.py",
         "_host_table": "cli/test_host_command.py", "_options": "cli/test_cli_help.py", "_received": "cli/test_cli_store.py",
         "pull": REGISTRY, "push": REGISTRY,
     },

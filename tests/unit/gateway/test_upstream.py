@@ -24,7 +24,7 @@ async def _served(directory: Path, handler: Any) -> Any:
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.UnixSite(runner, str(directory / "s")).start()
-    there = Upstream(directory / "s", 5.0)
+    there = Upstream(directory / "s")
     try:
         yield there
     finally:
@@ -43,7 +43,7 @@ async def _saying(directory: Path, said: bytes) -> Any:
         writer.close()
 
     async with await asyncio.start_unix_server(answer, str(directory / "s")):
-        yield Upstream(directory / "s", 5.0)
+        yield Upstream(directory / "s")
 
 
 def test_a_request_arrives_as_it_was_sent_and_connections_are_used_again(tmp_path: Path) -> None:
