@@ -6,8 +6,13 @@ STAMP  := $(VENV)/installed
 MODEL  ?= tiny-llama
 ARGS   ?= --max-model-len 1024 --kv-cache-memory-bytes 268435456
 RUNS   ?= 3
-# Fast suites first, real servers last.
-SUITES := $(filter-out tests/e2e/,$(sort $(wildcard tests/*/))) tests/e2e/
+# One for each core, but each takes the memory of a vLLM.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
+PYTEST  := $(BIN)/python -m pytest
+# A file's tests share what is expensive to make. (By pytest-xdist 3.8, --dist loadgroup groups nothing under pytest 9.2.)
+BESIDE  := -n $(WORKERS) --dist loadfile
+# All but the real servers, which are shared by the tests and run one after another.
+SUITES  := $(filter-out tests/e2e/,$(sort $(wildcard tests/*/)))
 
 # Those that import no vLLM.
 CHECKED := tests/unit --ignore tests/unit/vllm tests/attacks tests/adversarial tests/cli tests/golden \
@@ -20,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Without compiled modules every start would compile this package anew, and would be measured doing so.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test check lint typing bench dist clean
+.PHONY: install demo demo-host test check lint typing bench dist clean
 
 install: $(STAMP)
 
@@ -40,6 +45,10 @@ demo: $(STAMP)
 	$(BIN)/coldstart materialize $(MODEL) -- $(ARGS) && \
 	$(BIN)/coldstart bench $(MODEL) --runs $(RUNS) --no-steady -- $(ARGS)
 
+# Two models behind one endpoint, in less memory than both need.
+demo-host: $(STAMP)
+	$(BIN)/python examples/two_models.py
+
 bench: RUNS = 7
 bench: $(STAMP)
 	@mkdir -p build
@@ -48,11 +57,11 @@ bench: $(STAMP)
 
 test: lint
 	@unset COLDSTART_CACHE_DIR XDG_STATE_HOME; criu=$$(tests/tools/fetch-criu.sh) && export COLDSTART_CRIU="$$criu"; \
-	$(BIN)/python -m pytest $(SUITES)
+	failed=0; $(PYTEST) $(BESIDE) $(SUITES) || failed=1; $(PYTEST) tests/e2e || failed=1; exit $$failed
 
 # Lint and every test that needs no vLLM, but for the slow ones.
 check: lint
-	$(BIN)/python -m pytest -m "not vllm and not gpu and not slow" $(CHECKED)
+	$(PYTEST) $(BESIDE) --hypothesis-profile quick -m "not vllm and not gpu and not slow" $(CHECKED)
 
 lint: $(STAMP) typing
 	$(BIN)/ruff check .

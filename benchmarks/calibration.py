@@ -30,7 +30,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from random import Random
 from statistics import fmean, median
 from typing import Any
 
@@ -46,7 +45,7 @@ from coldstart.measure.bench import facts
 from coldstart.measure.replay import RequestRecord, records_of
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.simulate import Outcome, SimSettings, simulate
-from coldstart.traces import TraceRequest, read_trace
+from coldstart.traces import TraceRequest
 from coldstart.traces.arrivals import rearrive
 
 RESULT = Path(__file__).parent / "results" / "scheduling-calibration.json"
@@ -56,9 +55,6 @@ SOURCES = ("paced", "probes", "bundle-paced", "bundle")
 METRICS = ("ttft_s", "tpot_s")
 TRACES = ("azure", "mooncake", "synthetic")
 LIMIT = 0.15
-MOONCAKE_PROMPT, PROMPT_SHARE, OUTPUT_SHARE = 8192, 48, 8
-"""Mooncake's rows with longer prompts are left out; lengths are divided by the shares."""
-
 Row = dict[str, Any]
 
 
@@ -132,8 +128,7 @@ def requests(
     trace: str, load: float, seconds: float, profile: IterationProfile, seed: int
 ) -> list[TraceRequest]:
     """`seconds` of work at load 1; load 1 is what a full batch of these lengths decodes, by the probed times."""
-    kind = {"azure": "azure", "synthetic": "skewed"}.get(trace)
-    sample = workloads.lengths(kind, 500, seed) if kind else mooncake(500, seed)
+    sample = workloads.lengths("skewed" if trace == "synthetic" else trace, 500, seed)
     each = fmean(
         profile.prefill(r.prompt_tokens) + r.output_tokens * profile.decode(REGIME.batch) / REGIME.batch
         for r in sample
@@ -143,22 +138,6 @@ def requests(
         return list(rearrive(rows, load / each, 1.0, seed))
     factor = len(rows) * each / load / max(rows[-1].arrival_s, 1e-9)
     return [replace(row, arrival_s=row.arrival_s * factor) for row in rows]
-
-
-def mooncake(number: int, seed: int) -> list[TraceRequest]:
-    """Consecutive rows with short prompts and their own arrivals, at a place that the seed chooses."""
-    path = workloads.trace_file("mooncake_fast25_conversation.jsonl")
-    rows = [row for row in read_trace(path, "mooncake") if row.prompt_tokens <= MOONCAKE_PROMPT]
-    first = Random(f"rows {seed}").randrange(len(rows) - number)
-    chosen = rows[first : first + number]
-    return [
-        TraceRequest(
-            row.arrival_s - chosen[0].arrival_s,
-            max(1, row.prompt_tokens // PROMPT_SHARE),
-            max(1, min(workloads.LONGEST_OUTPUT, row.output_tokens // OUTPUT_SHARE)),
-        )
-        for row in chosen
-    ]
 
 
 def simulated(

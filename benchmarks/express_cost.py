@@ -52,7 +52,7 @@ def serve(policy: Express, random: Random, first: int, count: int, classed: bool
         policy.add(one, 0.0)
         policy.learn(PRESSURE, ())
         policy.may_pass()
-        policy.inside(one)
+        policy.inside(one.id)
         one.generated = one.output_tokens or 1
         policy.remove(one)
 
@@ -105,7 +105,7 @@ def choosing(waiting: int) -> dict[str, Any]:
     for _ in range(CHOICES):
         policy.learn(PRESSURE, ())
         best = next(policy.waiting.best(0.0))[0]
-        policy.inside(best)
+        policy.inside(best.id)
         policy.outside(best, best.pending)
     each = (time.process_time() - started) / CHOICES
     print(f"{waiting} waiting: {1e6 * each:.1f} us a choice", flush=True)

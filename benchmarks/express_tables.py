@@ -6,8 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from scheduling_tables import filled, table
+from scheduling_tables import filled, table, with_range
 
+LIVE = "python benchmarks/live_scheduling.py --express"
+PROPERTIES = "python benchmarks/scheduler_properties.py --scheduler express"
+AGAINST = {"express": "fcfs", "fcfs-again": "fcfs", "express-max": "fcfs-max", "fcfs-host": "fcfs-max"}
+MEASURED = ("per_token_s.mean", "per_token_s.p95", "ttft_s.mean", "longest_s.mean", "tokens_per_s")
 NAMES = ("mean", "p95", "ttft", "longest", "throughput")
 
 
@@ -17,6 +21,9 @@ def parts() -> dict[str, str]:
     return {
         "express-grid": filled("express-grid", grid, cells),
         "express-bars": filled("express-grid", grid, bars),
+        "express-live": filled("scheduling-live-express", LIVE, live),
+        "express-overhead": filled("express-overhead", "python benchmarks/express_overhead.py", overhead),
+        "express-properties": filled("express-properties", PROPERTIES, properties),
         "express-cost": filled("express-cost", "python benchmarks/express_cost.py", costs),
     }
 
@@ -114,3 +121,58 @@ def costs(result: Mapping[str, Any]) -> Iterator[str]:
 
 def _met(met: bool) -> str:
     return "yes" if met else "**no**"
+
+
+def live(result: Mapping[str, Any]) -> Iterator[str]:
+    """The express lane and the control over FCFS with the same batch, and with the largest, on a real server."""
+    place = ("regime", "workload", "load")
+    head = (*place, "scheduler", "against", "mean per token", "p95", "TTFT", "longest 10 %", "throughput")
+    rows = (
+        (
+            *(cell[name] for name in place),
+            name,
+            base,
+            *(with_range(cell["against"][base][name][metric]) for metric in MEASURED),
+            f"{cell['against'][base][name]['slowdown']['longest_max']:.2f}x",
+            f"{cell['identical'][name]['identical']} of {cell['identical'][name]['compared']}",
+        )
+        for cell in result["cells"]
+        for name, base in AGAINST.items()
+        if cell["against"].get(base, {}).get(name)
+    )
+    yield from table((*head, "worst of the longest", "answers identical"), rows)
+
+
+def overhead(result: Mapping[str, Any]) -> Iterator[str]:
+    """Microseconds a step, ours beside vLLM's own."""
+    head = ("running", "waiting", "lane", "stock", "ours", "ratio", "our own code", "limit", "within")
+    yield from table(
+        head,
+        (
+            (
+                row["running"],
+                row["waiting"],
+                "in use" if row["used"] else "idle",
+                *(f"{row[name]:.0f}" for name in ("stock_us", "ours_us")),
+                f"{row['ratio']:.3f}x",
+                f"{row['own_us']:.1f}",
+                f"{row['limit']:.2f}x",
+                "yes" if row["within"] else "**no**",
+            )
+            for row in result["rows"]
+        ),
+    )
+
+
+def properties(result: Mapping[str, Any]) -> Iterator[str]:
+    """How many random workloads kept every invariant, and what occurred in them."""
+    totals, seen = result["totals"], result["workloads_with"]
+    yield f"{result['workloads'] - result['failed']} of {result['workloads']} random workloads kept every invariant:"
+    yield ""
+    yield from (f"- {rule};" for rule in result["invariants"])
+    yield ""
+    yield (
+        f"{totals['requests']} requests, {totals['steps']} steps, {totals['evictions']} evictions, {totals['loads']} loads; "
+        f"somebody passed in {seen.get('passes', 0)} of the workloads, was parked in {seen.get('parked', 0)}, "
+        f"was aborted in {seen.get('aborts', 0)}."
+    )

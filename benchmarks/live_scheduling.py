@@ -1,4 +1,4 @@
-"""Skip-join MLFQ against first come, first served on real vLLM on this CPU.
+"""Skip-join MLFQ and the express lane against first come, first served on real vLLM on this CPU.
 
 The physics: with a batch of B and iterations of t seconds an engine makes B/t tokens a second, whoever gets them.
 Scheduling moves the waiting from requests that need little to requests that need much; per token, a wait of w
@@ -12,7 +12,7 @@ requests within a repetition, in an order that rotates, and every answer is comp
 finished run is one line of the log; run it again to go on.
 
     python benchmarks/live_scheduling.py --prepare
-    python benchmarks/live_scheduling.py [--regime R] [--workload W] [--load L] [--repetitions N] [--swapping]
+    python benchmarks/live_scheduling.py [--regime R] [--workload W] [--load L] [--repetitions N] [--swapping | --express]
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from live import model, summary, workloads
-from live.cells import BASELINE, REGIMES, SWAPPING, Cell, Regime, cells
+from live.cells import BASELINE, EXPRESS, EXPRESS_MAX, HOST, LANE, REGIMES, SWAPPING, Cell, Regime, cells
 from live.log import Log
 from live.measure import capacity, run
 from live.servers import Fleet, bind_client
@@ -51,7 +51,8 @@ def main(argv: Sequence[str]) -> int:
     wanted = list(_wanted(options))
     if not options.summary_only:
         measure(wanted, log, options.minutes)
-    name = f"scheduling-live-{'swapping' if options.swapping else 'regimes'}"
+    campaign = "swapping" if options.swapping else "express" if options.express else "regimes"
+    name = f"scheduling-live-{campaign}"
     done = [row for cell in wanted if (row := log.find(kind="run", **cell.document()))]
     result = document(name, done, [row for row in log.rows if row["kind"] == "capacity"], argv)
     result["machine"] = machine
@@ -119,13 +120,20 @@ def _server(regime: Regime, scheduler: str, fleet: Fleet) -> Any:
 
 
 def _wanted(options: argparse.Namespace) -> Iterable[Cell]:
-    chosen = [SWAPPING] if options.swapping else [REGIMES[name] for name in options.regime or REGIMES]
-    only = options.scheduler
-    if only:
-        chosen = [replace(r, schedulers={n: o for n, o in r.schedulers.items() if n in only}) for r in chosen]
-    kinds = options.workload or (["skewed"] if options.swapping else list(workloads.WORKLOADS))
+    usual, kinds = ["batch-bound", "kv-bound"] if options.express else list(REGIMES), list(workloads.USUAL)
+    chosen = [SWAPPING] if options.swapping else [REGIMES[name] for name in options.regime or usual]
+    if options.swapping:
+        kinds = ["skewed"]
+    elif options.express:
+        kinds = list(workloads.WORKLOADS)
+    names = {name for regime in chosen for name in regime.schedulers}
+    only = options.scheduler or (LANE if options.express else names - {EXPRESS, EXPRESS_MAX, HOST})
+    chosen = [replace(r, schedulers={n: o for n, o in r.schedulers.items() if n in only}) for r in chosen]
     loads = options.load or (["1.1"] if options.swapping else workloads.LOADS)
-    asked = {kind: [load for load in workloads.WORKLOADS[kind] if load in loads] for kind in kinds}
+    asked = {
+        kind: [load for load in workloads.WORKLOADS[kind] if load in loads]
+        for kind in options.workload or kinds
+    }
     return cells(chosen, asked, options.repetitions)
 
 
@@ -157,6 +165,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--swapping", action="store_true", help="the memory-starved pool and its three strategies"
     )
+    parser.add_argument("--express", action="store_true", help="the express lane's own campaign")
     parser.add_argument("--prepare", action="store_true", help="make the bundles anew, measure nothing")
     parser.add_argument("--minutes", type=float, help="start no run after this long")
     parser.add_argument("--log", type=Path, default=Path("build/live-scheduling.jsonl"))

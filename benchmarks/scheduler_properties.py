@@ -2,7 +2,7 @@
 
 The workloads are those of tests/support/scheduling (seed n is workload n there), on a virtual clock with symbolic KV; a
 failure is an invariant that did not hold, named with its seed. The counts say which features really occurred.
-Run: python benchmarks/scheduler_properties.py --workloads 10000
+Run: python benchmarks/scheduler_properties.py --workloads 10000 [--scheduler express]
 """
 
 from __future__ import annotations
@@ -23,20 +23,33 @@ logging.disable(logging.CRITICAL)
 
 from benchmarks.common import finish  # noqa: E402
 from coldstart.measure.bench import facts  # noqa: E402
-from tests.support.scheduling.workloads import Checked, Load, random_load  # noqa: E402
+from tests.support.scheduling.lane_workloads import LaneChecked, lane_load  # noqa: E402
+from tests.support.scheduling.workloads import Checked, Load, Run, random_load  # noqa: E402
 
-INVARIANTS = (
+COMMON = (
     "every live request in exactly one queue, none lost, no leaked block",
-    "scheduled <= B and only chosen, slots and token budget held",
+    "scheduled <= B, slots and token budget held",
     "every KV read sees the prefix it needs; loads poison their target, stores read late",
-    "outputs as predicted whatever the schedule",
+    "outputs as predicted whatever the schedule; everything ends in bounded steps",
+)
+QUEUES = (
+    *COMMON,
+    "only chosen requests are scheduled",
     "no ready request of higher rank idles while a lower one runs, but for the stated exceptions",
-    "a token between two evictions of one request; everything ends in bounded steps",
+    "a token between two evictions of one request",
     "victims by descending, loads by ascending ENST, none evicted to load one of larger ENST",
 )
 
 
-def features(load: Load, checked: Checked) -> Counter[str]:
+EXPRESS = (
+    *COMMON,
+    "who is hidden is not served and keeps its slot; who waits is in the order of arrival",
+    "nobody of the main lane is evicted for the lane; nobody waits beside a slot and memory for it",
+    "the lane has at most its price of the contended time, and what was owed at most at a time",
+)
+
+
+def features(load: Load, checked: Run) -> Counter[str]:
     """One for each feature that this workload really had."""
     scheduler, rows = checked.scheduler, [row for rows in load.arrivals.values() for row in rows]
     counters = scheduler.counters
@@ -49,29 +62,38 @@ def features(load: Load, checked: Checked) -> Counter[str]:
         "host memory full": checked.host_full,
         "evictions": counters.evictions > 0,
         "loads": counters.loads > 0,
-        "demotions": counters.demotions > 0,
-        "promotions": counters.promotions > 0,
         "two steps in flight": load.shape.depth == 2,
     }
+    if isinstance(checked, LaneChecked):
+        totals = scheduler.policy.totals
+        own = {"passes": totals.passes, "extended": totals.extended, "parked": totals.parked}
+    else:
+        own = {"demotions": counters.demotions, "promotions": counters.promotions}
+    seen |= {name: count > 0 for name, count in own.items()}
     return Counter({name: 1 for name, present in seen.items() if present})
 
 
 def source() -> str:
     """SHA-256 over the scheduler's sources and the tests' rules: what the outcome is true of."""
-    folders = ("coldstart/scheduling", "tests/property", "tests/support/scheduling")
+    folders = (
+        "coldstart/scheduling",
+        "coldstart/vllm/scheduling",
+        "tests/property",
+        "tests/support/scheduling",
+    )
     files = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def run(first: int, count: int) -> dict[str, Any]:
+def run(first: int, count: int, *, express: bool) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp()) / "tiny-opt"
     seen: Counter[str] = Counter()
     totals: Counter[str] = Counter()
     failures: dict[int, str] = {}
     for seed in range(first, first + count):
-        load = random_load(seed)
+        load = lane_load(seed) if express else random_load(seed)
         try:
-            checked = Checked(folder, load, seed).run()
+            checked: Run = (LaneChecked if express else Checked)(folder, load, seed).run()
         except Exception as problem:  # noqa: BLE001 - whatever goes wrong is a failure
             failures[seed] = f"{type(problem).__name__}: {problem}"
             continue
@@ -89,14 +111,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workloads", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--scheduler", choices=("skip-join-mlfq", "express"), default="skip-join-mlfq")
     given = parser.parse_args()
+    express = given.scheduler == "express"
     start, before = time.monotonic(), source()
-    found = run(given.first, given.workloads)
+    found = run(given.first, given.workloads, express=express)
     if source() != before:
         raise SystemExit("the scheduler changed while it was being checked: nothing written")
     finish(
-        "scheduler-properties",
+        "express-properties" if express else "scheduler-properties",
         {
+            "scheduler": given.scheduler,
             "kind": "property tests on vLLM's scheduler classes, virtual clock, symbolic KV",
             "date": facts.today(),
             "command": ["python", "benchmarks/scheduler_properties.py", *facts.without_paths(sys.argv[1:])],
@@ -108,7 +133,7 @@ def main() -> None:
             "workloads": given.workloads,
             "failed": len(found["failures"]),
             **found,
-            "invariants": list(INVARIANTS),
+            "invariants": list(EXPRESS if express else QUEUES),
         },
     )
     raise SystemExit(bool(found["failures"]))

@@ -25,7 +25,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 logging.disable(logging.CRITICAL)
 
-from calibration import mooncake  # noqa: E402
 from live import workloads  # noqa: E402
 from live.cells import BLOCK_BYTES  # noqa: E402
 
@@ -44,6 +43,8 @@ SYSTEMS = {
     "mlfq, recompute": SchedulerSettings(batch=16, alpha_s=3.0, strategy="recompute"),
     "mlfq, reactive": SchedulerSettings(batch=16, alpha_s=3.0, strategy="reactive"),
     "mlfq, proactive": SchedulerSettings(batch=16, alpha_s=3.0),
+    "express, recompute": SchedulerSettings("express", batch=16, strategy="recompute"),
+    "express": SchedulerSettings("express", batch=16),
 }
 MACHINE = SimSettings(
     block_tokens=32,
@@ -59,10 +60,7 @@ LIMIT = 0.15
 
 def requests(trace: str, load: float, count: int, profile: IterationProfile, seed: int) -> list[TraceRequest]:
     """Load 1 is what the pool's blocks, all in use, decode."""
-    if trace == "mooncake":
-        rows = mooncake(count, seed)
-    else:
-        rows = workloads.lengths("azure" if trace == "azure" else "skewed", count, seed)
+    rows = workloads.lengths("skewed" if trace == "log-normal" else trace, count, seed)
     held = fmean((r.prompt_tokens + r.output_tokens / 2) / MACHINE.block_tokens + 0.5 for r in rows)
     batch = max(1.0, min(16.0, (MACHINE.device_blocks or 0) / held))
     each = fmean(

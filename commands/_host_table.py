@@ -65,9 +65,11 @@ def _head(status: Mapping[str, Any]) -> list[str]:
     used, limit = human_bytes(host["memory_used_bytes"]), human_bytes(host["memory_bytes"])
     stopping = ", stopping" if host["stopping"] else ""
     refused = sum(requests["refused"].values())
+    template = host.get("runtime_template_bytes", 0)
+    own = f", {human_bytes(template)} of it the runtime template" if template else ""
     return [
         f"{host['url']}  pid {host['pid']}, up {host['uptime_s']:.0f} s, policy {host['policy']}, "
-        f"memory {used} of {limit}{stopping}",
+        f"memory {used} of {limit}{own}{stopping}",
         f"requests {requests['total']}, to a serving model {_percent(requests['hit_ratio'])}, waiting {requests['held']}, "
         f"in flight {requests['in_flight']}, refused {refused}; starts {starts['total']}, failed {starts['failed']}, "
         f"{starts['seconds']:.1f} s in all",

@@ -136,6 +136,12 @@ def _scheduling(
         float | None,
         typer.Option("--price", help="Share that express serves ahead of its turn.", metavar="SHARE"),
     ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            "--classes", help="Learn lengths by adapter, prefix or max-tokens as well.", metavar="NAME,..."
+        ),
+    ] = None,
     reserve: Annotated[
         float | None,
         typer.Option("--reserve", help="Of recent arrivals' KV that is kept free.", metavar="QUANTILE"),
@@ -147,7 +153,19 @@ def _scheduling(
         int | None, typer.Option("--kv-host-memory", help="Host memory for that KV.", metavar="BYTES")
     ] = None,
 ) -> tuple[Any, ...]:
-    return scheduler, batch, quantum, eta, alpha, oldest_share, price, reserve, kv_strategy, kv_host_memory
+    return (
+        scheduler,
+        batch,
+        quantum,
+        eta,
+        alpha,
+        oldest_share,
+        price,
+        classes,
+        reserve,
+        kv_strategy,
+        kv_host_memory,
+    )
 
 
 def _exporting(

@@ -48,7 +48,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
         "Replay a request trace, live or simulated.",
         "Measure",
     ),
-    "fleet": ("coldstart.commands.fleet", "Plan and simulate a fleet of servers.", "Measure"),
+    "fleet": ("coldstart.commands.fleet", "Serve models on many servers.", "Cold start"),
     "doctor": ("coldstart.commands.doctor", "Say what this machine can do, and what is missing.", "Machine"),
 }
 ALIASES: Mapping[str, str] = {"ls": "list"}

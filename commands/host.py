@@ -206,9 +206,9 @@ def _ask(url: str, api_key: str | None) -> Mapping[str, Any]:
         raise CommandFailed(f"{url} asks for a key.", mend="--api-key KEY")
     try:
         found = json.loads(answer.content)
-        if answer.status_code != 200 or "models" not in found:
+        if answer.status_code != 200 or not {"host", "models"} <= found.keys():
             raise ValueError
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise CommandFailed(
             f"{url} answers, but it is no host (status {answer.status_code}).", mend="--url URL"
         ) from error

@@ -25,6 +25,12 @@ MOST_PAYING = 64
 """Requests per iteration beyond which this machine produces no more tokens a second."""
 
 BASELINE, CONTROL, HONEST, MLFQ = "fcfs", "fcfs-again", "fcfs-max", "mlfq"
+EXPRESS, EXPRESS_MAX, HOST = "express", "express-max", "fcfs-host"
+"""The express lane with the batch of fcfs and with the largest; and fcfs-max with as much memory of the host for KV."""
+
+LANE = (BASELINE, CONTROL, HONEST, HOST, EXPRESS, EXPRESS_MAX, MLFQ)
+"""What the express lane's own campaign compares."""
+
 BOUNDS = {"mlfq-bounded": "0.5", "mlfq-bounded-0.75": "0.75"}
 """Shares of the time in order of arrival, by name."""
 
@@ -33,7 +39,7 @@ BOUNDS = {"mlfq-bounded": "0.5", "mlfq-bounded-0.75": "0.75"}
 class Regime:
     """One KV pool, the batch cap B, and each scheduler's options to `coldstart serve`.
 
-    fcfs has the same cap, fcfs-max as many requests as the memory takes; where both are one and the same
+    fcfs and express have the same cap, fcfs-max as many requests as the memory takes; where both are one and the same
     server (`neither`), fcfs-max is left out. fcfs-again is a second server like fcfs: what it differs by, chance does.
     `share` shortens the runs of a regime with many requests a second.
     """
@@ -51,16 +57,21 @@ class Regime:
 def _regime(name: str, pool: tuple[str, ...], batch: int, kv: Sequence[str], share: float = 1.0) -> Regime:
     cap = ("--batch", str(batch))
     made = dict.fromkeys((BASELINE, CONTROL), ("--scheduler", "fcfs", *cap))
+    lane = ("--scheduler", "express", *kv)
+    made[EXPRESS] = (*lane, *cap)
     if batch < MOST_PAYING:
-        made[HONEST] = ("--scheduler", "fcfs")
+        made |= {HONEST: ("--scheduler", "fcfs"), EXPRESS_MAX: lane}
+    if HOST_MEMORY[0] in kv:
+        made[HOST] = ("--scheduler", "fcfs", *HOST_MEMORY)
     made[MLFQ] = (*OURS, *cap, *kv)
     made |= {bounded: (*made[MLFQ], "--oldest-share", given) for bounded, given in BOUNDS.items()}
     return Regime(name, pool, batch, made, share)
 
 
+HOST_MEMORY = ("--kv-host-memory", str(1 << 28))
 RECOMPUTE = ("--kv-strategy", "recompute")
-PROACTIVE = ("--kv-strategy", "proactive", "--kv-host-memory", str(1 << 28))
-REACTIVE = ("--kv-strategy", "reactive", "--kv-host-memory", str(1 << 28))
+PROACTIVE = ("--kv-strategy", "proactive", *HOST_MEMORY)
+REACTIVE = ("--kv-strategy", "reactive", *HOST_MEMORY)
 
 REGIMES = {
     regime.name: regime

@@ -102,10 +102,15 @@ class Fleet:
             process = subprocess.Popen(
                 argv, env=self._environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
-        report = self._ready(name, process, ready)
-        if report["fallbacks"]:
-            raise SystemExit(f"{name} did not come up as asked: {report['fallbacks']}")
-        _bind(int(str(report["pid"])))
+        try:
+            report = self._ready(name, process, ready)
+            if report["fallbacks"]:
+                raise SystemExit(f"{name} did not come up as asked: {report['fallbacks']}")
+            _bind(int(str(report["pid"])))
+        except BaseException:
+            process.terminate()  # nobody else knows of it yet
+            process.wait(timeout=60)
+            raise
         return Server(process, port, report)
 
     def _ready(self, name: str, process: subprocess.Popen[bytes], ready: Path) -> dict[str, object]:

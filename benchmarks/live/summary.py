@@ -71,7 +71,7 @@ def _one(runs: Runs) -> dict[str, Any]:
     metrics = {name: spread([run["metrics"][name] for run in ordered]) for name in ordered[0]["metrics"]}
     requests = sum(len(run["requests"]) for run in ordered)
     found = {"runs": len(ordered), "requests": requests, "metrics": metrics, "counters": counters}
-    return found | ({"swapping": swapping(ordered)} if counters else {})
+    return found | ({"swapping": swapping(ordered)} if "blocks_evicted" in counters else {})
 
 
 def swapping(runs: Sequence[Any]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""The requests of one run: a skewed workload and the Azure conversation trace, scaled to a small model on one core.
+"""The requests of one run, scaled to a small model on one core: drawn lengths, or those of the Azure and Mooncake traces.
 
 Load 1 is the rate that the first-come-first-served server with the batch cap sustains, measured on the spot; a run
 at load x holds some seconds of its work. Above load 1 the queue grows for as long as the run lasts, so that length is
-part of the workload. `burst` is half that rate with a third of all requests arriving at one instant; the Azure
-trace keeps its own arrivals, the clock scaled, and has bursts of its own.
+part of the workload. `burst` is half that rate with a third of all requests arriving at one instant; a trace keeps its
+own arrivals, the clock scaled, and has bursts of its own.
 """
 
 from __future__ import annotations
@@ -18,43 +18,64 @@ from coldstart.traces import TraceRequest, read_trace
 from coldstart.traces.arrivals import rearrive
 
 SECONDS = {"0.7": 3.0, "0.9": 3.5, "1.1": 10.0, "burst": 3.0}
-"""Of work at load 1, on the skewed workload; the Azure trace has AZURE_SECONDS at every load."""
+"""Of work at load 1, where lengths are drawn; a trace has TRACE_SECONDS at every load."""
 
-AZURE_SECONDS = 4.0
+TRACE_SECONDS = 4.0
 FEWEST, LONGEST_PROMPT, LONGEST_OUTPUT = 60, 256, 320
 PROMPT_SHARE, OUTPUT_SHARE = 24, 8
 """The Azure trace's lengths are divided by these."""
 
+MOONCAKE_MOST, MOONCAKE_SHARE = 8192, 48
+"""Mooncake's rows with longer prompts are left out; prompts are divided by the share, outputs as Azure's."""
+
 LOADS = ("0.7", "0.9", "1.1", "burst")
-WORKLOADS = {"skewed": LOADS, "azure": ("0.7", "0.9", "1.1")}
+TRACES = ("azure", "mooncake")
+WORKLOADS = {
+    "skewed": LOADS,
+    "azure": LOADS[:3],
+    "mooncake": LOADS[:3],
+    "bimodal": LOADS,
+    "constant": LOADS,
+}
 """With the loads that each is run at."""
+
+USUAL = ("skewed", "azure")
+"""What is run where nothing is said."""
 
 
 def lengths(workload: str, count: int, seed: int) -> list[TraceRequest]:
-    """`count` requests; for Azure consecutive rows with their own arrival times, at a place that the seed chooses."""
-    return _skewed(count, seed) if workload == "skewed" else _azure(count, seed)
+    """`count` requests; of a trace consecutive rows with their own arrival times, at a place that the seed chooses."""
+    if workload == "azure":
+        return _azure(count, seed)
+    return _mooncake(count, seed) if workload == "mooncake" else _drawn(workload, count, seed)
 
 
 def arriving(workload: str, load: str, capacity: float, seed: int, share: float = 1.0) -> list[TraceRequest]:
     """The requests of one run; `capacity` in requests per second is load 1, `share` shortens the run."""
-    seconds = share * (SECONDS[load] if workload == "skewed" else AZURE_SECONDS)
+    trace = workload in TRACES
+    seconds = share * (TRACE_SECONDS if trace else SECONDS[load])
     rows = lengths(workload, max(FEWEST, round(seconds * capacity)), seed)
     if load == "burst":
         return _burst(rows, capacity, seed)
     rate = float(load) * capacity
-    return list(rearrive(rows, rate, 1.0, seed)) if workload == "skewed" else _at_rate(rows, rate)
+    return _at_rate(rows, rate) if trace else list(rearrive(rows, rate, 1.0, seed))
 
 
-def _skewed(count: int, seed: int) -> list[TraceRequest]:
-    """Log-normal lengths; the outputs have a long tail (sigma 1.6, coefficient of variation about 1.7)."""
+def _drawn(workload: str, count: int, seed: int) -> list[TraceRequest]:
+    """Log-normal prompts; `skewed` outputs are so too (sigma 1.6, coefficient of variation about 1.7)."""
     random = Random(f"lengths {seed}")
 
     def draw(median: float, sigma: float, longest: int) -> int:
         return max(1, min(longest, round(random.lognormvariate(log(median), sigma))))
 
-    return [
-        TraceRequest(0.0, draw(24, 0.8, LONGEST_PROMPT), draw(8, 1.6, LONGEST_OUTPUT)) for _ in range(count)
-    ]
+    def output() -> int:
+        if workload == "skewed":
+            return draw(8, 1.6, LONGEST_OUTPUT)
+        if workload == "constant":
+            return 24
+        return round(random.uniform(160, 240)) if random.random() < 0.1 else round(random.uniform(2, 8))
+
+    return [TraceRequest(0.0, draw(24, 0.8, LONGEST_PROMPT), output()) for _ in range(count)]
 
 
 def _azure(count: int, seed: int) -> list[TraceRequest]:
@@ -67,6 +88,21 @@ def _azure(count: int, seed: int) -> list[TraceRequest]:
             arrival_s=row.arrival_s - chosen[0].arrival_s,
             prompt_tokens=max(1, min(LONGEST_PROMPT, row.prompt_tokens // PROMPT_SHARE)),
             output_tokens=max(1, min(LONGEST_OUTPUT, row.output_tokens // OUTPUT_SHARE)),
+        )
+        for row in chosen
+    ]
+
+
+def _mooncake(count: int, seed: int) -> list[TraceRequest]:
+    path = trace_file("mooncake_fast25_conversation.jsonl")
+    rows = [row for row in read_trace(path, "mooncake") if row.prompt_tokens <= MOONCAKE_MOST]
+    first = Random(f"rows {seed}").randrange(len(rows) - count)
+    chosen = rows[first : first + count]
+    return [
+        TraceRequest(
+            row.arrival_s - chosen[0].arrival_s,
+            max(1, row.prompt_tokens // MOONCAKE_SHARE),
+            max(1, min(LONGEST_OUTPUT, row.output_tokens // OUTPUT_SHARE)),
         )
         for row in chosen
     ]

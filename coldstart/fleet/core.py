@@ -64,6 +64,13 @@ class FleetCore:
         match event:
             case events.Arrived(request, name):
                 yield from self._arrived(request, name, now)
+            case events.Routed(request, name, group):
+                self._routed(request, name, group, now)
+            case events.Rebuilt(servers, ranks, drained):
+                for server in servers:
+                    self.roster.cluster.join(server, now)
+                    self.roster.cluster.servers[server.name].draining = server.name in drained
+                yield from self._rebuilt(ranks, now)
             case events.Ended(request):
                 yield from self._ended(request, now)
             case events.Moved(request, done):
@@ -115,6 +122,8 @@ class FleetCore:
 
     def _arrived(self, request: str, name: str, now: float) -> Iterator[Action]:
         model = self.models.get(name)
+        if request in self._requests:
+            return
         if model is None or model.retired:
             yield Refuse(request, 404, f"model {name} is not deployed")
         elif self.held >= self.settings.max_held:
@@ -122,6 +131,15 @@ class FleetCore:
         else:
             model.window.arrived(now)
             self._wait(request, model, now, now)
+
+    def _routed(self, request: str, name: str, group: str, now: float) -> None:
+        """Count it where it is; one whose group is gone is its gateway's affair."""
+        if request in self._requests or group not in self.groups or self.groups[group].model != name:
+            return
+        self.models[name].window.arrived(now)
+        self._requests[request] = name, now, group
+        self.groups[group].in_flight[request] = None
+        self._idle.pop(group, None)
 
     def _wait(
         self, request: str, model: Deployment, since: float, now: float, *, again: bool = False
@@ -264,6 +282,25 @@ class FleetCore:
         self._wait(request, self.models[name], since, now, again=True)
 
     # Servers and models.
+
+    def _rebuilt(self, ranks: tuple[events.FoundRank, ...], now: float) -> Iterator[Action]:
+        """Groups as they are; what belongs to no model, or to a group that is no longer whole, stops."""
+        by_group: dict[str, list[events.FoundRank]] = {}
+        for found in ranks:
+            by_group.setdefault(found.launch.group, []).append(found)
+        for name, parts in by_group.items():
+            model = self.models.get(parts[0].launch.model)
+            group = (
+                None if model is None or name in self.groups else self.roster.adopt(parts, model.spec, now)
+            )
+            if model is None or group is None:
+                yield from (events.Stop(part.launch.worker) for part in parts if not part.stopping)
+                continue
+            self.groups[name] = model.groups[name] = group
+            model.number = max(model.number, int(name.rpartition("#")[2]))
+            yield from self._up(group, now)
+        for model in self.models.values():
+            self._touched[model.spec.name] = None
 
     def _lost(self, server: str, now: float) -> Iterator[Action]:
         if server not in self.roster.cluster.servers:

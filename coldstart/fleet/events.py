@@ -94,23 +94,13 @@ class Moved:
     done: bool
 
 
-Event = (
-    Arrived
-    | Ended
-    | Tick
-    | Joined
-    | ServerLost
-    | Drained
-    | Deployed
-    | Removed
-    | Rate
-    | Fetched
-    | RankReady
-    | Whole
-    | WorkerDied
-    | Stopped
-    | Moved
-)
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A request that a gateway has sent to that group already, by the routes it knows."""
+
+    request: str
+    model: str
+    group: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +122,45 @@ class LaunchRank:
     fetch: int
     memory: int
     deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRank:
+    """A worker that outlived the controller: as it was launched, whether it is ready, and whether it was told to stop."""
+
+    launch: LaunchRank
+    ready: bool
+    stopping: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """The servers with all that they have, told once by a controller that has started again; `drained` take nothing new."""
+
+    servers: tuple[ServerSpec, ...]
+    ranks: tuple[FoundRank, ...] = ()
+    drained: tuple[str, ...] = ()
+
+
+Event = (
+    Arrived
+    | Ended
+    | Tick
+    | Routed
+    | Rebuilt
+    | Joined
+    | ServerLost
+    | Drained
+    | Deployed
+    | Removed
+    | Rate
+    | Fetched
+    | RankReady
+    | Whole
+    | WorkerDied
+    | Stopped
+    | Moved
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +206,17 @@ __all__ = [
     "Event",
     "FetchRest",
     "Fetched",
+    "FoundRank",
     "Joined",
     "LaunchRank",
     "Move",
     "Moved",
     "RankReady",
     "Rate",
+    "Rebuilt",
     "Refuse",
     "Removed",
+    "Routed",
     "Send",
     "ServerLost",
     "Stop",

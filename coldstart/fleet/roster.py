@@ -10,7 +10,7 @@ from math import inf
 
 from coldstart.fleet import timing
 from coldstart.fleet.cluster import Cluster
-from coldstart.fleet.events import FetchRest, LaunchRank, Stop
+from coldstart.fleet.events import FetchRest, FoundRank, LaunchRank, Stop
 from coldstart.fleet.groups import FleetWorker, Group, GroupPhase
 from coldstart.fleet.sizing import Demand, Place, Scheme
 from coldstart.fleet.specification import PIPELINE, FleetModel, FleetSettings
@@ -52,6 +52,30 @@ class Roster:
         self.workers[name] = worker
         where = place.server, device, place.size, fetch, place.memory, deadline
         return LaunchRank(name, group.name, model.name, rank, len(scheme.places), scheme.full, *where)
+
+    def adopt(self, parts: list[FoundRank], model: FleetModel, now: float) -> Group | None:
+        """A group that was launched before this controller was; None where it is no longer whole.
+
+        What is stopping, or will be, is known as such, and holds its memory until it has.
+        """
+        first = parts[0].launch
+        whole = len(parts) == first.ranks and not any(part.stopping for part in parts)
+        whole = whole and all(part.launch.server in self.cluster.servers for part in parts)
+        group = Group(first.group, model.name, [], 1, model.batch, since=now)
+        for part in sorted(parts, key=lambda one: one.launch.rank):
+            launch = part.launch
+            server = self.cluster.servers.get(launch.server)
+            if server is None or launch.worker in self.workers:
+                continue
+            server.free[launch.device] -= launch.memory
+            rest, full = model.size - launch.size, launch.memory >= model.memory
+            where = launch.server, launch.device, launch.memory, launch.size, rest, full
+            worker = FleetWorker(launch.worker, model.name, *where, part.ready, launch.ranks == 1, not whole)
+            self.workers[launch.worker] = worker
+            if whole:
+                worker.groups.append(group.name)
+                group.workers.append(worker)
+        return group if whole else None
 
     def _budget(self, demand: Demand, scheme: Scheme, place: Place, load: float) -> float:
         """Seconds in which the rank must be fetched; the paper's D less now."""

@@ -6,6 +6,9 @@
     GET   /metrics                Prometheus text
     GET   /status                 the document of coldstart.host.status
     GET   /ui                     the same as a page; it holds nothing of the host, and asks for no key
+    GET   /running                the models that hold memory, and in what state
+    GET   /logs/{name}            the end of the log of that model's server, while it runs
+    POST  /unload, /unload/{name}    all models, or that one, finish what they have and stop; the next request starts them again
 
 What changes a server (vLLM's /sleep, /v1/load_lora_adapter and such) is not passed on.
 """
@@ -13,25 +16,27 @@ What changes a server (vLLM's /sleep, /v1/load_lora_adapter and such) is not pas
 from __future__ import annotations
 
 import hmac
-import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from coldstart.gateway import answers, ui
 from coldstart.gateway.answers import Receive, Scope, Send
 from coldstart.gateway.driver import Driver
 from coldstart.gateway.exchange import Exchange
+from coldstart.gateway.front import Front
 
 PASSED = (
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
     "/v1/messages",
+    "/v1/messages/count_tokens",
     "/v1/embeddings",
     "/v1/score",
     "/v1/rerank",
@@ -47,17 +52,27 @@ OPEN = ("/health", "/ui")
 """Asked for without a key: they say nothing of the models."""
 
 HEARTBEAT_S = 5.0
+# Of a server's log, in one answer.
+LOG_TAIL = 64 << 10
 
 
 class Gateway:
-    """The ASGI application over one driver. `api_key` is asked for everywhere but at OPEN."""
+    """The ASGI application over one front. `api_key` is asked for everywhere but at OPEN; `more` are further
+    routes, which ask for what they want themselves.
+    """
 
     def __init__(
-        self, driver: Driver, *, heartbeat_s: float = HEARTBEAT_S, api_key: str | None = None
+        self,
+        driver: Front,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+        api_key: str | None = None,
+        more: Sequence[Route] = (),
     ) -> None:
         self.driver, self.heartbeat_s = driver, heartbeat_s
-        self._key = None if api_key is None else f"Bearer {api_key}".encode()
+        self._key = None if api_key is None else api_key.encode()
         self._passed = frozenset(PASSED)
+        self._open = frozenset((*OPEN, *(route.path for route in more)))
         self._made = int(time.time())
         self._own = Starlette(
             routes=[
@@ -67,6 +82,8 @@ class Gateway:
                 Route("/metrics", self._metrics),
                 Route("/status", self._status),
                 Route("/ui", self._ui),
+                *(_HostRoutes(driver).routes() if isinstance(driver, Driver) else ()),
+                *more,
             ]
         )
 
@@ -86,10 +103,12 @@ class Gateway:
             await self._other(scope, receive, send)
 
     def _may(self, scope: Scope) -> bool:
-        if self._key is None or scope["path"] in OPEN:
+        if self._key is None or scope["path"] in self._open:
             return True
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        return hmac.compare_digest(given, self._key)
+        given = dict(scope["headers"])
+        # As OpenAI's clients say it, or as Anthropic's do, whose /v1/messages vLLM has.
+        said = given.get(b"authorization", b"").removeprefix(b"Bearer ") or given.get(b"x-api-key", b"")
+        return hmac.compare_digest(said, self._key)
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
         known = any(route.matches(scope)[0].value for route in self._own.routes)
@@ -106,13 +125,14 @@ class Gateway:
         for card in self._cards():
             if card["id"] == name:
                 return JSONResponse(card)
-        body = json.loads(answers.error(404, f"The model `{name}` does not exist."))
-        return JSONResponse(body, status_code=404)
+        return _unknown(f"The model `{name}` does not exist.")
 
     def _cards(self) -> list[dict[str, Any]]:
         """As vLLM shows them: each name is a model; an alias's `root`, and an adapter's `parent`, is the host's model."""
         cards = []
         for launch in self.driver.catalogue.launches.values():
+            if launch.unlisted:
+                continue
             seen = set()
             for name, _ in launch.names():
                 if name in seen:
@@ -134,3 +154,44 @@ class Gateway:
 
     async def _ui(self, request: Request) -> Response:
         return HTMLResponse(ui.page(), headers={"Cache-Control": "no-cache"})
+
+
+class _HostRoutes:
+    """What only a host answers, whose servers are on this machine."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+
+    def routes(self) -> list[Route]:
+        """Where."""
+        return [
+            Route("/running", self._running),
+            Route("/logs/{name:path}", self._logs),
+            Route("/unload", self._unload, methods=["POST"]),
+            Route("/unload/{name:path}", self._unload, methods=["POST"]),
+        ]
+
+    async def _running(self, request: Request) -> Response:
+        residents = self.driver.core.residents
+        found = [
+            {"model": name, "state": str(model.state), "tier": model.tier.name}
+            for name, model in residents.models.items()
+            if residents.device.held(name)
+        ]
+        return JSONResponse({"running": found})
+
+    async def _logs(self, request: Request) -> Response:
+        residence = self.driver.residences.get(request.path_params["name"])
+        if residence is None:
+            return _unknown("No server of that model runs.")
+        return PlainTextResponse(residence.server.tail(LOG_TAIL))
+
+    async def _unload(self, request: Request) -> Response:
+        name = request.path_params.get("name")
+        if name is not None and name not in self.driver.core.models:
+            return _unknown(f"The model `{name}` does not exist.")
+        return JSONResponse({"unloading": self.driver.unload(name)})
+
+
+def _unknown(reason: str) -> Response:
+    return Response(answers.error(404, reason), status_code=404, media_type="application/json")

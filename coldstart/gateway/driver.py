@@ -7,81 +7,32 @@ Failed, an order to leave by Left. Everything runs on one event loop, so the cor
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-import coldstart
 from coldstart.gateway.log import Log
-from coldstart.gateway.metrics import Metrics
+from coldstart.gateway.meter import Meter
+from coldstart.gateway.record import Record
 from coldstart.gateway.residence import Residence
-from coldstart.gateway.servers import Servers
+from coldstart.gateway.servers import ModelServer, Servers, StartFailed
+from coldstart.gateway.templates import Templates
+from coldstart.gateway.tickets import AdmissionRefused, Ticket, unknown
+from coldstart.gateway.upstream import Replica
 from coldstart.host import events, status
 from coldstart.host.configuration import HostFile
 from coldstart.host.core import Core
 from coldstart.host.events import Action, Event
-from coldstart.host.launches import Launch, Route
+from coldstart.host.launches import Launch
 from coldstart.host.model_state import State
-from coldstart.host.status import HostFacts, LastStart
+from coldstart.host.specification import AWAKE, TEMPLATE
 
 STOPPING = "the host is stopping"
 
 
-class AdmissionRefused(Exception):
-    """A request that is not taken: HTTP status, why, and after how many seconds trying again may help."""
-
-    def __init__(self, status: int, reason: str, retry_after_s: float | None = None) -> None:
-        super().__init__(reason)
-        self.status, self.reason, self.retry_after_s = status, reason, retry_after_s
-
-
-@dataclass(eq=False)
-class Ticket:
-    """A request from its arrival to its end. `granted` gives where to send it, or raises AdmissionRefused; `hit`: none waited.
-
-    Requests that waited together are sent in their order: each once the one `before` it is `sent`.
-    """
-
-    number: str
-    route: Route
-    arrived: float
-    granted: asyncio.Future[Residence]
-    hit: bool = False
-    dispatched: float | None = None
-    before: asyncio.Future[None] | None = None
-    sent: asyncio.Future[None] | None = None
-
-    def line_up(self, residence: Residence) -> None:
-        """Take a place behind all that are to be sent there."""
-        self.before, self.sent = residence.tail, asyncio.get_running_loop().create_future()
-        residence.tail = self.sent
-
-    async def turn(self) -> None:
-        """Wait for it."""
-        if self.before is not None:
-            await asyncio.wait([self.before])
-
-    def passed_on(self) -> None:
-        """It was sent, or never will be: the next may go, in the latter case when this one might have."""
-        sent, before = self.sent, self.before
-        if sent is None or sent.done():
-            return
-        if before is None or before.done():
-            sent.set_result(None)
-        else:
-            before.add_done_callback(lambda _: self.passed_on())
-
-    @property
-    def queued_s(self) -> float | None:
-        """Seconds from its arrival until it was sent on."""
-        return None if self.dispatched is None else self.dispatched - self.arrived
-
-
 class Driver:
-    """One host. `measure` gives the bytes that a process and its descendants hold, or None where that says nothing."""
+    """One host."""
 
     def __init__(
         self,
@@ -90,18 +41,21 @@ class Driver:
         *,
         log: Log | None = None,
         clock: Callable[[], float] = time.monotonic,
-        measure: Callable[[int], int | None] = lambda pid: None,
+        meter: Meter | None = None,
+        template_bytes: int = 0,
     ) -> None:
         self.core, self.catalogue = Core(file.models, file.settings), file.catalogue
-        self.servers, self.log, self.clock, self.measure = servers, log or Log(quiet=True), clock, measure
-        self.facts = HostFacts(pid=os.getpid(), version=coldstart.__version__, began=clock())
+        self.servers, self.log, self.clock = servers, log or Log(quiet=True), clock
+        self.meter = meter or Meter()
+        self.record = Record(self.log, clock(), self.status)
+        self.facts, self.metrics = self.record.facts, self.record.metrics
         self.residences: dict[str, Residence] = {}
+        self.templates = Templates(self, template_bytes)
         self._tickets: dict[str, Ticket] = {}
         self._number, self._entering = 0, False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.metrics = Metrics(self.status)
-        self._describe(file)
+        self.record.described(file)
 
     # Requests.
 
@@ -111,9 +65,9 @@ class Driver:
             raise self._counted(AdmissionRefused(503, STOPPING, 5.0))
         route = self.catalogue.route(asked)
         if route is None:
-            raise self._counted(AdmissionRefused(404, _unknown(asked)))
+            raise self._counted(unknown(asked))
         self._number += 1
-        future: asyncio.Future[Residence] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
         ticket = Ticket(str(self._number), route, self.clock(), future)
         self._tickets[ticket.number] = ticket
         hits, self._entering = self.core.hits, True
@@ -122,15 +76,22 @@ class Driver:
         finally:
             self._entering = False
         ticket.hit = self.core.hits > hits
-        facts = self.facts.of(route.model)
-        facts.requests += 1
-        facts.hits += ticket.hit
+        self.record.asked(route.model, ticket.hit)
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
         """The request was answered, or its client went."""
         if self._tickets.pop(ticket.number, None) is not None:
             self.tell(events.Ended(ticket.number))
+
+    async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
+        """A request whose server broke off before it said anything: a host has no second one to ask."""
+        return None
+
+    def state(self, model: str) -> str:
+        """In a word, for a client that waits."""
+        known = self.core.models.get(model)
+        return str(known.state) if known else "gone"
 
     def _counted(self, refused: AdmissionRefused) -> AdmissionRefused:
         self.facts.refused[refused.status] += 1
@@ -172,19 +133,27 @@ class Driver:
         match action:
             case events.Dispatch(number, model):
                 self._dispatch(number, model)
-            case events.Refuse(number, code, reason, after):
-                self._refuse(number, AdmissionRefused(code, reason, after))
+            case events.Refuse(number, code, reason, after, detail):
+                self._refuse(number, AdmissionRefused(code, reason, after, detail))
             case events.Start(model, tier):
-                self._spawn(self._start(model, tier.name))
+                self.spawn(self._start(model, tier.name))
             case events.Leave(model, tier):
-                self._leave(model, tier.name)
+                residence = self.residences.get(model)
+                self.spawn(residence.leave(tier.name) if residence else self._gone(model))
             case events.Abort(model):
-                late = f"it was not ready within {self.core.settings.start_deadline_s:g} s"
-                self.log.say("start aborted", model=model, reason=late)
+                self.log.say("start aborted", model=model, reason=self._late())
                 if model in self.residences:
-                    self._spawn(self.residences[model].end(late))
+                    self.spawn(self.residences[model].end(self._late()))
+                else:
+                    self.templates.abort(model)
+            case events.GiveUp():
+                self.templates.give_up()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _late(self) -> str:
+        return f"it was not ready within {self.core.settings.start_deadline_s:g} s"
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have it done; what goes wrong is logged."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -201,71 +170,73 @@ class Driver:
         if known is not None:
             await known.wake(tier)
             return
-        launch = self.catalogue.launches[model]
+        launch, began = self.catalogue.launches[model], self.clock()
         self.log.say("start", model=model, tier=tier)
-        try:
-            server = self.servers.begin(launch, self.core.settings.start_deadline_s)
-        except OSError as error:  # no descriptor, no disk, no process
-            reason = f"no server can be started: {error.strerror or error}"
-            self.start_failed(model, reason, 0.0)
-            self.tell(events.Failed(model, reason))
+        await self.templates.before(launch)
+        server = self._begun(launch, began)
+        if server is None:
             return
-        residence = self.residences[model] = Residence(self, launch, server)
+        residence = self.residences[model] = Residence(self, launch, server, began)
         try:
             await residence.live()
         finally:
             del self.residences[model]
-            self.facts.of(model).mode = self.facts.of(model).pid = None
-        self.tell(residence.last_word())
-        if model in self.core.models and self.core.models[model].state is State.ASLEEP:
+            self.record.ended(model)
+        await self._told(model, residence.last_word())
+
+    def _begun(self, launch: Launch, began: float) -> ModelServer | None:
+        """A server; where none can be begun, the core hears that."""
+        left = self.core.settings.start_deadline_s - (self.clock() - began)
+        try:
+            if left <= 0 or self.facts.stopping:
+                raise StartFailed(STOPPING if self.facts.stopping else self._late())
+            return self.servers.begin(launch, left)
+        except StartFailed as late:
+            reason = str(late)
+        except OSError as error:  # no descriptor, no disk, no process
+            reason = f"no server can be started: {error.strerror or error}"
+        self.start_failed(launch.name, reason, self.clock() - began)
+        self.spawn(self._told(launch.name, events.Failed(launch.name, reason)))
+        return None
+
+    async def _told(self, model: str, word: events.Left | events.Failed) -> None:
+        """Tell the core how a server ended, once nothing is left that should not be."""
+        known = self.core.models.get(model)
+        target = known.target if known else None
+        if isinstance(word, events.Failed) or target is None or target.name != TEMPLATE:
+            await self.templates.drop(model)
+        self.tell(word)
+        if known and known.state is State.ASLEEP and not self.templates.holds(model):
             # It was to sleep and could not: nothing of it is left.
             self.tell(events.Outdated(model))
 
-    def _leave(self, model: str, tier: str) -> None:
-        residence = self.residences.get(model)
-        if residence is None:
-            asyncio.get_running_loop().call_soon(self.tell, events.Left(model))
-        else:
-            self._spawn(residence.leave(tier))
+    async def _gone(self, model: str) -> None:
+        await self.templates.drop(model)
+        self.tell(events.Left(model))
 
     def started(self, residence: Residence, mode: str, seconds: float) -> None:
         """A server is ready, or awake again."""
-        name, facts = residence.launch.name, self.facts.of(residence.launch.name)
-        document = residence.ready.document
-        facts.starts += 1
-        facts.mode, facts.pid = residence.ready.mode, residence.ready.pid
-        phases, fallbacks = document.get("phases", {}), document.get("fallbacks", ())
-        facts.last_start = LastStart(time.time(), mode, seconds, phases, fallbacks)
-        self._remember(name, mode, seconds, None)
-        self.facts.start_s += seconds
-        self.metrics.started(name, mode, seconds)
-        self.log.say("ready", model=name, mode=mode, seconds=round(seconds, 4), pid=facts.pid)
-        for fallback in fallbacks:
-            self.log.say("fallback", model=name, **fallback)
+        name = residence.launch.name
+        self.record.started(name, residence.ready, mode, seconds)
         self.tell(events.Started(name, seconds))
-        if self.outdated(residence.launch):
+        if self.outdated(residence.launch) or self.templates.leaves(residence):
             self.tell(events.Outdated(name))
 
     def start_failed(self, name: str, reason: str, seconds: float) -> None:
         """A start came to nothing."""
-        self.facts.failed_starts += 1
-        self._remember(name, None, seconds, reason)
-        self.metrics.start_failed(name)
-        self.log.say("start failed", model=name, seconds=round(seconds, 4), reason=reason)
+        if not self.facts.stopping:
+            self.record.start_failed(name, reason, seconds)
 
-    def measured(self, name: str, memory: int) -> None:
-        """What a serving model really holds."""
-        self.facts.of(name).memory_source = "observed"
-        self.tell(events.Measured(name, memory))
+    def measured(self, name: str, memory: int, tier: str = AWAKE) -> None:
+        """What a model really holds in that tier."""
+        if tier == AWAKE:
+            self.facts.of(name).memory_source = "observed"
+        self.tell(events.Measured(name, memory, tier))
 
     def outdated(self, launch: Launch) -> bool:
         """Whether a server started by these words would be started by others now."""
         now = self.catalogue.launches.get(launch.name)
         return now is not None and now.same_server != launch.same_server
-
-    def _remember(self, name: str, mode: str | None, seconds: float, error: str | None) -> None:
-        row = {"model": name, "at_unix_s": time.time(), "mode": mode, "seconds": seconds, "error": error}
-        self.facts.recent_starts.append(row)
 
     # The whole host.
 
@@ -277,21 +248,30 @@ class Driver:
         except BaseException:
             self.catalogue = before
             raise
-        self._describe(file)
-        for name, residence in list(self.residences.items()):
-            if self.outdated(residence.launch) and self.core.models[name].state is not State.STARTING:
+        self.record.described(file)
+        self._forget()
+        running = {name: held.launch for name, held in self.templates.engines()}
+        running |= {name: residence.launch for name, residence in self.residences.items()}
+        for name, launch in running.items():
+            if self.outdated(launch) and self.core.models[name].state is not State.STARTING:
                 self.tell(events.Outdated(name))
+        self.templates.keep()
 
-    def _describe(self, file: HostFile) -> None:
-        for name, launch in file.catalogue.launches.items():
-            facts = self.facts.of(name)
-            facts.aliases = [given for given, _ in launch.names() if given not in (name, *launch.adapters)]
-            facts.adapters = list(launch.adapters)
-            if facts.memory_source != "observed":
-                facts.memory_source = file.sources.get(name, "file")
-        for name in [name for name in self.facts.models if name not in file.catalogue.launches]:
+    def _forget(self) -> None:
+        for name in [name for name in self.facts.models if name not in self.catalogue.launches]:
             if name not in self.core.models:
                 del self.facts.models[name]
+
+    def unload(self, model: str | None) -> list[str]:
+        """Have a model, or all that nobody pinned, finish what they have and stop; those that do."""
+        names = (
+            [model] if model is not None else [n for n, m in self.core.models.items() if not m.spec.pinned]
+        )
+        gone = [name for name in names if self.core.models[name].state in (State.READY, State.ASLEEP)]
+        for name in gone:
+            self.log.say("unload", model=name)
+            self.tell(events.Outdated(name))
+        return gone
 
     def status(self) -> dict[str, object]:
         """The status document."""
@@ -299,6 +279,7 @@ class Driver:
 
     def begin(self) -> None:
         """Start what is pinned, and look at the clock from here on."""
+        self.templates.keep()
         self.tell(events.Tick())
 
     def drain(self) -> None:
@@ -310,7 +291,8 @@ class Driver:
         self.tell(events.Configured(()))
         for name, model in list(self.core.models.items()):
             if model.state is State.STARTING and name in self.residences:
-                self._spawn(self.residences[name].end())
+                self.spawn(self.residences[name].end())
+        self.templates.drain()
 
     async def close(self, *, at_once: bool = False) -> None:
         """Wait until every server has gone; `at_once` ends them whatever they do."""
@@ -319,10 +301,7 @@ class Driver:
                 residence.kill()
         while self._tasks:
             await asyncio.wait(self._tasks)
+        await self.templates.close()
         if self._timer is not None:
             self._timer.cancel()
         await self.servers.close()
-
-
-def _unknown(asked: str | None) -> str:
-    return "the request names no model" if asked is None else f"The model `{asked}` does not exist."

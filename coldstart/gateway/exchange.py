@@ -14,12 +14,11 @@ from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
-import aiohttp
-
 from coldstart.gateway import answers
 from coldstart.gateway.answers import Headers, Receive, Scope, Send
-from coldstart.gateway.driver import AdmissionRefused, Driver, Ticket
-from coldstart.gateway.residence import Residence
+from coldstart.gateway.front import Front
+from coldstart.gateway.tickets import AdmissionRefused, Ticket
+from coldstart.gateway.upstream import Replica
 
 MAX_BODY = 64 << 20
 _HOP = frozenset(
@@ -28,6 +27,8 @@ _HOP = frozenset(
 _NOT_SENT = _HOP | {b"host", b"content-length", b"x-request-id", b"expect"}
 _NOT_PASSED = _HOP | {b"x-request-id", b"server", b"date", b"server-timing"}
 EVENTS = b"text/event-stream"
+# nginx and those that follow it keep an answer back otherwise.
+UNBUFFERED = (b"x-accel-buffering", b"no")
 
 
 class Gone(Exception):
@@ -37,9 +38,7 @@ class Gone(Exception):
 class Exchange:
     """One request and its answer."""
 
-    def __init__(
-        self, driver: Driver, scope: Scope, receive: Receive, send: Send, heartbeat_s: float
-    ) -> None:
+    def __init__(self, driver: Front, scope: Scope, receive: Receive, send: Send, heartbeat_s: float) -> None:
         self.driver, self.scope, self.receive, self.send = driver, scope, receive, send
         self.heartbeat_s = heartbeat_s
         given = dict(scope["headers"]).get(b"x-request-id", b"")
@@ -99,86 +98,111 @@ class Exchange:
         return asked
 
     async def _held(self, ticket: Ticket) -> None:
-        try:
-            residence = await self._granted(ticket)
-        except AdmissionRefused as refused:
-            await self._refused(refused)
-            return
         if ticket.route.served != self.document.get("model"):
             self.body = json.dumps({**self.document, "model": ticket.route.served}).encode()
         del self.document
-        try:
-            await self._pass(residence, ticket)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            await self._broken(residence, error)
+        while True:
+            try:
+                replica = await self._granted(ticket)
+            except AdmissionRefused as refused:
+                await self._refused(refused)
+                return
+            try:
+                await self._pass(replica, ticket)
+                return
+            except OSError as error:  # TimeoutError is one
+                # Nothing was said yet: somebody else may.
+                again = await self.driver.again(ticket, replica, error) if self.first_s is None else None
+                if again is None:
+                    await self._broken(replica, error)
+                    return
+                self.ticket = ticket = again
 
-    async def _granted(self, ticket: Ticket) -> Residence:
+    async def _granted(self, ticket: Ticket) -> Replica:
         """Wait for the model; a stream is kept alive meanwhile by comments. Raises AdmissionRefused."""
         while self.streams and not ticket.granted.done():
             done, _ = await asyncio.wait([ticket.granted], timeout=self.heartbeat_s)
             if not done:
                 await self._begin_events(ticket)
-                model = self.driver.core.models.get(ticket.route.model)
-                state = model.state if model else "gone"
-                await self._more(answers.comment(f"waiting for {ticket.route.model}: {state}"))
+                model = ticket.route.model
+                await self._more(answers.comment(f"waiting for {model}: {self.driver.state(model)}"))
         return await ticket.granted
 
     async def _begin_events(self, ticket: Ticket) -> None:
         if not self.status:
-            named = [(b"content-type", EVENTS + b"; charset=utf-8"), (b"cache-control", b"no-cache")]
+            named = [
+                (b"content-type", EVENTS + b"; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                UNBUFFERED,
+            ]
             await self._start(200, [*named, *self._own(ticket, None)])
 
-    async def _pass(self, residence: Residence, ticket: Ticket) -> None:
+    async def _pass(self, replica: Replica, ticket: Ticket) -> None:
         path = self.scope["raw_path"].partition(b"?")[0].decode("ascii")
         query = self.scope["query_string"].decode("ascii")
         await ticket.turn()
-        async with await residence.request(
+        async with await replica.upstream.request(
             self.scope["method"],
             path + (f"?{query}" if query else ""),
-            sent=ticket.passed_on if ticket.sent else None,
-            data=self.body,
             headers=self._sent(),
-            allow_redirects=False,
+            body=self.body,
+            sent=ticket.passed_on if ticket.sent else None,
         ) as answer:
-            self.body = b""
             if self.status and answer.status != 200:
                 # The client was promised a stream: the error is its one event.
                 await self._more(answers.event(await answer.read()), last=True)
                 return
-            piece = await answer.content.readany()
-            self.first_s = time.perf_counter() - self.began
+            piece = await answer.piece()
+            self.first_s, self.body = time.perf_counter() - self.began, b""
             if self.status:
-                await self._more(answers.comment("coldstart " + self._timing(residence, ticket)))
+                await self._more(answers.comment("coldstart " + self._timing(replica, ticket)))
             else:
-                passed = [(k.lower(), v) for k, v in answer.raw_headers if k.lower() not in _NOT_PASSED]
-                await self._start(answer.status, [*passed, *self._own(ticket, residence)])
-            facts = self.driver.facts.of(residence.name)
+                passed = [(k.lower(), v) for k, v in answer.headers if k.lower() not in _NOT_PASSED]
+                unbuffered = [UNBUFFERED] if self.streams else []
+                await self._start(answer.status, [*passed, *unbuffered, *self._own(ticket, replica)])
+            facts, send, next_piece = self.driver.facts.of(replica.name), self.send, answer.piece
             while piece:
-                await self._more(piece)
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
                 facts.chunks_streamed += 1
-                piece = await answer.content.readany()
+                piece = await next_piece()
             await self._more(b"", last=True)
 
-    async def _broken(self, residence: Residence, error: Exception) -> None:
+    async def _broken(self, replica: Replica, error: Exception) -> None:
         """The server went, or its connection: said in the form that the answer has begun in."""
-        reason = f"the server of {residence.name} broke off: {error or type(error).__name__}"
-        self.driver.log.say("broken", model=residence.name, request=self.id.decode(), reason=reason)
+        reason = f"the server of {replica.name} broke off"
+        self.driver.log.say(
+            "broken",
+            model=replica.name,
+            request=self.id.decode(),
+            reason=str(error) or type(error).__name__,
+        )
         if not self.status:
             await self._error(502, reason)
         elif self.streams:
-            await self._more(answers.event(answers.error(502, reason)), last=True)
+            await self._more(answers.event(answers.error(502, self._named(reason))), last=True)
         else:
             # Half of an answer must not look like a whole one: without its last piece the connection is broken off.
             raise RuntimeError(reason) from error
 
     async def _refused(self, refused: AdmissionRefused) -> None:
+        if refused.detail:
+            model = self.ticket.route.model if self.ticket else None
+            self.driver.log.say(
+                "refused", model=model, request=self.id.decode(), status=refused.status, reason=refused.detail
+            )
         if self.status:
-            await self._more(answers.event(answers.error(refused.status, refused.reason)), last=True)
+            said = answers.error(refused.status, self._named(refused.reason))
+            await self._more(answers.event(said), last=True)
             return
         await self._error(refused.status, refused.reason, refused.retry_after_s)
 
+    def _named(self, reason: str) -> str:
+        """What went wrong here, with what to look for in the log."""
+        return f"{reason} (request {self.id.decode()})"
+
     async def _error(self, status: int, reason: str, retry_after_s: float | None = None) -> None:
         self.status = status
+        reason = reason if status < 500 else self._named(reason)
         await answers.send_error(
             self.send, status, reason, headers=[(b"x-request-id", self.id)], retry_after_s=retry_after_s
         )
@@ -190,25 +214,24 @@ class Exchange:
     async def _more(self, piece: bytes, *, last: bool = False) -> None:
         await self.send({"type": "http.response.body", "body": piece, "more_body": not last})
 
-    def _sent(self) -> list[tuple[str, str]]:
-        given = [(k, v) for k, v in self.scope["headers"] if k not in _NOT_SENT]
-        named = [*given, (b"x-request-id", self.id)]
-        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in named]
+    def _sent(self) -> Headers:
+        given = [(name, value) for name, value in self.scope["headers"] if name not in _NOT_SENT]
+        return [*given, (b"x-request-id", self.id)]
 
-    def _own(self, ticket: Ticket, residence: Residence | None) -> Headers:
+    def _own(self, ticket: Ticket, replica: Replica | None) -> Headers:
         """Which request this is, by what way its model started, and how long each part took so far."""
         own = [(b"x-request-id", self.id)]
-        if residence is not None:
-            own.append((b"x-coldstart-mode", residence.ready.mode.encode()))
-            own.append((b"server-timing", self._timing(residence, ticket).encode()))
+        if replica is not None:
+            own.append((b"x-coldstart-mode", replica.mode.encode()))
+            own.append((b"server-timing", self._timing(replica, ticket).encode()))
         return own
 
-    def _timing(self, residence: Residence, ticket: Ticket) -> str:
-        start = None if ticket.hit else residence.start_s
+    def _timing(self, replica: Replica, ticket: Ticket) -> str:
+        start = None if ticket.hit else replica.start_s
         return answers.timing(
             [
                 ("queued", ticket.queued_s, None),
-                ("start", start, residence.ready.mode),
+                ("start", start, replica.mode),
                 ("first-token", self.first_s, None),
             ]
         )

@@ -7,44 +7,45 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from coldstart.host.model_state import State
 
 if TYPE_CHECKING:
-    from coldstart.gateway.driver import Ticket
+    from coldstart.gateway.tickets import Ticket
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _PREFIX = "coldstart_host_"
 
 
 class Metrics:
-    """Counted as it happens, where only the moment knows it; all else is read from the status when somebody asks."""
+    """Counted as it happens, where only the moment knows it; all else is `rest`, read when somebody asks."""
 
-    def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, rest: Collector, prefix: str = _PREFIX) -> None:
         self.registry = CollectorRegistry()
         model, mode = ("model",), ("model", "mode")
         made: dict[str, Any] = {"registry": self.registry}
         self._answers = Counter(
-            f"{_PREFIX}answers",
+            f"{prefix}answers",
             "Requests answered, by status; 499: the client went.",
             ("model", "code"),
             **made,
         )
         self._queued = Histogram(
-            f"{_PREFIX}queued_seconds", "From arrival until sent on.", model, buckets=_SHORT, **made
+            f"{prefix}queued_seconds", "From arrival until sent on.", model, buckets=_SHORT, **made
         )
         self._first = Histogram(
-            f"{_PREFIX}first_piece_seconds",
+            f"{prefix}first_piece_seconds",
             "From arrival to the answer's first piece.",
             model,
             buckets=_SHORT,
             **made,
         )
         self._starts = Histogram(
-            f"{_PREFIX}start_seconds", "Starts that succeeded.", mode, buckets=_SHORT, **made
+            f"{prefix}start_seconds", "Starts that succeeded.", mode, buckets=_SHORT, **made
         )
-        self._failed = Counter(f"{_PREFIX}failed_starts", "Starts that failed.", model, **made)
-        self.registry.register(_Status(status))
+        self._failed = Counter(f"{prefix}failed_starts", "Starts that failed.", model, **made)
+        self.registry.register(rest)
 
     def answered(self, ticket: Ticket, code: int, first_s: float | None) -> None:
         """A request that was taken in has ended."""
@@ -68,7 +69,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _Status:
+class HostStatus(Collector):
     """A collector over the status document."""
 
     def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
@@ -80,6 +81,9 @@ class _Status:
         host, requests = said["host"], said["requests"]
         yield GaugeMetricFamily(f"{_PREFIX}memory_limit_bytes", "Of all models.", host["memory_bytes"])
         yield GaugeMetricFamily(f"{_PREFIX}memory_used_bytes", "Booked.", host["memory_used_bytes"])
+        yield GaugeMetricFamily(
+            f"{_PREFIX}runtime_template_bytes", "Of that, the template's.", host["runtime_template_bytes"]
+        )
         yield CounterMetricFamily(f"{_PREFIX}requests", "Requests for a known model.", requests["total"])
         yield CounterMetricFamily(f"{_PREFIX}hits", "Requests whose model served.", requests["hits"])
         yield CounterMetricFamily(f"{_PREFIX}departures", "Models that left.", said["starts"]["departures"])

@@ -1,23 +1,20 @@
 """One server of the host, from the order to start it until nothing of it is left; meanwhile it may sleep and wake.
 
 vLLM's sleep levels are asked for over its own endpoints (`/sleep?level=N`, `/wake_up`), which it has with
-`--enable-sleep-mode` on platforms that can; a tier is called `asleep-N`.
+`--enable-sleep-mode` on platforms that can; a tier is called `asleep-N`. In the tier `template` no server runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
-
-import aiohttp
+from typing import TYPE_CHECKING
 
 from coldstart.gateway.servers import ModelServer, Ready, StartFailed
+from coldstart.gateway.upstream import Replica, Upstream
 from coldstart.host import events
 from coldstart.host.launches import Launch
-from coldstart.host.specification import STOPPED
+from coldstart.host.specification import STOPPED, TEMPLATE
 
 if TYPE_CHECKING:
     from coldstart.gateway.driver import Driver
@@ -25,65 +22,19 @@ if TYPE_CHECKING:
 # A server that was asked to end and has not after so long is ended.
 PATIENCE_S = 20.0
 MEASURE_FIRST_S, MEASURE_EVERY_S = 1.0, 30.0
-# Below vLLM's own (5 s): a connection must not be taken just as the other side closes it.
-KEEP_ALIVE_S = 3.0
-CROWDED_S = 0.005
 _SLEEP = "asleep-"
 
 
-async def _on_sent(session: aiohttp.ClientSession, context: Any, params: Any) -> None:
-    context.trace_request_ctx()
+class Residence(Replica):
+    """A server of this host."""
 
-
-class Residence:
-    """A server and the connections to it. `tail` is done when the last of those that waited together was sent."""
-
-    def __init__(self, driver: Driver, launch: Launch, server: ModelServer) -> None:
+    def __init__(self, driver: Driver, launch: Launch, server: ModelServer, began: float) -> None:
+        super().__init__(launch.name, Upstream(server.socket))
         self.driver, self.launch, self.server = driver, launch, server
-        self.began = driver.clock()
-        self.start_s = 0.0
+        self.began = began
         self.ready = Ready("", 0, {})
-        self.tail: asyncio.Future[None] | None = None
-        connector = aiohttp.UnixConnector(
-            path=str(server.socket), limit=0, keepalive_timeout=KEEP_ALIVE_S, force_close=False
-        )
-        settings: dict[str, Any] = {
-            "connector": connector,
-            "timeout": aiohttp.ClientTimeout(total=None, sock_connect=10.0),
-            "auto_decompress": False,
-            "skip_auto_headers": ("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-            "cookie_jar": aiohttp.DummyCookieJar(),
-        }
-        self.session = aiohttp.ClientSession(**settings)
-        watch = aiohttp.TraceConfig()
-        watch.on_request_chunk_sent.append(_on_sent)
-        self._watched = aiohttp.ClientSession(**settings, connector_owner=False, trace_configs=[watch])
         self._told_to_end = False
         self._reason = ""
-
-    @property
-    def name(self) -> str:
-        """The model's."""
-        return self.launch.name
-
-    async def request(
-        self, method: str, path: str, *, sent: Callable[[], None] | None = None, **options: Any
-    ) -> aiohttp.ClientResponse:
-        """As the session's. A server whose queue of connections is full is asked again: a unix socket fails at once there.
-
-        Nothing was sent then. (uvloop says so; asyncio's own loop takes such a socket for connected.) `sent` is called when the
-        body is on its way. Raises aiohttp.ClientError, OSError.
-        """
-        session = self.session if sent is None else self._watched
-        while True:
-            try:
-                return await session.request(
-                    method, f"http://server{path}", trace_request_ctx=sent, **options
-                )
-            except aiohttp.ClientConnectorError as error:
-                if error.os_error.errno != errno.EAGAIN:
-                    raise
-            await asyncio.sleep(CROWDED_S)
 
     async def live(self) -> None:
         """Until nothing of it is left. Tells when it is ready; `last_word` is to be told afterwards."""
@@ -91,9 +42,7 @@ class Residence:
             if await self._came_up():
                 await self._serve()
         finally:
-            with suppress(Exception):
-                await self._watched.close()
-                await self.session.close()
+            self.upstream.close()
             self._reason = self._reason or await self.server.ended
 
     async def _came_up(self) -> bool:
@@ -102,11 +51,10 @@ class Residence:
         except StartFailed as reason:
             await self.server.ended
             self._reason = self._reason or str(reason)
-            if not self.driver.facts.stopping:
-                self.driver.start_failed(self.name, self._reason, self.driver.clock() - self.began)
+            self.driver.start_failed(self.name, self._reason, self.driver.clock() - self.began)
             return False
-        self.start_s = self.driver.clock() - self.began
-        self.driver.started(self, self.ready.mode, self.start_s)
+        self.start_s, self.mode = self.driver.clock() - self.began, self.ready.mode
+        self.driver.started(self, self.mode, self.start_s)
         return True
 
     async def _serve(self) -> None:
@@ -118,7 +66,7 @@ class Residence:
             if self.server.ended.done() or self._told_to_end:
                 continue
             with suppress(OSError):
-                memory = await asyncio.to_thread(self.driver.measure, self.ready.pid)
+                memory = await asyncio.to_thread(self.driver.templates.held, self)
                 if memory is not None and not self.server.ended.done():
                     self.driver.measured(self.name, memory)
 
@@ -132,8 +80,9 @@ class Residence:
 
     async def leave(self, tier: str) -> None:
         """Go to that tier."""
-        if tier == STOPPED or not await self._asked("/sleep", level=tier.removeprefix(_SLEEP)):
-            self.driver.log.say("stop", model=self.name)
+        sleeps = tier not in (STOPPED, TEMPLATE)
+        if not sleeps or not await self._asked(f"/sleep?level={tier.removeprefix(_SLEEP)}"):
+            self.driver.log.say("stop", model=self.name, tier=tier)
             await self.end()
             return
         self.driver.log.say("sleep", model=self.name, tier=tier)
@@ -154,11 +103,12 @@ class Residence:
         self.driver.start_failed(self.name, reason, self.driver.clock() - began)
         await self.end()
 
-    async def _asked(self, path: str, **query: str) -> bool:
+    async def _asked(self, path: str) -> bool:
         try:
-            async with await self.request("POST", path, params=query) as answer:
+            async with await self.upstream.request("POST", path) as answer:
+                await answer.read()
                 return answer.status == 200
-        except (aiohttp.ClientError, OSError):
+        except OSError:  # TimeoutError is one
             return False
 
     async def end(self, reason: str = "") -> None:

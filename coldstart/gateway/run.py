@@ -25,9 +25,11 @@ from coldstart.errors import ColdstartError, Usage
 from coldstart.gateway.app import HEARTBEAT_S, Gateway
 from coldstart.gateway.driver import Driver
 from coldstart.gateway.log import Log
+from coldstart.gateway.meter import Meter, ProcessorMemory
+from coldstart.gateway.profiles import RUNTIME_TEMPLATE_BYTES
 from coldstart.gateway.servers import Starter
 from coldstart.host.configuration import HostFile
-from coldstart.machine import paths, processes, runtime
+from coldstart.machine import paths, runtime
 from coldstart.machine.paths import Cache
 
 BACKLOG = 2048
@@ -49,7 +51,7 @@ class HostOptions:
     drain_s: float | None = None
 
 
-class _Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     """Uvicorn without its signal handlers: the host has its own."""
 
     @contextmanager
@@ -77,7 +79,7 @@ class ModelHost:
         with (
             listening(self.options) as sock,
             own_directory() as directory,
-            asyncio.Runner(loop_factory=_loop_factory()) as runner,
+            asyncio.Runner(loop_factory=loop_factory()) as runner,
         ):
             runner.run(self._main(sock, directory))
         return 128 + self.caught[0] if self.caught else 0
@@ -85,9 +87,11 @@ class ModelHost:
     async def _main(self, sock: socket.socket, directory: Path) -> None:
         starter = Starter(directory, self.options.cache, offline=self.options.offline)
         starter.warm()
-        measure = processes.memory_bytes if runtime.targets_cpu() else lambda pid: None
-        self.driver = Driver(self.file, starter, log=self.log, measure=measure)
-        self.server = _Server(self._uvicorn())
+        on_cpu = runtime.targets_cpu()
+        meter = ProcessorMemory() if on_cpu else Meter()
+        template_bytes = RUNTIME_TEMPLATE_BYTES if on_cpu else 0
+        self.driver = Driver(self.file, starter, log=self.log, meter=meter, template_bytes=template_bytes)
+        self.server = GatewayServer(self._uvicorn())
         self._facts(sock)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -120,10 +124,8 @@ class ModelHost:
         )
 
     def _facts(self, sock: socket.socket) -> None:
-        host, port = sock.getsockname()[:2]
-        shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         facts = self.driver.facts
-        facts.url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+        facts.url = shown(sock)
         facts.config_path = str(self.options.config) if self.options.config else None
         facts.config_loaded_unix_s = time.time()
 
@@ -188,12 +190,20 @@ def _signature(path: Path | None) -> tuple[int, int, int] | None:
     return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Of the quickest loop there is."""
     try:
         import uvloop
     except ImportError:
         return None
     return uvloop.new_event_loop
+
+
+def shown(sock: socket.socket) -> str:
+    """The address as a client of this machine writes it."""
+    host, port = sock.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @contextmanager

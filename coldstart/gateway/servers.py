@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from coldstart.contract import environment
 from coldstart.errors import Usage
+from coldstart.gateway.server_log import ServerLog
 from coldstart.host.launches import Launch
-from coldstart.machine import ipc, logs
+from coldstart.machine import ipc
 from coldstart.machine.paths import Cache
 from coldstart.machine.peers import PeerError
 
 _LONGEST_SOCKET = 107
+# How often the size of a server's log is looked at.
+LOOK_AT_LOG_S = 10.0
 
 
 class StartFailed(Exception):
@@ -50,12 +55,30 @@ class ModelServer(Protocol):
     def stop(self) -> None:
         """Ask it to end; the second time, at once. Nothing happens when it has."""
 
+    def retire(self) -> None:
+        """Of a template: fork nothing more, and end when all that was forked has ended."""
+
+    def tail(self, size: int) -> str:
+        """The last `size` bytes of its log."""
+
 
 class Servers(Protocol):
     """Whoever begins servers."""
 
-    def begin(self, launch: Launch, deadline_s: float) -> ModelServer:
-        """Order a start; returns at once. Raises OSError where not even that can be done."""
+    def begin(
+        self,
+        launch: Launch,
+        deadline_s: float,
+        listen: Sequence[str] = (),
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> ModelServer:
+        """Order a start; returns at once. It listens at its socket, or as vLLM's words in `listen` say; `env` is put on top.
+
+        Raises OSError where not even that can be done.
+        """
+
+    def begin_template(self, launch: Launch, level: str, deadline_s: float) -> ModelServer:
+        """Order a template of that level for the servers begun here; its `socket` is nobody's. As `begin`."""
 
     async def close(self) -> None:
         """Nothing is begun any more; every server has ended."""
@@ -66,7 +89,7 @@ class Supervised:
 
     def __init__(self, path: Path, log: Path, lease: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        self.socket, self.log = path, log
+        self.socket, self.log = path, ServerLog(log)
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.ended: asyncio.Future[str] = loop.create_future()
         # Somebody may look at only one of them.
@@ -74,12 +97,28 @@ class Supervised:
         self._channel, self._loop, self._reason = ipc.Channel(lease), loop, ""
         lease.setblocking(False)
         loop.add_reader(lease, self._heard)
+        self._looks = loop.call_later(LOOK_AT_LOG_S, self._look)
 
     def stop(self) -> None:
         """As ModelServer."""
+        self._signal(signal.SIGTERM)
+
+    def retire(self) -> None:
+        """As ModelServer."""
+        self._signal(signal.SIGUSR1)
+
+    def tail(self, size: int) -> str:
+        """As ModelServer."""
+        return self.log.tail(size)
+
+    def _signal(self, number: int) -> None:
         if not self.ended.done():
             with suppress(OSError):
-                self._channel.send({"signal": 15})
+                self._channel.send({"signal": int(number)})
+
+    def _look(self) -> None:
+        self._loop.run_in_executor(None, self.log.bound)
+        self._looks = self._loop.call_later(LOOK_AT_LOG_S, self._look)
 
     def _heard(self) -> None:
         try:
@@ -104,25 +143,25 @@ class Supervised:
     def _close(self) -> None:
         self._loop.remove_reader(self._channel.socket)
         self._channel.close()
+        self._looks.cancel()
         reason = self._reason or "the server's supervisor was killed"
         if not self.ready.done():
-            self.ready.set_exception(StartFailed(reason + self._said()))
+            said = self.log.error()
+            self.ready.set_exception(StartFailed(f"{reason}: {said}" if said else reason))
         self.socket.unlink(missing_ok=True)
-        self.log.unlink(missing_ok=True)
+        self.log.remove()
         self.ended.set_result(reason)
-
-    def _said(self) -> str:
-        """The last that its log says of an error."""
-        with suppress(OSError):
-            lines = [line.strip() for line in logs.end(self.log).splitlines() if "Error" in line]
-            return f": {lines[0]}" if lines else ""
-        return ""
 
 
 class Starter:
     """Servers by way of the starter process, which is started anew should it have died."""
 
-    def __init__(self, directory: Path, cache: Cache, *, offline: bool) -> None:
+    module = "coldstart.gateway.starter"
+
+    def __init__(
+        self, directory: Path, cache: Cache, *, offline: bool, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.env = os.environ if env is None else env
         self.directory, self.cache, self.offline = directory, cache, offline
         if len(str(directory / "99999.sock")) > _LONGEST_SOCKET:
             raise Usage(
@@ -143,17 +182,37 @@ class Starter:
         supervisor = {str(environment.SUPERVISOR_PID): str(os.getpid())}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "coldstart.gateway.starter", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", self.module, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
-                env=os.environ | supervisor,
+                env={**self.env, **supervisor},
                 stdin=subprocess.DEVNULL,
                 # A Ctrl-C at the terminal is the gateway's to hear; servers end when it says so.
                 start_new_session=True,
             )
         self._channel = ipc.Channel(ours)
 
-    def begin(self, launch: Launch, deadline_s: float) -> ModelServer:
+    def begin(
+        self,
+        launch: Launch,
+        deadline_s: float,
+        listen: Sequence[str] = (),
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> ModelServer:
         """As Servers."""
+        return self._begin(launch, deadline_s, None, listen, env)
+
+    def begin_template(self, launch: Launch, level: str, deadline_s: float) -> ModelServer:
+        """As Servers."""
+        return self._begin(launch, deadline_s, level)
+
+    def _begin(
+        self,
+        launch: Launch,
+        deadline_s: float,
+        level: str | None,
+        listen: Sequence[str] = (),
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> ModelServer:
         self._number += 1
         path = self.directory / f"{self._number}.sock"
         log = self.directory / f"{self._number}.log"
@@ -167,8 +226,11 @@ class Starter:
             "untrusted": launch.untrusted,
             "cache": str(self.cache.root),
             "offline": self.offline,
-            "socket": str(path),
+            "environment": dict(env),
+            "listen": list(listen or ("--uds", str(path))),
             "ready_timeout": deadline_s,
+            "template": level,
+            "templates": str(self.directory / "templates"),
         }
         with log.open("ab") as file:
             ours, theirs = socket.socketpair()

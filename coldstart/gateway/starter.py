@@ -6,6 +6,8 @@ the gateway, whose loop stays free: a supervisor is a small process of its own t
 
 The gateway holds one connection to the starter, and one to each supervisor. The latter is a lease: its end, however the gateway
 ended, ends the server. Messages of a supervisor: {"ready": document}, {"failed": reason}, {"exit": code}; to it: {"signal": n}.
+
+A template is supervised likewise. It lies in the host's own directory, for servers of this host alone, and ends with its lease.
 """
 
 from __future__ import annotations
@@ -14,18 +16,25 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from threading import Thread
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from coldstart.errors import ColdstartError
-from coldstart.machine import ipc
+from coldstart.machine import ipc, processes
 from coldstart.machine.lifeline import die_with_supervisor
+
+if TYPE_CHECKING:
+    from coldstart.serve.serve import ServeRequest
+    from coldstart.serve.template_pool import Warm
 
 # From the end of the lease until the server is killed.
 GRACE_S = 10.0
+# How often it is looked whether a retired template has servers left.
+RETIRES_S = 0.5
 Run = Callable[[Mapping[str, Any], ipc.Channel], int]
 
 
@@ -121,15 +130,30 @@ def supervise(message: Mapping[str, Any], channel: ipc.Channel) -> int:
 
     Raises what planning and starting raise.
     """
-    from pathlib import Path
-
-    from coldstart.artifacts.bundle import anyone
-    from coldstart.key import inspection
+    if message["template"] is not None:
+        return _template(message, channel)
     from coldstart.machine import secrets
-    from coldstart.machine.paths import Cache
     from coldstart.machine.recording import recording
     from coldstart.serve import serve
 
+    request = _request(message, (*message["listen"], "--served-model-name", *message["served"]))
+    plan = serve.plan(request)
+    with recording(None, wanted=True) as recorded:
+        started = serve.start(request, plan)
+        recorded.started()
+    document = started.document() | {"phases": recorded.timeline.phases(), "supervisor": os.getpid()}
+    channel.send({"ready": secrets.document(document)})
+    return serve.stay(started.running.process)
+
+
+def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeRequest:
+    from coldstart.artifacts.bundle import anyone
+    from coldstart.key import inspection
+    from coldstart.machine.paths import Cache
+    from coldstart.serve.serve import ServeRequest
+
+    # Before anything looks for a device.
+    os.environ.update(message["environment"])
     found = inspection.look_up(
         message["model"],
         message["args"],
@@ -138,21 +162,53 @@ def supervise(message: Mapping[str, Any], channel: ipc.Channel) -> int:
         revision=message["revision"],
         accepts=anyone if message["untrusted"] else None,
     )
-    listen = ("--uds", message["socket"], "--served-model-name", *message["served"])
-    request = serve.ServeRequest(
+    return ServeRequest(
         found,
         listen,
         mode=message["mode"],
         without_bundle=message["on_miss"] == "warn",
         ready_timeout=message["ready_timeout"],
+        templates=Path(message["templates"]),
     )
-    plan = serve.plan(request)
-    with recording(None, wanted=True) as recorded:
-        started = serve.start(request, plan)
-        recorded.started()
-    document = started.document() | {"phases": recorded.timeline.phases(), "supervisor": os.getpid()}
-    channel.send({"ready": secrets.document(document)})
-    return serve.stay(started.running.process)
+
+
+def _template(message: Mapping[str, Any], channel: ipc.Channel) -> int:
+    """A template for this host's servers, or the user's own where one runs that will do (pid 0: it is left alone)."""
+    from coldstart.serve import serve, template_pool
+
+    request, level = _request(message), message["template"]
+    plan, model = serve.plan(request), request.lookup.model.name
+    own = template_pool.find(level, request.lookup.key.digest)
+    if own is not None and template_pool.obstacle(own, plan) is None:
+        return _guard(own, channel, 0, lambda: None)
+    root = Path(message["templates"])
+    warm = template_pool.start(level, plan, model, message["ready_timeout"], root=root)
+    return _guard(warm, channel, warm.pid or 0, lambda: template_pool.stop(warm, force=True))
+
+
+def _guard(warm: Warm, channel: ipc.Channel, pid: int, stop: Callable[[], None]) -> int:
+    """Stay with a template until it ends or is to; SIGUSR1 hides it, and ends it after the last that it has forked."""
+    import select
+
+    assert warm.pid is not None
+    retired = False
+
+    def retire(*_: object) -> None:
+        nonlocal retired
+        retired = True
+        if pid:
+            warm.socket.unlink(missing_ok=True)
+
+    signal.signal(signal.SIGUSR1, retire)
+    pidfd = os.pidfd_open(warm.pid)
+    try:
+        channel.send({"ready": {"mode": f"template-{warm.level}", "pid": pid}})
+        while not select.select([pidfd], [], [], RETIRES_S)[0]:
+            if retired and (not pid or not processes.children(warm.pid)):
+                break
+    finally:
+        stop()
+    return 0
 
 
 if __name__ == "__main__":

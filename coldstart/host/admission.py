@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import ceil
 
 from coldstart.host.events import Refuse
@@ -10,6 +11,9 @@ from coldstart.host.model_state import Model, State
 from coldstart.host.residents import Residents
 
 GIB = 1 << 30
+LONGEST = 120
+_WHERE = re.compile(r"""\w+://\S+|(?<![\w.])(?:~|\.{1,2})?/[^\s'",:;()]+""")
+_END = re.compile(r"(?<=[.;])\s|\s\(mend: |\n")
 
 
 def refusal(residents: Residents, held: Held, request: str, name: str, now: float) -> Refuse | None:
@@ -41,9 +45,15 @@ def too_large(residents: Residents, request: str, model: Model) -> Refuse:
 
 
 def failed(model: Model, request: str, now: float) -> Refuse:
-    """The model's own error, to nobody but those who asked for it."""
-    reason = f"model {model.spec.name} did not start: {model.error}"
-    return Refuse(request, 503, reason, float(ceil(max(1.0, model.retry_at - now))))
+    """Why it did not start, to nobody but those who asked for it: in brief, the whole is the log's."""
+    reason = f"model {model.spec.name} did not start: {brief(model.error)}"
+    return Refuse(request, 503, reason, float(ceil(max(1.0, model.retry_at - now))), model.error)
+
+
+def brief(error: str) -> str:
+    """The first sentence of an error without paths and addresses, at most LONGEST characters."""
+    said = _WHERE.sub("<path>", _END.split(error.strip(), maxsplit=1)[0]).rstrip(".:; ")
+    return said if len(said) <= LONGEST else said[:LONGEST].rsplit(" ", 1)[0] + " ..."
 
 
 def too_long(waiting: Waiting, now: float) -> Refuse:

@@ -2,6 +2,7 @@
 
     memory = "60GiB"            # of all models together; every member of HostSettings may stand here
     policy = "predictive"
+    idle_s = 900                # of each model that says nothing else
 
     [models.llama2-7b]
     memory = "14GiB"            # memory and start_s: a live host takes them from the bundle where they are not given
@@ -10,6 +11,7 @@
     model = "meta-llama/Llama-2-7b-hf"  # what is served, by default what the table is called
     args = ["--max-model-len", "4096"]  # vLLM's
     aliases = ["llama"]         # further names; mode, on_miss, revision, untrusted: as for `coldstart serve`
+    engine_template = false     # true: a live host keeps the built engine as well, and forks its servers from that
 
     [[models.llama2-7b.tiers]]  # optional, between awake and stopped, the quickest return first
     name = "asleep-1"
@@ -25,7 +27,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.errors import Usage
 from coldstart.host.launches import FAIL, Catalogue, Launch
 from coldstart.host.policies import make
-from coldstart.host.specification import AWAKE, HostSettings, ModelSpec, Tier, stopped
+from coldstart.host.specification import AWAKE, TEMPLATE, HostSettings, ModelSpec, Tier, stopped
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)?")
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -41,16 +43,23 @@ _UNITS |= {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 _LAUNCH = {"model", "args", "aliases", "mode", "on_miss", "revision", "untrusted"}
+_LAUNCH |= {"engine_template", "unlisted"}
 _FIGURES = {"memory", "start_s", "tiers", "pinned", "idle_s"}
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What is known of a model before it was ever started here: bytes when awake, seconds from stopped, and from where."""
+    """What is known of a model before it was ever started here: bytes when awake, seconds from stopped, and from where.
+
+    `forked_s` are the seconds from its engine template, where that is known; `shared` are bytes of `memory` that it shares
+    with a runtime template of which it is forked.
+    """
 
     memory: int
     start_s: float
     source: str
+    forked_s: float | None = None
+    shared: int = 0
 
 
 Profiles = Callable[[Launch], Profile]
@@ -91,12 +100,20 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None) -> HostFil
     models = top.pop("models", {})
     if not isinstance(models, dict) or not models:
         raise Usage("no [models.NAME]", mend='write [models.NAME] with memory = "14GiB" and start_s = 8.0')
+    if "idle_s" in top:
+        idle_s = top.pop("idle_s")
+        models = {
+            name: {"idle_s": idle_s, **given} if isinstance(given, dict) else given
+            for name, given in models.items()
+        }
     known_members("the host", top, {field.name for field in fields(HostSettings)})
     settings = HostSettings(**_typed(_sized(needed_members("the host", top, {"memory"}))))
     make(settings.policy, {}, settings.memory)
     launches = {name: _launch(name, given) for name, given in models.items()}
     catalogue = Catalogue(launches.values())
     known = {name: _known_by(models[name], launch, profiles) for name, launch in launches.items()}
+    if settings.runtime_template:
+        known = {name: one and replace(one, memory=one.memory - one.shared) for name, one in known.items()}
     specs = tuple(_model(name, given, known[name]) for name, given in models.items())
     sources = {
         name: "file" if profile is None or "memory" in models[name] else profile.source
@@ -129,6 +146,8 @@ def _launch(name: str, given: Any) -> Launch:
         _kind(what, given, "on_miss", str, FAIL),
         _kind(what, given, "revision", str, None),
         _kind(what, given, "untrusted", bool, False),
+        _kind(what, given, "engine_template", bool, False),
+        _kind(what, given, "unlisted", bool, False),
     )
 
 
@@ -159,7 +178,12 @@ def _model(name: str, given: Any, known: Profile | None) -> ModelSpec:
     what = f"models.{name}"
     memory = size(given["memory"]) if known is None or "memory" in given else known.memory
     start = as_seconds(what, given["start_s"]) if known is None or "start_s" in given else known.start_s
-    between = tuple(_tier(what, tier) for tier in given.get("tiers", ()))
+    between = [_tier(what, tier) for tier in given.get("tiers", ())]
+    if given.get("engine_template") and TEMPLATE not in (tier.name for tier in between):
+        # As much as awake until it was measured: the host learns it at the first start.
+        forked_s = start if known is None or known.forked_s is None else min(start, known.forked_s)
+        most = min([memory, *(tier.memory for tier in between)])
+        between.append(Tier(TEMPLATE, most, max([forked_s, *(tier.penalty_s for tier in between)])))
     tiers = (Tier(AWAKE, memory, 0.0), *between, stopped(start))
     idle = given.get("idle_s")
     idle_s = None if idle is None else as_seconds(what, idle)
@@ -184,8 +208,10 @@ def _sized(given: Mapping[str, Any]) -> dict[str, Any]:
 def _typed(given: dict[str, Any]) -> dict[str, Any]:
     for field in fields(HostSettings):
         value, kind = given.get(field.name), str(field.type)
-        wanted: tuple[type, ...] = (int, float) if kind == "float" else (str,) if kind == "str" else (int,)
-        if field.name in given and (isinstance(value, bool) or not isinstance(value, wanted)):
+        wanted: tuple[type, ...] = {"float": (int, float), "str": (str,), "bool": (bool,)}.get(kind, (int,))
+        if field.name in given and (
+            isinstance(value, bool) != (kind == "bool") or not isinstance(value, wanted)
+        ):
             raise Usage(f"{field.name} = {value!r} is not of the kind {kind.removesuffix(' | None')}")
     return given
 

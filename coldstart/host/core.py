@@ -16,7 +16,7 @@ from coldstart.host.held import Held, Waiting
 from coldstart.host.model_state import STARTABLE, Model, State
 from coldstart.host.residents import Residents
 from coldstart.host.room import make_room, shrink
-from coldstart.host.specification import REFUSE, HostSettings, ModelSpec
+from coldstart.host.specification import AWAKE, REFUSE, HostSettings, ModelSpec
 
 
 class Core:
@@ -26,6 +26,7 @@ class Core:
         self.residents = Residents(specs, settings)
         self.held = Held()
         self.requests = self.hits = self.starts = self.departures = 0
+        self._giving_up = False
         self._serving: dict[str, str] = {}
         self._next_check, self._now = -inf, -inf
 
@@ -59,6 +60,11 @@ class Core:
                 self._ended(request, now)
             case events.Configured(specs, settings):
                 yield from self._configured(specs, settings or self.settings, now)
+            case events.TemplateHeld(memory):
+                self.residents.keep(memory)
+                self._giving_up = self._giving_up and memory > 0
+                self._next_check = -inf if self.residents.unsettled() else self._next_check
+                yield from self._given_up(*self.models.values())
             case events.Tick():
                 pass
             case _ if event.model in self.models:
@@ -80,8 +86,8 @@ class Core:
                 yield from self._failed(model, reason, now)
             case events.Left():
                 self.residents.left(model, now)
-            case events.Measured(_, memory) if model.state is State.READY:
-                self.residents.measured(model, memory)
+            case events.Measured(_, memory, tier) if tier != AWAKE or model.state is State.READY:
+                self.residents.measured(model, memory, tier)
             case events.Outdated() if model.state in (State.READY, State.ASLEEP):
                 self.residents.drain(model, model.spec.tiers[-1], now)
         self._watch(model)
@@ -123,9 +129,10 @@ class Core:
 
     def _advance(self, now: float) -> Iterator[Action]:
         yield from self._expired(now)
+        # Before anybody is found idle: who waits for a model makes it busy.
+        yield from self._dispatched()
         if now >= self._next_check:
             yield from self._checked(now)
-        yield from self._dispatched()
         yield from self._started(now)
         yield from self._ordered()
 
@@ -187,7 +194,9 @@ class Core:
                 return
             if self.residents.most_for(model) < model.observed.memory:
                 yield from self._too_large(model)
-            elif make_room(self.residents, model, now, now >= waiting.since + self.settings.patience_s):
+                continue
+            yield from self._given_up(model)
+            if make_room(self.residents, model, now, now >= waiting.since + self.settings.patience_s):
                 self.starts += 1
                 yield events.Start(model.spec.name, self.residents.start(model, now))
                 self._watch(model)
@@ -195,6 +204,12 @@ class Core:
                 yield from self._refused(model)
             else:
                 return
+
+    def _given_up(self, *models: Model) -> Iterator[Action]:
+        """The host's own process goes for a model that fits only without it; ordered once."""
+        if not self._giving_up and any(map(self.residents.crowded_out, models)):
+            self._giving_up = True
+            yield events.GiveUp()
 
     def _pinned(self, now: float) -> list[Waiting]:
         return [Waiting("", name, now) for name in self.residents.pinned]

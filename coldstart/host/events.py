@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coldstart.host.specification import HostSettings, ModelSpec, Tier
+from coldstart.host.specification import AWAKE, HostSettings, ModelSpec, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,17 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A serving model holds so many device bytes."""
+    """A model holds so many device bytes in that tier; as for `awake`, only while it serves."""
 
     model: str
+    memory: int
+    tier: str = AWAKE
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateHeld:
+    """The host itself keeps a warm process of so many device bytes, of which starts are forked; 0: none."""
+
     memory: int
 
 
@@ -77,7 +85,7 @@ class Outdated:
     model: str
 
 
-Event = Arrived | Ended | Started | Failed | Left | Measured | Tick | Configured | Outdated
+Event = Arrived | Ended | Started | Failed | Left | Measured | TemplateHeld | Tick | Configured | Outdated
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +121,21 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Answer the request with this HTTP status; `retry_after_s` where trying again may help."""
+    """Answer the request with this HTTP status; `retry_after_s` where trying again may help.
+
+    `reason` is for the client, `detail` for the host's log: it may name what a client has no business to know.
+    """
 
     request: str
     status: int
     reason: str
     retry_after_s: float | None = None
+    detail: str = ""
 
 
-Action = Start | Leave | Abort | Dispatch | Refuse
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The warm process that is held is in the way of a model: end it once nothing depends on it; `TemplateHeld(0)` follows."""
+
+
+Action = Start | Leave | Abort | Dispatch | Refuse | GiveUp

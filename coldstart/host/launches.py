@@ -13,6 +13,8 @@ from coldstart.contract.arguments import Arguments
 from coldstart.errors import Usage
 
 MODES = ("auto", "fresh", "template-runtime", "template-engine", "snapshot")
+FORKED = ("auto", "template-runtime")
+"""Those in which a server may be forked from a runtime template."""
 FAIL, WARN = "fail", "warn"
 
 
@@ -20,7 +22,9 @@ FAIL, WARN = "fail", "warn"
 class Launch:
     """What `coldstart serve` is told for the model `name`; `model` is an alias, a repository id or a directory.
 
-    `on_miss` is "fail" or "warn" (vLLM's ordinary start where there is no bundle).
+    `on_miss` is "fail" or "warn" (vLLM's ordinary start where there is no bundle). With `engine_template` the host builds the
+    model's engine once, forks its servers from that, and keeps it while its memory is not needed: the tier `template`.
+    An `unlisted` model is not named in /v1/models.
     """
 
     name: str
@@ -31,6 +35,8 @@ class Launch:
     on_miss: str = FAIL
     revision: str | None = None
     untrusted: bool = False
+    engine_template: bool = False
+    unlisted: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -64,7 +70,8 @@ class Launch:
     @property
     def same_server(self) -> tuple[object, ...]:
         """Equal where a running server would be started again just as it is."""
-        return (self.model, tuple(self.args), self.served_names, self.revision, self.untrusted)
+        words = (self.model, tuple(self.args), self.served_names)
+        return (*words, self.revision, self.untrusted, self.engine_template)
 
     def names(self) -> Iterator[tuple[str, str]]:
         """(a name that it is asked for by, what its server calls that)."""

@@ -12,7 +12,10 @@ from coldstart.errors import Usage
 from coldstart.host.ledger import Ledger
 from coldstart.host.model_state import Model, State
 from coldstart.host.policies import ModelCost, make
-from coldstart.host.specification import HostSettings, ModelSpec, Tier
+from coldstart.host.specification import AWAKE, HostSettings, ModelSpec, Tier
+
+# What the host itself holds is booked under a name that no model has.
+_OWN = ""
 
 
 class Residents:
@@ -103,6 +106,19 @@ class Residents:
         others = (self.models[name] for name in self.pinned if name != model.spec.name)
         return self.device.capacity - sum(other.observed.memory for other in others)
 
+    def kept(self) -> int:
+        """Device bytes of the host's own warm process."""
+        return self.device.held(_OWN)
+
+    def keep(self, memory: int) -> None:
+        """It holds so many bytes; 0: there is none."""
+        self.device.correct(_OWN, memory)
+
+    def crowded_out(self, model: Model) -> bool:
+        """Whether the model fits only without the host's own process."""
+        memory, most = model.observed.memory, self.most_for(model)
+        return most - self.kept() < memory <= most
+
     def wanted(self, model: Model) -> int:
         """Device bytes that serving would take beyond what the model holds."""
         return model.observed.memory - self.device.held(model.spec.name)
@@ -190,10 +206,13 @@ class Residents:
         self._book_beside(model, 0)
         self.measured(model, model.observed.memory)
 
-    def measured(self, model: Model, memory: int) -> None:
-        """Book what it really holds, be it more than there is."""
-        model.observed.memory = memory
-        self.device.correct(model.spec.name, memory)
+    def measured(self, model: Model, memory: int, tier: str = AWAKE) -> None:
+        """Book what it really holds, be it more than there is; for a tier that it is not in, remember it."""
+        if tier not in {one.name for one in model.spec.tiers}:
+            return
+        model.observed.measured(tier, memory)
+        if model.state is State.READY or (model.state is State.ASLEEP and model.tier.name == tier):
+            self.device.correct(model.spec.name, model.observed.held(model.tier))
         self.price(model)
 
     def failed(self, model: Model, reason: str, now: float) -> None:

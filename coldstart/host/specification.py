@@ -12,7 +12,7 @@ from itertools import pairwise
 from coldstart.errors import Usage
 from coldstart.host.policies import DEFAULT
 
-AWAKE, STOPPED = "awake", "stopped"
+AWAKE, TEMPLATE, STOPPED = "awake", "template", "stopped"
 QUEUE, REFUSE = "queue", "refuse"
 
 
@@ -66,6 +66,7 @@ class HostSettings:
 
     `when_full` says what becomes of a request whose model finds nobody that may leave: it waits, or is refused. One
     that waits longer than `patience_s` makes busy models drain: they finish what they have, take nothing new, and leave.
+    With `runtime_template` a live host keeps a process with the runtime imported, of which its starts are forked.
     """
 
     memory: int
@@ -81,6 +82,7 @@ class HostSettings:
     start_deadline_s: float = 600.0
     backoff_s: float = 1.0
     backoff_max_s: float = 300.0
+    runtime_template: bool = True
 
     def __post_init__(self) -> None:
         if self.when_full not in (QUEUE, REFUSE):
@@ -96,25 +98,34 @@ class Observed:
     """A model's own figures: the spec's, corrected by what was seen. Penalties move by a third each time."""
 
     spec: ModelSpec
-    memory: int = field(init=False)
+    _memory: dict[str, int] = field(init=False)
     _penalty_s: dict[str, float] = field(init=False)
 
     WEIGHT = 1 / 3
 
     def __post_init__(self) -> None:
-        self.memory = self.spec.tiers[0].memory
+        self._memory = {tier.name: tier.memory for tier in self.spec.tiers}
         self._penalty_s = {tier.name: tier.penalty_s for tier in self.spec.tiers}
+
+    @property
+    def memory(self) -> int:
+        """Device bytes when awake."""
+        return self._memory[AWAKE]
 
     def penalty_s(self, tier: Tier) -> float:
         return self._penalty_s[tier.name]
 
     def held(self, tier: Tier) -> int:
-        """Device bytes in that tier."""
-        return self.memory if tier.name == AWAKE else min(tier.memory, self.memory)
+        """Device bytes in that tier, never more than awake."""
+        return min(self._memory[tier.name], self.memory)
+
+    def measured(self, tier: str, memory: int) -> None:
+        """It holds so many bytes there."""
+        self._memory[tier] = memory
 
     def started(self, tier: Tier, seconds: float, memory: int | None) -> None:
         """It came back from `tier` in so long, and holds `memory` bytes where that could be measured."""
         before = self._penalty_s[tier.name]
         self._penalty_s[tier.name] = before + self.WEIGHT * (seconds - before)
         if memory is not None and memory > 0:
-            self.memory = memory
+            self.measured(AWAKE, memory)

@@ -4,6 +4,7 @@
     time_unix_s             when this was said
     host                    url, pid, version, uptime_s, stopping (bool), policy,
                             memory_bytes, memory_used_bytes    of all models: the limit, and what is booked
+                            runtime_template_bytes    of what is booked, the host's own template; 0 where it keeps none
                             host_memory_bytes, host_memory_used_bytes    the same beside the device
                             max_held, loaders, min_residents, max_residents (or null)
                             config: {path (or null), loaded_unix_s, error}    error: why the file as it is now is not used
@@ -136,6 +137,7 @@ def _host(core: Core, facts: HostFacts, now: float) -> dict[str, Any]:
         "policy": settings.policy,
         "memory_bytes": residents.device.capacity,
         "memory_used_bytes": residents.device.used,
+        "runtime_template_bytes": residents.kept(),
         "host_memory_bytes": residents.beside.capacity,
         "host_memory_used_bytes": residents.beside.used,
         "max_held": settings.max_held,

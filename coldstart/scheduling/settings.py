@@ -16,6 +16,12 @@ KEY = "coldstart_scheduler"
 
 FCFS = "fcfs"
 EXPRESS = "express"
+ADAPTER, PREFIX, MAX_TOKENS = "adapter", "prefix", "max-tokens"
+CLASSES = (ADAPTER, PREFIX, MAX_TOKENS)
+"""What can make a class of requests whose lengths are learned apart: the adapter, the first block of the prompt, the octave of
+the longest answer that is asked for.
+"""
+
 STRATEGIES = ("proactive", "reactive", "recompute")
 
 FALLBACK_PROFILE = IterationProfile.from_points(
@@ -35,7 +41,8 @@ class SchedulerSettings:
     near 1/s times that of FCFS. `strategy` says what becomes of KV that does not fit (None: FCFS recomputes, as the
     engine does, the others are proactive). `price` is the share of the contended resource that may be served ahead of its turn,
     `margin` how much more than the main lane's its index must be, `half_life` and `trust` the completions by which what was
-    learned of lengths is half forgotten, and is first used.
+    learned of lengths is half forgotten, and is first used. `explain`
+    writes down why a request passes, where somebody watches; `classes` are the traits of CLASSES by which lengths are learned.
     """
 
     policy: str = "skip-join-mlfq"
@@ -56,6 +63,8 @@ class SchedulerSettings:
     margin: float = 2.0
     half_life: float = 400.0
     trust: int = 40
+    explain: bool = False
+    classes: tuple[str, ...] = ()
     profile: Mapping[str, object] | None = None
 
     @classmethod
@@ -65,7 +74,8 @@ class SchedulerSettings:
         known = {field.name for field in fields(cls)}
         if not isinstance(given, Mapping) or set(given) - known:
             raise ValueError(f"{KEY} must be an object with members among {', '.join(sorted(known))}")
-        settings = cls(**given)
+        # JSON has no tuples.
+        settings = cls(**{**given, "classes": tuple(given.get("classes", ()))})
         settings.check()
         if settings.policy == "srpt":
             raise ValueError("srpt needs output lengths, which no server knows; it exists in simulation only")
@@ -94,6 +104,8 @@ class SchedulerSettings:
             raise ValueError(f"the price must be at least 0 and below 1, got {self.price}")
         if self.margin < 1 or self.half_life <= 0 or self.trust < 1:
             raise ValueError("margin and trust must be at least 1, the half-life above 0")
+        if wrong := set(self.classes) - set(CLASSES):
+            raise ValueError(f"unknown class {min(wrong)!r}; of {', '.join(CLASSES)}")
         if not 0 <= self.oldest_share <= 1:
             raise ValueError(f"oldest_share must be within 0 and 1, got {self.oldest_share}")
 
@@ -113,9 +125,11 @@ class Choice:
     alpha_s: float | None = None
     oldest_share: float | None = None
     price: float | None = None
+    classes: str | None = None
     reserve: float | None = None
     strategy: str | None = None
     host_bytes: int | None = None
+    explain: bool = False
 
     def settings(self, profile: Mapping[str, object] | None = None) -> SchedulerSettings:
         """Raises ValueError for a value out of range, or for one that the policy does not have."""
@@ -127,20 +141,23 @@ class Choice:
             "alpha_s": self.alpha_s,
             "oldest_share": self.oldest_share,
             "price": self.price,
+            "classes": None if self.classes is None else tuple(filter(None, self.classes.split(","))),
             "reserve_quantile": self.reserve,
-            "strategy": self.strategy,
+            # vLLM's own scheduler keeps nothing on the host unless it is given memory there.
+            "strategy": "proactive" if self.policy == FCFS and self.host_bytes else self.strategy,
             "profile": profile,
         }
         told = {name: value for name, value in given.items() if value is not None}
-        settings = SchedulerSettings(policy=self.policy, **told)  # type: ignore[arg-type]
+        settings = SchedulerSettings(policy=self.policy, explain=self.explain, **told)  # type: ignore[arg-type]
         settings.check()
         return settings
 
     def _own(self) -> None:
         """What a policy does not have is refused, not ignored."""
-        if self.policy == FCFS and self != Choice(batch=self.batch):
+        if self.policy == FCFS and self != Choice(batch=self.batch, host_bytes=self.host_bytes):
             raise ValueError(
-                "fcfs takes --batch alone: the other settings belong to --scheduler skip-join-mlfq or express"
+                "fcfs takes --batch and --kv-host-memory alone: "
+                "the other settings belong to --scheduler skip-join-mlfq or express"
             )
         queues = {
             "--quantum": self.quantum_s,
@@ -153,5 +170,7 @@ class Choice:
             given := [flag for flag, value in queues.items() if value is not None]
         ):
             raise ValueError(f"express has no {given[0]}: it belongs to --scheduler skip-join-mlfq")
-        if self.policy != EXPRESS and self.price is not None:
-            raise ValueError(f"{self.policy} has no --price: it belongs to --scheduler express")
+        express = {"--price": self.price is not None, "--classes": self.classes is not None}
+        express["--explain-scheduling"] = self.explain
+        if self.policy != EXPRESS and (given := [flag for flag, said in express.items() if said]):
+            raise ValueError(f"{self.policy} has no {given[0]}: it belongs to --scheduler express")

@@ -7,7 +7,7 @@ compiled code nor weights nor the size of the KV cache, so one bundle and one te
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coldstart.artifacts.bundle import Bundle
@@ -16,11 +16,12 @@ from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
-from coldstart.scheduling.settings import EXPRESS, FALLBACK_PROFILE, FCFS, Choice, SchedulerSettings
+from coldstart.scheduling.settings import FALLBACK_PROFILE, FCFS, Choice, SchedulerSettings
 
 DEFAULT_HOST_BYTES = 1 << 30
 # Flags by which the scheduler is told to vLLM: a choice and they exclude each other.
 _OURS = ("scheduler_cls", "additional_config", "kv_transfer_config")
+_COPIES = _OURS[-1:]
 _CPU_CORES = (environment.VLLM_CPU_OMP_THREADS_BIND, environment.VLLM_CPU_NUM_OF_RESERVED_CPU)
 
 
@@ -33,37 +34,38 @@ def check(choice: Choice, vllm_args: Arguments) -> None:
     if choice == STOCK:
         return
     _settings(choice, None)
-    if choice.policy == FCFS:
-        return
-    if choice.policy == EXPRESS:
-        raise Usage(
-            "express runs on the simulated engine only: no server drives it yet.",
-            mend="serve with --scheduler fcfs or skip-join-mlfq, "
-            "or try it with coldstart trace-replay FILE --simulate --scheduler express",
-        )
-    if taken := [name for name in _OURS if vllm_args.gives(name)]:
+    ours = _OURS if choice.policy != FCFS else _COPIES if choice.host_bytes else ()
+    if taken := [name for name in ours if vllm_args.gives(name)]:
         flag = "--" + taken[0].replace("_", "-")
-        raise Usage(
-            f"--scheduler {choice.policy} sets {flag} itself.", mend=f"leave {flag} or --scheduler away"
-        )
+        own = "--kv-host-memory" if choice.policy == FCFS else "--scheduler"
+        said = own if choice.policy == FCFS else f"{own} {choice.policy}"
+        raise Usage(f"{said} sets {flag} itself.", mend=f"leave {flag} or {own} away")
 
 
 def apply(plan: LaunchPlan, choice: Choice, bundle: Bundle | None, *, on_cpu: bool) -> LaunchPlan:
     """The plan with the chosen scheduler, which `check` has passed."""
-    if choice.policy == FCFS:
-        return replace(plan, vllm_args=plan.vllm_args.before(*_batch_cap(choice.batch)))
-    from coldstart.vllm.scheduling.arguments import serve_arguments
+    if choice == STOCK:
+        return plan
+    from coldstart.vllm.scheduling.arguments import host_arguments, serve_arguments
 
+    if choice.policy == FCFS:
+        flags = [*_batch_cap(choice.batch), *host_arguments(choice.host_bytes, on_cpu=on_cpu)]
+        return replace(
+            plan, vllm_args=plan.vllm_args.before(*flags), env=plan.env | _env(plan, flags, on_cpu)
+        )
     profile, fallbacks = _profile(bundle)
     settings = _settings(choice, profile)
     flags = serve_arguments(settings, choice.host_bytes or _host_bytes(bundle), on_cpu=on_cpu)
-    env = _cores(plan.vllm_args) if on_cpu and "--kv-transfer-config" in flags else {}
     return replace(
         plan,
         vllm_args=plan.vllm_args.before(*flags),
-        env=plan.env | env,
+        env=plan.env | _env(plan, flags, on_cpu),
         fallbacks=[*plan.fallbacks, *fallbacks],
     )
+
+
+def _env(plan: LaunchPlan, flags: Sequence[str], on_cpu: bool) -> dict[str, str]:
+    return _cores(plan.vllm_args) if on_cpu and "--kv-transfer-config" in flags else {}
 
 
 def _settings(choice: Choice, profile: Mapping[str, object] | None) -> SchedulerSettings:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,7 @@ class ServeRequest:
     weights_from: str | None = None
     fetch_rest: bool = False
     accepts: Trust | None = None
+    templates: Path | None = None
 
 
 @dataclass
@@ -246,6 +248,8 @@ def _launch(mode: str, request: ServeRequest, plan: LaunchPlan) -> tuple[launch.
     level, lookup = mode.removeprefix("template-"), request.lookup
     try:
         warm = template_pool.find(level, lookup.key.digest)
+        if request.templates is not None:
+            warm = template_pool.find(level, lookup.key.digest, request.templates) or warm
         if warm is None:
             raise _no_template(level, lookup)
     except (OSError, Usage) as error:  # no private place, or no room, where they would listen

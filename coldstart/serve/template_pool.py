@@ -2,6 +2,8 @@
 
 A template lives in `<runtime dir>/templates/<level>-<key>`: its socket, its plan and its log. The socket appears when it is
 ready and goes with it, so a directory without a listening socket is a template that is still starting or has died.
+
+Whoever names another `root` has templates of its own there, which end with the process that started them.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from coldstart.artifacts import files
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed, Usage
 from coldstart.machine import fingerprint, logs, modes, paths, processes
+from coldstart.machine.lifeline import SUPERVISOR_ENV
 from coldstart.serve import template_environment
 
 LEVELS = ("runtime", "engine")
@@ -56,15 +59,17 @@ class Warm:
         return self.pid is not None and self.socket.exists()
 
 
-def find(level: str, key: str) -> Warm | None:
+def find(level: str, key: str, root: Path | None = None) -> Warm | None:
     """The ready template for `key` at `level`, or None. A runtime template serves every key of its own interpreter."""
-    fits = (warm for warm in listed() if warm.level == level and warm.ready and warm.python == sys.executable)
+    fits = (
+        warm for warm in listed(root) if warm.level == level and warm.ready and warm.python == sys.executable
+    )
     return next((warm for warm in fits if level == "runtime" or warm.key == key), None)
 
 
-def listed() -> Iterator[Warm]:
-    """Every template that this user has started and not stopped."""
-    for directory in sorted(_root().iterdir()):
+def listed(root: Path | None = None) -> Iterator[Warm]:
+    """Every template that this user, or the owner of `root`, has started and not stopped."""
+    for directory in sorted(_root(root).iterdir()):
         try:
             about = json.loads((directory / "about.json").read_text())
         except (OSError, ValueError):
@@ -83,7 +88,7 @@ def obstacle(warm: Warm, plan: LaunchPlan) -> str | None:
     return reason or template_environment.difference(warm.environment, os.environ | plan.env, "template")
 
 
-def start(level: str, plan: LaunchPlan, model: str, timeout: float) -> Warm:
+def start(level: str, plan: LaunchPlan, model: str, timeout: float, root: Path | None = None) -> Warm:
     """Start a template and wait until it listens.
 
     Raises Usage when one runs already, CommandFailed when it dies or is not ready in `timeout` seconds.
@@ -92,15 +97,15 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float) -> Warm:
         raise Usage(f"There is no template level {level!r}.", mend=f"take one of {', '.join(LEVELS)}")
     if refusal := modes.refusal(f"template-{level}"):
         raise Usage(f"No template of level {level}: {refusal.reason}.", mend=refusal.mend)
-    directory = _root() / f"{level}-{plan.key.removeprefix('sha256:')[:12]}"
+    directory = _root(root) / f"{level}-{plan.key.removeprefix('sha256:')[:12]}"
     with _alone(directory, f"A template of level {level} is being started for {model}."):
-        if any(warm.directory == directory and warm.pid for warm in listed()):
+        if any(warm.directory == directory and warm.pid for warm in listed(root)):
             raise Usage(
                 f"A template of level {level} runs already for {model}.", mend="coldstart template status"
             )
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
-        process = _spawn_logged(level, plan, directory, timeout)
+        process = _spawn_logged(level, plan, directory, timeout, bound=root is not None)
         fingerprint.write(process.pid, directory / fingerprint.MODULES, directory)
         read = template_environment.counted(template_environment.spawned(os.environ, plan))
         about = {
@@ -127,10 +132,12 @@ def _alone(directory: Path, otherwise: str) -> Iterator[None]:
         os.close(lock)
 
 
-def _spawn_logged(level: str, plan: LaunchPlan, directory: Path, timeout: float) -> subprocess.Popen[bytes]:
+def _spawn_logged(
+    level: str, plan: LaunchPlan, directory: Path, timeout: float, *, bound: bool
+) -> subprocess.Popen[bytes]:
     try:
         with (directory / "log").open("wb") as log:
-            return spawn(level, plan, directory / "socket", log, timeout)
+            return spawn(level, plan, directory / "socket", log, timeout, bound=bound)
     except BaseException as error:
         tail = logs.end(directory / "log")
         shutil.rmtree(directory, ignore_errors=True)
@@ -140,13 +147,16 @@ def _spawn_logged(level: str, plan: LaunchPlan, directory: Path, timeout: float)
 
 
 def spawn(
-    level: str, plan: LaunchPlan, socket: Path, log: IO[bytes] | int, timeout: float
+    level: str, plan: LaunchPlan, socket: Path, log: IO[bytes] | int, timeout: float, *, bound: bool = False
 ) -> subprocess.Popen[bytes]:
     """A template process that listens at `socket`. Raises CommandFailed when it dies or is not ready in `timeout` seconds.
+
+    A `bound` one ends with the thread that calls this.
 
     It has no variable and no argument that could hold a secret: it is forked for others, and may be frozen.
     """
     plan = template_environment.told(plan)
+    supervisor = {str(SUPERVISOR_ENV): str(os.getpid())} if bound else {}
     reader, writer = os.pipe()
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         file.write(json.dumps(plan.document()))
@@ -168,7 +178,7 @@ def spawn(
             pass_fds=(writer,),
             start_new_session=True,
             cwd="/",
-            env=template_environment.kept(os.environ),
+            env=template_environment.kept(os.environ) | supervisor,
         )
         os.close(writer)
         try:
@@ -218,8 +228,8 @@ def _end(pid: int, directory: Path) -> None:
             os.close(descriptor)
 
 
-def _root() -> Path:
-    root = paths.runtime_dir() / "templates"
+def _root(given: Path | None = None) -> Path:
+    root = given or paths.runtime_dir() / "templates"
     root.mkdir(mode=0o700, exist_ok=True)
     return root
 

@@ -16,7 +16,22 @@ PAGES = [
     (),
     *((name,) for name in COMMANDS),
     *(("trust", name) for name in ("list", "add", "show", "why")),
-    *(("fleet", name) for name in ("plan", "simulate")),
+    *(
+        ("fleet", name)
+        for name in (
+            "plan",
+            "simulate",
+            "manifest",
+            "up",
+            "join",
+            "deploy",
+            "status",
+            "scale",
+            "drain",
+            "remove",
+            "down",
+        )
+    ),
     *((group, name) for group in ("prefetch", "template") for name in ("start", "status", "stop")),
     *(("host", name) for name in ("run", "status")),
 ]

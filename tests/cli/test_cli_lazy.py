@@ -10,7 +10,7 @@ import pytest
 from coldstart.commands.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ["torch", "vllm", "pandas", "pyarrow", "bokeh", "transformers", "numpy", "huggingface_hub"]
+HEAVY = ["torch", "vllm", "pandas", "pyarrow", "bokeh", "transformers", "numpy", "huggingface_hub", "ray"]
 PROBE = """
 import json, sys
 from coldstart.commands.cli import main
@@ -34,7 +34,7 @@ def test_nothing_heavy_is_imported(argv: tuple[str, ...]) -> None:
     assert probe(*argv) == {"code": 0, "loaded": []}
 
 
-@pytest.mark.parametrize("argv", [("list",), ("doctor",), ("inspect", "no-such-thing")])
+@pytest.mark.parametrize("argv", [("list",), ("doctor",), ("inspect", "no-such-thing"), ("fleet", "status")])
 def test_commands_that_only_read_import_nothing_heavy_either(argv: tuple[str, ...]) -> None:
     assert probe(*argv)["loaded"] == []
 

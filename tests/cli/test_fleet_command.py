@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from tools.shell import Run
 
 FLEET = """
@@ -46,3 +51,93 @@ def test_simulate(run: Run, file: str) -> None:
 def test_a_file_that_is_none(run: Run) -> None:
     assert "cannot read the fleet file" in run("fleet", "plan", "none.toml", code=2).stderr
     assert "cannot read the fleet file" in run("fleet", "simulate", "none.toml", code=2).stderr
+
+
+def test_a_manifest_for_either_operator(run: Run) -> None:
+    common = ["--image", "example.com/coldstart:1", "--bundle", "oci://example.com/a:v1"]
+    shown = run(
+        "fleet", "manifest", "--for", "kuberay", *common, "--device-memory", "24GB", "--gpus", "1"
+    ).stdout
+    ray, service = yaml.safe_load_all(shown)
+    assert (ray["kind"], service["kind"]) == ("RayCluster", "Service")
+    assert ray["spec"]["workerGroupSpecs"][0]["labels"]["coldstart-memory"] == str(24 * 10**9)
+    given = ["fleet", "manifest", "m", "--for", "lws", *common, "--ranks", "2", "--format", "json"]
+    lws = json.loads(run(*given, "--", "--max-model-len", "64").stdout)["documents"][0]
+    assert lws["spec"]["leaderWorkerTemplate"]["size"] == 2
+    assert "one model" in run("fleet", "manifest", "--for", "lws", *common, code=2).stderr
+    assert "--device-memory" in run("fleet", "manifest", "--for", "kuberay", *common, code=2).stderr
+    wrong = run("fleet", "manifest", "m", "--for", "kuberay", *common, "--device-memory", "1GB", code=2)
+    assert "deployed to it" in wrong.stderr
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[str, list[Any]]]:
+    """Somebody who answers as a fleet's gateway does, and what was asked of him."""
+    asked: list[Any] = []
+    said = {
+        "gateway": {"url": "u", "pid": 7, "uptime_s": 5.0, "requests": 9, "held": 1, "in_flight": 2, "again": 0, "refused": {}},
+        "controller": None,
+        "servers": [{"name": "s-1", "free_bytes": [1 << 30], "memory_bytes": 2 << 30, "draining": True}],
+        "models": [
+            {"name": "m", "least": 0, "most": 2, "waiting": 1, "error": "no weights", "groups": [
+                {"name": "m#1", "phase": "serving", "in_flight": 2, "capacity": 8, "mode": "fresh", "start_s": 2.0,
+                 "workers": [{"server": "s-1", "device": 0}]},
+            ]},
+        ],
+    }  # fmt: skip
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._say(200, said) if self.headers.get("x-coldstart-admin-key") == "k" else self._say(401, {})
+
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}"))
+            wrong = asked[-1].get("args") == ["nobody"]
+            self._say(
+                400 if wrong else 200,
+                {"error": "not deployed", "mend": "coldstart fleet status"} if wrong else {},
+            )
+
+        def _say(self, status: int, document: Any) -> None:
+            body = json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_running_fleet_is_asked(run: Run, running: tuple[str, list[Any]]) -> None:
+    url, asked = running
+    where = ["--url", url, "--admin-key", "k"]
+    shown = run("fleet", "status", *where).stdout
+    assert "m#1 serving on s-1:0: in flight 2 of 8, fresh in 2.00 s" in shown
+    assert "the controller is away" in shown and "draining" in shown and "no weights" in shown
+    assert (
+        json.loads(run("fleet", "status", *where, "--format", "json").stdout)["servers"][0]["name"] == "s-1"
+    )
+    assert "another key" in run("fleet", "status", "--url", url, code=1).stderr
+    run("fleet", "scale", "m", "--min", "1", "--max", "2", *where)
+    run("fleet", "drain", "s-1", *where)
+    run("fleet", "remove", "m", *where)
+    assert [one["args"] for one in asked] == [["m", 1, 2], ["s-1"], ["m"]]
+    assert "not deployed" in run("fleet", "remove", "nobody", *where, code=1).stderr
+    run("fleet", "down", *where)
+
+
+def test_what_is_typed_wrongly_is_said_at_once(run: Run, tmp_path: Path) -> None:
+    assert "No fleet of yours" in run("fleet", "status", code=1).stderr
+    assert "No fleet answers" in run("fleet", "status", "--url", "http://127.0.0.1:9", code=1).stderr
+    assert "--memory" in run("fleet", "join", "127.0.0.1:1", code=2).stderr
+    both = run("fleet", "up", "--address", "127.0.0.1:1", "--memory", "1GB", code=2)
+    assert "nodes say themselves" in both.stderr
+    assert "no limit" in run("fleet", "deploy", "m", "--slo", "fast", code=2).stderr

@@ -10,11 +10,15 @@ OURS = ("--scheduler", "skip-join-mlfq")
     ("arguments", "words"),
     [
         (("--scheduler", "magic"), "unknown policy 'magic'"),
-        (("--scheduler", "express", "--price", "0.1"), "simulated engine only"),
+        (("--scheduler", "express", "--price", "1"), "price must be"),
+        (
+            ("--kv-host-memory", "1", "--", "--kv-transfer-config", "{}"),
+            "--kv-host-memory sets --kv-transfer-config",
+        ),
         ((*OURS, "--", "--scheduler-cls", "x.Y"), "sets --scheduler-cls itself"),
         ((*OURS, "--", "--kv-transfer-config", "{}"), "sets --kv-transfer-config itself"),
         ((*OURS, "--oldest-share", "2"), "oldest_share must be within 0 and 1"),
-        (("--alpha", "1"), "fcfs takes --batch alone"),
+        (("--alpha", "1"), "fcfs takes --batch and --kv-host-memory alone"),
     ],
 )
 def test_a_scheduler_that_cannot_be_is_refused(arguments: tuple[str, ...], words: str, run: Run) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from support import pages
 from tools.openai_server import FakeServer, running
@@ -117,11 +118,18 @@ def test_ctrl_c_ends_a_simulation_with_what_has_finished(home: Path) -> None:
         for number in range(8000):
             trace.write(row.replace('"timestamp": 0', f'"timestamp": {100 * number}') + "\n")
         trace.flush()
-        time.sleep(0.5)
+        _wait_until_idle(psutil.Process(child.pid))
         child.send_signal(signal.SIGINT)
         assert child.wait(60) == 130
     found = json.loads((home / "part.json").read_text())
     assert found["ended"] == "interrupted" and 1000 < found["completed"] == found["requests"] < 8000
+
+
+def _wait_until_idle(process: psutil.Process) -> None:
+    """Until it has dealt with what it was given: it waits, and takes no time any more."""
+    spent = None
+    while spent != (spent := process.cpu_times()) or process.status() != psutil.STATUS_SLEEPING:
+        time.sleep(0.1)
 
 
 def _interrupt_once_asked(server: FakeServer, child: "subprocess.Popen[bytes]") -> None:

@@ -64,7 +64,8 @@ def test_two_models_in_memory_for_one(
         f'[models.{name}]\nargs = {json.dumps(VLLM)}\nmemory = {BIG}\naliases = ["{name}-alias"]'
         for name in ("tiny-llama", "tiny-qwen2")
     )
-    file.write_text(f"memory = {BIG}\n{models}\n")
+    # Room for one of them and the host's own runtime template.
+    file.write_text(f"memory = {BIG + (1 << 30)}\n{models}\n")
     with _hosted(machine, file) as host:
         assert [model.id for model in host.client.models.list()][::2] == ["tiny-llama", "tiny-qwen2"]
         tokens = [_tokens(host, "tiny-llama", prompt) for prompt in PROMPTS]
@@ -80,11 +81,12 @@ def test_two_models_in_memory_for_one(
         assert [model["state"] for model in said["models"]] == ["ready", "stopped"]
         assert [one["mode"] for one in said["recent_starts"]] == [
             "template-engine",
-            "fresh",
+            "template-runtime",
             "template-engine",
         ]
         assert said["starts"]["failed"] == 0 and said["models"][0]["last_start"]["phases"]
         assert said["models"][0]["last_start"]["fallbacks"] == []
+        assert said["host"]["runtime_template_bytes"] > 64 << 20
         shown = machine.run("host", "status", "--url", host.url)
         assert "tiny-llama  ready" in shown and "template-engine" in shown
         _observed(host)

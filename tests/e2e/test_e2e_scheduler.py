@@ -1,4 +1,4 @@
-"""Skip-join MLFQ on a real server whose KV pool holds a quarter of its requests: the answers are FCFS's.
+"""Skip-join MLFQ and the express lane on a real server whose KV pool holds a quarter of its requests: the answers are FCFS's.
 
 Invariant: which request runs next never changes what is answered, whatever is parked, swapped out or loaded back.
 """
@@ -35,22 +35,55 @@ REQUESTS, PROMPT_TOKENS, TOKENS, URGENT_TOKENS = 12, 40, 110, 200
 """Five blocks each, eight for the urgent one."""
 
 SWAPPING = ("--scheduler", "skip-join-mlfq", "--batch", "4", "--kv-host-memory", str(1 << 27))
+LEARNT, SHORT_TOKENS = 48, 2
+"""Requests whose lengths the express lane sees before it matters, most of them short."""
+
+PASSING = (
+    *("--scheduler", "express", "--price", "0.3", "--batch", "4", "--kv-host-memory", str(1 << 27)),
+    "--explain-scheduling",
+)
 COUNTERS = {"demotions", "promotions", "parks", "evictions", "loads", "blocks_evicted", "blocks_loaded"}
 
 
 @pytest.fixture(scope="module")
-def small_pool(machine: Machine) -> Iterator[None]:
-    """An engine template with the small pool, for both servers."""
+def expected(machine: Machine) -> Iterator[list[list[int]]]:
+    """The answers of vLLM's own scheduler, on an engine template with the small pool, which is there for the others."""
     machine.run("materialize", "tiny-llama", "--", *SMALL)
     machine.run("template", "start", "tiny-llama", "--level", "engine", "--", *SMALL)
-    yield
+    with machine.serving("tiny-llama", vllm=SMALL) as stock:
+        answers = together(stock, [body(number) for number in range(REQUESTS)])
+        assert counters(stock) == {}
+    yield answers
     machine.run("template", "stop", "--level", "engine", "--force")
 
 
-def test_the_answers_are_those_of_fcfs(machine: Machine, small_pool: None, tmp_path: Path) -> None:
-    with machine.serving("tiny-llama", vllm=SMALL) as stock:
-        expected = together(stock, [body(number) for number in range(REQUESTS)])
-        assert counters(stock) == {}
+def test_short_requests_pass_and_the_answers_are_those_of_fcfs(
+    machine: Machine, expected: list[list[int]], tmp_path: Path
+) -> None:
+    timeline = tmp_path / "timeline.json"
+    with machine.serving("tiny-llama", *PASSING, "--timeline", str(timeline), vllm=SMALL) as ours:
+        assert ours.report["fallbacks"] == []
+        lengths = [SHORT_TOKENS if number % 6 else TOKENS for number in range(LEARNT)]
+        together(ours, [body(REQUESTS + number, tokens) for number, tokens in enumerate(lengths)])
+        before = counters(ours)
+        assert 0 < before["honesty"] <= 1
+        with ThreadPoolExecutor(2 * REQUESTS) as pool:
+            long = [pool.submit(answer, ours, body(number)) for number in range(REQUESTS)]
+            short = []
+            for number in range(REQUESTS):
+                time.sleep(0.03)
+                short.append(pool.submit(answer, ours, body(number, SHORT_TOKENS)))
+            assert [one.result() for one in long] == expected
+            assert [one.result() for one in short] == [tokens[:SHORT_TOKENS] for tokens in expected]
+        moved = {name: value - before[name] for name, value in counters(ours).items()}
+        assert moved["passes"] > 0 and moved["crowded_s"] > 0 and moved["lane_s"] > 0, moved
+        assert moved["evictions"] > 0, moved
+    passes = [event["args"] for event in events(timeline) if event["name"] == "pass"]
+    assert len(passes) >= moved["passes"]
+    assert all(one["index"] > one["threshold"] > 0 for one in passes)
+
+
+def test_the_answers_are_those_of_fcfs(machine: Machine, expected: list[list[int]], tmp_path: Path) -> None:
     timeline = tmp_path / "timeline.json"
     with machine.serving("tiny-llama", *SWAPPING, "--timeline", str(timeline), vllm=SMALL) as ours:
         assert ours.report["fallbacks"] == []
@@ -65,9 +98,24 @@ def test_the_answers_are_those_of_fcfs(machine: Machine, small_pool: None, tmp_p
     assert {"swap out", "swap in", "eviction"} <= names(timeline)
 
 
+def test_vllms_own_scheduler_loads_back_what_it_evicted(machine: Machine, expected: list[list[int]]) -> None:
+    with machine.serving("tiny-llama", "--kv-host-memory", str(1 << 27), vllm=SMALL) as stock:
+        assert stock.report["fallbacks"] == []
+        assert together(stock, [body(number) for number in range(REQUESTS)]) == expected
+        assert counters(stock) == {}
+        with urllib.request.urlopen(f"{stock.report['url']}/metrics", timeout=30) as response:
+            lines = response.read().decode().splitlines()
+        loaded = [line for line in lines if line.startswith("vllm:kv_offload_load_bytes_total")]
+        assert sum(float(line.rsplit(" ", 1)[1]) for line in loaded) > 0, loaded
+
+
 def names(timeline: Path) -> set[str]:
-    """Of the events in a Chrome trace."""
-    return {event["name"] for event in json.loads(timeline.read_text())["traceEvents"]}
+    return {event["name"] for event in events(timeline)}
+
+
+def events(timeline: Path) -> list[dict[str, Any]]:
+    """Of a Chrome trace."""
+    return list(json.loads(timeline.read_text())["traceEvents"])
 
 
 def an_urgent_request_overtakes(served: Served) -> None:

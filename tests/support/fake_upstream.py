@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -20,7 +21,7 @@ from aiohttp import web
 
 from coldstart.gateway.app import Gateway
 from coldstart.gateway.driver import Driver
-from coldstart.gateway.run import _loop_factory, _Server
+from coldstart.gateway.run import GatewayServer, loop_factory
 from coldstart.gateway.servers import Ready, StartFailed
 from coldstart.host import configuration
 from coldstart.host.launches import Launch
@@ -29,9 +30,9 @@ from coldstart.host.launches import Launch
 class FakeServer:
     """One server. It is ready when `gate` is set; `asked` lists prompts in order of arrival, `gone` those whose client went."""
 
-    def __init__(self, servers: FakeServers, launch: Launch, path: Path) -> None:
+    def __init__(self, servers: FakeServers, launch: Launch, path: Path, listen: Sequence[str] = ()) -> None:
         loop = asyncio.get_running_loop()
-        self.servers, self.launch, self.socket = servers, launch, path
+        self.servers, self.launch, self.socket, self.listen = servers, launch, path, listen
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.ended: asyncio.Future[str] = loop.create_future()
         self.gate, self.over = asyncio.Event(), asyncio.Event()
@@ -40,6 +41,7 @@ class FakeServer:
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.gone: list[Any] = []
+        self.env: dict[str, str] = {}
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._task = loop.create_task(self._live())
 
@@ -54,13 +56,18 @@ class FakeServer:
                 self.ready.set_exception(StartFailed(reason or "told to end"))
                 return
             await runner.setup()
-            await web.UnixSite(runner, str(self.socket), backlog=self.servers.backlog).start()
+            await self._site(runner).start()
             self.ready.set_result(Ready("fake", 4242, {"phases": {"load": 0.5}, "fallbacks": []}))
             await self.over.wait()
         finally:
             await runner.cleanup()
             self.socket.unlink(missing_ok=True)
             self.ended.set_result("the server ended with exit code 9")
+
+    def _site(self, runner: web.AppRunner) -> web.BaseSite:
+        if not self.listen:
+            return web.UnixSite(runner, str(self.socket), backlog=self.servers.backlog)
+        return web.TCPSite(runner, self.listen[1], int(self.listen[3]), backlog=self.servers.backlog)
 
     async def _first(self, gate: asyncio.Event) -> None:
         if self.servers.hold:
@@ -119,6 +126,33 @@ class FakeServer:
     def stop(self) -> None:
         self.over.set()
 
+    def tail(self, size: int) -> str:
+        return f"{self.launch.name} said so\n"[-size:]
+
+    def retire(self) -> None:
+        self.retired = True
+
+
+class FakeTemplate(FakeServer):
+    """A template: it forks nothing. A retired one ends when told to."""
+
+    def __init__(self, servers: FakeServers, launch: Launch, level: str, path: Path) -> None:
+        self.level, self.retired = level, False
+        super().__init__(servers, launch, path)
+
+    async def _live(self) -> None:
+        if self.servers.templates_fail:
+            self.ready.set_exception(StartFailed("no template"))
+        else:
+            await self._first(self.gate)
+            self.ready.set_result(Ready(f"template-{self.level}", 4243, {}))
+            await self.over.wait()
+        self.ended.set_result("told to end")
+
+    def retire(self) -> None:
+        self.retired = True
+        self.over.set()
+
 
 @dataclass
 class FakeServers:
@@ -131,11 +165,25 @@ class FakeServers:
     full: bool = False
     failing: dict[str, str] = field(default_factory=dict)
     begun: list[FakeServer] = field(default_factory=list)
+    templates: list[FakeTemplate] = field(default_factory=list)
+    templates_fail: bool = False
 
-    def begin(self, launch: Launch, deadline_s: float) -> FakeServer:
+    def begin_template(self, launch: Launch, level: str, deadline_s: float) -> FakeTemplate:
+        template = FakeTemplate(self, launch, level, self.directory / "nobody.sock")
+        self.templates.append(template)
+        return template
+
+    def begin(
+        self,
+        launch: Launch,
+        deadline_s: float,
+        listen: Sequence[str] = (),
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> FakeServer:
         if self.full:
             raise OSError(28, "No space left on device")
-        server = FakeServer(self, launch, self.directory / f"{len(self.begun)}.sock")
+        server = FakeServer(self, launch, self.directory / f"{len(self.begun)}.sock", listen)
+        server.env = dict(env)
         self.begun.append(server)
         return server
 
@@ -154,7 +202,7 @@ class FakeServers:
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     """Run a test's work on the loop that the gateway has."""
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(work)
 
 
@@ -200,12 +248,19 @@ TWO = {"a": {"memory": 10, "start_s": 1.0, "aliases": ["alpha"]}, "b": {"memory"
 
 @asynccontextmanager
 async def staged(
-    directory: Path, models: Any = None, *, gateway: Any = None, hold: bool = False, **limits: Any
+    directory: Path,
+    models: Any = None,
+    *,
+    gateway: Any = None,
+    hold: bool = False,
+    template_bytes: int = 0,
+    **limits: Any,
 ) -> AsyncIterator[Stage]:
     """Two models of 10 bytes in 15, unless told otherwise. Nothing is left when the block ends."""
-    table = {"memory": 15, "policy": "lru", "backoff_s": 0.05, **limits, "models": models or TWO}
+    own = {"memory": 15, "policy": "lru", "backoff_s": 0.05, "runtime_template": False}
+    table = {**own, **limits, "models": models or TWO}
     servers = FakeServers(directory, hold=hold)
-    driver = Driver(configuration.parse(table), servers)
+    driver = Driver(configuration.parse(table), servers, template_bytes=template_bytes)
     config = uvicorn.Config(
         Gateway(driver, **(gateway or {})),
         host="127.0.0.1",
@@ -214,7 +269,7 @@ async def staged(
         ws="none",
         log_config=None,
     )
-    server = _Server(config)
+    server = GatewayServer(config)
     serving = asyncio.create_task(server.serve())
     await until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]

@@ -2,10 +2,10 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tools.forked import coldstart
 from tools.shell import Run
 
 
@@ -29,10 +29,7 @@ def run(home: Path) -> Run:
     def command(
         *args: str, code: int | None = 0, cwd: Path | None = None
     ) -> "subprocess.CompletedProcess[str]":
-        program = [sys.executable, "-m", "coldstart.commands.cli", *args]
-        done = subprocess.run(
-            program, capture_output=True, text=True, cwd=cwd or home, check=False, timeout=60
-        )
+        done = coldstart(args, cwd or home)
         assert code is None or done.returncode == code, done.stderr
         return done
 

@@ -73,9 +73,9 @@ def running(server: FakeServer) -> Iterator[FakeServer]:
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
-    ready.wait(5)
+    ready.wait(30)
     try:
         yield server
     finally:
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(5)
+        thread.join(30)

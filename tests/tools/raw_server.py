@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 HEAD_END = b"\r\n\r\n"
+# How a handshake of TLS begins. Its client learns at once, and not after a time-out, that this is none of its servers.
+_TLS = b"\x16"
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ def _request(connection: socket.socket) -> Asked | None:
         if not (more := connection.recv(65536)):
             return None
         data += more
+        if data[:1] == _TLS:
+            return None
     head, _, rest = data.partition(HEAD_END)
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}

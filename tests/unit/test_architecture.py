@@ -34,6 +34,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "validate",
         "host",
         "fleet gateway",
+        "cluster",
         "commands",
     )
 )
@@ -47,7 +48,8 @@ FOREIGN = {
     "key": ("torch", "vllm"),
     "fleet": ("torch", "vllm", "ray"),
     "host": ("torch", "vllm", "aiohttp", "starlette", "uvicorn"),
-    "gateway": ("torch", "vllm", "typer"),
+    "gateway": ("torch", "vllm", "typer", "ray"),
+    "cluster": ("torch", "vllm", "typer"),
 }
 MOST_ROOMS = 26
 # Public classes of one name in two rooms, and why a reader is not misled. Any other name stands for one class.

@@ -23,7 +23,9 @@ STORE = "unit/artifacts/test_artifacts_store.py"
 MOVING = "unit/artifacts/test_artifacts_moving.py"
 REGISTRY = "unit/artifacts/test_artifacts_oci_registry.py"
 FLEET, HOST = "unit/fleet/test_fleet_core.py", "unit/host/test_core.py"
+FLEET_ON_RAY = "e2e/test_e2e_fleet.py"
 CUDA = "unit/graphs/test_graphs_cuda.py"
+LANES = "property/test_lane_scheduler.py"
 LANE = "unit/scheduling/express/test_express_lane.py"
 RULES, TWIN = "property/test_scheduler_rules.py", "property/test_twin.py"
 SCHEDULER = "property/test_scheduler.py"
@@ -35,19 +37,25 @@ THROUGH = {
         "net.origin": REGISTRY, "oci_layout": MOVING, "receive": MOVING, "repair": REGISTRY, "selection": STORE,
         "staging": STORE,
     },
+    "coldstart.cluster": {
+        **dict.fromkeys(("actors", "client", "meeting", "ray_node"), FLEET_ON_RAY),
+    },
     "coldstart.commands": {
+        "_fleet_live": "cli/test_fleet_command.py", "_fleet_table": "cli/test_fleet_command.py",
+        "_fleet_manifest": "cli/test_fleet_command.py",
         "_host_table": "cli/test_host_command.py", "_options": "cli/test_cli_help.py", "_received": "cli/test_cli_store.py",
         "pull": REGISTRY, "push": REGISTRY,
     },
     "coldstart.fleet": dict.fromkeys(
         ("cluster", "consolidation", "deployments", "placement", "roster", "timers"), FLEET
     ),
+    "coldstart.gateway": {"record": "unit/gateway/test_driver.py", "tickets": "unit/gateway/test_exchange.py"},
     "coldstart.graphs": {
         "cuda.cupti": CUDA, "cuda.reader": CUDA, "cuda.symbols": CUDA, "intervals": "unit/graphs/test_graphs_tables.py",
         "rebuild": "unit/graphs/test_graphs_restore.py",
     },
     "coldstart.host": {
-        "admission": HOST, "held": HOST, "residents": HOST, "room": HOST, "html": "cli/test_trace_replay_command.py",
+        "held": HOST, "residents": HOST, "room": HOST, "html": "cli/test_trace_replay_command.py",
         "policies.protocol": "unit/host/test_policies.py", "policies.shadow": "unit/host/test_policies_properties.py",
     },
     "coldstart.machine": {"verdicts": "attacks/test_untrusted_code.py"},
@@ -55,6 +63,7 @@ THROUGH = {
     "coldstart.model": {"hub": "unit/model/test_models.py"},
     "coldstart.scheduling": {
         "baselines": "unit/scheduling/test_mlfq.py", "queues": "unit/scheduling/test_mlfq.py", "express.gauge": LANE,
+        "express.admission": LANE, "express.rhythm": LANE, "express.room": LANE,
         "express.view": LANE, "express.waiting": "unit/scheduling/express/test_express_policy.py",
         "placement.room": RULES, "placement.loads": RULES,
         "placement.view": RULES, "simulate.placed": TWIN, "simulate.stock": TWIN,
@@ -65,8 +74,9 @@ THROUGH = {
     "coldstart.vllm": {
         "engine.compiled": "e2e/test_e2e_fresh.py", "engine.executor": "e2e/test_e2e_templates.py",
         "engine.recorder": GPU, "scheduling.events": SCHEDULER,
+        "scheduling.joining": LANES, "scheduling.lane_view": LANES,
         "scheduling.queue": SCHEDULER, "seams.scheduling": "unit/vllm/test_seams_table.py",
-        "scheduling.started": SCHEDULER, "scheduling.states": SCHEDULER, "scheduling.swaps": SCHEDULER,
+        "scheduling.started": SCHEDULER, "scheduling.swaps": SCHEDULER,
         "scheduling.view": SCHEDULER, "weights.device": "unit/vllm/weights/test_loader_in_place.py",
         "weights.extension": "e2e/test_e2e_weights.py",
     },

@@ -77,3 +77,10 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     )  # fmt: skip
     assert UNIT.name not in done.stderr, done.stderr
     assert done.returncode == 0, done.stderr
+
+
+def test_the_demonstration_names_options_that_there_are() -> None:
+    text = (EXAMPLES / "two_models.py").read_text()
+    (command,) = re.findall(r"command = \[COLDSTART, (.*?)\]", text, flags=re.S)
+    assert set(re.findall(r"--[a-z-]+\w", command)) <= _options()
+    assert "examples/two_models.py" in (EXAMPLES.parent / "Makefile").read_text()

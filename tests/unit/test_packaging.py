@@ -78,6 +78,7 @@ def test_the_wheel_holds_the_tree_and_nothing_else(built: Path) -> None:
     assert {"coldstart/artifacts/FORMAT.md", "coldstart/artifacts/bundle.schema.json"} <= names
 
 
+@pytest.mark.slow
 def test_the_sdist_can_be_built_from(built: Path) -> None:
     # The wheel above was built from it; what that does not show is that the texts are there.
     (sdist,) = built.glob("*.tar.gz")

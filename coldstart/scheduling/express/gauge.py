@@ -23,6 +23,11 @@ LOAD_STEPS = 3.0
 FEWEST = 4
 """The least batch that costs are worked out for, and who may be in the lane at least."""
 
+LEARN_STEPS, LEARN_TOKENS = 1.6, 25
+"""Between two tables at least, for each completion that it takes to trust lengths: a large batch ends several requests a
+step, and a small one's steps are short.
+"""
+
 _SLOW = 0.02
 _DEMAND = 0.03
 
@@ -33,6 +38,7 @@ class Gauge(Generic[R]):
     def __init__(self, view: LaneView[R], policy: Express, *, keeps_kv: bool) -> None:
         self.view, self.policy, self.keeps_kv = view, policy, keeps_kv
         self.context, self.demand = 1.0, 0.0
+        self._steps = self._tokens = 0
 
     def share(self, members: Iterable[str]) -> float:
         """The members' share of what binds."""
@@ -48,13 +54,20 @@ class Gauge(Generic[R]):
         """Blocks that the members hold."""
         return sum(self.view.held(self.view.request(name)) for name in members)
 
-    def learn(self, hidden: int) -> None:
-        """Bring indices up to date; `hidden` requests hold KV and are not shown."""
+    def learn(self, hidden: int, steps: int) -> None:
+        """Bring indices up to date; `hidden` requests hold KV and are not shown, `steps` have passed since."""
         view = self.view
         running = view.running()
         used = view.capacity - view.free_blocks()
         if running:
-            self.context += _SLOW * (used * view.block_tokens / (len(running) + hidden) - self.context)
+            share = 1 - (1 - _SLOW) ** steps
+            self.context += share * (used * view.block_tokens / (len(running) + hidden) - self.context)
+        self._steps, self._tokens = self._steps + steps, self._tokens + steps * len(running)
+        trust = self.policy.lengths.trust
+        early = self._steps < LEARN_STEPS * trust or self._tokens < LEARN_TOKENS * trust
+        if early and not self.policy.index.unborn:
+            return
+        self._steps = self._tokens = 0
         pressure = Pressure(
             max(FEWEST, min(view.batch, len(running))),
             used > BINDS * view.capacity,
@@ -64,12 +77,12 @@ class Gauge(Generic[R]):
         )
         self.policy.learn(pressure, (view.job(request).generated for request in running))
 
-    def kept(self, members: Iterable[str], asking: Iterable[R]) -> int:
-        """Blocks that the main lane leaves to the lane beyond what its members hold."""
+    def kept(self, members: Iterable[str], asking: Iterable[R], steps: int) -> int:
+        """Blocks that the main lane leaves to the lane beyond what its members hold; `steps` have passed since."""
         view = self.view
         used, most = self.used(members), self.policy.ledger.price * view.capacity
         asked = used + sum(map(view.needs, asking))
-        self.demand += _DEMAND * (min(asked, most) - self.demand)
+        self.demand += (1 - (1 - _DEMAND) ** steps) * (min(asked, most) - self.demand)
         return max(0, int(self.demand + 0.5) - used)
 
     def worth_loading(self, tokens: int) -> bool:

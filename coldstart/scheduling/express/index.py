@@ -98,6 +98,11 @@ class Index:
         self._trusted: dict[Kind, float] = {}
         self.base = 0.0
 
+    @property
+    def unborn(self) -> bool:
+        """Whether there has been no table yet."""
+        return not self._seen
+
     def stale(self) -> bool:
         """Whether completions since `refresh` ask for another."""
         return self._seen[:1] != (self.lengths.version,)

@@ -1,7 +1,7 @@
 """What the express lane knows and what it may spend: lengths, indices, ledger, and who could pass.
 
 Invariant: nothing here depends on an engine, and iterating yields the order of the main lane, which is that of arrival;
-placement.lane decides from it in the server and in the simulated engine.
+express.lane decides from it in the server and in the simulated engine.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class Express(Policy):
         self.waiting.discard(job.id)
         self.lengths.left(kind_of(job), max(1, job.generated), cut=cut)
 
-    def number(self, job: Job) -> int:
-        """Its place in the order of arrival."""
-        return self._numbers[job.id]
+    def number(self, name: str) -> int:
+        """A request's place in the order of arrival."""
+        return self._numbers[name]
 
     def outside(self, job: Job, pending: int) -> None:
         """The request does not run; `pending` tokens are computed before its next one, 0 where it keeps its KV."""
@@ -96,9 +96,9 @@ class Express(Policy):
             job, Standing(kind_of(job), bin_of(job.generated), size(job.prompt_tokens), size(pending))
         )
 
-    def inside(self, job: Job) -> None:
+    def inside(self, name: str) -> None:
         """The request runs, or its KV is being loaded."""
-        self.waiting.discard(job.id)
+        self.waiting.discard(name)
 
     @property
     def threshold(self) -> float:

@@ -21,6 +21,8 @@ class LaneView(Protocol[R]):
 
     def request(self, name: str) -> R: ...
 
+    def name(self, request: R) -> str: ...
+
     def running(self) -> Sequence[R]:
         """Those that the engine served in its last step, in its order, without the ones that have left since."""
 
@@ -42,8 +44,8 @@ class LaneView(Protocol[R]):
     def free_blocks(self) -> int:
         """Blocks that are free, or will be once a copy under way has landed."""
 
-    def spare_slots(self) -> int:
-        """Slots of the model runner beyond the batch that nobody holds: so many may pause with their KV."""
+    def slots(self) -> int:
+        """Slots of the model runner: who runs holds one, and who is parked or paused."""
 
     def evict(self, request: R) -> bool:
         """Take a request that is not shown off the device; False where a step in flight still writes its blocks."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from coldstart.scheduling.express.lane import Lane, Turn
+from coldstart.scheduling.express.admission import Turn
+from coldstart.scheduling.express.lane import Lane
 from coldstart.scheduling.express.policy import Express
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.policy import Observer
 from coldstart.scheduling.profile import IterationProfile
-from coldstart.scheduling.settings import SchedulerSettings
+from coldstart.scheduling.settings import ADAPTER, SchedulerSettings
 from coldstart.scheduling.simulate.settings import SimSettings
 from coldstart.scheduling.simulate.state import Outcome, Served, SimJob, Status, Step
 from coldstart.scheduling.simulate.stock import StockScheduler
@@ -39,8 +40,16 @@ class ExpressScheduler(StockScheduler):
 
     def add(self, job: SimJob, now: float) -> None:
         self.jobs[job.job.id] = job
+        if ADAPTER in self.settings.classes:
+            job.job.kind = job.model
         super().add(job, now)
         self.lane.arrived(job.job, now)
+
+    def land(self, now: float) -> None:
+        before = len(self.moving)
+        super().land(now)
+        if len(self.moving) < before:
+            self.lane.rhythm.stir()
 
     def schedule(self, now: float) -> Step:
         turn = self.lane.decide(now)
@@ -65,9 +74,6 @@ class ExpressScheduler(StockScheduler):
 
     def hit(self, job: SimJob) -> int:
         return super().hit(job) if self.lane.gauge.worth_loading(job.known) else 0
-
-    def storing(self, job: SimJob) -> bool:
-        return self.lane.gauge.worth_loading(job.known) and super().storing(job)
 
     def finish(self, job: SimJob) -> None:
         super().finish(job)
@@ -125,6 +131,9 @@ class ExpressView:
     def request(self, name: str) -> SimJob:
         return self._scheduler.jobs[name]
 
+    def name(self, request: SimJob) -> str:
+        return request.job.id
+
     def running(self) -> Sequence[SimJob]:
         return self._scheduler.running
 
@@ -156,10 +165,8 @@ class ExpressView:
     def free_blocks(self) -> int:
         return self._pool.free + self._pool.leaving
 
-    def spare_slots(self) -> int:
-        scheduler = self._scheduler
-        lane = scheduler.lane
-        return scheduler.machine.slots - len(scheduler.running) - len(lane.parked) - len(lane.paused)
+    def slots(self) -> int:
+        return self._scheduler.machine.slots
 
     def evict(self, request: SimJob) -> bool:
         if not self._scheduler.may_leave(request):

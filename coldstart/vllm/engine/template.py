@@ -23,7 +23,7 @@ from typing import Any
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.machine import fingerprint, modes, tiles, timeline
 from coldstart.machine.ipc import Channel
-from coldstart.machine.lifeline import die_with_parent
+from coldstart.machine.lifeline import SUPERVISOR_ENV, die_with_parent, die_with_supervisor
 from coldstart.machine.peers import Listener, PeerError
 from coldstart.vllm import seams
 from coldstart.vllm.engine import server, stepdowns
@@ -241,6 +241,8 @@ def renew_random_state() -> None:
 
 def main(argv: list[str]) -> None:
     """`template SOCKET LEVEL PLAN_FILE READY_FD`: build, listen, acknowledge with one byte, fork until told to stop."""
+    if SUPERVISOR_ENV in os.environ:
+        die_with_supervisor()
     path, level, plan_file, ready = Path(argv[0]), argv[1], Path(argv[2]), int(argv[3])
     plan = LaunchPlan.from_json(plan_file.read_text())
     gc.disable()

@@ -1,9 +1,11 @@
-"""The policies on vLLM's V1 engine: `--scheduler-cls coldstart.vllm.scheduling.scheduler.PolicyScheduler`.
+"""The policies on vLLM's V1 engine, as classes for its `--scheduler-cls`.
 
 Invariant: vLLM's own schedule() makes every allocation; this package only decides what it gets to see.
 """
 
 SCHEDULER_CLS = "coldstart.vllm.scheduling.scheduler.PolicyScheduler"
+LANE_CLS = "coldstart.vllm.scheduling.lane.LaneScheduler"
+CLASSES = (SCHEDULER_CLS, LANE_CLS)
 OFFLOADING_SPEC = "CpuPoolOffloadingSpec"
 OFFLOADING_MODULE = "coldstart.vllm.scheduling.offload"
 PINNING_POLICY = "PinnedLru"

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from coldstart.scheduling.settings import SchedulerSettings
+from coldstart.scheduling.settings import EXPRESS, SchedulerSettings
 from coldstart.vllm.scheduling import (
+    LANE_CLS,
     OFFLOADING_MODULE,
     OFFLOADING_SPEC,
     PINNING_MODULE,
@@ -26,13 +27,20 @@ def serve_arguments(settings: SchedulerSettings, host_bytes: int | None, *, on_c
     """
     flags = [
         "--scheduler-cls",
-        SCHEDULER_CLS,
+        LANE_CLS if settings.policy == EXPRESS else SCHEDULER_CLS,
         "--additional-config",
         json.dumps(settings.additional_config()),
     ]
-    if host_bytes and settings.kv_strategy != "recompute":
-        flags += ["--kv-transfer-config", json.dumps(kv_transfer_config(host_bytes, on_cpu=on_cpu))]
+    if settings.kv_strategy != "recompute":
+        flags += host_arguments(host_bytes, on_cpu=on_cpu)
     return flags
+
+
+def host_arguments(host_bytes: int | None, *, on_cpu: bool) -> list[str]:
+    """Flags that keep preempted KV in so much host memory, whichever scheduler runs; none for none."""
+    if not host_bytes:
+        return []
+    return ["--kv-transfer-config", json.dumps(kv_transfer_config(host_bytes, on_cpu=on_cpu))]
 
 
 def kv_transfer_config(host_bytes: int, *, on_cpu: bool) -> dict[str, Any]:

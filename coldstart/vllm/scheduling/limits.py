@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from coldstart.scheduling.settings import EXPRESS, KEY
+from coldstart.scheduling.settings import EXPRESS
 from coldstart.vllm import seams
+from coldstart.vllm.scheduling import LANE_CLS, SCHEDULER_CLS
 
 
 class IncompatibleVllm(RuntimeError):
@@ -19,15 +19,18 @@ def require(config: Any) -> None:
         raise IncompatibleVllm(f"{reason} Serve with --scheduler fcfs.")
 
 
+def require_policy(policy: str, *, express: bool) -> None:
+    """Raises IncompatibleVllm for a policy that the other class drives."""
+    if (policy == EXPRESS) != express:
+        right = LANE_CLS if policy == EXPRESS else SCHEDULER_CLS
+        raise IncompatibleVllm(f"{policy} is driven by --scheduler-cls {right}.")
+
+
 def unsupported(config: Any) -> str | None:
     """What in this configuration the scheduler cannot drive, as a sentence."""
     wrong = []
-    given = getattr(config, "additional_config", None)
-    told = given.get(KEY) if isinstance(given, Mapping) else None
-    if isinstance(told, Mapping) and told.get("policy") == EXPRESS:
-        wrong.append("the express lane (it runs on the simulated engine only)")
     if config.parallel_config.pipeline_parallel_size > 1:
-        wrong.append("pipeline parallelism (its decode throttle is the gate that parks jobs)")
+        wrong.append("pipeline parallelism (requests of a micro-batch in flight are not told apart)")
     if config.scheduler_config.policy != "fcfs":
         wrong.append(f"--scheduling-policy {config.scheduler_config.policy} (the queues are replaced)")
     if not config.scheduler_config.enable_chunked_prefill:

@@ -42,6 +42,7 @@ class PolicyScheduler(AsyncScheduler):
         super().__init__(*args, **kwargs)
         limits.require(self.vllm_config)
         self.settings = SchedulerSettings.read(self.vllm_config.additional_config)
+        limits.require_policy(self.settings.policy, express=False)
         self.profile = self.settings.iteration_profile()
         self.ranking = make_policy(self.settings.policy, self.profile, self.settings)
         self.batch = min(self.settings.batch or self.max_num_active_reqs, self.max_num_running_reqs)
@@ -49,7 +50,7 @@ class PolicyScheduler(AsyncScheduler):
         self.kv_holding_waiting = self.picked_holding = PickedQueue()
         self.jobs: dict[str, Job] = {}
         self.started = Started()
-        self.counters, self.exporter = Counters(), Exporter()
+        self.counters, self.exporter = Counters(), Exporter(Counters)
         self.events = Events.enabled()
         self.ranking.observer = self.events
         ranks = self.parallel_config.world_size

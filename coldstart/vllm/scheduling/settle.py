@@ -7,12 +7,13 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.scheduling.settings import KEY
 from coldstart.vllm import seams
-from coldstart.vllm.scheduling import SCHEDULER_CLS
+from coldstart.vllm.scheduling import CLASSES, PINNING_POLICY
 from coldstart.vllm.scheduling.limits import unsupported
 
 METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"
@@ -24,9 +25,9 @@ def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
 
     Returns whether it did: `config` is then to be made again.
     """
-    if args.scheduler_cls != SCHEDULER_CLS:
-        return False
-    if reason := _obstacle(config):
+    if args.scheduler_cls not in CLASSES:
+        return _keeps_kv(args) and _settle_host(args, plan)
+    if reason := _obstacle(config, args.scheduler_cls):
         _note(plan, f"{reason} vLLM's own scheduler runs instead.")
         args.scheduler_cls, args.additional_config, args.kv_transfer_config = None, {}, None
         return True
@@ -39,7 +40,7 @@ def counted(plan: LaunchPlan) -> Iterator[None]:
 
     prometheus_client carries values across processes by files in one directory, which is removed at the end.
     """
-    if SCHEDULER_CLS not in plan.vllm_args or METRICS_ENV in os.environ:
+    if not set(CLASSES).intersection(plan.vllm_args) or METRICS_ENV in os.environ:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="coldstart-metrics-", ignore_cleanup_errors=True) as directory:
@@ -54,13 +55,13 @@ def counted(plan: LaunchPlan) -> Iterator[None]:
             del os.environ[METRICS_ENV]
 
 
-def _obstacle(config: Any) -> str | None:
+def _obstacle(config: Any, scheduler_cls: str) -> str | None:
     if reason := seams.check("scheduler"):
         return reason
     try:
         if reason := unsupported(config):
             return reason
-        import coldstart.vllm.scheduling.scheduler  # noqa: F401
+        import_module(scheduler_cls.rpartition(".")[0])
     except Exception as problem:  # noqa: BLE001 - whatever a strange vLLM raises here, the server must start
         return f"the scheduler cannot be loaded: {type(problem).__name__}: {problem}."
     return None
@@ -72,9 +73,16 @@ def _settle_host(args: Namespace, plan: LaunchPlan) -> bool:
         return False
     _note(plan, f"{reason} What is evicted is computed again.")
     args.kv_transfer_config = None
-    settings = args.additional_config.get(KEY, {}) | {"strategy": "recompute"}
-    args.additional_config = args.additional_config | {KEY: settings}
+    if args.scheduler_cls is not None:
+        settings = args.additional_config.get(KEY, {}) | {"strategy": "recompute"}
+        args.additional_config = args.additional_config | {KEY: settings}
     return True
+
+
+def _keeps_kv(args: Namespace) -> bool:
+    """Whether vLLM's own scheduler was given our way of keeping KV on the host."""
+    given = getattr(args.kv_transfer_config, "kv_connector_extra_config", None)
+    return args.scheduler_cls is None and (given or {}).get("eviction_policy") == PINNING_POLICY
 
 
 def _note(plan: LaunchPlan, reason: str) -> None:

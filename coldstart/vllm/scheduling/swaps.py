@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from coldstart.machine import timeline
-from coldstart.vllm.scheduling.counters import Counters
+from coldstart.vllm.scheduling.counters import KvCounters
 from coldstart.vllm.scheduling.events import Events
 
 
 class Swaps:
     """Reads vLLM's own offloading metadata; other connectors' is left alone."""
 
-    def __init__(self, counters: Counters, kv_cache_config: Any, ranks: int, events: Events | None) -> None:
+    def __init__(self, counters: KvCounters, kv_cache_config: Any, ranks: int, events: Events | None) -> None:
         groups = kv_cache_config.kv_cache_groups
         self._bytes = [ranks * len(g.layer_names) * g.kv_cache_spec.page_size_bytes for g in groups]
         self._counters, self._events = counters, events

@@ -26,12 +26,14 @@ SCHEDULER = (
                "self.reset_preempted_req_ids", "def _update_waiting_for_remote_kv(self, request: Request)",
                "request_queue = self.kv_holding_waiting")),
     seam("scheduler", "v1.request:Request",
-          reads="request_id status priority max_tokens num_tokens num_prompt_tokens num_computed_tokens "
+          reads="request_id status priority max_tokens num_tokens num_prompt_tokens num_output_tokens num_computed_tokens "
                 "next_decode_eligible_step num_output_placeholders num_stale_output_tokens drop_stale_output "
-                "is_prefill_chunk structured_output_request"),
+                "is_prefill_chunk structured_output_request resumable sampling_params lora_request block_hashes"),
+    seam("scheduler", "sampling_params:SamplingParams", reads="extra_args"),
+    seam("scheduler", "lora.request:LoRARequest", reads="lora_name"),
     seam("scheduler", "v1.request:RequestStatus",
-          reads="RUNNING PREEMPTED WAITING_FOR_REMOTE_KVS WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR "
-                "WAITING_FOR_STREAMING_REQ"),
+          reads="RUNNING PREEMPTED FINISHED_ABORTED FINISHED_ERROR WAITING_FOR_REMOTE_KVS "
+                "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR WAITING_FOR_STREAMING_REQ"),
     seam("scheduler", "v1.structured_output.request:StructuredOutputRequest", reads="grammar"),
     seam("scheduler", "v1.core.sched.output:SchedulerOutput",
           reads="num_scheduled_tokens kv_connector_metadata"),
@@ -40,6 +42,8 @@ SCHEDULER = (
                      "prepend_requests(self, requests)", "pop_request(self)", "peek_request(self)",
                      "remove_request(self, request)", "remove_requests(self, requests)", "__bool__(self)",
                      "__len__(self)", "__iter__(self)")),
+    seam("scheduler", "v1.core.sched.request_queue:FCFSRequestQueue",
+         overrides=("__bool__(self)", "__len__(self)"), says=("class FCFSRequestQueue(deque[Request], RequestQueue)",)),
     seam("scheduler", "v1.core.kv_cache_manager:KVCacheManager",
           calls=("get_computed_blocks(self, request)", "get_blocks(self, request_id)"),
           reads="block_pool watermark_blocks"),
@@ -49,11 +53,13 @@ SCHEDULER = (
     seam("scheduler", "v1.kv_cache_interface:KVCacheConfig", reads="kv_cache_groups"),
     seam("scheduler", "v1.kv_cache_interface:KVCacheGroupSpec", reads="layer_names kv_cache_spec"),
     seam("scheduler", "v1.kv_cache_interface:KVCacheSpec", reads="page_size_bytes"),
+    seam("scheduler", "v1.kv_cache_interface:FullAttentionSpec"),
     seam("scheduler", "v1.outputs:ModelRunnerOutput", reads="kv_connector_output"),
     seam("scheduler", "v1.outputs:KVConnectorOutput", reads="kv_connector_worker_meta finished_recving"),
 )  # fmt: skip
 
 OFFLOAD = (
+    seam("offload", "config.kv_transfer:KVTransferConfig", reads="kv_connector_extra_config"),
     seam("offload", f"{_CONNECTOR}.offloading_connector:OffloadingConnector",
           calls=("get_num_new_matched_tokens(self, request, num_computed_tokens)",), reads="connector_scheduler"),
     seam("offload", f"{_CONNECTOR}.offloading.scheduler:OffloadingConnectorScheduler", reads="manager"),

@@ -13,9 +13,10 @@ from coldstart.artifacts.bundle import anyone
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key, diff
 from coldstart.artifacts.store import Store
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tools.bundles import forge, key, provenance, write_tree
+from tools.examples import examples
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 _JSON = st.recursive(
@@ -55,7 +56,7 @@ def test_keys_differ_exactly_where_diff_says(
     assert Key(dict(reversed(left.items()))).digest == one.digest
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(_FILES, _JSON)
 @pytest.mark.slow
 def test_a_bundle_moves_through_an_archive_unchanged(files: dict[str, bytes], value: object) -> None:
@@ -84,7 +85,7 @@ def test_a_bundle_moves_through_an_archive_unchanged(files: dict[str, bytes], va
             assert draft.add_tree("compile", root / "out").digest == first.digest
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.binary(max_size=3000))
 def test_no_bytes_crash_the_readers(data: bytes) -> None:
     for read in (
@@ -99,7 +100,7 @@ def test_no_bytes_crash_the_readers(data: bytes) -> None:
             continue
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.data())
 def test_no_damaged_tar_crashes_or_escapes_the_reader(data: st.DataObject) -> None:
     whole = bytearray(
@@ -118,7 +119,7 @@ def test_no_damaged_tar_crashes_or_escapes_the_reader(data: st.DataObject) -> No
     assert all(not name.startswith("/") and ".." not in name.split("/") for name in names)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.binary(max_size=500))
 @pytest.mark.slow
 def test_no_section_bytes_crash_a_validation(data: bytes) -> None:

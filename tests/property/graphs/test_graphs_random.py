@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tools.examples import examples
 
 from coldstart.graphs.combine import combine
 from coldstart.graphs.errors import GraphError
@@ -11,7 +12,7 @@ from coldstart.graphs.link import broken_assumptions
 from tests.support.graphs.random_graphs import generate, judge, place, region_bases, snapshot
 
 
-@settings(max_examples=250)
+@examples(250)
 @given(st.integers(0, 1 << 40))
 def test_classification_is_the_truth_at_a_layout_never_seen(seed: int) -> None:
     program = generate(seed)
@@ -26,7 +27,7 @@ def test_classification_is_the_truth_at_a_layout_never_seen(seed: int) -> None:
     assert (found.corrupted, found.missed) == (0, 0)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.integers(0, 1 << 40))
 def test_edges_and_their_data_are_kept(seed: int) -> None:
     program = generate(seed)

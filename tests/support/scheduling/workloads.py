@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any, Self
 
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
+from coldstart.scheduling import Job
 from coldstart.vllm.scheduling.scheduler import PARKED, PolicyScheduler
 from tests.support.scheduling.engine_double import BLOCK, EngineDouble, Shape, build, expected, make_request
 from tests.support.scheduling.scheduling_rules import Rules
@@ -72,20 +76,17 @@ def _random_shape(random: Random) -> Shape:
     )
 
 
-class Checked:
-    """One workload on one engine; every step is checked."""
+class Run:
+    """One workload on one engine, step by step, and what must be true at its end; a subclass checks each step."""
 
-    def __init__(
-        self, folder: Path, load: Load, seed: int, cls: type[PolicyScheduler] = PolicyScheduler
-    ) -> None:
+    def __init__(self, folder: Path, load: Load, seed: int, cls: type[AsyncScheduler]) -> None:
         self.load = load
-        self.scheduler = build(folder, load.shape, cls)
+        self.scheduler: Any = build(folder, load.shape, cls)
         self.engine = EngineDouble(self.scheduler, load.shape, seed)
-        self.rules = Rules(self.scheduler)
         self.steps = self.chunks = self.prefix_hits = 0
         self.host_full = False
 
-    def run(self) -> Checked:
+    def run(self) -> Self:
         step, last = 0, max([*self.load.arrivals, *self.load.aborts], default=0)
         while step <= last or self.scheduler.has_requests():
             assert step < MOST_STEPS, "not finished in bounded steps"
@@ -100,21 +101,7 @@ class Checked:
         return self
 
     def _step(self) -> None:
-        wanted = self._wanted() if self._roomy() else None
-        asked = sum(map(self._tokens, wanted or ()))
-        output = self.engine.step()
-        scheduled = set(output.num_scheduled_tokens)
-        shape = self.load.shape
-        assert len(scheduled) <= shape.batch
-        assert sum(output.num_scheduled_tokens.values()) <= shape.tokens
-        assert len(self.scheduler.running) <= shape.slots
-        for request in self.scheduler.running:
-            assert (request.next_decode_eligible_step == PARKED) <= (request.request_id not in scheduled)
-        if wanted is not None and asked < shape.tokens:
-            assert scheduled == wanted, "a ready job of higher rank idles"
-        self._served(output)
-        self._places()
-        self._note(output)
+        self._note(self.engine.step())
 
     def _note(self, output: SchedulerOutput) -> None:
         """What of the mixed features really occurred."""
@@ -123,6 +110,57 @@ class Checked:
         if self.scheduler.connector is not None:
             manager = self.scheduler.connector.connector_scheduler.manager
             self.host_full |= not manager._get_num_free_chunks()
+
+    def _within(self, output: SchedulerOutput) -> None:
+        """The batch, the token budget and the slots are held."""
+        shape = self.load.shape
+        assert len(output.num_scheduled_tokens) <= shape.batch
+        assert sum(output.num_scheduled_tokens.values()) <= shape.tokens
+        assert len(self.scheduler.running) <= shape.slots
+
+    def _places(self, ranked: Iterable[Job]) -> None:
+        """Every live request is in exactly one of vLLM's places, and in the ranking."""
+        scheduler = self.scheduler
+        places = Counter(r.request_id for r in scheduler.running)
+        places.update(r.request_id for r in scheduler.waiting)
+        places.update(r.request_id for r in scheduler.kv_holding_waiting)
+        assert all(count == 1 for count in places.values()), f"in two places: {places}"
+        live = {name for name, request in scheduler.requests.items() if not request.is_finished()}
+        assert set(places) == live == {job.id for job in ranked} == set(scheduler.jobs)
+
+    def _finished(self) -> None:
+        for name, wanted in self.load.wanted.items():
+            got = self.engine.outputs.get(name, [])
+            aborted = name in self.load.aborts.values()
+            assert got == wanted[: len(got)] and (aborted or len(got) == len(wanted)), (
+                f"{name} came out wrong"
+            )
+        pool = self.scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == self.load.shape.blocks - 1, "leaked blocks"
+
+
+class Checked(Run):
+    """One workload under skip-join MLFQ or another ranking; every step is checked."""
+
+    def __init__(
+        self, folder: Path, load: Load, seed: int, cls: type[PolicyScheduler] = PolicyScheduler
+    ) -> None:
+        super().__init__(folder, load, seed, cls)
+        self.rules = Rules(self.scheduler)
+
+    def _step(self) -> None:
+        wanted = self._wanted() if self._roomy() else None
+        asked = sum(map(self._tokens, wanted or ()))
+        output = self.engine.step()
+        scheduled = set(output.num_scheduled_tokens)
+        self._within(output)
+        for request in self.scheduler.running:
+            assert (request.next_decode_eligible_step == PARKED) <= (request.request_id not in scheduled)
+        if wanted is not None and asked < self.load.shape.tokens:
+            assert scheduled == wanted, "a ready job of higher rank idles"
+        self._served(output)
+        self._places(self.scheduler.ranking)
+        self._note(output)
 
     def _served(self, output: SchedulerOutput) -> None:
         """Whoever was chosen runs; one that had to join may have found a load under way or begun one."""
@@ -145,23 +183,6 @@ class Checked:
         request = self.scheduler.requests.get(name)
         return 1 if request is None else request.num_tokens + 2 - request.num_computed_tokens
 
-    def _places(self) -> None:
-        """Every live request is in exactly one of vLLM's places, and in the ranking."""
-        scheduler = self.scheduler
-        places = Counter(r.request_id for r in scheduler.running)
-        places.update(r.request_id for r in scheduler.waiting)
-        places.update(r.request_id for r in scheduler.kv_holding_waiting)
-        assert all(count == 1 for count in places.values()), f"in two places: {places}"
-        live = {name for name, request in scheduler.requests.items() if not request.is_finished()}
-        assert set(places) == live == {job.id for job in scheduler.ranking} == set(scheduler.jobs)
-
     def _finished(self) -> None:
-        for name, wanted in self.load.wanted.items():
-            got = self.engine.outputs.get(name, [])
-            aborted = name in self.load.aborts.values()
-            assert got == wanted[: len(got)] and (aborted or len(got) == len(wanted)), (
-                f"{name} came out wrong"
-            )
-        pool = self.scheduler.kv_cache_manager.block_pool
-        assert pool.get_num_free_blocks() == self.load.shape.blocks - 1, "leaked blocks"
+        super()._finished()
         assert not self.scheduler.jobs and not self.scheduler.fresh and len(self.scheduler.ranking) == 0

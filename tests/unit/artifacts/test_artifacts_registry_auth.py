@@ -50,7 +50,7 @@ class _Guard(BaseHTTPRequestHandler):
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """HOST:PORT of a guarded registry to which the user has logged in."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Guard)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     address = f"127.0.0.1:{server.server_port}"
     _Guard.seen = []
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))

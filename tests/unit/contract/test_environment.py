@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,11 @@ OURS = re.compile(r"COLDSTART_[A-Z0-9_]*")
 READS = ("get", "pop", "setdefault")
 
 
-def modules() -> Iterator[tuple[Path, ast.AST]]:
-    for room in ("artifacts", "coldstart", "commands"):
-        for path in sorted((ROOT / room).rglob("*.py")):
-            if (name := path.relative_to(ROOT)) != HOME:
-                yield name, ast.parse(path.read_bytes())
+@cache
+def modules() -> list[tuple[Path, ast.AST]]:
+    rooms = [ROOT / room for room in ("artifacts", "coldstart", "commands")]
+    paths = [path for room in rooms for path in sorted(room.rglob("*.py")) if path != ROOT / HOME]
+    return [(path.relative_to(ROOT), ast.parse(path.read_bytes())) for path in paths]
 
 
 def spelled(tree: ast.AST) -> Iterator[str]:

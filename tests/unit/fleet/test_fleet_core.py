@@ -6,8 +6,8 @@ from math import inf
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tools.examples import examples
 
 from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
@@ -257,7 +257,7 @@ class Fleet(RuleBasedStateMachine):
 
 
 TestFleet = Fleet.TestCase
-TestFleet.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestFleet.settings = examples(60, stateful_step_count=30)
 
 
 def launches(actions: list[events.Action]) -> list[LaunchRank]:
@@ -362,3 +362,60 @@ def test_an_idle_model_makes_room_before_its_time() -> None:
     one.on(events.Ended("1"), 6.0)
     assert one.on(events.Arrived("2", "large"), 7.0) == [Stop(small.worker)]
     assert launches(one.on(events.Stopped(small.worker), 8.0))[0].model == "large"
+
+
+def _launched(actions: list[events.Action]) -> list[LaunchRank]:
+    return [action for action in actions if isinstance(action, LaunchRank)]
+
+
+def test_a_controller_that_begins_again_counts_what_it_finds() -> None:
+    before = core(MODELS[:2], consolidate=False)
+    ranks = _launched(before.on(events.Arrived("1", "large"), 0.0))
+    ranks += _launched(before.on(events.Arrived("2", "small"), 0.0))
+    assert max(rank.ranks for rank in ranks) > 1
+    after = FleetCore(FleetSettings(beside=False, consolidate=False), (), MODELS[:2])
+    found = tuple(events.FoundRank(rank, True) for rank in ranks)
+    assert after.on(events.Rebuilt(tuple(SERVERS), found), 100.0) == []
+    assert {group.phase for group in after.groups.values()} == {GroupPhase.SERVING}
+    assert [server.free for server in after.roster.cluster.servers.values()] == [
+        server.free for server in before.roster.cluster.servers.values()
+    ]
+    # A new group has a name of its own, and one that nobody asks for goes as any other.
+    number = after.models["small"].number
+    assert number >= 1 and after.on(events.Arrived("3", "small"), 100.0) == [Send("3", "small#1")]
+    assert Stop(ranks[0].worker) in after.on(events.Tick(), 100.0 + MODELS[1].idle_s + 1)
+
+
+def test_a_group_that_lost_a_rank_meanwhile_stops_and_holds_its_memory_until_it_has() -> None:
+    before = core(consolidate=False)
+    ranks = _launched(before.on(events.Arrived("1", "large"), 0.0))
+    pipeline = [rank for rank in ranks if rank.model == "large"]
+    assert len(pipeline) > 1
+    after = FleetCore(FleetSettings(beside=False, consolidate=False), (), MODELS[:2])
+    actions = after.on(events.Rebuilt(tuple(SERVERS), (events.FoundRank(pipeline[0], True),), ("s3",)), 0.0)
+    assert actions == [Stop(pipeline[0].worker)] and not after.groups
+    server = after.roster.cluster.servers[pipeline[0].server]
+    assert min(server.free) == server.spec.memory - pipeline[0].memory
+    after.on(events.Stopped(pipeline[0].worker), 1.0)
+    assert min(server.free) == server.spec.memory
+    assert after.roster.cluster.servers["s3"].draining
+    unknown = FleetCore(FleetSettings(), (), ())
+    assert unknown.on(events.Rebuilt(tuple(SERVERS), (events.FoundRank(pipeline[0], True),)), 0.0) == [
+        Stop(pipeline[0].worker)
+    ]
+
+
+def test_a_request_that_its_gateway_sent_counts_where_it_is() -> None:
+    one = core(MODELS[:1], consolidate=False)
+    (rank,) = _launched(one.on(events.Arrived("1", "small"), 0.0))
+    one.on(events.RankReady(rank.worker), 5.0)
+    assert one.on(events.Routed("2", "small", rank.group), 6.0) == []
+    assert one.on(events.Routed("2", "small", rank.group), 6.0) == []
+    assert list(one.groups[rank.group].in_flight) == ["1", "2"]
+    assert one.on(events.Arrived("2", "small"), 6.0) == []
+    # Full: the next one waits, and whoever is sent to what is gone is its gateway's affair.
+    assert not [a for a in one.on(events.Arrived("3", "small"), 6.0) if isinstance(a, Send)]
+    assert one.on(events.Routed("4", "small", "small#9"), 6.0) == []
+    assert one.on(events.Ended("2"), 7.0) == [Send("3", rank.group)]
+    again = one.on(events.WorkerDied(rank.worker, "killed"), 8.0)
+    assert not [action for action in again if isinstance(action, Refuse)]

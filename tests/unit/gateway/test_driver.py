@@ -14,7 +14,8 @@ from coldstart.host import configuration
 
 
 def _parsed(models: Any = None, **limits: Any) -> configuration.HostFile:
-    table = {"memory": 15, "policy": "lru", "backoff_s": 0.05, **limits, "models": models or TWO}
+    own = {"memory": 15, "policy": "lru", "backoff_s": 0.05, "runtime_template": False}
+    table = {**own, **limits, "models": models or TWO}
     return configuration.parse(table)
 
 
@@ -55,7 +56,8 @@ def test_a_model_that_cannot_start_says_why_backs_off_and_disturbs_no_other(tmp_
         async with staged(tmp_path, backoff_s=30.0) as stage:
             stage.servers.failing["a"] = "no weights at /nowhere"
             status, headers, body = await stage.ask(model="a", prompt=1)
-            assert status == 503 and "no weights at /nowhere" in body["error"]["message"]
+            assert status == 503 and "no weights at <path>" in body["error"]["message"]
+            assert headers["x-request-id"] in body["error"]["message"]
             assert 1 <= int(headers["retry-after"]) <= 30
             assert (await stage.ask(model="a", prompt=2))[0] == 503
             assert (await stage.ask(model="b", prompt=3))[0] == 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from support.fake_upstream import TWO, Stage, run, staged
+from support.fake_upstream import TWO, Stage, run, staged, until
 
 from coldstart.gateway.app import PASSED
 
@@ -77,5 +77,51 @@ def test_a_key_is_asked_for_everywhere_but_at_health(tmp_path: Path) -> None:
             assert (await _get(stage, "/health"))[0] == 200
             assert (await _get(stage, "/status", Authorization="Bearer k3y"))[0] == 200
             assert not stage.servers.begun
+
+    run(work())
+
+
+def test_a_model_is_unloaded_by_hand_and_comes_back_when_asked(tmp_path: Path) -> None:
+    models = {**TWO, "b": {**TWO["b"], "pinned": True}}
+
+    async def work() -> None:
+        async with staged(tmp_path, models, memory=20) as stage:
+            for name in "ab":
+                await stage.ask(model=name, prompt=1)
+            running = (await _get(stage, "/running"))[1]["running"]
+            assert [(one["model"], one["state"]) for one in running] == [("a", "ready"), ("b", "ready")]
+            assert (await _get(stage, "/logs/a")) == (200, "a said so\n")
+            async with stage.client.post(stage.url + "/unload") as answer:
+                assert await answer.json() == {"unloading": ["a"]}
+            await until(lambda: "a" not in stage.driver.residences)
+            assert (await _get(stage, "/logs/a"))[0] == 404
+            assert [one["model"] for one in (await _get(stage, "/running"))[1]["running"]] == ["b"]
+            assert (await stage.ask(model="a", prompt=1))[0] == 200
+            async with stage.client.post(stage.url + "/unload/nobody") as answer:
+                assert answer.status == 404
+            async with stage.client.post(stage.url + "/unload/a") as answer:
+                assert await answer.json() == {"unloading": ["a"]}
+            assert (await _get(stage, "/unload"))[0] == 405
+
+    run(work())
+
+
+def test_an_unlisted_model_is_served_and_not_named(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, {**TWO, "b": {**TWO["b"], "unlisted": True}}) as stage:
+            said = (await _get(stage, "/v1/models"))[1]
+            assert [card["id"] for card in said["data"]] == ["a", "alpha"]
+            assert (await stage.ask(model="b", prompt=1))[0] == 200
+
+    run(work())
+
+
+def test_both_forms_of_a_key_are_taken(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, gateway={"api_key": "k"}) as stage:
+            assert (await _get(stage, "/status", **{"Authorization": "Bearer k"}))[0] == 200
+            assert (await _get(stage, "/status", **{"x-api-key": "k"}))[0] == 200
+            for wrong in ({"x-api-key": "j"}, {"Authorization": "Bearer "}, {}):
+                assert (await _get(stage, "/status", **wrong))[0] == 401
 
     run(work())

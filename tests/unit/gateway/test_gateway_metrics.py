@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from coldstart.gateway.metrics import Metrics
+from coldstart.gateway.metrics import HostStatus, Metrics
 from coldstart.host import status
 from coldstart.host.core import Core
 from coldstart.host.events import Arrived
@@ -17,7 +17,7 @@ def test_what_was_counted_and_what_the_status_says_are_one_exposition() -> None:
     facts = HostFacts()
     facts.refused[429] = 2
     core.on(Arrived("1", "a"), 0.0)
-    metrics = Metrics(lambda: status.document(core, facts, 1.0, 1e9))
+    metrics = Metrics(HostStatus(lambda: status.document(core, facts, 1.0, 1e9)))
     metrics.started("a", "fresh", 2.0)
     metrics.start_failed("a")
     samples = {

@@ -65,7 +65,7 @@ class _Host(BaseHTTPRequestHandler):
 def _running() -> Iterator[tuple[str, list[str]]]:
     asked: list[str] = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Host", (_Host,), {"asked": asked}))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/ui", asked

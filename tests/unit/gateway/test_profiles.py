@@ -31,6 +31,20 @@ class Bundle:
     ("stages", "expected"),
     [
         ({"memory_bytes": 5, "ready_s": 2.0}, Profile(5, 2.0, "bundle")),
+        (
+            {
+                "memory_bytes": 5,
+                "ready_s": 2.0,
+                "spans": {
+                    "start engine": 1.3,
+                    "build worker": 1.1,
+                    "build app": 0.125,
+                    "first token": 0.0625,
+                },
+            },
+            Profile(5, 2.0, "bundle", pytest.approx(0.3875)),
+        ),
+        ({"memory_bytes": 5, "ready_s": 2.0, "spans": {"start engine": 1.3}}, Profile(5, 2.0, "bundle")),
         ({"memory_bytes": 0, "ready_s": 2.0}, None),
         ({"ready_s": 2.0}, None),
         ([], None),
@@ -60,7 +74,11 @@ def test_a_model_without_a_bundle_is_refused_unless_that_is_wanted(
     profile = profiles.of_bundles(Cache(tmp_path), offline=True)
     with pytest.raises(NoBundle):
         profile(Launch("m", "m"))
-    assert profile(Launch("m", "m", on_miss="warn")).source == "assumed"
+    found_ = profile(Launch("m", "m", on_miss="warn"))
+    assert (found_.source, found_.shared) == ("assumed", profiles.RUNTIME_TEMPLATE_BYTES)
+    assert profile(Launch("m", "m", on_miss="warn", mode="fresh")).shared == 0
     monkeypatch.setattr(profiles.runtime, "targets_cpu", lambda: False)
     with pytest.raises(Usage, match="how much of a GPU's memory"):
         profile(Launch("m", "m", on_miss="warn"))
+    with pytest.raises(Usage, match=r"models\.m: engine_template: .*fork"):
+        profile(Launch("m", "m", engine_template=True))

@@ -68,7 +68,8 @@ class Served:
         )
 
     def write(self, **limits: Any) -> None:
-        lines = [f"{name} = {json.dumps(value)}" for name, value in {"policy": "lru", **limits}.items()]
+        own = {"policy": "lru", "runtime_template": False}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in {**own, **limits}.items()]
         models = [f"[models.{name}]\nmemory = 10\nstart_s = 1.0" for name in TWO]
         made = self.file.with_suffix(".new")
         made.write_text("\n".join([*lines, *models]) + "\n")

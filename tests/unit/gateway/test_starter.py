@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from coldstart.gateway.starter import _guard
 from coldstart.machine import ipc
+from coldstart.serve.template_pool import Warm
 
 # What a supervisor does, by the message's `does`.
 SOURCE = """
@@ -28,13 +30,14 @@ def run(message, channel):
     if message["does"] == "breaks":
         raise KeyError("weights")
     print("said", flush=True)
-    channel.send({"ready": {"pid": os.getpid()}})
-    if message["does"] == "ends":
-        return 3
     try:
+        channel.send({"ready": {"pid": os.getpid()}})
+        if message["does"] == "ends":
+            return 3
         time.sleep(60)
     finally:
-        channel.send({"cleaned": True})
+        if message["does"] != "ends":
+            channel.send({"cleaned": True})
 starter.serve_forever(ipc.Channel(socket.socket(fileno=int(sys.argv[1]))), run)
 """
 
@@ -113,3 +116,28 @@ def test_supervisors_that_ended_leave_no_zombie(starter: Starter) -> None:
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_retired_template_is_hidden_and_ends_after_its_last_server(tmp_path: Path, own: bool) -> None:
+    """A shell with one child for a while stands for a template with one server."""
+    ours, theirs = socket.socketpair()
+    words = ["sh", "-c", "sleep 1 & wait; read nothing"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as process, ipc.Channel(ours) as there:
+        warm = Warm("runtime", "key", tmp_path, "tiny", process.pid)
+        warm.socket.touch()
+        before = signal.getsignal(signal.SIGUSR1)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        alarm = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGUSR1))
+        began, stopped = time.monotonic(), list[float]()
+        try:
+            pid = process.pid if own else 0
+            assert _guard(warm, ipc.Channel(theirs), pid, lambda: stopped.append(time.monotonic())) == 0
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+            signal.signal(signal.SIGALRM, alarm)
+        assert there.receive() == [{"ready": {"mode": "template-runtime", "pid": pid}}]
+        # The user's own is used and left alone.
+        assert warm.socket.exists() != own and process.poll() is None and len(stopped) == 1
+        assert not own or stopped[0] - began > 0.5
+        process.kill()

@@ -56,6 +56,7 @@ def test_what_it_needs_is_said_before_it_starts(
     assert not any("GB" in said for said in serve.needs(0, tmp_path))
 
 
+@pytest.mark.slow
 def test_a_random_model_is_one_that_transformers_opens(
     serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from replicas import extension, missing
 
 from coldstart.graphs.torch_framework import kept_class
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from coldstart.errors import Usage
+from coldstart.host.admission import LONGEST, brief
 from coldstart.host.core import Core
 from coldstart.host.events import (
     Abort,
@@ -17,6 +18,7 @@ from coldstart.host.events import (
     Ended,
     Event,
     Failed,
+    GiveUp,
     Leave,
     Left,
     Measured,
@@ -24,6 +26,7 @@ from coldstart.host.events import (
     Refuse,
     Start,
     Started,
+    TemplateHeld,
     Tick,
 )
 from coldstart.host.model_state import State
@@ -347,3 +350,66 @@ class TestConfiguredAnew:
         assert _brief(drive(3.0, Ended("1"))) == [("leave", "a", "stopped")]
         assert _brief(drive(4.0, Left("a"))) == [_start("a")]
         assert _brief(drive(5.0, Started("a", 1.0))) == [("2", "a")]
+
+
+class TestTheHostsOwnTemplate:
+    def test_its_memory_is_not_for_models(self) -> None:
+        driver = Driver(memory=24)
+        driver.up("a", 0.0)
+        assert driver(1.0, TemplateHeld(5)) == []
+        assert _brief(driver(2.0, Arrived("1", "b"))) == [("leave", "a", "stopped")]
+        assert _brief(driver(3.0, Left("a"))) == [_start("b")]
+
+    def test_it_is_given_up_once_for_a_model_that_fits_only_without_it(self) -> None:
+        driver = Driver()
+        assert driver(0.0, TemplateHeld(6)) == [GiveUp()]
+        assert driver(1.0, Arrived("1", "a"), TemplateHeld(6)) == []
+        assert _brief(driver(2.0, TemplateHeld(0))) == [_start("a")]
+        assert driver(3.0, TemplateHeld(5)) == []
+
+    def test_a_model_that_never_fits_does_not_cost_it(self) -> None:
+        driver = Driver(ModelSpec.simple("a", 20, 1.0), ModelSpec.simple("b", 5, 1.0))
+        assert driver(0.0, TemplateHeld(8)) == []
+
+
+class TestATierThatIsMeasured:
+    TIERS = (Tier("awake", 10, 0.0), Tier("template", 10, 0.5), stopped(8.0))
+
+    def test_it_is_taken_once_it_is_known_to_free_enough(self) -> None:
+        driver = Driver(ModelSpec("a", self.TIERS), ModelSpec.simple("b", 10, 7.0))
+        driver.up("a", 0.0)
+        driver(1.0, Measured("a", 4, "template"))
+        assert driver.core.residents.device.used == 10
+        assert _brief(driver(2.0, Arrived("1", "b"))) == [("leave", "a", "template")]
+        driver(3.0, Left("a"))
+        assert driver.core.residents.device.held("a") == 4
+        driver(4.0, Measured("a", 3, "template"), Measured("a", 99, "nowhere"), Measured("a", 99))
+        assert driver.core.residents.device.held("a") == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            "No model '/nowhere/at/all': neither an alias nor there. (mend: name one)",
+            "No model '<path>': neither an alias nor there",
+        ),
+        ("cannot read /run/user/0/x.sock: ENOENT. Then more", "cannot read <path>: ENOENT"),
+        ("https://hub/x?token=1 refused\nTraceback", "<path> refused"),
+        ("ValueError: too little memory", "ValueError: too little memory"),
+        ("a ratio of 1/2 and/or more", "a ratio of 1/2 and/or more"),
+    ],
+)
+def test_an_error_in_brief_names_no_place(error: str, said: str) -> None:
+    assert brief(error) == said
+
+
+def test_an_error_in_brief_is_brief() -> None:
+    assert len(brief("word " * 100)) <= LONGEST + 4
+
+
+def test_a_model_without_idle_time_serves_those_who_waited_before_it_goes() -> None:
+    driver = Driver(ModelSpec.simple("a", 10, 5.0, idle_s=0.0))
+    driver(0.0, Arrived("1", "a"))
+    assert driver(1.0, Started("a", 1.0)) == [Dispatch("1", "a")]
+    assert _brief(driver(2.0, Ended("1"))) == [("leave", "a", "stopped")]

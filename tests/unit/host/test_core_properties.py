@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tools.examples import examples
 
 from coldstart.host.core import Core
 from coldstart.host.events import (
@@ -186,4 +186,4 @@ class Host(RuleBasedStateMachine):
 
 
 TestHost = Host.TestCase
-TestHost.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestHost.settings = examples(60, stateful_step_count=30)

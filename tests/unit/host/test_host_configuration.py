@@ -8,7 +8,8 @@ import pytest
 
 from coldstart.errors import Usage
 from coldstart.host import configuration
-from coldstart.host.configuration import load, size
+from coldstart.host.configuration import Profile, load, parse, size
+from coldstart.host.launches import Launch
 
 MODEL = '[models.m]\nmemory = "1GiB"\nstart_s = 2\n'
 
@@ -58,3 +59,32 @@ def test_a_file_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("given", "bytes_"), [(5, 5), ("5", 5), ("1.5KiB", 1536), ("2 GB", 2 * 10**9)])
 def test_sizes(given: object, bytes_: int) -> None:
     assert size(given) == bytes_
+
+
+def test_a_model_that_is_forked_is_taken_for_what_is_its_own() -> None:
+    models = {"a": {}, "b": {"memory": 7}}
+
+    def profile(launch: Launch) -> Profile:
+        return Profile(10, 8.0, "bundle", 0.5, shared=6)
+
+    file = parse({"memory": 20, "models": models}, profile)
+    assert [spec.tiers[0].memory for spec in file.models] == [4, 7]
+    file = parse({"memory": 20, "runtime_template": False, "models": models}, profile)
+    assert [spec.tiers[0].memory for spec in file.models] == [10, 7]
+    with pytest.raises(Usage, match="runtime_template"):
+        parse({"memory": 20, "runtime_template": 1, "models": models}, profile)
+
+
+def test_an_engine_template_is_a_tier_that_counts_as_awake_until_it_was_measured() -> None:
+    models = {"a": {"memory": 10, "engine_template": True}}
+    (spec,) = parse({"memory": 20, "models": models}, lambda _: Profile(10, 8.0, "bundle", 0.5)).models
+    assert [(tier.name, tier.memory, tier.penalty_s) for tier in spec.tiers] == [
+        ("awake", 10, 0.0), ("template", 10, 0.5), ("stopped", 0, 8.0)
+    ]  # fmt: skip
+
+
+def test_idle_time_of_the_host_is_that_of_models_that_say_none() -> None:
+    figures = {"memory": 10, "start_s": 1.0}
+    models = {"a": figures, "b": {**figures, "idle_s": 5}}
+    file = parse({"memory": 20, "idle_s": 60, "models": models})
+    assert [spec.idle_s for spec in file.models] == [60.0, 5.0]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tools.examples import examples
 
 from coldstart.host.policies import POLICIES, ModelCost, Policy
 
@@ -30,7 +31,7 @@ def _checked(
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(trace=steps, size=sizes, penalty=penalties)
 def test_victims_suffice_and_are_free(name: str, trace: Steps, size: list[int], penalty: list[float]) -> None:
     costs = {m: ModelCost(s, p) for m, s, p in zip(MODELS, size, penalty, strict=True)}

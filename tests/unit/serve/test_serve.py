@@ -166,7 +166,7 @@ def test_an_asked_mode_that_cannot_be_taken_is_fresh_with_the_reason(started: St
 def test_a_place_for_sockets_without_room_is_stepped_over(
     started: Started, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr(template_pool, "_root", lambda: Path("/proc/none/templates").mkdir())
+    monkeypatch.setattr(template_pool, "_root", lambda _: Path("/proc/none/templates").mkdir())
     one = started(mode)
     assert one.mode == "fresh"
     assert "No such file or directory: '/proc/none/templates'" in one.steps[-1]["reason"]

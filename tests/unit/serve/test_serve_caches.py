@@ -146,6 +146,7 @@ def _bundle(tmp_path: Path, data: bytes, rank: str = "rank_0_0") -> Path:
     return caches.lay(tmp_path / "section", tmp_path / "laid") / caches.AOT
 
 
+@pytest.mark.slow
 @needs_vllm
 def test_vllms_own_look_up_finds_the_artefact_under_its_own_hash(tmp_path: Path, decorators: Any) -> None:
     held = aot.Aot(_bundle(tmp_path, b"artefact"))
@@ -160,6 +161,7 @@ def test_vllms_own_look_up_finds_the_artefact_under_its_own_hash(tmp_path: Path,
     assert getattr(worker.Worker(), COMPILE_REPORT)() == {"loaded": 1, "reasons": []}
 
 
+@pytest.mark.slow
 @needs_vllm
 @pytest.mark.parametrize(
     ("data", "rank", "reason"),

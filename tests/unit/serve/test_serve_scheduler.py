@@ -16,11 +16,11 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
-from coldstart.scheduling.settings import KEY
+from coldstart.scheduling.settings import KEY, SchedulerSettings
 from coldstart.serve import scheduler
 from coldstart.serve.scheduler import Choice
 from coldstart.vllm import seams
-from coldstart.vllm.scheduling import SCHEDULER_CLS, settle
+from coldstart.vllm.scheduling import CLASSES, LANE_CLS, PINNING_POLICY, SCHEDULER_CLS, settle
 
 Publish = Callable[..., Bundle]
 PROFILE = {"prefill": [[16, 0.01], [64, 0.02]], "decode": [[1, 0.004], [8, 0.006]]}
@@ -42,8 +42,21 @@ def test_fcfs_changes_nothing_but_the_batch() -> None:
     assert flags(capped) == {"--max-num-active-seqs": "4"}
 
 
+def test_fcfs_keeps_kv_on_the_host_where_it_is_given_memory() -> None:
+    choice = Choice(host_bytes=1 << 20)
+    scheduler.check(choice, PLAN.vllm_args)
+    given = flags(scheduler.apply(PLAN, choice, None, on_cpu=True))
+    assert list(given) == ["--kv-transfer-config"]
+    assert (
+        json.loads(given["--kv-transfer-config"])["kv_connector_extra_config"]["cpu_bytes_to_use"] == 1 << 20
+    )
+    assert choice.settings().kv_strategy == "proactive" and Choice().settings().kv_strategy == "recompute"
+    with pytest.raises(Usage, match="--kv-host-memory sets --kv-transfer-config itself"):
+        scheduler.check(choice, Arguments(["--kv-transfer-config", "{}"]))
+
+
 def test_fcfs_refuses_settings_that_it_would_ignore() -> None:
-    with pytest.raises(Usage, match="fcfs takes --batch alone"):
+    with pytest.raises(Usage, match="fcfs takes --batch and --kv-host-memory alone"):
         scheduler.check(Choice(alpha_s=1.0), PLAN.vllm_args)
 
 
@@ -85,10 +98,17 @@ def test_settings_out_of_range_are_refused(settings: dict[str, object]) -> None:
         scheduler.check(mlfq(**settings), PLAN.vllm_args)
 
 
-def test_express_is_refused_by_a_server_until_one_drives_it() -> None:
-    with pytest.raises(Usage, match="simulated engine only") as refused:
-        scheduler.check(Choice("express", price=0.1), PLAN.vllm_args)
-    assert "--scheduler fcfs" in str(refused.value.mend)
+def test_express_and_its_price_reach_vllm() -> None:
+    choice = Choice(
+        "express", batch=8, price=0.2, host_bytes=1 << 20, classes="adapter,max-tokens", explain=True
+    )
+    scheduler.check(choice, PLAN.vllm_args)
+    told = flags(scheduler.apply(PLAN, choice, None, on_cpu=True))
+    assert told["--scheduler-cls"] == LANE_CLS and "--kv-transfer-config" in told
+    settings = json.loads(told["--additional-config"])[KEY]
+    told = {"classes": ["adapter", "max-tokens"], "explain": True}
+    assert settings == {"policy": "express", "batch": 8, "price": 0.2, **told}
+    assert SchedulerSettings.read({KEY: settings}) == choice.settings()
 
 
 @pytest.mark.parametrize(
@@ -96,8 +116,11 @@ def test_express_is_refused_by_a_server_until_one_drives_it() -> None:
     [
         (Choice("express", alpha_s=1.0), "express has no --alpha"),
         (mlfq(price=0.1), "skip-join-mlfq has no --price"),
-        (Choice(price=0.1), "fcfs takes --batch alone"),
+        (Choice(price=0.1), "fcfs takes --batch"),
         (Choice("express", price=1.0), "price must be"),
+        (Choice("express", classes="colour"), "unknown class 'colour'"),
+        (mlfq(classes="prefix"), "has no --classes"),
+        (mlfq(explain=True), "has no --explain-scheduling"),
     ],
 )
 def test_a_setting_of_another_policy_is_refused(choice: Choice, says: str) -> None:
@@ -119,14 +142,17 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return held
 
 
-def ours() -> Namespace:
+def ours(scheduler_cls: str = SCHEDULER_CLS) -> Namespace:
     settings = {KEY: {"policy": "skip-join-mlfq", "strategy": "proactive"}, "a": 1}
-    return Namespace(scheduler_cls=SCHEDULER_CLS, additional_config=settings, kv_transfer_config=object())
+    return Namespace(scheduler_cls=scheduler_cls, additional_config=settings, kv_transfer_config=object())
 
 
-def test_another_vllm_keeps_its_own_scheduler_and_says_what_it_lacks(lacking: set[str]) -> None:
+@pytest.mark.parametrize("scheduler_cls", CLASSES)
+def test_another_vllm_keeps_its_own_scheduler_and_says_what_it_lacks(
+    scheduler_cls: str, lacking: set[str]
+) -> None:
     lacking.add("scheduler")
-    plan, args = LaunchPlan([]), ours()
+    plan, args = LaunchPlan([]), ours(scheduler_cls)
     assert settle.settle(args, None, plan)
     assert (args.scheduler_cls, args.additional_config, args.kv_transfer_config) == (None, {}, None)
     assert plan.fallbacks == [
@@ -147,7 +173,7 @@ def test_a_scheduler_that_cannot_be_loaded_is_a_step_down(
 def test_without_copies_on_the_host_evicted_requests_compute_again(
     lacking: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settle, "_obstacle", lambda config: None)
+    monkeypatch.setattr(settle, "_obstacle", lambda config, cls: None)
     plan, args = LaunchPlan([]), ours()
     assert not settle.settle(args, None, plan) and args.kv_transfer_config is not None
     lacking.add("offload")
@@ -158,6 +184,17 @@ def test_without_copies_on_the_host_evicted_requests_compute_again(
         {"section": "scheduler", "reason": "It lacks a seam. What is evicted is computed again."}
     ]
     assert not settle.settle(args, None, plan)
+
+
+def test_without_copies_on_the_host_vllms_own_scheduler_computes_again(lacking: set[str]) -> None:
+    lacking.add("offload")
+    kept = Namespace(kv_connector_extra_config={"eviction_policy": PINNING_POLICY})
+    plan = LaunchPlan([])
+    args = Namespace(scheduler_cls=None, additional_config={}, kv_transfer_config=kept)
+    assert (
+        settle.settle(args, None, plan) and args.kv_transfer_config is None and args.additional_config == {}
+    )
+    assert "computed again" in plan.fallbacks[0]["reason"]
 
 
 @pytest.mark.parametrize("given", [None, "somebody.elses.Scheduler"])
@@ -173,7 +210,8 @@ def test_counters_have_a_directory_while_our_scheduler_runs(monkeypatch: pytest.
     monkeypatch.setattr(values, "ValueClass", values.ValueClass)
     with settle.counted(LaunchPlan(["--model", "m"])):
         assert settle.METRICS_ENV not in os.environ
-    with settle.counted(LaunchPlan(["--scheduler-cls", SCHEDULER_CLS])):
-        place = Path(os.environ[settle.METRICS_ENV])
-        assert place.is_dir()
-    assert not place.exists() and settle.METRICS_ENV not in os.environ
+    for scheduler_cls in CLASSES:
+        with settle.counted(LaunchPlan(["--scheduler-cls", scheduler_cls])):
+            place = Path(os.environ[settle.METRICS_ENV])
+            assert place.is_dir()
+        assert not place.exists() and settle.METRICS_ENV not in os.environ

@@ -209,3 +209,14 @@ def test_a_process_with_the_very_words_but_another_birth_is_no_template(fake_eng
 def test_an_unknown_level() -> None:
     with pytest.raises(Usage, match="no template level 'warm'"):
         template_pool.start("warm", PLAN, "tiny", 1)
+
+
+def test_templates_of_another_root_are_their_owners_alone(fake_engine: FakeEngine, tmp_path: Path) -> None:
+    fake_engine("serves")
+    (tmp_path / "own").mkdir()
+    warm = template_pool.start("engine", PLAN, "tiny", 20, root=tmp_path / "own")
+    assert list(template_pool.listed()) == [] and template_pool.find("engine", KEY) is None
+    assert list(template_pool.listed(tmp_path / "own")) == [warm]
+    assert template_pool.find("engine", KEY, tmp_path / "own") == warm
+    template_pool.stop(warm)
+    assert list(template_pool.listed(tmp_path / "own")) == []

@@ -119,7 +119,7 @@ def test_vllms_own_server_is_acknowledged_once_it_answers(monkeypatch: pytest.Mo
         assert (module, run_name) == (stock.ENTRY_POINT, "__main__")
         assert sys.argv[1:] == ["--model", "m", "--port", str(listener.server_port)]
         assert READY_FD_ENV not in os.environ
-        thread = Thread(target=listener.serve_forever)
+        thread = Thread(target=listener.serve_forever, args=(0.01,))
         thread.start()
         line.append(os.read(reader, 1 << 16))
         listener.shutdown()
@@ -154,7 +154,7 @@ def test_vllms_own_server_is_asked_at_its_socket_where_it_has_one(tmp_path: Path
     """It listens at no port then, and was never acknowledged."""
     Health.asked = 2
     listener = _AtASocket(str(tmp_path / "s"), Health)  # type: ignore[arg-type]
-    thread = Thread(target=listener.serve_forever)
+    thread = Thread(target=listener.serve_forever, args=(0.01,))
     thread.start()
     reader, writer = os.pipe()
     stock._acknowledge(LaunchPlan(["--model", "m", "--uds", str(tmp_path / "s")]), writer)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tools.examples import examples
 
 from coldstart.errors import Usage
 from coldstart.weights import weights_plan as weights
@@ -43,7 +44,7 @@ def one(plan: dict[str, Any]) -> dict[str, Any]:
     return dict(file)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(sizes=SIZES, gap=st.integers(0, 3), chunk=st.integers(1, 9), read=st.integers(1, 9))
 def test_every_tensor_and_chunk_is_hashed(sizes: list[int], gap: int, chunk: int, read: int) -> None:
     tensors = {f"t{n}": os.urandom(size) for n, size in enumerate(sizes)}

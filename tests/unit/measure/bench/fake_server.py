@@ -65,7 +65,8 @@ def main() -> None:
         sys.exit(3)
     if behaviour == "daemon":
         daemonize()
-    burn(0.15)
+    if behaviour in ("busy", "daemon"):
+        burn(0.15)
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     if behaviour == "silent":
         time.sleep(3600)

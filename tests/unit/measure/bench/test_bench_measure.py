@@ -20,7 +20,7 @@ def strays() -> list[usage.ProcessSample]:
 
 def test_a_run_is_measured_and_leaves_nothing(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     before = len(strays())
-    run = measure.run(fake("fresh"), tmp_path / "r", replace(settings, steady=True), 3)
+    run = measure.run(fake("fresh", "busy"), tmp_path / "r", replace(settings, steady=True), 3)
     assert (run.mode, run.round) == ("fresh", 3)
     assert run.first_token_s >= 0.15
     assert run.cpu_s >= 0.14

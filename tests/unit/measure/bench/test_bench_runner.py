@@ -138,4 +138,4 @@ def test_an_interrupted_bench_leaves_no_process(fake: Fake, settings: RunSetting
     with pytest.raises(KeyboardInterrupt):
         bench([stray], settings, tmp_path)
     assert stray.closed == 1
-    assert children[0].wait(5) in (0, -signal.SIGKILL)  # 0: the bench was first to wait for it
+    assert children[0].wait(30) in (0, -signal.SIGKILL)  # 0: the bench was first to wait for it

@@ -8,8 +8,9 @@ from statistics import mean, pstdev
 
 import pandas  # noqa: F401 - loaded before memory is counted
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tools.examples import examples
 
 from coldstart.traces import TraceError, TraceReport, TraceRequest, read_trace, tables
 from coldstart.traces.arrivals import rearrive
@@ -192,7 +193,7 @@ GOOD = st.tuples(
 ).map(list)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @example([["0", "0", "1", "1"], ["0.0", "7", "7", "7", "m"]], 2)
 @given(
     st.lists(st.one_of(GOOD, GOOD, GOOD, st.lists(PLAIN, max_size=6)), max_size=12),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
+from tools.examples import examples
 
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.express.ledger import CREDIT
@@ -119,7 +120,7 @@ def test_contexts_that_are_cheap_to_compute_again_are_not_loaded() -> None:
 LOADS = st.lists(st.tuples(st.floats(0, 0.3), st.integers(1, 80)), min_size=1, max_size=50)
 
 
-@settings(max_examples=120, deadline=None, phases=NO_SHRINK)
+@examples(120, phases=NO_SHRINK)
 @given(LOADS, st.integers(1, 4), st.sampled_from([0.05, 0.1, 0.3]), st.integers(1, 8))
 def test_no_request_waits_longer_than_its_turn_over_one_minus_the_price(
     load: list[tuple[float, int]], batch: int, price: float, trust: int
@@ -140,7 +141,7 @@ def test_no_request_waits_longer_than_its_turn_over_one_minus_the_price(
         assert mine <= (theirs + uneven_s + free_s) / (1 - price) + 3 * STEP_S
 
 
-@settings(max_examples=120, deadline=None, phases=NO_SHRINK)
+@examples(120, phases=NO_SHRINK)
 @given(
     st.lists(st.tuples(st.floats(0, 0.2), st.integers(1, 300), st.integers(1, 60)), min_size=1, max_size=40),
     st.sampled_from([None, 23, 40]),

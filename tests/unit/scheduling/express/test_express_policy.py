@@ -17,7 +17,7 @@ def taught(outputs: list[int], kind: object = None, **settings: object) -> Expre
     for number, tokens in enumerate(outputs):
         job = Job(f"taught-{number}", 0.0, 100, kind=kind)  # type: ignore[arg-type]
         policy.add(job, 0.0)
-        policy.inside(job)
+        policy.inside(job.id)
         job.generated = tokens
         policy.remove(job)
     policy.learn(Pressure(16, prompt=100.0), ())
@@ -75,7 +75,7 @@ def test_the_newest_of_the_best_passes_first() -> None:
     policy.add(tried, 0.0)
     assert policy.may_pass()
     assert [job.id for job, _ in policy.waiting.best(0.0)][:2] == ["new", "old"]
-    policy.inside(next(job for job in policy if job.id == "new"))
+    policy.inside("new")
     assert next(job.id for job, _ in policy.waiting.best(policy.threshold)) == "old"
     assert "tried" not in [job.id for job, _ in policy.waiting.best(policy.threshold)]
 
@@ -89,7 +89,7 @@ def test_iterating_yields_the_order_of_arrival() -> None:
     with pytest.raises(ValueError, match="already"):
         policy.add(jobs[0], 0.0)
     policy.remove(jobs[1])
-    assert [job.id for job in policy] == ["b", "c"] and policy.number(jobs[2]) == 3
+    assert [job.id for job in policy] == ["b", "c"] and policy.number("c") == 3
 
 
 def test_a_hint_makes_a_class_of_its_octave() -> None:

@@ -1,8 +1,9 @@
 """The simulated engine's invariants over random loads, and its decisions on small ones."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tools.examples import examples
 
 from coldstart.measure.replay import records_of
 from coldstart.scheduling import POLICIES, STRATEGIES, IterationProfile, SchedulerSettings
@@ -64,7 +65,7 @@ def test_waiting_for_a_copy_is_told_from_waiting_for_room() -> None:
     assert fast[0] < slow[0] and fast[1] > 0 and slow[1] > 0
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.lists(st.tuples(st.floats(0.001, 0.2), st.integers(1, 60)), min_size=1, max_size=40), st.integers(1, 4)
 )
@@ -89,7 +90,7 @@ LOADS = st.lists(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     LOADS,
     st.sampled_from(sorted(POLICIES)),

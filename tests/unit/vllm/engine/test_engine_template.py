@@ -46,7 +46,7 @@ def children(warm: template_pool.Warm) -> int:
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 30
     while not holds() and time.monotonic() < deadline_s:
         time.sleep(0.01)
     return holds()

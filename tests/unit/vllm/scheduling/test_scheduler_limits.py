@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from coldstart.scheduling import SchedulerSettings
-from coldstart.vllm.scheduling.limits import unsupported
+from coldstart.vllm.scheduling.limits import IncompatibleVllm, require_policy, unsupported
 
 
 def config(
@@ -18,14 +18,14 @@ def config(
     )
 
 
-def test_a_common_configuration_is_driven() -> None:
-    assert unsupported(config()) is None
+@pytest.mark.parametrize("policy", ["skip-join-mlfq", "express"])
+def test_a_common_configuration_is_driven(policy: str) -> None:
+    assert unsupported(config(policy)) is None
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (config("express"), "express lane"),
         (config(stages=2), "pipeline parallelism"),
         (config(order="priority"), "scheduling-policy priority"),
         (config(chunked=False), "chunked prefill"),
@@ -34,3 +34,10 @@ def test_a_common_configuration_is_driven() -> None:
 def test_what_it_cannot_drive_is_named(given: SimpleNamespace, says: str) -> None:
     reason = unsupported(given)
     assert reason is not None and says in reason
+
+
+@pytest.mark.parametrize(("policy", "express"), [("express", False), ("skip-join-mlfq", True)])
+def test_a_policy_that_the_other_class_drives_is_refused(policy: str, express: bool) -> None:
+    require_policy(policy, express=not express)
+    with pytest.raises(IncompatibleVllm, match=f"{policy} is driven by --scheduler-cls"):
+        require_policy(policy, express=express)

@@ -146,6 +146,6 @@ def _settled(done: Callable[[], bool]) -> None:
     """Give what ends by itself (a server's thread, a closed socket's other end) the time to do so."""
     import time
 
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while not done() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,0 +1,140 @@
+"""A live host for a benchmark, its client, and what the parts share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import aiohttp
+
+from coldstart.machine import paths
+from coldstart.measure.bench.launchers import console
+
+ARGS = ["--max-model-len", "512", "--kv-cache-memory-bytes", "134217728"]
+MODELS = ("tiny-llama", "tiny-qwen2")
+PROMPT = "Once upon a time there was a server that nobody asked for anything"
+
+
+def table(models: Mapping[str, Mapping[str, Any]], **limits: Any) -> str:
+    """A host file."""
+    lines = [f"{name} = {json.dumps(value)}" for name, value in limits.items()]
+    for name, members in models.items():
+        lines += [f"[models.{name}]", *(f"{key} = {json.dumps(value)}" for key, value in members.items())]
+    return "\n".join(lines) + "\n"
+
+
+class Live:
+    """A host that runs, and its client."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str, file: Path, log: Path) -> None:
+        self.process, self.url, self.file, self.log = process, url, file, log
+        self.client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+    async def status(self) -> dict[str, Any]:
+        async with self.client.get(self.url + "/status") as answer:
+            return dict(await answer.json())
+
+    async def until(self, true: Any, patience_s: float = 120.0) -> dict[str, Any]:
+        """The first status that is so."""
+        deadline = time.monotonic() + patience_s
+        while not true(said := await self.status()):
+            assert time.monotonic() < deadline, said
+            await asyncio.sleep(0.05)
+        return said
+
+    async def ask(self, model: str, request: str = "") -> tuple[int, Any]:
+        body = {"model": model, "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+        named = {"X-Request-Id": request} if request else {}
+        async with self.client.post(self.url + "/v1/completions", json=body, headers=named) as answer:
+            return answer.status, await answer.json()
+
+    def server_socket(self) -> Path:
+        """The unix socket of the one server that runs."""
+        (found,) = own_directory().glob("host-*/*.sock")
+        return found
+
+
+def own_directory() -> Path:
+    return paths.runtime_dir()
+
+
+@asynccontextmanager
+async def hosting(text: str) -> AsyncIterator[Live]:
+    """A host over that file; its end is waited for."""
+    with tempfile.TemporaryDirectory() as directory:
+        file, log = Path(directory) / "host.toml", Path(directory) / "log"
+        file.write_text(text)
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                [*console(), "host", "--host-file", str(file), "--port", "0"],
+                stdout=subprocess.PIPE,
+                stderr=sink,
+            )
+        assert process.stdout is not None
+        line = await asyncio.to_thread(process.stdout.readline)
+        assert line, log.read_text()
+        live = Live(process, line.split()[0].decode(), file, log)
+        try:
+            yield live
+        finally:
+            await live.client.close()
+            process.terminate()
+            code = await asyncio.to_thread(process.wait, 60)
+            assert code == 143, log.read_text()[-3000:]
+
+
+async def stream(client: aiohttp.ClientSession, url: str, tokens: int) -> float:
+    """Seconds to the first piece of a stream of so many tokens. Fails for one that is not whole."""
+    body = {"model": "tiny-llama", "prompt": PROMPT, "temperature": 0, "ignore_eos": True, "stream": True}
+    began, first, whole = time.perf_counter(), 0.0, False
+    async with client.post(url + "/v1/completions", json={**body, "max_tokens": tokens}) as answer:
+        assert answer.status == 200, await answer.text()
+        async for line in answer.content:
+            if line.startswith(b"data: {"):
+                first = first or time.perf_counter() - began
+                assert not line.startswith(b'data: {"error"'), line
+            whole = whole or line.startswith(b"data: [DONE]")
+    assert whole
+    return first
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    low, _, high = quantiles(values, n=4)
+    return {
+        "n": len(values),
+        "p50": median(values),
+        "p25": low,
+        "p75": high,
+        "min": min(values),
+        "max": max(values),
+    }
+
+
+def bundles(models: Sequence[str], args: Sequence[str] = ARGS) -> None:
+    """A bundle for each of them, where there is none."""
+    for model in models:
+        subprocess.run([*console(), "materialize", model, "-q", "--", *args], check=True)
+
+
+def templates(models: Sequence[str], level: str = "engine", args: Sequence[str] = ARGS) -> None:
+    """A bundle and a template for each of them, where none of that level runs; a runtime template serves all."""
+    bundles(models, args)
+    said = subprocess.run(
+        [*console(), "template", "status", "--format", "json"], check=True, capture_output=True
+    ).stdout
+    running = {
+        one["model"] for one in json.loads(said)["templates"] if one["level"] == level and one["ready"]
+    }
+    for model in models:
+        if model not in running:
+            subprocess.run(
+                [*console(), "template", "start", model, "--level", level, "--", *args], check=True
+            )

@@ -1,0 +1,124 @@
+"""The gateways as the controller sees them: what each is told, which groups it may send to, which requests it has.
+
+Invariant: a group is let go for good only when no gateway that lives can send to it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+ALIVE_S = 15.0
+"""A gateway asks every few seconds; one that did not for so long is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRoute:
+    """A group that serves: its model, where it answers, requests it takes at once, and how it came up."""
+
+    group: str
+    model: str
+    url: str
+    capacity: int
+    mode: str
+    start_s: float
+
+
+@dataclass(eq=False, slots=True)
+class Desk:
+    """One gateway. `knows` are groups it was told of and has not let go; `open` the requests it has."""
+
+    name: str
+    seen: float
+    knows: set[str] = field(default_factory=set)
+    open: set[str] = field(default_factory=set)
+    version: int = -1
+    orders: deque[tuple[int, list[Any]]] = field(default_factory=deque)
+    number: int = 0
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def order(self, *what: Any) -> None:
+        """Tell it something, at its next question."""
+        self.number += 1
+        self.orders.append((self.number, list(what)))
+        self.news.set()
+
+
+class Desks:
+    """All gateways, and the routes that they are to have."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.desks: dict[str, Desk] = {}
+        self.routes: dict[str, GroupRoute] = {}
+        self.models: list[Any] = []
+        self.version = 0
+        self._let_go = asyncio.Event()
+
+    def attach(self, name: str, groups: Collection[str]) -> Desk:
+        """A gateway that is new, or has found this controller again; the groups are those it can send to."""
+        before = self.desks.pop(name, None)
+        desk = self.desks[name] = Desk(name, self.clock(), set(groups))
+        if before is not None:
+            # What was ordered meanwhile was not heard yet.
+            desk.orders, desk.number = before.orders, before.number
+            before.news.set()
+        return desk
+
+    def of(self, request: str) -> Desk | None:
+        """Whose request that is: its name begins with the gateway's."""
+        return self.desks.get(request.partition("/")[0])
+
+    def publish(self, routes: dict[str, GroupRoute], models: list[Any]) -> None:
+        """What every gateway is to know from now on."""
+        if routes == self.routes and models == self.models:
+            return
+        self.routes, self.models, self.version = routes, models, self.version + 1
+        for desk in self.desks.values():
+            desk.news.set()
+
+    async def asked(self, desk: Desk, after: int, wait_s: float) -> dict[str, Any]:
+        """A gateway asks for what is new after order number `after`; answered at once where there is something."""
+        desk.seen = self.clock()
+        while desk.orders and desk.orders[0][0] <= after:
+            desk.orders.popleft()
+        if not desk.orders and desk.version == self.version:
+            desk.news.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(desk.news.wait(), wait_s)
+        answer: dict[str, Any] = {"orders": [list(one) for one in desk.orders]}
+        if desk.version != self.version:
+            desk.version = self.version
+            desk.knows |= set(self.routes)
+            answer["routes"] = [asdict(route) for route in self.routes.values()]
+            answer["models"] = self.models
+        return answer
+
+    def released(self, desk: Desk, group: str) -> None:
+        """The gateway has no request there and sends none."""
+        desk.knows.discard(group)
+        self._let_go.set()
+
+    async def let_go(self, group: str, patience_s: float) -> None:
+        """Wait until no gateway that lives can send to that group, or for so long."""
+        end = self.clock() + patience_s
+        while self.clock() < end and any(group in desk.knows for desk in self._alive()):
+            self._let_go.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._let_go.wait(), min(1.0, patience_s))
+
+    def _alive(self) -> Iterator[Desk]:
+        now = self.clock()
+        return (desk for desk in self.desks.values() if now - desk.seen < ALIVE_S)
+
+    def lost(self) -> list[Desk]:
+        """Gateways that are gone, which are forgotten."""
+        alive = set(map(id, self._alive()))
+        gone = [desk for desk in self.desks.values() if id(desk) not in alive]
+        for desk in gone:
+            del self.desks[desk.name]
+        return gone

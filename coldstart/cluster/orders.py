@@ -1,0 +1,76 @@
+"""What the controller says to a server, and what a server says to it. All of it travels between actors as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from coldstart.fleet.events import LaunchRank
+from coldstart.host.launches import Launch
+
+
+class NodeLost(Exception):
+    """The server, or its actor, cannot be reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankOrder:
+    """Start this rank. `master` is where a pipeline's ranks meet, the first rank's address and a free port there."""
+
+    rank: LaunchRank
+    launch: Launch
+    deadline_s: float
+    master: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankUp:
+    """A worker answers at `url`; `mode`, `start_s` and `fallbacks` (faster ways that could not be taken) say how it came up."""
+
+    worker: str
+    url: str
+    mode: str
+    start_s: float
+    pid: int
+    fallbacks: tuple[Mapping[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnded:
+    """A worker is no more; `ordered`: it was told to stop."""
+
+    worker: str
+    reason: str
+    ordered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FoundWorker:
+    """A worker that a server has now."""
+
+    rank: LaunchRank
+    up: RankUp | None
+    stopping: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """All that a server has; `seq` is the number of the last thing it said, `incarnation` this life of its actor."""
+
+    incarnation: str
+    seq: int
+    workers: tuple[FoundWorker, ...] = ()
+
+
+class Node(Protocol):
+    """A server as the controller orders it about. Everything raises NodeLost."""
+
+    async def launch(self, order: RankOrder) -> None:
+        """Begin; what becomes of it is said later."""
+
+    async def stop(self, worker: str) -> None:
+        """End it; that it has ended is said later, also of one that is not there."""
+
+    async def meeting(self) -> tuple[str, int]:
+        """Its address, and a port that is free there."""

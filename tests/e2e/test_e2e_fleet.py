@@ -1,0 +1,246 @@
+"""A fleet on a real Ray of three nodes on this machine, under kills: the gateway, Ray, the actors and the processes are real.
+
+Model servers are processes of the real starter that need no model: what is tested is who starts, routes, loses and finds them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.fleet_rig import deployment
+
+from coldstart.cluster import wire
+from coldstart.fleet.core import FleetCore
+from coldstart.fleet.specification import FleetSettings
+
+# Found, not imported: ray changes the environment, by which templates are judged.
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="no ray")]
+TESTS = Path(__file__).parents[1]
+
+
+class Fleet:
+    """Its processes, its gateway, and whoever asks it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.processes = root, list[subprocess.Popen[bytes]]()
+        up = self._started("up", "-m", "support.fleet_up", str(root / "state.json"), str(root / "recording"))
+        assert up.stdout is not None
+        place = json.loads(up.stdout.readline())
+        self.url, self.ray = place["url"], place["ray"]
+        known = json.loads((root / "up" / "coldstart" / "fleet.json").read_text())
+        self.key, self.token = known["admin_key"], known["token"]
+
+    def _started(self, name: str, *words: str, **env: str) -> subprocess.Popen[bytes]:
+        (self.root / name).mkdir(mode=0o700)
+        with (self.root / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", *words],
+                env=os.environ
+                | env
+                | {
+                    "XDG_RUNTIME_DIR": str(self.root / name),
+                    "PYTHONPATH": str(TESTS),
+                    "COLDSTART_CACHE_DIR": str(self.root / "cache"),
+                },
+                stdout=subprocess.PIPE if name == "up" else log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def join(self, name: str) -> subprocess.Popen[bytes]:
+        words = ["fleet", "join", self.ray, "--memory", "40B", "--network", "1GB", "--load", "1GB"]
+        return self._started(name, "-m", "coldstart.commands.cli", *words, RAY_AUTH_TOKEN=self.token)
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            process.wait(60)
+
+    def asked(self, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"x-coldstart-admin-key": self.key})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read())
+
+    def status(self) -> Any:
+        return self.asked("/fleet/status")
+
+    def order(self, method: str, *args: Any) -> None:
+        assert (
+            self.asked("/fleet/order", {"method": method, "args": [wire.document(one) for one in args]}) == {}
+        )
+
+    def ask(self, model: str, **body: Any) -> Any:
+        return self.asked("/v1/completions", {"model": model, "prompt": "x", **body})
+
+    def until(self, true: Callable[[Any], Any], seconds: float = 60) -> Any:
+        """What holds of the status at last, and the seconds that took."""
+        began = time.monotonic()
+        while time.monotonic() < began + seconds:
+            if found := true(self.status()):
+                return found, time.monotonic() - began
+            time.sleep(0.1)
+        raise AssertionError(f"not within {seconds} s: {self.status()}")
+
+    def deploy(self, name: str, **given: Any) -> None:
+        self.order("deploy", deployment(name, **given))
+        time.sleep(0.5)
+
+    def groups(self, status: Any, model: str) -> list[Any]:
+        return [group for one in status["models"] if one["name"] == model for group in one["groups"]]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two servers and a head that is none."""
+    made = Fleet(tmp_path_factory.mktemp("fleet"))
+    try:
+        made.until(lambda status: status["controller"], 120)
+        for count, name in enumerate(("one", "two"), 1):
+            made.join(name)
+            made.until(lambda status, count=count: len(status["servers"]) == count, 60)  # type: ignore[misc]
+        yield made
+    finally:
+        made.end()
+
+
+class Asking:
+    """One who asks again and again; `failed` keeps everything but an answer."""
+
+    def __init__(self, fleet: Fleet, model: str, **body: Any) -> None:
+        self.fleet, self.model, self.body = fleet, model, body
+        self.answers: list[Any] = []
+        self.failed: list[str] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self.answers.append(self.fleet.ask(self.model, **self.body))
+            except urllib.error.HTTPError as error:
+                self.failed.append(error.read().decode())
+            except OSError as error:
+                self.failed.append(str(error))
+
+    def __enter__(self) -> Asking:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(60)
+
+
+def test_a_killed_controller_costs_no_warm_request_and_finds_everything_again(fleet: Fleet) -> None:
+    fleet.deploy("a")
+    server = fleet.ask("a")["pid"]
+    assert psutil.Process(server).nice() == psutil.Process().nice()
+    before = fleet.status()
+    with Asking(fleet, "a") as asking:
+        time.sleep(0.5)
+        os.kill(before["controller"]["pid"], signal.SIGKILL)
+        found, seconds = fleet.until(
+            lambda status: (
+                status["controller"]
+                and status["controller"]["incarnation"] != before["controller"]["incarnation"]
+                and status
+            ),
+            30,
+        )
+        time.sleep(0.5)
+    assert not asking.failed and len(asking.answers) > 20
+    assert {answer["pid"] for answer in asking.answers} == {server}
+    assert seconds < 10
+    now = fleet.until(lambda status: fleet.groups(status, "a"))[0]
+    assert [group["name"] for group in now] == [group["name"] for group in fleet.groups(before, "a")]
+    assert len(found["servers"]) == 2
+    # It decides again: what is asked for next starts.
+    fleet.deploy("b")
+    assert fleet.ask("b")["model"] == "b"
+
+
+def test_a_killed_server_process_costs_no_request_that_was_not_begun(fleet: Fleet) -> None:
+    fleet.deploy("c")
+    first = fleet.ask("c")["pid"]
+    with Asking(fleet, "c", pause_s=0.05) as asking:
+        time.sleep(0.3)
+        os.kill(first, signal.SIGKILL)
+        time.sleep(2)
+    assert not asking.failed
+    assert len({answer["pid"] for answer in asking.answers}) == 2
+    assert fleet.status()["gateway"]["again"] >= 1
+
+
+def test_a_killed_actor_takes_its_servers_with_it_and_comes_back(fleet: Fleet) -> None:
+    fleet.deploy("d")
+    first = psutil.Process(fleet.ask("d")["pid"])
+    actor = next(one for one in first.parents() if "ServerActor" in one.cmdline()[0])
+    with Asking(fleet, "d", pause_s=0.05) as asking:
+        time.sleep(0.3)
+        actor.kill()
+        first.wait(20)
+        time.sleep(1)
+    assert not asking.failed
+    assert len({answer["pid"] for answer in asking.answers}) == 2
+    fleet.until(lambda status: len(status["servers"]) == 2)
+
+
+def test_a_model_that_cannot_start_says_why(fleet: Fleet) -> None:
+    fleet.deploy("broken")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        fleet.ask("broken")
+    assert refused.value.code == 503 and b"no weights at /nowhere" in refused.value.read()
+    fleet.order("remove", "broken")
+
+
+def test_a_node_that_dies_is_lost_with_what_it_had(fleet: Fleet) -> None:
+    extra = fleet.join("three")
+    name = fleet.until(lambda status: len(status["servers"]) == 3 and status["servers"][-1]["name"])[0]
+    for child in psutil.Process(extra.pid).children(recursive=True):
+        child.kill()
+    extra.kill()
+    _, seconds = fleet.until(lambda status: name not in [one["name"] for one in status["servers"]])
+    assert seconds < 20
+
+
+def test_the_recorded_events_give_the_same_actions_to_the_simulators_core(fleet: Fleet) -> None:
+    """Each life of the controller is one recording: the core that the simulator drives decides the same."""
+    lives: list[list[Any]] = []
+    for line in (fleet.root / "recording").read_text().splitlines():
+        row = json.loads(line)
+        if row["event"]["is"] == "Rebuilt":
+            lives.append([])
+        lives[-1].append(row)
+    assert len(lives) == 2 and sum(map(len, lives)) > 50
+    # The second life began with what the state file had: the first one's deployments.
+    core = FleetCore(FleetSettings(most_ranks=1, consolidate=False, backoff_s=0.2))
+    for row in lives[0]:
+        assert wire.document(core.on(wire.thing(row["event"]), row["now"])) == row["actions"], row["event"]
+
+
+def test_nothing_is_left_when_it_goes_down(fleet: Fleet) -> None:
+    pids = [fleet.ask(model)["pid"] for model in ("a", "c")]
+    fleet.asked("/fleet/down", {})
+    fleet.processes[0].wait(60)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and any(psutil.pid_exists(pid) for pid in pids):
+        time.sleep(0.1)
+    assert not any(psutil.pid_exists(pid) for pid in pids)

@@ -1,0 +1,73 @@
+"""A real model over a fleet on a real Ray, asked by OpenAI's own client: the same tokens as an ordinary server gives."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import openai
+import psutil
+import pytest
+from tools.machine import PROMPTS, READY_S, VLLM, Machine, Tokens
+
+# Found, not imported: ray changes the environment, by which templates are judged.
+pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("ray") is None, reason="no ray")]
+
+
+@contextmanager
+def _fleet(machine: Machine) -> Iterator[str]:
+    with (machine.root / "fleet.log").open("wb") as log:
+        words = ("fleet", "up", "--memory", "4GiB", "--port", "0", "--state", "fleet.json")
+        process = machine.start(*words, stdout=subprocess.PIPE, stderr=log)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline().decode()
+        assert line, (machine.root / "fleet.log").read_text()
+        yield line.split()[0]
+    finally:
+        process.terminate()
+        process.wait(120)
+
+
+def _deployed(machine: Machine) -> Any:
+    """Once the controller and its server are there."""
+    deadline = time.monotonic() + 120
+    while not (said := json.loads(machine.run("fleet", "status", "--format", "json")))["servers"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    machine.run("fleet", "deploy", "tiny-llama", "--idle", "2", "--", *VLLM)
+    return said
+
+
+def test_a_model_starts_when_it_is_asked_for_and_goes_when_nobody_does(
+    machine: Machine, engine_template: None, reference: Tokens
+) -> None:
+    with _fleet(machine) as url:
+        _deployed(machine)
+        client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=READY_S)
+        deadline = time.monotonic() + 10
+        while not list(client.models.list()):
+            assert time.monotonic() < deadline
+        more = {"return_token_ids": True}
+        made: list[Any] = [
+            client.completions.create(
+                model="tiny-llama", prompt=prompt, max_tokens=16, temperature=0, extra_body=more
+            )
+            for prompt in PROMPTS
+        ]
+        assert [tuple(one.choices[0].token_ids) for one in made] == reference
+        (group,) = json.loads(machine.run("fleet", "status", "--format", "json"))["models"][0]["groups"]
+        assert (group["mode"], group["fallbacks"]) == ("template-engine", []) and group["phase"] == "serving"
+        children = psutil.Process().children(recursive=True)
+        deadline = time.monotonic() + 60
+        while json.loads(machine.run("fleet", "status", "--format", "json"))["models"][0]["groups"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+    assert not [
+        one for one in children if one.is_running() and any("fleet" in word for word in one.cmdline())
+    ]

@@ -1,0 +1,214 @@
+"""A whole fleet on one loop, without Ray: gateway, controller and servers are the real ones, the model servers are fakes.
+
+The controller can be killed: then another one begins from the state file and what the servers have, as its actor does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import uvicorn
+from support.fake_upstream import FakeServers, until
+
+from coldstart.cluster import admin, wire
+from coldstart.cluster.control import FleetControl
+from coldstart.cluster.front import ControllerAway, FleetFront
+from coldstart.cluster.node import NodeServers
+from coldstart.cluster.orders import NodeLost, RankOrder
+from coldstart.cluster.state import FleetState
+from coldstart.cluster.wire import ModelDeployment
+from coldstart.contract.arguments import Arguments
+from coldstart.errors import Usage
+from coldstart.fleet.events import Action, Event
+from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.timing import Costs
+from coldstart.gateway.app import Gateway
+from coldstart.gateway.run import GatewayServer
+from coldstart.host.launches import Launch
+
+SETTINGS = FleetSettings(most_ranks=1, consolidate=False, backoff_s=0.02, backoff_max_s=0.05)
+Recording = list[tuple[float, Event, list[Action]]]
+
+
+def deployment(name: str, *, words: tuple[str, ...] = (), **given: Any) -> ModelDeployment:
+    """Ten bytes on the device."""
+    figures = {"batch": 2, "most": 2, "idle_s": 60.0, **given}
+    return ModelDeployment(
+        Launch(name, name, Arguments(words)), FleetModel(name, 10, 10, Costs(library_s=0.1), **figures)
+    )
+
+
+@dataclass
+class RigNode:
+    """A server; `away` as the controller sees it."""
+
+    spec: ServerSpec
+    servers: FakeServers
+    node: NodeServers
+    away: bool = False
+    heard: asyncio.Task[None] | None = None
+
+    def _reach(self) -> NodeServers:
+        if self.away:
+            raise NodeLost("away")
+        return self.node
+
+    async def launch(self, order: RankOrder) -> None:
+        await self._reach().launch(order)
+
+    async def stop(self, worker: str) -> None:
+        await self._reach().stop(worker)
+
+    async def meeting(self) -> tuple[str, int]:
+        return await self._reach().meeting()
+
+
+@dataclass
+class FleetRig:
+    """Methods of the link are the gateway's calls."""
+
+    directory: Path
+    control: FleetControl | None = None
+    nodes: dict[str, RigNode] = field(default_factory=dict)
+    recording: Recording = field(default_factory=list)
+    url: str = ""
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """As ControllerLink."""
+        control = self.control
+        if control is None:
+            raise ControllerAway("killed")
+        answer = self.order(*args) if method == "order" else getattr(control, method)(*args)
+        if not asyncio.iscoroutine(answer):
+            return answer
+        waiting = asyncio.ensure_future(answer)
+        while not waiting.done():
+            await asyncio.wait([waiting], timeout=0.02)
+            if self.control is not control:
+                waiting.cancel()
+                raise ControllerAway("killed meanwhile")
+        return waiting.result()
+
+    def begin(self, count: int = 2, memory: int = 10) -> None:
+        for number in range(count):
+            spec = ServerSpec(f"s{number}", memory, 1e9, 1e9)
+            servers = FakeServers(self.directory / spec.name)
+            servers.directory.mkdir()
+            self.nodes[spec.name] = RigNode(spec, servers, NodeServers("127.0.0.1", servers))
+        self.revive()
+
+    async def down(self) -> None:
+        self.kill()
+
+    async def order(self, method: str, *given: Any) -> Any:
+        """As the controller's actor."""
+        assert self.control is not None
+        try:
+            getattr(self.control, method)(*map(wire.thing, given))
+        except Usage as error:
+            return {"error": str(error), "mend": error.mend}
+        return {}
+
+    def kill(self) -> None:
+        """The controller is gone at once."""
+        assert self.control is not None
+        for node in self.nodes.values():
+            if node.heard is not None:
+                node.heard.cancel()
+        dead, self.control = self.control, None
+        for task in dead._tasks:
+            task.cancel()
+        if dead._timer is not None:
+            dead._timer.cancel()
+        dead.tell = lambda event: None  # type: ignore[method-assign]
+
+    def revive(self) -> None:
+        """Another controller, from what is left."""
+        state = FleetState(self.directory / "state.json")
+        control = FleetControl(SETTINGS, state, record=lambda *one: self.recording.append(one))
+        reachable = [node for node in self.nodes.values() if not node.away]
+        reports = [(node.spec, node, node.node.found()) for node in reachable]
+        control.rebuild(reports)
+        for node, (_, _, report) in zip(reachable, reports, strict=True):
+            node.heard = asyncio.get_running_loop().create_task(self._hear(control, node, report.seq))
+        self.control = control
+
+    async def _hear(self, control: FleetControl, node: RigNode, after: int) -> None:
+        while True:
+            for number, event in await node.node.heard(after):
+                control.said(event)
+                after = number
+
+    def servers(self) -> Iterator[Any]:
+        """Every model server that ever began."""
+        return (server for node in self.nodes.values() for server in node.servers.begun)
+
+    def groups(self, phase: str = "serving") -> list[str]:
+        assert self.control is not None
+        return [group.name for group in self.control.core.groups.values() if group.phase == phase]
+
+
+@dataclass
+class FleetStage:
+    """A rig whose gateway listens, and a client."""
+
+    rig: FleetRig
+    front: FleetFront
+    client: aiohttp.ClientSession
+
+    async def ask(self, model: str, prompt: Any = "x", **body: Any) -> tuple[int, Any]:
+        """Status and document of a completion."""
+        given = {"model": model, "prompt": prompt, **body}
+        async with self.client.post(self.rig.url + "/v1/completions", json=given) as answer:
+            return answer.status, await answer.json()
+
+    async def events(self, model: str, prompt: Any = "x", **body: Any) -> list[bytes]:
+        """The lines of a stream, without those that are empty."""
+        given = {"model": model, "prompt": prompt, "stream": True, **body}
+        async with self.client.post(self.rig.url + "/v1/completions", json=given) as answer:
+            return [line.rstrip() async for line in answer.content if line.strip()]
+
+    async def deploy(self, made: ModelDeployment) -> None:
+        """And wait until the gateway knows."""
+        assert self.rig.control is not None
+        self.rig.control.deploy(made)
+        await until(lambda: made.spec.name in self.front.catalogue.launches)
+
+
+@asynccontextmanager
+async def fleet(
+    directory: Path, count: int = 2, memory: int = 10, *, keys: tuple[str, str] | None = None
+) -> AsyncIterator[FleetStage]:
+    """So many servers with one device of so many bytes; `keys`: of clients, of those who run it. Nothing is left."""
+    rig = FleetRig(directory)
+    rig.begin(count, memory)
+    front = FleetFront(rig)
+    more = admin.routes(front, keys[1], rig.down) if keys else []
+    app = Gateway(front, heartbeat_s=0.05, api_key=keys[0] if keys else None, more=more)
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", ws="none", log_config=None)
+    server = GatewayServer(config)
+    serving = asyncio.create_task(server.serve())
+    await until(lambda: server.started)
+    rig.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    front.begin()
+    try:
+        await until(lambda: front.connected)
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        async with aiohttp.ClientSession(connector=connector) as client:
+            yield FleetStage(rig, front, client)
+    finally:
+        front.drain()
+        server.should_exit = True
+        with suppress(asyncio.CancelledError):
+            await serving
+        await front.close()
+        if rig.control is not None:
+            rig.kill()
+        for node in rig.nodes.values():
+            await node.node.clear()

@@ -1,0 +1,85 @@
+"""A fleet's model servers that need no model: processes of their own behind the real starter, supervisors and leases.
+
+A server answers completions with its pid and how often it was asked. The model "broken" never comes up; one whose words
+give --max-model-len N waits N milliseconds before it is ready. A stream has `max_tokens` pieces, `pause_s` apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from coldstart.errors import Usage
+from coldstart.gateway import starter
+from coldstart.gateway.servers import Starter
+from coldstart.machine import ipc
+from coldstart.machine.lifeline import die_with_supervisor
+
+
+class FakeStarter(Starter):
+    """As the real one, over the servers of this module."""
+
+    module = "support.fleet_servers"
+
+
+class _Answer(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    count = 0
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        type(self).count += 1
+        said = {"pid": os.getpid(), "model": body["model"], "count": self.count, "prompt": body.get("prompt")}
+        if not body.get("stream"):
+            time.sleep(body.get("pause_s", 0))
+            self._whole(json.dumps(said).encode(), "application/json")
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        for number in range(body.get("max_tokens", 3)):
+            self.wfile.write(f"data: {json.dumps({**said, 'number': number})}\n\n".encode())
+            self.wfile.flush()
+            time.sleep(body.get("pause_s", 0))
+        self.wfile.write(b"data: [DONE]\n\n")
+        self.close_connection = True
+
+    def _whole(self, body: bytes, kind: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 512
+
+
+def supervise(message: Mapping[str, Any], channel: ipc.Channel) -> int:
+    """In the place of planning and starting: this process is the server."""
+    if message["model"] == "broken":
+        raise Usage("no weights at /nowhere")
+    words = list(message["args"])
+    if "--max-model-len" in words:
+        time.sleep(int(words[words.index("--max-model-len") + 1]) / 1000)
+    listen = dict(zip(message["listen"][::2], message["listen"][1::2], strict=True))
+    server = _Server((listen["--host"], int(listen["--port"])), _Answer)
+    channel.send({"ready": {"mode": "fake", "pid": os.getpid(), "phases": {}, "fallbacks": []}})
+    server.serve_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    die_with_supervisor()
+    starter.serve_forever(ipc.Channel(socket.socket(fileno=int(sys.argv[1]))), supervise)

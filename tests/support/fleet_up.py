@@ -1,0 +1,35 @@
+"""`coldstart fleet up` over model servers that need no model: the real process but for what starts them.
+
+python -m support.fleet_up STATE RECORDING [ADDRESS]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from coldstart.cluster.run import FleetUp, FleetUpOptions
+from coldstart.fleet.specification import FleetSettings
+from coldstart.gateway.log import Log
+from coldstart.machine.paths import Cache
+
+
+def main(state: str, recording: str) -> None:
+    settings = FleetSettings(most_ranks=1, consolidate=False, backoff_s=0.2)
+    options = FleetUpOptions(
+        Cache.at(),
+        settings,
+        Path(state),
+        None,
+        port=0,
+        record=Path(recording),
+        servers="support.fleet_servers:FakeStarter",
+    )
+    FleetUp(
+        options, Log(), lambda place: print(json.dumps({"url": place.url, "ray": place.ray}), flush=True)
+    ).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

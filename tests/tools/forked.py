@@ -1,0 +1,59 @@
+"""``coldstart`` in a process of its own, forked from one that has imported what its commands import.
+
+Environment, working directory and output are its own as with any other process; only the interpreter's start, which takes
+longer than most commands do, is shared.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+# Nothing of ours beside the command line itself: what a command forgets to import shall be missing.
+_PROCESSES.set_forkserver_preload(
+    [
+        __name__,
+        "coldstart.commands.cli",
+        "rich.console",
+        "rich.table",
+        "cryptography.x509",
+        "pandas",
+        "bokeh.plotting",
+    ]
+)
+
+
+def coldstart(
+    arguments: Sequence[str], cwd: Path, timeout_s: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """``coldstart ARGUMENTS`` with this process's environment. Raises TimeoutExpired."""
+    with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
+        given = (list(arguments), dict(os.environ), cwd, out.name, err.name)
+        process = _PROCESSES.Process(target=_run, args=given)
+        process.start()
+        process.join(timeout_s)
+        if process.exitcode is None:
+            process.kill()
+            raise subprocess.TimeoutExpired(given[0], timeout_s)
+        said = [Path(file.name).read_text() for file in (out, err)]
+        return subprocess.CompletedProcess(given[0], process.exitcode, *said)
+
+
+def _run(arguments: list[str], environment: dict[str, str], cwd: Path, out: str, err: str) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    sys.argv = ["coldstart", *arguments]
+    for descriptor, path in ((1, out), (2, err)):
+        with Path(path).open("wb") as file:
+            os.dup2(file.fileno(), descriptor)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+    from coldstart.commands import cli
+
+    cli.main()
