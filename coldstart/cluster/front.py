@@ -22,7 +22,7 @@ from coldstart.cluster.metrics import FleetMetrics
 from coldstart.cluster.status import SCHEMA_VERSION
 from coldstart.gateway.log import Log
 from coldstart.gateway.tickets import AdmissionRefused, Ticket
-from coldstart.gateway.upstream import Replica, NothingSent, Upstream
+from coldstart.gateway.upstream import NothingSent, Replica, Upstream
 from coldstart.host.launches import Catalogue, Route
 from coldstart.host.status import HostFacts
 
