@@ -20,6 +20,7 @@ def parts() -> dict[str, str]:
     """Each marked part of SCHEDULING.md by its name."""
     return {
         "twin": filled("scheduler-twin", "python benchmarks/scheduler_twin.py", twin),
+        "counts": filled("scheduling-counts", "python benchmarks/calibration_counts.py", counts),
         "simulator-cost": filled("simulator-cost", "python benchmarks/simulator_cost.py", cost),
     }
 
@@ -33,6 +34,22 @@ def twin(result: Mapping[str, Any]) -> Iterator[str]:
         f"- {result['identical_runs']} of {result['runs']} runs are identical in every count; the largest error is "
         f"{result['worst_error']:.1%}; within {result['limit']:.0%} everywhere: {'yes' if result['met'] else '**no**'}."
     )
+
+
+def counts(result: Mapping[str, Any]) -> Iterator[str]:
+    """Relative errors of the sums over repetitions, one line per trace, scheduler and load."""
+    names = list(NAMES)[:4]
+    found = result["errors"].items()
+    yield from table(
+        ("trace, scheduler, load", *(NAMES[name] for name in names)),
+        ((key, *(_error(errors[name]) for name in names)) for key, errors in found),
+    )
+    yield ""
+    for load in ("at once", "1.1"):
+        each = [e for key, errors in found if key.endswith(load) for e in errors.values() if e is not None]
+        near = sum(abs(e) <= result["limit"] for e in each)
+        within = f"{near} of {len(each)} counts within {result['limit']:.0%}"
+        yield f"- load {load}: {within}, the farthest {max(each, key=abs):+.1%}"
 
 
 def cost(result: Mapping[str, Any]) -> Iterator[str]:
