@@ -21,7 +21,7 @@ from coldstart.cluster import wire
 from coldstart.cluster.metrics import FleetMetrics
 from coldstart.cluster.status import SCHEMA_VERSION
 from coldstart.gateway.log import Log
-from coldstart.gateway.tickets import AdmissionRefused, Ticket
+from coldstart.gateway.tickets import AdmissionRefused, Ticket, unknown
 from coldstart.gateway.upstream import NothingSent, Replica, Upstream
 from coldstart.host.launches import Catalogue, Route
 from coldstart.host.status import HostFacts
@@ -98,8 +98,7 @@ class FleetFront:
         if route is None:
             if not self.incarnation:
                 raise self._counted(AdmissionRefused(503, "the fleet's controller is not there yet", 1.0))
-            said = "the request names no model" if asked is None else f"The model `{asked}` does not exist."
-            raise self._counted(AdmissionRefused(404, said))
+            raise self._counted(unknown(asked))
         self.total += 1
         facts = self.facts.of(route.model)
         facts.requests += 1

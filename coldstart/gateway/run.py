@@ -29,7 +29,7 @@ from coldstart.gateway.meter import Meter, ProcessorMemory
 from coldstart.gateway.profiles import RUNTIME_TEMPLATE_BYTES
 from coldstart.gateway.servers import Starter
 from coldstart.host.configuration import HostFile
-from coldstart.machine import paths, runtime
+from coldstart.machine import addresses, paths, runtime
 from coldstart.machine.paths import Cache
 
 BACKLOG = 2048
@@ -202,8 +202,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 def shown(sock: socket.socket) -> str:
     """The address as a client of this machine writes it."""
     host, port = sock.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return addresses.url(host, port)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed, Usage
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
-from coldstart.machine import modes, peers, runtime, scratch, timeline
+from coldstart.machine import addresses, modes, peers, runtime, scratch, timeline
 from coldstart.model import models
 from coldstart.scheduling.settings import Choice
 from coldstart.serve import fetch, launch, prepare, scheduler, template_pool, unserved
@@ -143,8 +143,7 @@ def url(plan: LaunchPlan) -> str:
         return f"unix:{uds}"
     host = str(given.value("host") or "127.0.0.1")
     scheme = "https" if given.value("ssl_certfile") else "http"
-    shown = f"[{host}]" if ":" in host else {"0.0.0.0": "127.0.0.1"}.get(host, host)
-    return f"{scheme}://{shown}:{given.value('port', DEFAULT_PORT)}"
+    return addresses.url(host, given.value("port", DEFAULT_PORT), scheme)
 
 
 def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:

@@ -18,6 +18,7 @@ from threading import Thread
 from typing import Any
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
+from coldstart.machine import addresses
 from coldstart.vllm import seams
 from coldstart.vllm.scheduling import SCHEDULER_CLS
 from coldstart.vllm.weights.entry import LOAD_FORMAT
@@ -63,8 +64,7 @@ def _its_own(plan: LaunchPlan) -> list[str]:
 def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
     """One line once the server answers. No token was asked for: what it restores is nothing."""
     given = plan.vllm_args
-    host = str(given.value("host") or "127.0.0.1")
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    host = addresses.reachable(str(given.value("host") or "127.0.0.1"))
     place = str(given.value("uds")) if given.value("uds") else None
     while not _answers(
         host, given.number("port", DEFAULT_PORT), tls=given.gives("ssl_certfile"), socket=place

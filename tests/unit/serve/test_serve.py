@@ -338,6 +338,7 @@ def test_a_thawed_template_that_does_not_answer_is_ended(
         (["--port", "9", "--port", "10"], "http://127.0.0.1:10"),
         (["--host", "0.0.0.0"], "http://127.0.0.1:8000"),
         (["--host", "::1"], "http://[::1]:8000"),
+        (["--host", "::"], "http://[::1]:8000"),
         (["--ssl-certfile", "a.pem"], "https://127.0.0.1:8000"),
         (["--uds", "/run/s"], "unix:/run/s"),
     ],
