@@ -45,7 +45,7 @@ ON_OBJECTS = {
 
 # Ours, the parsed arguments, torch's tensors, and other libraries' settings.
 _HARMLESS = re.compile(
-    r"self\.\w+$|self\.(_?counters|report|started|jobs|ranking)\b|(job|args|parameter|tensor|tqdm|values|sys|spec\.loader)\."
+    r"self\.\w+$|self\.(_?counters|policy|report|started|jobs|ranking)\b|(job|made|args|parameter|tensor|tqdm|values|sys|spec\.loader)\."
 )
 
 
