@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from coldstart.fleet.labels import labels
 from coldstart.fleet.specification import ServerSpec
 from coldstart.machine.lifeline import die_with_supervisor
 
+# A unix socket's path may have 107 bytes, and Ray's lie deep below its directory.
+_SOCKET = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+_PREFIX = "coldstart-ray-"
 # The node's own memory for objects, of which the fleet has none. Ray's least is 75 MB.
 OBJECTS = 80_000_000
 ENVIRONMENT: Mapping[str, str] = {
@@ -51,6 +55,12 @@ def head(server: ServerSpec | None, directory: Path, port: int) -> list[str]:
 def joining(server: ServerSpec, address: str) -> list[str]:
     """Another node."""
     return command(server, f"--address={address}")
+
+
+def own_directory() -> Path:
+    """A new private directory for a Ray of its own: where temporary files go, or below /tmp where that is too long."""
+    longest = Path(tempfile.gettempdir(), f"{_PREFIX}12345678{_SOCKET}")
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp" if len(os.fsencode(longest)) > 107 else None))
 
 
 def free_port() -> int:

@@ -13,7 +13,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -88,8 +87,7 @@ class FleetUp:
             "RAY_AUTH_TOKEN": token,
             environment.CACHE_DIR: str(self.options.cache.root),
         }
-        # Ray's sockets lie deep below: the place must be short.
-        directory = Path(tempfile.mkdtemp(prefix="coldstart-ray-"))
+        directory = ray_node.own_directory()
         port = ray_node.free_port()
         log = directory / "head.log"
         with log.open("wb") as out:

@@ -38,7 +38,7 @@ THROUGH = {
         "staging": STORE,
     },
     "coldstart.cluster": {
-        **dict.fromkeys(("actors", "client", "meeting", "ray_node"), FLEET_ON_RAY),
+        **dict.fromkeys(("actors", "client", "meeting"), FLEET_ON_RAY),
     },
     "coldstart.commands": {
         "_fleet_live": "cli/test_fleet_command.py", "_fleet_table": "cli/test_fleet_command.py",
