@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from benchmarks.reliability.run import VLLM, Run, serving, tail
-from coldstart.measure.bench.completions import CompletionClient
-from coldstart.measure.bench.launch import HOST
+from benchmarks.reliability.run import VLLM, Run, answering, serving
 
 MODES = ("fresh", "template-engine")
 
@@ -68,14 +66,8 @@ def _full(place: Path) -> Iterator[None]:
 
 def _start(run: Run, name: str, mode: str, options: tuple[str, ...]) -> None:
     with serving(run, "tiny-llama", "--mode", mode, *options) as one:
-        report = one.await_ready()
-        if report is None:
-            run.fail(f"{name} full, {mode} {options}: no server: {tail(one.log)}")
+        if (report := answering(run, one, f"{name} full, {mode} {options}")) is None:
             return
-        try:
-            CompletionClient(HOST, one.port).complete("Once upon a time", 4)
-        except Exception as error:  # noqa: BLE001 - that is what is looked for
-            run.fail(f"{name} full, {mode} {options}: it does not answer: {error}")
         run.counts[f"ready: {name} full"] += 1
         for step in report["fallbacks"]:
             run.counts[f"{name} full: {step['section']} fell back"] += 1
