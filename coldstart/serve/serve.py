@@ -305,5 +305,5 @@ def stay(process: launch.ServerProcess) -> int:
         signal.signal(number, forward)
     process.wait()
     with suppress(OSError, Usage):
-        scratch.sweep()  # a server that was killed has left its directory
+        scratch.sweep(process.pid)  # where it was killed it has left its directory
     return 128 + caught[0] if caught else 1
