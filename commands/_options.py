@@ -6,6 +6,7 @@ then these. What follows ``--`` never reaches the parser; it is in ``common.vllm
 
 import functools
 import inspect
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,13 @@ class Common:
             revision=revision,
             accepts=accepts,
         )
+
+    def again(self, *words: str) -> str:
+        """``coldstart WORDS`` with the same arguments of vLLM, which are part of the key, as it can be typed."""
+        from coldstart.machine import secrets
+
+        passed = ["--", *secrets.arguments(self.vllm_args)] if self.vllm_args else []
+        return shlex.join(["coldstart", *words, *passed])
 
     def require_network(self, address: str) -> None:
         """Raises NeedsAuth (exit 4) when ``address`` lies on the network and --offline is set."""

@@ -1,6 +1,5 @@
 """Keep warm processes that fork servers: the runtime imported, or a model's engine built."""
 
-import shlex
 from typing import Annotated, Literal
 
 import typer
@@ -10,7 +9,6 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
 from coldstart.errors import Usage
-from coldstart.machine import secrets
 
 app = group(__doc__)
 Level = Literal["runtime", "engine"]
@@ -39,9 +37,7 @@ def start(
         warm = template_pool.start(level, plan, request.lookup.model.name, ready_timeout)
     data = {"level": level, "model": warm.model, "key": warm.key, "pid": warm.pid}
     common.out.result(data, f"{level} template of {warm.model}, pid {warm.pid}")
-    passed = ["--", *secrets.arguments(common.vllm_args)] if common.vllm_args else []
-    then = shlex.join(["coldstart", "serve", model, "--mode", f"template-{level}", *passed])
-    common.out.success("Started a template", then=then)
+    common.out.success("Started a template", then=common.again("serve", model, "--mode", f"template-{level}"))
 
 
 @app.command(help="List the templates and the servers forked from them.")

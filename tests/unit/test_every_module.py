@@ -70,7 +70,6 @@ THROUGH = {
         "simulate.settings": TWIN,
     },
     "coldstart.traces": {"readers": "unit/measure/traces/test_traces.py", "request": "unit/measure/traces/test_traces.py"},
-    "coldstart.validate": {"validation": "cli/test_validate_command.py"},
     "coldstart.vllm": {
         "engine.compiled": "e2e/test_e2e_fresh.py", "engine.executor": "e2e/test_e2e_templates.py",
         "engine.recorder": GPU, "scheduling.events": SCHEDULER,
