@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 import typer
-from coldstart.commands._options import Common
+from coldstart.commands._options import Common, Model, Revision
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
 
@@ -11,10 +11,8 @@ from coldstart.commands._output import human_bytes, table
 @declare(takes_vllm_args=True)
 def command(
     common: Common,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")],
-    revision: Annotated[
-        str | None, typer.Option("--revision", help="Commit, branch or tag on the hub.")
-    ] = None,
+    model: Model,
+    revision: Revision = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be made, and for which key.")
     ] = False,

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import typer
 from coldstart.commands._export import Exports, Result, give
-from coldstart.commands._options import Common
+from coldstart.commands._options import Common, Revision
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import public
 
@@ -55,7 +55,7 @@ def command(
             help="The model of a bundle that was made from a directory; for load and replay.",
         ),
     ] = None,
-    revision: Annotated[str | None, typer.Option("--revision", help="Revision of a hub model.")] = None,
+    revision: Revision = None,
     prompts: Annotated[
         Path | None,
         typer.Option(

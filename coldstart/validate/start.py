@@ -56,8 +56,8 @@ class Starts:
         reference = self._start(plain, directory / "vllm", "CS-REFERENCE-START", bundle, "replay")
         if isinstance(reference, Finding):
             return [reference]
-        given = ({tokens.ALONE: run.answers, **run.crowds} for run in (bundled, reference))
-        return tokens.compare(self.settings.prompts, *given, bundle.name)
+        ours, theirs = ({tokens.ALONE: run.answers, **run.crowds} for run in (bundled, reference))
+        return tokens.compare(self.settings.prompts, ours, theirs, bundle.name)
 
     def _start(
         self, launcher: Launcher, directory: Path, code: str, bundle: Bundle, level: Level

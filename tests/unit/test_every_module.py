@@ -43,7 +43,7 @@ THROUGH = {
     "coldstart.commands": {
         "_fleet_live": "cli/test_fleet_command.py", "_fleet_table": "cli/test_fleet_command.py",
         "_fleet_manifest": "cli/test_fleet_command.py",
-        "_host_table": "cli/test_host_command.py", "_options": "cli/test_cli_help.py", "_received": "cli/test_cli_store.py",
+        "_host_table": "cli/test_host_command.py", "_received": "cli/test_cli_store.py",
         "pull": REGISTRY, "push": REGISTRY,
     },
     "coldstart.fleet": dict.fromkeys(
