@@ -24,11 +24,14 @@ def rule(result: Mapping[str, Any]) -> Iterator[str]:
     cells = result["cells"]
     free, capped = _ratios(cells, "neither", BASELINE), _ratios(cells, "batch-bound", HONEST)
     yield (
-        "1. **Nothing binds, or the batch may be as large as memory takes: `fcfs`, the default, with no `--batch`.** Against it "
-        f"skip-join MLFQ came to {_span(free)} where nothing binds, and to {_span(capped)} where it kept to a smaller batch."
+        "1. **Nothing binds, or the batch may be as large as memory takes: `fcfs`, the default, with no `--batch`.** Against "
+        f"it skip-join MLFQ came to {_span(free)} where nothing binds, and to {_span(capped)} where it kept to a smaller batch."
     )
     alike = _ratios(cells, "kv-bound", HONEST, workload="azure")
-    yield f"2. **Answers are about equally long (the Azure trace): `fcfs`.** With KV memory short skip-join MLFQ came to {_span(alike)}."
+    yield (
+        "2. **Answers are about equally long (the Azure trace): `fcfs`.** "
+        f"With KV memory short skip-join MLFQ came to {_span(alike)}."
+    )
     short, paid = (_ratios(cells, "kv-bound", HONEST, "skewed", metric) for metric in (MEAN, LONGEST))
     yield (
         "3. **KV memory is short, answers differ much, and long ones may wait: `skip-join-mlfq`.** "
@@ -40,9 +43,10 @@ def rule(result: Mapping[str, Any]) -> Iterator[str]:
     ]
     yield (
         f"4. **A cap on the batch has to stay, and answers differ much: `skip-join-mlfq`,** {_span(both[0][0])} (longest tenth "
-        f"{_span(both[0][1])}) of `fcfs` with that cap; with `--oldest-share {BOUNDS[BOUNDED]}` {_span(both[1][0])} ({_span(both[1][1])})."
+        f"{_span(both[0][1])}) of `fcfs` with that cap; with `--oldest-share {BOUNDS[BOUNDED]}` "
+        f"{_span(both[1][0])} ({_span(both[1][1])})."
     )
-    yield f"5. **KV memory is short and long requests must not pay: try `express`** beside `fcfs`. {_express()}"
+    yield f"5. **KV memory is short and long requests must hardly pay: try `express`** beside `fcfs`. {_express()}"
 
 
 def _ratios(
@@ -72,7 +76,10 @@ def _express() -> str:
     ]
     means, longest = ([one[name] for one in found] for name in ("mean", "longest"))
     live = "" if held("scheduling-live-express") else " and **not measured live**"
-    return f"Simulated{live}: {_span(means)}, {median(means):.2f}x at the median; the longest tenth {min(longest):.2f}x at worst."
+    return (
+        f"Simulated{live}: {_span(means)}, {median(means):.2f}x at the median; "
+        f"the longest tenth {min(longest):.2f}x at worst."
+    )
 
 
 def _span(ratios: Sequence[float]) -> str:
