@@ -92,8 +92,8 @@ def test_a_unit_is_whole_and_its_commands_can_be_typed(unit: Path) -> None:
             parse(words)
     # Those that share a socket's directory say the same of it, and none takes it away from the others.
     if "XDG_RUNTIME_DIR=" in service["Environment"]:
-        assert "XDG_RUNTIME_DIR=/run/coldstart" in service["Environment"].split()
-        assert (service["RuntimeDirectory"], service["RuntimeDirectoryPreserve"]) == ("coldstart", "yes")
+        assert "XDG_RUNTIME_DIR=/run/coldstart/%i" in service["Environment"].split()
+        assert (service["RuntimeDirectory"], service["RuntimeDirectoryPreserve"]) == ("coldstart/%i", "yes")
 
 
 @pytest.mark.skipif(
