@@ -12,6 +12,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+import decision_tables  # noqa: E402
 import express_tables  # noqa: E402
 import figure_tables  # noqa: E402
 import fleet_tables  # noqa: E402
@@ -61,7 +62,14 @@ def results(text: str) -> str:
 
 def scheduling(text: str) -> str:
     """SCHEDULING.md with the committed live and simulated results, the calibration, and the overhead."""
-    for source in (scheduling_tables, figure_tables, overhead_tables, twin_tables, express_tables):
+    for source in (
+        decision_tables,
+        scheduling_tables,
+        figure_tables,
+        overhead_tables,
+        twin_tables,
+        express_tables,
+    ):
         for name, content in source.parts().items():
             text = marked(text, name, content)
     return text

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from coldstart.commands._options import Common
+from coldstart.commands._options import ApiKey, Common, Host, Model, OnMissing, Port
 from coldstart.commands._options import command as declare
 
 from coldstart.errors import CommandFailed, Usage
@@ -52,12 +52,12 @@ def up(
         str | None,
         _word("--address", metavar="HOST:PORT", help="Use this Ray cluster; else one is started here."),
     ] = None,
-    host: Annotated[str, _word("--host", help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, _word("--port", help="Port to listen at; 0: any that is free.")] = 8000,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
     state: Annotated[
         Path | None, _word("--state", metavar="FILE", help="What is deployed, kept over restarts.")
     ] = None,
-    api_key: Annotated[str | None, _word("--api-key", metavar="KEY", help="Ask every client for it.")] = None,
+    api_key: ApiKey = None,
     admin_key: Key = None,
     max_held: Annotated[
         int, _word("--max-held", metavar="N", help="Requests that may wait for models; then 429.")
@@ -140,7 +140,7 @@ def _server(memory: str, devices: int, network: str, load: str) -> "ServerSpec":
 
 def deploy(
     common: Common,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")],
+    model: Model,
     least: Annotated[int, _word("--min", metavar="N", help="Workers that are always there.")] = 0,
     most: Annotated[int, _word("--max", metavar="N", help="Workers at most.")] = 1,
     slo: Annotated[
@@ -160,9 +160,7 @@ def deploy(
     start: Annotated[
         float | None, _word("--start", metavar="SECONDS", help="Until it serves; else as its bundle says.")
     ] = None,
-    on_miss: Annotated[
-        str, _word("--on-miss", metavar="fail|warn", help="Without a bundle: refuse, or the ordinary way.")
-    ] = "fail",
+    on_miss: OnMissing = "fail",
     url: Url = None,
     admin_key: Key = None,
 ) -> None:

@@ -6,6 +6,7 @@ then these. What follows ``--`` never reaches the parser; it is in ``common.vllm
 
 import functools
 import inspect
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,40 @@ if TYPE_CHECKING:
     from coldstart.scheduling.settings import Choice
 
 KvStrategy = Literal["proactive", "reactive", "recompute"]
-# Help of the word with which a bundle is taken although nobody who is trusted has signed it.
-UNTRUSTED = "Take a bundle that nobody trusted has signed; its code is left alone all the same."
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")]
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        "--revision", metavar="REV", help="Commit, branch or tag of a hub model; default: its newest."
+    ),
+]
+Untrusted = Annotated[
+    bool,
+    typer.Option(
+        "--untrusted",
+        help="Take a bundle that nobody trusted has signed; its code is left alone all the same.",
+    ),
+]
+Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen at.")]
+Port = Annotated[int, typer.Option("--port", metavar="N", help="Port to listen at; 0: any that is free.")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option("--api-key", metavar="KEY", help="Ask every client for this key; default: for none."),
+]
+OnMissing = Annotated[
+    str,
+    typer.Option(
+        "--on-miss", metavar="fail|warn", help="Without a bundle: refuse, or start the ordinary way."
+    ),
+]
+Baseline = Annotated[
+    Path | None, typer.Option("--baseline", metavar="FILE", help="A saved JSON result to compare with.")
+]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", help="Of all that is drawn: arrivals, models, prompts.")
+]
+Gaps = Annotated[float, typer.Option("--cv", metavar="CV", help="CV of the gaps of a --rate; 1 is Poisson.")]
+READY_TIMEOUT = typer.Option("--ready-timeout", metavar="SECONDS", help="Give up a start that takes longer.")
 
 # Help of the word with which a process's memory leaves this machine.
 SNAPSHOT = "Send a bundle although it holds a process's memory, which whoever gets it can read."
@@ -67,6 +100,13 @@ class Common:
             accepts=accepts,
         )
 
+    def again(self, *words: str) -> str:
+        """``coldstart WORDS`` with the same arguments of vLLM, which are part of the key, as it can be typed."""
+        from coldstart.machine import secrets
+
+        passed = ["--", *secrets.arguments(self.vllm_args)] if self.vllm_args else []
+        return shlex.join(["coldstart", *words, *passed])
+
     def require_network(self, address: str) -> None:
         """Raises NeedsAuth (exit 4) when ``address`` lies on the network and --offline is set."""
         if self.offline and "://" in address and not address.startswith("dir://"):
@@ -81,15 +121,26 @@ def _option(*flags: str, help: str, metavar: str | None = None, envvar: str | No
 
 
 _CACHE_DIR = _option(
-    "--cache-dir", help="Root of bundles and built models.", metavar="DIR", envvar=environment.CACHE_DIR
+    "--cache-dir",
+    help="Root of bundles and built models; default: coldstart in $XDG_CACHE_HOME.",
+    metavar="DIR",
+    envvar=environment.CACHE_DIR,
 )
-_CONFIG = _option("--config", help="Configuration file (TOML).", metavar="FILE", envvar=environment.CONFIG)
+_CONFIG = _option(
+    "--config",
+    help="Configuration file (TOML); default: coldstart/config.toml in $XDG_CONFIG_HOME.",
+    metavar="FILE",
+    envvar=environment.CONFIG,
+)
 
 
 def _common(
     format: Annotated[Format, _option("--format", help="Form of the result.")] = "text",
     output: Annotated[
-        Path | None, _option("--output", "-o", help="Write the result to this file.", metavar="FILE")
+        Path | None,
+        _option(
+            "--output", "-o", help="Write the result to this file; default: standard output.", metavar="FILE"
+        ),
     ] = None,
     quiet: Annotated[bool, _option("--quiet", "-q", help="Say nothing but the result.")] = False,
     verbose: Annotated[bool, _option("--verbose", "-v", help="Say more.")] = False,
@@ -112,42 +163,59 @@ def _scheduling(
         ),
     ] = "fcfs",
     batch: Annotated[
-        int | None, typer.Option("--batch", metavar="N", min=1, help="Requests per iteration at most.")
+        int | None,
+        typer.Option(
+            "--batch", metavar="N", min=1, help="Requests per iteration at most; default: the engine's."
+        ),
     ] = None,
     quantum: Annotated[
-        float | None, typer.Option("--quantum", help="The first queue's; else profiled.", metavar="SECONDS")
+        float | None,
+        typer.Option("--quantum", help="The first queue's; default: by the profile.", metavar="SECONDS"),
     ] = None,
     eta: Annotated[
-        int | None, typer.Option("--eta", metavar="N", min=1, help="Queues that a demotion skips at least.")
+        int | None,
+        typer.Option("--eta", metavar="N", min=1, help="Queues that a demotion skips at least; default: 1."),
     ] = None,
     alpha: Annotated[
         float | None,
-        typer.Option("--alpha", help="Unserved this long: to the first queue.", metavar="SECONDS"),
+        typer.Option(
+            "--alpha", help="Unserved this long: to the first queue; default: 0.3.", metavar="SECONDS"
+        ),
     ] = None,
     oldest_share: Annotated[
         float | None,
         typer.Option(
             "--oldest-share",
-            help="Of the time, in order of arrival: bounds what long requests pay.",
+            help="Of the time, in order of arrival: bounds what long requests pay; default: 0.",
             metavar="SHARE",
         ),
     ] = None,
     price: Annotated[
         float | None,
-        typer.Option("--price", help="Share that express serves ahead of its turn.", metavar="SHARE"),
+        typer.Option(
+            "--price", help="Share that express serves ahead of its turn; default: 0.1.", metavar="SHARE"
+        ),
     ] = None,
     classes: Annotated[
         str | None,
         typer.Option(
-            "--classes", help="Learn lengths by adapter, prefix or max-tokens as well.", metavar="NAME,..."
+            "--classes",
+            help="Learn lengths by adapter, prefix or max-tokens as well; default: by none.",
+            metavar="NAME,...",
         ),
     ] = None,
     reserve: Annotated[
         float | None,
-        typer.Option("--reserve", help="Of recent arrivals' KV that is kept free.", metavar="QUANTILE"),
+        typer.Option(
+            "--reserve", help="Of recent arrivals' KV that is kept free; default: 0.9.", metavar="QUANTILE"
+        ),
     ] = None,
     kv_strategy: Annotated[
-        KvStrategy | None, typer.Option("--kv-strategy", help="What becomes of KV that does not fit.")
+        KvStrategy | None,
+        typer.Option(
+            "--kv-strategy",
+            help="What becomes of KV that does not fit; default: proactive, with fcfs recompute.",
+        ),
     ] = None,
     kv_host_memory: Annotated[
         int | None, typer.Option("--kv-host-memory", help="Host memory for that KV.", metavar="BYTES")

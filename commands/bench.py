@@ -8,12 +8,11 @@ What follows -- goes to vLLM in all modes.
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from coldstart.commands._export import Exports, Result, give
-from coldstart.commands._options import Common
+from coldstart.commands._options import READY_TIMEOUT, Baseline, Common, Model, Revision
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
@@ -27,19 +26,19 @@ from coldstart.measure.report.frames import Table
 def command(
     common: Common,
     exports: Exports,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Alias, repository or directory.")],
+    model: Model,
     runs: Annotated[int, typer.Option("--runs", min=1, help="Counted rounds.")] = 5,
     warmup: Annotated[int, typer.Option("--warmup", min=0, help="Uncounted runs per mode.")] = 1,
-    modes: Annotated[str | None, typer.Option("--modes", metavar="M,...", help="Only these modes.")] = None,
-    steady: Annotated[bool, typer.Option("--steady/--no-steady", help="Also measure past the start.")] = True,
-    ready_timeout: Annotated[float, typer.Option("--ready-timeout", help="Seconds a start may take.")] = 900,
-    baseline: Annotated[
-        Path | None, typer.Option("--baseline", metavar="FILE", help="A saved JSON result.")
+    modes: Annotated[
+        str | None, typer.Option("--modes", metavar="M,...", help="Only these modes; default: all.")
     ] = None,
+    steady: Annotated[bool, typer.Option("--steady/--no-steady", help="Also measure past the start.")] = True,
+    ready_timeout: Annotated[float, READY_TIMEOUT] = 900,
+    baseline: Baseline = None,
     max_regress: Annotated[
         float, typer.Option("--max-regress", metavar="PCT", help="Slowdown that is allowed.")
     ] = 10.0,
-    revision: Annotated[str | None, typer.Option("--revision", help="Revision of a hub model.")] = None,
+    revision: Revision = None,
 ) -> None:
     """Measure, write the reports, show the result, fail where the answer is no."""
     request = BenchRequest(

@@ -105,6 +105,8 @@ class LazyGroup(TyperGroup):
 
 def load(name: str) -> Any:
     """The command object of one entry of COMMANDS."""
+    from coldstart.commands import _examples
+
     module = importlib.import_module(COMMANDS[name][0])
     app = getattr(module, "app", None)
     if app is None:
@@ -112,6 +114,7 @@ def load(name: str) -> Any:
         app.command(name, help=module.__doc__)(module.command)
     loaded = typer.main.get_command(app)
     loaded.name = name
+    _examples.add(loaded, name)
     # Not on the whole program: a COLDSTART_VERSION in a container would then be its --version.
     loaded.context_settings["auto_envvar_prefix"] = f"{config_file.PREFIX}_{name}".upper().replace("-", "_")
     return loaded

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from coldstart.commands._fleet_live import register
 from coldstart.commands._fleet_manifest import Asked, Operator, documents
-from coldstart.commands._options import Common, group
+from coldstart.commands._options import Common, Gaps, Seed, group
 from coldstart.commands._options import command as declare
 
 app = group(__doc__)
@@ -39,10 +39,10 @@ def simulate(
     common: Common,
     file: Annotated[Path, _FILE],
     rate: Annotated[float, typer.Option("--rate", help="Requests per second.")] = 1.0,
-    cv: Annotated[float, typer.Option("--cv", help="CV of the gaps; 1 is Poisson.")] = 1.0,
+    cv: Gaps = 1.0,
     duration: Annotated[float, typer.Option("--duration", help="Seconds of arrivals.")] = 3600.0,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Output tokens of each.")] = 128,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of arrivals and models.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Simulate, and show."""
     from coldstart.fleet import configuration, replay
@@ -92,19 +92,21 @@ def manifest(
     replicas: Annotated[int, _word("--replicas", metavar="N", help="Of lws: groups.")] = 1,
     servers: Annotated[int, _word("--servers", metavar="N", help="Of kuberay: servers.")] = 1,
     most: Annotated[
-        int | None, _word("--most", metavar="N", help="Of kuberay: servers there may come to be.")
+        int | None,
+        _word("--most", metavar="N", help="Of kuberay: servers there may come to be; default: --servers."),
     ] = None,
     devices: Annotated[
-        int | None, _word("--devices", metavar="N", help="Of kuberay: devices of a server.")
+        int | None, _word("--devices", metavar="N", help="Of kuberay: devices of a server; default: --gpus.")
     ] = None,
     device_memory: Annotated[
         str | None, _word("--device-memory", metavar="SIZE", help="Of kuberay: for models, on each device.")
     ] = None,
     network: Annotated[
-        str | None, _word("--network", metavar="SIZE", help="Of kuberay: bytes/s of a server's link.")
+        str | None,
+        _word("--network", metavar="SIZE", help="Of kuberay: bytes/s of a server's link; default: 1GB."),
     ] = None,
     load: Annotated[
-        str | None, _word("--load", metavar="SIZE", help="Of kuberay: bytes/s to a device.")
+        str | None, _word("--load", metavar="SIZE", help="Of kuberay: bytes/s to a device; default: 10GB.")
     ] = None,
     state_claim: Annotated[
         str | None,

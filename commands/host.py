@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from coldstart.commands._options import Common
+from coldstart.commands._options import ApiKey, Common, Host, OnMissing, Port
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes
 from typer.core import TyperGroup
@@ -59,38 +59,45 @@ def run(
         Path | None,
         _flag("--host-file", metavar="FILE", help="TOML of limits and models; read again when it changes."),
     ] = None,
-    host: Annotated[str, _flag("--host", help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, _flag("--port", help="Port to listen at; 0: any that is free.")] = 8000,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
     policy: Annotated[
-        str | None, _flag("--policy", metavar="NAME", help="Who leaves when memory is wanted.")
+        str | None,
+        _flag("--policy", metavar="NAME", help="Who leaves when memory is wanted; default: predictive."),
     ] = None,
     idle: Annotated[
         float | None,
         _flag(
             "--idle",
             metavar="SECONDS",
-            help="Stop a model of the command line that nobody asked for so long.",
+            help="Stop a model of the command line that nobody asked for so long; default: none.",
         ),
     ] = None,
     max_held: Annotated[
-        int | None, _flag("--max-held", metavar="N", help="Requests that may wait for models; then 429.")
+        int | None,
+        _flag("--max-held", metavar="N", help="Requests that may wait for models; then 429. Default: 256."),
     ] = None,
     max_residents: Annotated[
-        int | None, _flag("--max-residents", metavar="N", help="Models that may be up at once.")
+        int | None,
+        _flag(
+            "--max-residents", metavar="N", help="Models that may be up at once; default: as memory allows."
+        ),
     ] = None,
     start_deadline: Annotated[
-        float | None, _flag("--start-deadline", metavar="SECONDS", help="A start that takes longer is ended.")
+        float | None,
+        _flag(
+            "--start-deadline", metavar="SECONDS", help="A start that takes longer is ended; default: 600."
+        ),
     ] = None,
     when_full: Annotated[
         str | None,
         _flag(
-            "--when-full", metavar="queue|refuse", help="A request whose model finds no memory waits, or not."
+            "--when-full",
+            metavar="queue|refuse",
+            help="A request whose model finds no memory waits, or not; default: queue.",
         ),
     ] = None,
-    on_miss: Annotated[
-        str,
-        _flag("--on-miss", metavar="fail|warn", help="Without a bundle: refuse, or start the ordinary way."),
-    ] = "fail",
+    on_miss: OnMissing = "fail",
     heartbeat: Annotated[
         float,
         _flag("--heartbeat", metavar="SECONDS", help="How often a stream that waits is kept alive."),
@@ -98,12 +105,12 @@ def run(
     drain_timeout: Annotated[
         float | None,
         _flag(
-            "--drain-timeout", metavar="SECONDS", help="When told to stop, end what is still answering then."
+            "--drain-timeout",
+            metavar="SECONDS",
+            help="When told to stop, end what is still answering then; default: wait for it.",
         ),
     ] = None,
-    api_key: Annotated[
-        str | None, _flag("--api-key", metavar="KEY", help="Ask every client for this key.")
-    ] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Read the configuration, listen, and stay."""
     from coldstart.gateway.profiles import of_bundles

@@ -14,7 +14,7 @@ from coldstart.artifacts.bundle import Bundle, anyone
 from coldstart.artifacts.key import Key, Mismatch
 from coldstart.commands import _graphs
 from coldstart.commands._export import Exports, Result, give
-from coldstart.commands._options import Common
+from coldstart.commands._options import Common, Revision
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, public, table
 
@@ -44,14 +44,14 @@ class _What:
 def command(
     common: Common,
     exports: Exports,
-    ref: Annotated[str, typer.Argument(help="A bundle or a model.")],
+    ref: Annotated[str, typer.Argument(metavar="MODEL|REF", help="A model, or the reference of a bundle.")],
     manifest: Annotated[bool, typer.Option("--manifest", help="Print the manifest as it is stored.")] = False,
     tree: Annotated[bool, typer.Option("--tree", help="List the files of each section.")] = False,
     key: Annotated[bool, typer.Option("--key", help="Print the fields of the key.")] = False,
     diff: Annotated[
         str | None, typer.Option("--diff", metavar="REF2", help="Compare with another bundle.")
     ] = None,
-    revision: Annotated[str | None, typer.Option("--revision", help="Revision of a hub model.")] = None,
+    revision: Revision = None,
 ) -> None:
     """Choose what to show."""
     if sum((manifest, tree, key, diff is not None)) > 1:

@@ -1,23 +1,18 @@
 """Do a model's cold-start work once, prove the result, and publish it as a bundle."""
 
-import shlex
 from typing import Annotated, Literal
 
 import typer
-from coldstart.commands._options import Common
+from coldstart.commands._options import Common, Model, Revision
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
-
-from coldstart.machine import secrets
 
 
 @declare(takes_vllm_args=True)
 def command(
     common: Common,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")],
-    revision: Annotated[
-        str | None, typer.Option("--revision", help="Commit, branch or tag on the hub.")
-    ] = None,
+    model: Model,
+    revision: Revision = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be made, and for which key.")
     ] = False,
@@ -47,7 +42,7 @@ def command(
         common.out.result(
             data, lambda: table(("field", "value"), rows) + f"\nsections: {', '.join(options.sections)}"
         )
-        common.out.success(f"Would make key {planned.key.short}", then=_again("materialize", model, common))
+        common.out.success(f"Would make key {planned.key.short}", then=common.again("materialize", model))
         return
     if (planned.bundle is None or force) and (ahead := expectation.expected(planned, options)) is not None:
         minutes, size = ahead.seconds / 60, human_bytes(ahead.disk_bytes)
@@ -71,17 +66,5 @@ def command(
     common.out.success(
         f"{'Made' if is_new else 'Found'} {bundle.name} v{bundle.version}, {human_bytes(bundle.size)},",
         where="the store",
-        then=_again("serve", model, common),
-    )
-
-
-def _again(command: str, model: str, common: Common) -> str:
-    # With the same arguments: they are part of the key.
-    return shlex.join(
-        [
-            "coldstart",
-            command,
-            model,
-            *(["--", *secrets.arguments(common.vllm_args)] if common.vllm_args else []),
-        ]
+        then=common.again("serve", model),
     )

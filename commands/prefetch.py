@@ -4,14 +4,13 @@ from typing import Annotated, Any
 
 import typer
 from coldstart.artifacts.bundle import anyone
-from coldstart.commands._options import UNTRUSTED, Common, group
+from coldstart.commands._options import Common, Model, Untrusted, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
 
 from coldstart.errors import Usage
 
 app = group(__doc__)
-_MODEL = typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")
 _SOURCE = typer.Option(
     "--weights-from",
     metavar="SOURCE",
@@ -27,13 +26,13 @@ _IDLE = typer.Option("--idle", metavar="SECONDS", help="End after so long withou
 @declare(takes_vllm_args=True)
 def start(
     common: Common,
-    model: Annotated[str, _MODEL],
+    model: Model,
     weights_from: Annotated[str | None, _SOURCE] = None,
     name: Annotated[list[str] | None, _NAME] = None,
     memory_bytes: Annotated[int | None, _MEMORY] = None,
     streams: Annotated[int | None, _STREAMS] = None,
     idle: Annotated[float | None, _IDLE] = None,
-    untrusted: Annotated[bool, typer.Option("--untrusted", help=UNTRUSTED)] = False,
+    untrusted: Untrusted = False,
 ) -> None:
     """Have them fetched and wait until they are there."""
     from coldstart.weights.prefetch import ask, configuration

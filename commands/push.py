@@ -13,8 +13,10 @@ from coldstart.key import inspection
 @declare()
 def command(
     common: Common,
-    ref: Annotated[str, typer.Argument(help="The bundle to send.")],
-    address: Annotated[str, typer.Argument(help="DIR, oci://HOST/NAME[:TAG] or hf://ORG/REPO[:TAG].")],
+    ref: Annotated[str, typer.Argument(metavar="REF", help="The bundle to send.")],
+    address: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="DIR, oci://HOST/NAME[:TAG] or hf://ORG/REPO[:TAG].")
+    ],
     include_snapshot: Annotated[bool, typer.Option("--include-snapshot", help=SNAPSHOT)] = False,
 ) -> None:
     """Push, and say from where it can be pulled."""

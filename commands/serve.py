@@ -5,17 +5,20 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from coldstart.artifacts.bundle import Trust, anyone
-from coldstart.commands._options import UNTRUSTED, Common
+from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
 from coldstart.errors import Usage
-from coldstart.key.inspection import Lookup
 from coldstart.machine import secrets
 from coldstart.scheduling.settings import Choice
+
+if TYPE_CHECKING:
+    from coldstart.artifacts.bundle import Trust
+
+    from coldstart.key.inspection import Lookup
 
 Mode = Literal["auto", "fresh", "template-runtime", "template-engine", "snapshot"]
 OnMiss = Literal["fail", "warn", "materialize"]
@@ -25,18 +28,26 @@ OnMiss = Literal["fail", "warn", "materialize"]
 def command(
     common: Common,
     choice: Choice,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")],
+    model: Model,
     mode: Annotated[
         Mode, typer.Option("--mode", help="How to start; auto takes a template that fits.")
     ] = "auto",
     on_miss: Annotated[OnMiss, typer.Option("--on-miss", help="What to do when no bundle fits.")] = "fail",
-    host: Annotated[str | None, typer.Option("--host", help="Address to listen at, as for vLLM.")] = None,
-    port: Annotated[int | None, typer.Option("--port", help="Port to listen at, as for vLLM.")] = None,
-    revision: Annotated[
-        str | None, typer.Option("--revision", help="Commit, branch or tag on the hub.")
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host", metavar="ADDRESS", help="Address to listen at, as for vLLM; default: every one."
+        ),
     ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="N", help="Port to listen at, as for vLLM; default: 8000.")
+    ] = None,
+    revision: Revision = None,
     ready_timeout: Annotated[
-        float | None, typer.Option("--ready-timeout", metavar="SECONDS", help="Give up after this long.")
+        float | None,
+        typer.Option(
+            "--ready-timeout", metavar="SECONDS", help="Give up a start that takes longer; default: never."
+        ),
     ] = None,
     ready_file: Annotated[
         Path | None,
@@ -67,10 +78,12 @@ def command(
     require_signature: Annotated[
         bool, typer.Option("--require-signature", help="Refuse a bundle that nobody trusted has signed.")
     ] = False,
-    untrusted: Annotated[bool, typer.Option("--untrusted", help=UNTRUSTED)] = False,
+    untrusted: Untrusted = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started.")] = False,
 ) -> None:
     """Look up, start, say when it is ready, and stay until it ends."""
+    from coldstart.artifacts.bundle import anyone
+
     from coldstart.machine.drawing import draw
     from coldstart.machine.recording import recording
     from coldstart.serve import prediction, serve
@@ -121,8 +134,14 @@ def command(
 
 
 def _looked_up(
-    common: Common, model: str, revision: str | None, on_miss: OnMiss, accepts: Trust | None, *, remote: bool
-) -> Lookup:
+    common: Common,
+    model: str,
+    revision: str | None,
+    on_miss: OnMiss,
+    accepts: "Trust | None",
+    *,
+    remote: bool,
+) -> "Lookup":
     """The look-up, after materializing what is missing where that was asked for."""
     lookup = common.look_up(model, revision, accepts)
     if remote:

@@ -1,32 +1,28 @@
 """Keep warm processes that fork servers: the runtime imported, or a model's engine built."""
 
-import shlex
 from typing import Annotated, Literal
 
 import typer
 from coldstart.artifacts.bundle import anyone
-from coldstart.commands._options import UNTRUSTED, Common, group
+from coldstart.commands._options import READY_TIMEOUT, Common, Model, Untrusted, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
 from coldstart.errors import Usage
-from coldstart.machine import secrets
 
 app = group(__doc__)
 Level = Literal["runtime", "engine"]
-_MODEL = typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")
 _LEVEL = typer.Option("--level", help="How much to build: the runtime, or the engine with its weights.")
-_TIMEOUT = typer.Option("--ready-timeout", metavar="SECONDS", help="Give up after this long.")
 
 
 @app.command(help="Start a template and wait until it is ready.")
 @declare(takes_vllm_args=True)
 def start(
     common: Common,
-    model: Annotated[str, _MODEL],
+    model: Model,
     level: Annotated[Level, _LEVEL] = "engine",
-    ready_timeout: Annotated[float, _TIMEOUT] = 600.0,
-    untrusted: Annotated[bool, typer.Option("--untrusted", help=UNTRUSTED)] = False,
+    ready_timeout: Annotated[float, READY_TIMEOUT] = 600.0,
+    untrusted: Untrusted = False,
 ) -> None:
     """Start one for the model's bundle."""
     from coldstart.serve import serve, template_pool
@@ -39,9 +35,7 @@ def start(
         warm = template_pool.start(level, plan, request.lookup.model.name, ready_timeout)
     data = {"level": level, "model": warm.model, "key": warm.key, "pid": warm.pid}
     common.out.result(data, f"{level} template of {warm.model}, pid {warm.pid}")
-    passed = ["--", *secrets.arguments(common.vllm_args)] if common.vllm_args else []
-    then = shlex.join(["coldstart", "serve", model, "--mode", f"template-{level}", *passed])
-    common.out.success("Started a template", then=then)
+    common.out.success("Started a template", then=common.again("serve", model, "--mode", f"template-{level}"))
 
 
 @app.command(help="List the templates and the servers forked from them.")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from coldstart.commands._export import Exports, Result, give
-from coldstart.commands._options import Common
+from coldstart.commands._options import Baseline, Common, Gaps, Seed
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import public
 
@@ -45,13 +45,19 @@ def command(
     columns: Annotated[str | None, _flag("--columns", help="For csv: time=C,prompt=C,output=C,...")] = None,
     on_bad_row: Annotated[str, _flag("--on-bad-row", help="skip or refuse.")] = "skip",
     speedup: Annotated[float, _flag("--speedup", help="Divide the arrival times by this.")] = 1.0,
-    duration: Annotated[float | None, _flag("--duration", help="Seconds to replay.")] = None,
-    limit: Annotated[int | None, _flag("--limit", help="Requests to replay.")] = None,
-    rate: Annotated[float | None, _flag("--rate", help="Gamma arrivals per second.")] = None,
-    cv: Annotated[float, _flag("--cv", help="With --rate: CV of the gaps; 1 is Poisson.")] = 1.0,
-    seed: Annotated[int, _flag("--seed", help="Seed of arrivals, models and prompts.")] = 0,
-    max_prompt: Annotated[int | None, _flag("--max-prompt", help="Clip prompts to this.")] = None,
-    max_output: Annotated[int | None, _flag("--max-output", help="Clip outputs to this.")] = None,
+    duration: Annotated[float | None, _flag("--duration", help="Seconds to replay; default: all.")] = None,
+    limit: Annotated[int | None, _flag("--limit", help="Requests to replay; default: all.")] = None,
+    rate: Annotated[
+        float | None, _flag("--rate", help="Gamma arrivals per second; default: as in the trace.")
+    ] = None,
+    cv: Gaps = 1.0,
+    seed: Seed = 0,
+    max_prompt: Annotated[
+        int | None, _flag("--max-prompt", help="Clip prompts to this; default: never.")
+    ] = None,
+    max_output: Annotated[
+        int | None, _flag("--max-output", help="Clip outputs to this; default: never.")
+    ] = None,
     models: Annotated[str | None, _flag("--models", help="Models to spread rows over, by comma.")] = None,
     mapping: Annotated[str, _flag("--model-mapping", help="round-robin, zipf or column.")] = "round-robin",
     target: Annotated[list[str] | None, _flag("--target", metavar="URL", help="Server; repeatable.")] = None,
@@ -63,7 +69,12 @@ def command(
     timeout: Annotated[float, _flag("--timeout", help="Seconds one request may take.")] = 600.0,
     simulate: Annotated[bool, _flag("--simulate", help="Replay on the simulated engine.")] = False,
     profile: Annotated[
-        str | None, _flag("--profile", metavar="REF", help="Bundle, or JSON file, with iteration times.")
+        str | None,
+        _flag(
+            "--profile",
+            metavar="REF",
+            help="Bundle, or JSON file, with iteration times; default: a typical shape.",
+        ),
     ] = None,
     kv_blocks: Annotated[int | None, _flag("--kv-blocks", help="Simulated device KV blocks.")] = None,
     host: Annotated[
@@ -75,7 +86,7 @@ def command(
     policy: Annotated[str | None, _flag("--policy", hidden=True, help="Now --scheduler.")] = None,
     strategy: Annotated[str | None, _flag("--strategy", hidden=True, help="Now --kv-strategy.")] = None,
     slo: Annotated[str, _flag("--slo", help="Such as ttft=2,tpot=0.1,normalized=0.3.")] = "",
-    baseline: Annotated[Path | None, _flag("--baseline", help="A saved JSON result to compare.")] = None,
+    baseline: Baseline = None,
     csv: Annotated[Path | None, _flag("--csv", hidden=True, help="Now --export csv=FILE.")] = None,
     html: Annotated[Path | None, _flag("--html", hidden=True, help="Now --export html=FILE.")] = None,
 ) -> None:

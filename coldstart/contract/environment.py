@@ -156,6 +156,7 @@ CUDA_VISIBLE_DEVICES = _theirs("CUDA_VISIBLE_DEVICES", "Which devices there are 
 CUDA_DEVICE_ORDER = _theirs(
     "CUDA_DEVICE_ORDER", "PCI_BUS_ID: devices of several kinds are numbered by their place."
 )
+TMPDIR = _theirs("TMPDIR", "Where temporary files lie; default: /tmp.")
 TERM = _theirs("TERM", "dumb: progress is printed as plain lines.")
 DOCKER_CONFIG = _theirs("DOCKER_CONFIG", "Directory of registry credentials; default: ~/.docker.")
 OPENAI_API_KEY = _theirs("OPENAI_API_KEY", "Key that trace-replay sends to its targets.")

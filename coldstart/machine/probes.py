@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from coldstart.contract import environment
 from coldstart.errors import ColdstartError
 from coldstart.machine import criu as snapshots
 from coldstart.machine import hardware, nvml, paths, processes, runtime
@@ -125,7 +126,7 @@ def exhausted() -> str | None:
     mends = {
         Path("/dev/shm"): "make room there, or: mount -o remount,size=4G /dev/shm (container: --shm-size 4g)",
         Path(
-            os.environ.get("TMPDIR") or "/tmp"
+            environment.TMPDIR.read() or "/tmp"
         ): "make room there, or name another place: export TMPDIR=DIRECTORY",
     }
     for place, mend in mends.items():

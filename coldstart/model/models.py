@@ -72,9 +72,19 @@ def resolve(
         _refuse_revision(model, revision)
         return _local(None, directory.resolve())
     repo_id = ALIASES.get(model.lower(), model)
-    if not _REPO_ID.fullmatch(repo_id) or model.startswith(("./", "../", "~", "/")):
+    if not is_repo_id(repo_id):
         raise _unknown(model)
     return _from_hub(model, repo_id, revision, offline)
+
+
+def is_repo_id(word: str) -> bool:
+    """Whether ``word`` has the form of a repository's name, OWNER/NAME."""
+    return bool(_REPO_ID.fullmatch(word)) and not word.startswith(("./", "../", "~", "/"))
+
+
+def is_local(word: str) -> bool:
+    """Whether ``word`` names a model of this machine, which has no revisions: one that is built here, or a directory."""
+    return word in tiny.NAMES or paths.expand(word).is_dir()
 
 
 def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedModel:

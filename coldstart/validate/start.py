@@ -13,29 +13,33 @@ from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.verify import Finding
-from coldstart.errors import ColdstartError, CommandFailed
+from coldstart.errors import ColdstartError, CommandFailed, Usage
 from coldstart.measure.bench import result, usage
+from coldstart.measure.bench.completions import RequestRefused
 from coldstart.measure.bench.launch import Launcher, ModeUnavailable
 from coldstart.measure.bench.launchers import Subject, launchers
 from coldstart.measure.bench.measure import Run, RunSettings, run
 from coldstart.measure.bench.run_order import FRESH, VLLM_COLD
 from coldstart.measure.bench.runner import PROMPTS
+from coldstart.validate import tokens
 from coldstart.validate.checks import Level
 
-REPLAY = RunSettings(prompts=PROMPTS, steady=False)
+REPLAY = RunSettings(prompts=PROMPTS, steady=False, crowds=(8,))
 Pair = tuple[Launcher, Launcher]
 MEND = "coldstart materialize {} --force"
 
 
 @dataclass(frozen=True)
 class Starts:
-    """Starts servers: `pair` gives coldstart's launcher and vLLM's for a bundle and an empty directory."""
+    """Starts servers: `pair` gives coldstart's launcher and vLLM's for a bundle and an empty directory; `settings` say what
+    a replay asks of both.
+    """
 
     pair: Callable[[Bundle, Path], Pair]
     settings: RunSettings = REPLAY
 
     def __call__(self, bundle: Bundle, level: Level) -> list[Finding]:
-        """Findings of `level`. Raises NoBundle and other errors that are not about the bundle."""
+        """Findings of `level`. Raises Usage for prompts that no server takes, and what else is not about the bundle."""
         with usage.adopting_orphans(), tempfile.TemporaryDirectory(prefix="coldstart-validate-") as name:
             bundled, plain = self.pair(bundle, Path(name))
             started = self._start(bundled, Path(name) / "bundle", "CS-LOAD", bundle, level)
@@ -52,29 +56,34 @@ class Starts:
         reference = self._start(plain, directory / "vllm", "CS-REFERENCE-START", bundle, "replay")
         if isinstance(reference, Finding):
             return [reference]
-        pairs = zip(self.settings.prompts, bundled.answers, reference.answers, strict=True)
-        return [_differs(prompt, one, two, bundle) for prompt, one, two in pairs if one != two]
+        ours, theirs = ({tokens.ALONE: run.answers, **run.crowds} for run in (bundled, reference))
+        return tokens.compare(self.settings.prompts, ours, theirs, bundle.name)
 
     def _start(
         self, launcher: Launcher, directory: Path, code: str, bundle: Bundle, level: Level
     ) -> Run | Finding:
-        one_token = replace(self.settings, prompts=self.settings.prompts[:1], max_tokens=1)
+        one_token = replace(self.settings, prompts=self.settings.prompts[:1], max_tokens=1, crowds=())
         settings = self.settings if level == "replay" else one_token
         try:
             launcher.prepare()
             return run(launcher, directory, settings, 0)
         except (CommandFailed, ModeUnavailable) as error:
+            if isinstance(error.__cause__, RequestRefused):
+                raise Usage(
+                    f"The server runs and does not take a prompt: {error.__cause__}",
+                    mend="other prompts (--prompts FILE), fewer tokens (--max-tokens N)",
+                ) from error
             message = error.message if isinstance(error, ColdstartError) else str(error)
             return Finding(code, "error", message, MEND.format(bundle.name), launcher.mode)
         finally:
             launcher.close()
 
 
-def real_pair(subject: Callable[[Bundle], Subject]) -> Callable[[Bundle, Path], Pair]:
+def real_pair(subject: Subject) -> Callable[[Bundle, Path], Pair]:
     """coldstart's fresh start and an ordinary start of vLLM with empty caches, which owes nothing to us."""
 
     def pair(bundle: Bundle, directory: Path) -> Pair:
-        bundled, plain = launchers(subject(bundle), [FRESH, VLLM_COLD], directory)
+        bundled, plain = launchers(subject, [FRESH, VLLM_COLD], directory)
         return bundled, plain
 
     return pair
@@ -85,12 +94,3 @@ def _fallbacks(run: Run, bundle: Bundle) -> list[Finding]:
         Finding("CS-FALLBACK", "warning", f"not used: {reason}", MEND.format(bundle.name), "serve")
         for reason in result.slow_paths([run])
     ]
-
-
-def _differs(
-    prompt: str, bundled: tuple[tuple[int, ...], str], plain: tuple[tuple[int, ...], str], bundle: Bundle
-) -> Finding:
-    both = zip(bundled[0], plain[0], strict=False)
-    at = next((n for n, (one, two) in enumerate(both) if one != two), min(len(bundled[0]), len(plain[0])))
-    message = f"the answer to {prompt!r} differs from vLLM's from token {at} on"
-    return Finding("CS-REPLAY", "error", message, MEND.format(bundle.name), "tokens")

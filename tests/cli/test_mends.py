@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import typer
 from coldstart.commands import cli
+from tools.command_line import parse
 
 ROOT = Path(__file__).parents[2]
 COMMAND = re.compile(r"\bcoldstart (?=[a-z])(.*?)(?=$|[,;()]|\. )")
@@ -63,19 +64,6 @@ def _texts(node: ast.expr) -> Iterator[str]:
             str(w.value) if isinstance(w, ast.Constant) else "" if isinstance(w, ast.Starred) else "WORD"
             for w in words
         )
-
-
-def parse(words: list[str]) -> None:
-    """What the command line makes of the words, short of doing it. Raises click's UsageError."""
-    own, _ = cli._split(words)
-    command, context = typer.main.get_command(cli.app), None
-    own = [word for word in own if word != "..."]
-    while True:
-        context = command.make_context(command.name or "coldstart", own, parent=context)
-        if not hasattr(command, "resolve_command"):
-            return
-        rest = [*context._protected_args, *context.args]
-        _, command, own = command.resolve_command(context, rest)
 
 
 def every_option() -> set[str]:

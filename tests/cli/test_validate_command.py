@@ -13,16 +13,21 @@ from coldstart.artifacts.store import Store
 from coldstart.commands import cli
 from tools import bundles
 
+from coldstart.contract.arguments import Arguments
+from coldstart.key import keys
+from coldstart.machine.paths import Cache
+from coldstart.model import models
+
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Bundle:
     return bundles.publish(Store(tmp_path / "cache" / "bundles"), tmp_path / "scratch")
 
 
-def validate(bundle: Bundle, *arguments: str) -> int:
+def validate(bundle: Bundle, *arguments: str, word: str = bundles.NAME) -> int:
     cache = bundle.store.root.parent
     with pytest.raises(SystemExit) as ended:
-        cli.main(["validate", bundles.NAME, "--cache-dir", str(cache), *arguments])
+        cli.main(["validate", word, "--cache-dir", str(cache), *arguments])
     assert isinstance(ended.value.code, int)
     return ended.value.code
 
@@ -85,8 +90,41 @@ def test_a_foreign_fingerprint_fails_at_its_level(bundle: Bundle, tmp_path: Path
 
 def test_trouble_has_its_own_codes(bundle: Bundle, tmp_path: Path) -> None:
     assert validate(bundle, "--against", str(tmp_path / "missing")) == 2
-    assert validate(bundle, "--", "--dtype", "float32") == 2
+    assert validate(bundle, "--", "--dtype", "float32", word=bundle.ref) == 2
+    assert validate(bundle, "--model", str(tmp_path)) == 2
+    assert validate(bundle, "--concurrency", "none") == 2
+    assert validate(bundle, "--prompts", str(tmp_path / "missing")) == 2
     assert validate(bundle, "no/such") == 3
+
+
+def test_a_model_with_arguments_is_looked_up_by_its_key(
+    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = models.resolve("tiny-llama", cache=Cache.at(bundle.store.root.parent))
+    wanted = keys.compose(model, Arguments(["--seed", "7"]))
+    made = bundles.publish(bundle.store, tmp_path / "scratch", wanted)
+    assert validate(bundle, "--", "--seed", "7", word="tiny-llama") == 0
+    assert capsys.readouterr().out == f"{made.ref}: valid at level checksum\n"
+    assert validate(bundle, "--", "--dtype", "float32", word="tiny-llama") == 3
+    assert "mend: coldstart materialize tiny-llama -- --dtype float32" in capsys.readouterr().err
+
+
+def test_a_bundle_of_a_directory_says_how_its_model_is_named(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with bundle.store.begin(bundles.key(seed=3)) as draft:
+        draft.add_json("kv", bundles.KV)
+        draft.publish(bundles.provenance("my-model"))
+    assert validate(bundle, "--level", "replay", word="my-model") == 2
+    said = capsys.readouterr().err
+    assert "was made from a directory called my-model" in said
+    assert "coldstart validate my-model --model DIR --level replay" in said
+
+
+def test_what_would_not_be_started_is_a_finding(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    assert validate(bundle, "--model", "tiny-llama", "--level", "load", "--format", "junit") == 1
+    (failure,) = ElementTree.fromstring(capsys.readouterr().out).iter("failure")
+    assert failure.attrib["type"] == "CS-NOT-SERVED"
 
 
 def test_it_needs_neither_torch_nor_vllm(bundle: Bundle) -> None:

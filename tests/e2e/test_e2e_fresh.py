@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,18 @@ def test_the_bundle_is_complete_and_valid(machine: Machine, made: Any) -> None:
     assert {section["type"] for section in shown["sections"]} >= SECTIONS
     assert shown["trust"]["ok"] and shown["provenance"]["arguments"] == list(VLLM)
     assert str(machine.root) not in json.dumps(shown)
-    assert "valid at level load" in machine.run("validate", made.ref, "--level", "load")
+
+
+def test_a_copy_of_the_model_replays_prompts_alone_and_at_once(
+    machine: Machine, made: Any, tmp_path: Path
+) -> None:
+    """The levels that start servers; a copy has the same key, so the bundle is one that was made from a directory."""
+    (model,) = (machine.cache / "models").glob("*/tiny-llama")
+    shutil.copytree(model, tmp_path / "my-model")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Once upon a time"}\n{"prompt": "a b c"}\n')
+    asked = ["--level", "replay", "--prompts", str(tmp_path / "prompts.jsonl"), "--max-tokens", "16"]
+    said = machine.run("validate", made.ref, "--model", str(tmp_path / "my-model"), *asked)
+    assert said == f"{made.ref}: valid at level replay\n"
 
 
 def test_materializing_again_makes_nothing(machine: Machine, made: Any) -> None:

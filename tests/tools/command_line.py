@@ -1,10 +1,12 @@
-"""A home of its own and the command line in a child process, for the suites that use them."""
+"""The command line, in a child process with a home of its own, or parsed alone."""
 
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
+import typer
+from coldstart.commands import cli
 from tools.forked import coldstart
 from tools.shell import Run
 
@@ -34,3 +36,16 @@ def run(home: Path) -> Run:
         return done
 
     return command
+
+
+def parse(words: list[str]) -> None:
+    """What the command line makes of the words, short of doing it. Raises click's UsageError."""
+    own, _ = cli._split(words)
+    command, context = typer.main.get_command(cli.app), None
+    own = [word for word in own if word != "..."]
+    while True:
+        context = command.make_context(command.name or "coldstart", own, parent=context)
+        if not hasattr(command, "resolve_command"):
+            return
+        rest = [*context._protected_args, *context.args]
+        _, command, own = command.resolve_command(context, rest)

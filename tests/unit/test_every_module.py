@@ -43,7 +43,7 @@ THROUGH = {
     "coldstart.commands": {
         "_fleet_live": "cli/test_fleet_command.py", "_fleet_table": "cli/test_fleet_command.py",
         "_fleet_manifest": "cli/test_fleet_command.py",
-        "_host_table": "cli/test_host_command.py", "_options": "cli/test_cli_help.py", "_received": "cli/test_cli_store.py",
+        "_host_table": "cli/test_host_command.py", "_received": "cli/test_cli_store.py",
         "pull": REGISTRY, "push": REGISTRY,
     },
     "coldstart.fleet": dict.fromkeys(
@@ -70,7 +70,6 @@ THROUGH = {
         "simulate.settings": TWIN,
     },
     "coldstart.traces": {"readers": "unit/measure/traces/test_traces.py", "request": "unit/measure/traces/test_traces.py"},
-    "coldstart.validate": {"validation": "cli/test_validate_command.py"},
     "coldstart.vllm": {
         "engine.compiled": "e2e/test_e2e_fresh.py", "engine.executor": "e2e/test_e2e_templates.py",
         "engine.recorder": GPU, "scheduling.events": SCHEDULER,

@@ -1,24 +1,37 @@
-"""The examples run what there is: their host file is accepted, their options exist, systemd takes the unit."""
+"""The examples run what there is: the host file is accepted, commands can be typed, systemd and Kubernetes take them."""
 
 from __future__ import annotations
 
+import configparser
+import copy
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
+from coldstart.artifacts import sign
+from coldstart.artifacts.store import Store
 from coldstart.commands.cli import load
+from tools.bundles import NAME, publish
+from tools.command_line import parse
 
 from coldstart.contract import environment
 from coldstart.host import configuration
 from coldstart.host.configuration import Profile
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = EXAMPLES.parent
 UNIT = EXAMPLES / "systemd" / "coldstart-host.service"
+UNITS = sorted((EXAMPLES / "systemd").iterdir())
+MANIFESTS = sorted((EXAMPLES / "kubernetes").iterdir())
+KUBERNETES = "1.37.0"
 
 
 def _options() -> set[str]:
@@ -62,21 +75,110 @@ def test_compose_mounts_and_builds_what_there_is() -> None:
     assert (root / service["build"]["dockerfile"]).is_file() and (root / "pyproject.toml").is_file()
 
 
-@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here: the unit was not checked")
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_a_unit_is_whole_and_its_commands_can_be_typed(unit: Path) -> None:
+    """What can be said of one without systemd."""
+    file = configparser.ConfigParser(strict=False, interpolation=None)
+    file.optionxform = str  # type: ignore[assignment,method-assign]
+    file.read(unit)
+    service = file["Service"]
+    assert file.sections() == ["Unit", "Service", "Install"] and service["User"] == "coldstart"
+    for name in ("ExecStart", "ExecStop"):
+        if line := service.get(name):
+            program, *words = shlex.split(
+                line.replace("$VLLM_ARGS", "--max-model-len 512").replace("${", "{")
+            )
+            assert program == "/opt/coldstart/bin/coldstart"
+            parse(words)
+    # Those that share a socket's directory say the same of it, and none takes it away from the others.
+    if "XDG_RUNTIME_DIR=" in service["Environment"]:
+        assert "XDG_RUNTIME_DIR=/run/coldstart/%i" in service["Environment"].split()
+        assert (service["RuntimeDirectory"], service["RuntimeDirectoryPreserve"]) == ("coldstart/%i", "yes")
+
+
+@pytest.mark.skipif(
+    not shutil.which("systemd-analyze"), reason="no systemd here: the units were not verified"
+)
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_systemd_takes_the_unit(tmp_path: Path, unit: Path) -> None:
     # A program that is not installed is a fault to it: any that is there stands in.
-    text = (
-        UNIT.read_text()
-        .replace("/opt/coldstart/bin/coldstart", "/bin/true")
-        .replace("User=coldstart", "User=root")
-    )
-    (tmp_path / UNIT.name).write_text(text)
+    text = unit.read_text().replace("/opt/coldstart/bin/coldstart", "/bin/true")
+    (tmp_path / unit.name).write_text(text.replace("User=coldstart", "User=root"))
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(tmp_path / UNIT.name)],
+        ["systemd-analyze", "verify", "--man=no", str(tmp_path / unit.name)],
         capture_output=True, text=True, check=False, env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
     )  # fmt: skip
-    assert UNIT.name not in done.stderr, done.stderr
+    assert unit.name not in done.stderr, done.stderr
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.stem)
+def test_kubernetes_takes_the_deployment(file: Path) -> None:
+    deployment, service = yaml.safe_load_all(file.read_text())
+    for document in (deployment, service):
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+    bad = copy.deepcopy(deployment)
+    bad["spec"]["template"]["spec"]["containers"][0]["volumeMount"] = []
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(bad, KUBERNETES, strict=True)
+    pod = deployment["spec"]["template"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
+    containers = [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]
+    assert {mount["name"] for one in containers for mount in one["volumeMounts"]} == volumes
+    for container in containers:
+        program, *words = [*container["command"], *container.get("args", [])]
+        assert program == "coldstart"
+        parse(words)
+
+
+@pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.stem)
+def test_what_comes_before_the_server_leaves_a_trusted_bundle(file: Path, tmp_path: Path) -> None:
+    """The init containers' own commands, with their directories below one, and a directory for the registry."""
+    maker = tmp_path / "maker"
+    made = publish(Store(tmp_path / "origin"), tmp_path / "scratch", signer=sign.host_key(maker))
+    (tmp_path / "etc" / "coldstart" / "keys").mkdir(parents=True)
+    public = sign.public_pem(maker)
+    (tmp_path / "etc" / "coldstart" / "keys" / "maker.pem").write_bytes(public)
+    deployment, _ = yaml.safe_load_all(file.read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    if any("image" in volume for volume in pod["volumes"]):
+        shutil.copytree(tmp_path / "origin", tmp_path / "var" / "cache" / "coldstart" / "bundles")
+
+    def here(word: str) -> str:
+        word = str(tmp_path / "origin") if word.startswith("oci://") else word
+        return f"{tmp_path}{word}" if word.startswith(("/etc/", "/var/")) else word
+
+    variables: dict[str, str] = {}
+    for container in pod["initContainers"]:
+        variables = {one["name"]: here(one["value"]) for one in container["env"]}
+        command = [sys.executable, "-m", "coldstart.commands.cli", *map(here, container["command"][1:])]
+        subprocess.run(
+            command, env={**os.environ, **variables}, cwd=tmp_path, check=True, capture_output=True
+        )
+    asked = [sys.executable, "-m", "coldstart.commands.cli", "inspect", NAME, "--format", "json"]
+    server = {one["name"]: here(one["value"]) for one in pod["containers"][0]["env"]}
+    shown = subprocess.run(
+        asked, env={**os.environ, **server}, cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    found = json.loads(shown.stdout)
+    assert (found["digest"], found["trust"]["ok"]) == (made.digest, True)
+
+
+def _steps(file: Path) -> list[str]:
+    return re.findall(r"^([A-Z]+) ", file.read_text(), flags=re.M)
+
+
+def test_the_container_files_copy_what_there_is_and_no_more() -> None:
+    for file in (EXAMPLES / "container").glob("Containerfile*"):
+        assert _steps(file)[0] == "FROM" and {"RUN", "COPY", "ENTRYPOINT", "CMD"} <= set(_steps(file))
+        sources = re.findall(r"^COPY (\S+) ", file.read_text(), flags=re.M)
+        assert all((ROOT / source).exists() for source in sources)
+        entry = re.findall(r'"([^"]*)"', *re.findall(r"^CMD \[(.*)\]$", file.read_text(), flags=re.M))
+        parse(entry)
+    kept_out = {line.removeprefix("**/").strip("/") for line in (ROOT / ".dockerignore").read_text().split()}
+    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().split()}
+    assert ignored <= kept_out and ".git" in kept_out
 
 
 def test_the_demonstration_names_options_that_there_are() -> None:

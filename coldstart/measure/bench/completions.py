@@ -24,6 +24,10 @@ class NoAnswer(Exception):
     """The server did not give a token: the reason is the message."""
 
 
+class RequestRefused(NoAnswer):
+    """The server serves, and does not take the request itself, such as a prompt that is too long."""
+
+
 @dataclass(frozen=True, slots=True)
 class FirstToken:
     """When the server accepted a connection, and when its first token arrived."""
@@ -76,15 +80,19 @@ class CompletionClient:
         except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
             raise NoAnswer(f"{type(error).__name__}: {error}") from error
         if choice is None:
-            raise NoAnswer(f"HTTP {status}: {body[:300].decode(errors='replace')}")
+            raise _no_answer(status, body)
         tokens = tuple(choice.get("token_ids") or ())
         return Completion(tokens, choice["text"], time.monotonic() - began_s)
+
+    def complete_all(self, prompts: Sequence[str], max_tokens: int, concurrency: int) -> list[Completion]:
+        """The answer to each prompt, with `concurrency` requests in flight. Raises NoAnswer."""
+        with ThreadPoolExecutor(concurrency) as pool:
+            return list(pool.map(lambda prompt: self.complete(prompt, max_tokens), prompts))
 
     def tokens_per_s(self, prompts: Sequence[str], max_tokens: int, concurrency: int) -> float:
         """Output tokens per second with `concurrency` requests in flight. Raises NoAnswer."""
         began_s = time.monotonic()
-        with ThreadPoolExecutor(concurrency) as pool:
-            answers = list(pool.map(lambda prompt: self.complete(prompt, max_tokens), prompts))
+        answers = self.complete_all(prompts, max_tokens, concurrency)
         produced = sum(len(answer.tokens) or max_tokens for answer in answers)
         return produced / (time.monotonic() - began_s)
 
@@ -112,6 +120,11 @@ class _Starting(Exception):
     """An answer that a server gives while it is not ready."""
 
 
+def _no_answer(status: int, body: bytes) -> NoAnswer:
+    kind = RequestRefused if 400 <= status < 500 else NoAnswer
+    return kind(f"HTTP {status}: {body[:300].decode(errors='replace')}")
+
+
 _HEADERS = {"Content-Type": "application/json"}
 
 
@@ -123,7 +136,7 @@ def _first_event_s(response: http.client.HTTPResponse) -> float:
     if response.status in STARTING:
         raise _Starting(f"HTTP {response.status}")
     if response.status != 200:
-        raise NoAnswer(f"HTTP {response.status}: {response.read(300).decode(errors='replace')}")
+        raise _no_answer(response.status, response.read(300))
     while line := response.readline():
         arrived_s = time.monotonic()
         try:

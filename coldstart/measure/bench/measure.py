@@ -28,12 +28,15 @@ READY_PATIENCE_S = 30.0
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What every run asks of its server. `ready_timeout_s` is seconds from the launch."""
+    """What every run asks of its server. `ready_timeout_s` is seconds from the launch, `crowds` are numbers of requests that
+    are in flight at once when the prompts are asked again.
+    """
 
     prompts: Sequence[str]
     max_tokens: int = 64
     ready_timeout_s: float = 900.0
     steady: bool = True
+    crowds: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Run:
     spans: Sequence[Mapping[str, object]]
     answers: Sequence[tuple[tuple[int, ...], str]]
     steady: Steady | None = None
+    crowds: Mapping[int, Sequence[tuple[tuple[int, ...], str]]] = field(default_factory=dict)
     readiness: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -99,6 +103,7 @@ def _measure(launcher: Launcher, server: Server, settings: RunSettings, index: i
         phases=_phases(timeline) | _logged_phases(launcher, server),
         spans=_relative(timeline, server.launched_s),
         answers=answers(client, settings),
+        crowds={count: crowd(client, settings, count) for count in settings.crowds},
         steady=steady(client, settings) if settings.steady else None,
         readiness=readiness,
     )
@@ -110,13 +115,19 @@ def answers(client: CompletionClient, settings: RunSettings) -> list[tuple[tuple
     return [(answer.tokens, answer.text) for answer in done]
 
 
+def crowd(client: CompletionClient, settings: RunSettings, count: int) -> list[tuple[tuple[int, ...], str]]:
+    """The same with `count` requests in flight; the prompts in turn, so often that there are as many. Raises NoAnswer."""
+    asked = [settings.prompts[i % len(settings.prompts)] for i in range(max(count, len(settings.prompts)))]
+    return [(one.tokens, one.text) for one in client.complete_all(asked, settings.max_tokens, count)]
+
+
 def steady(client: CompletionClient, settings: RunSettings) -> Steady:
     """The server as it is after the start, already warmed by the tokens' check. Raises NoAnswer."""
     prompt = settings.prompts[0]
     alone = [client.complete(prompt, settings.max_tokens).seconds for _ in range(SINGLE_REQUESTS)]
     short = [client.complete(prompt, 1).seconds for _ in range(SINGLE_REQUESTS)]
-    crowd = [settings.prompts[i % len(settings.prompts)] for i in range(2 * CONCURRENCY)]
-    rate = client.tokens_per_s(crowd, settings.max_tokens, CONCURRENCY)
+    asked = [settings.prompts[i % len(settings.prompts)] for i in range(2 * CONCURRENCY)]
+    rate = client.tokens_per_s(asked, settings.max_tokens, CONCURRENCY)
     return Steady(median(alone), median(short), rate)
 
 

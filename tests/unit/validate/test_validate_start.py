@@ -1,15 +1,17 @@
 """load and replay over fake servers."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.verify import Finding
 
+from coldstart.errors import Usage
 from coldstart.measure.bench.launch import Command, RunFiles
 from coldstart.measure.bench.measure import RunSettings
-from coldstart.validate import start
 from coldstart.validate.checks import Level
 from coldstart.validate.start import Pair, Starts
 
@@ -34,11 +36,17 @@ class Fake:
 
 
 def codes(bundle: Bundle, level: Level, ours: str, plain: str = "serves") -> list[str]:
+    return [finding.code for finding in found(bundle, level, ours, plain)]
+
+
+def found(
+    bundle: Bundle, level: Level, ours: str, plain: str = "serves", crowds: Sequence[int] = ()
+) -> list[Finding]:
     def pair(bundle: Bundle, directory: Path) -> Pair:
         return Fake("fresh", ours, True), Fake("vllm-cold", plain, False)
 
-    starts = Starts(pair, RunSettings(prompts=("a", "b"), max_tokens=4, ready_timeout_s=20, steady=False))
-    return [finding.code for finding in starts(bundle, level)]
+    settings = RunSettings(("a", "b"), max_tokens=4, ready_timeout_s=20, steady=False, crowds=crowds)
+    return Starts(pair, settings)(bundle, level)
 
 
 @pytest.mark.parametrize(
@@ -56,11 +64,13 @@ def test_findings(bundle: Bundle, level: Level, ours: str, plain: str, expected:
     assert codes(bundle, level, ours, plain) == expected
 
 
-@pytest.mark.parametrize(
-    ("bundled", "plain", "token"), [((1, 2, 3), (1, 5, 3), 1), ((4,), (1,), 0), ((1, 2), (1, 2, 3), 2)]
-)
-def test_a_difference_is_named_by_its_first_token(
-    bundle: Bundle, bundled: tuple[int, ...], plain: tuple[int, ...], token: int
-) -> None:
-    finding = start._differs("a", (bundled, "x"), (plain, "y"), bundle)
-    assert f"from token {token} on" in finding.message
+def test_a_prompt_that_no_server_takes_is_no_fault_of_the_bundle(bundle: Bundle) -> None:
+    with pytest.raises(Usage, match="does not take a prompt: HTTP 400: too long") as refused:
+        codes(bundle, "replay", "refuses")
+    assert refused.value.mend is not None and "--max-tokens" in refused.value.mend
+
+
+def test_a_crowd_is_compared_as_well(bundle: Bundle) -> None:
+    (finding,) = found(bundle, "replay", "other-in-crowds", crowds=(3,))
+    assert finding.code == "CS-REPLAY" and finding.subject == "tokens/prompt-1/3-at-once"
+    assert "with 3 at once parts from vLLM's at token 0" in finding.message

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 SALT = 1 if "other-tokens" in sys.argv else 0
+ASKED: list[str] = []
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -19,7 +20,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        tokens = [(sum(request["prompt"].encode()) + i + SALT) % 97 for i in range(request["max_tokens"])]
+        if "refuses" in sys.argv:
+            self.reply("too long", "text/plain", 400)
+            return
+        # The first request streams; then each of two prompts is asked alone; what comes after is a crowd.
+        ASKED.append(request["prompt"])
+        salt = 1 if "other-in-crowds" in sys.argv and len(ASKED) > 3 and request["prompt"] == "a" else SALT
+        tokens = [(sum(request["prompt"].encode()) + i + salt) % 97 for i in range(request["max_tokens"])]
         choice = {
             "index": 0,
             "text": " ".join(map(str, tokens)),
@@ -31,9 +38,9 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.reply(json.dumps({"choices": [choice]}), "application/json")
 
-    def reply(self, text: str, kind: str) -> None:
+    def reply(self, text: str, kind: str, status: int = 200) -> None:
         body = text.encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -1,0 +1,41 @@
+"""The prompts of a replay, from a file.
+
+A name that ends in `.jsonl` is JSON Lines, one object with a `prompt` on each, the form of `vllm bench serve --dataset-name
+custom`; its other members are left alone. Any other file has one prompt on each line. Empty lines are no prompts.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from coldstart.errors import Usage
+
+MEND = 'one prompt a line, or in a file named *.jsonl one {"prompt": "..."} a line'
+
+
+def read(path: Path) -> tuple[str, ...]:
+    """The prompts in their order. Raises Usage for a file that cannot be read or holds none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise Usage(f"the prompts in {path} cannot be read: {error}", mend=MEND) from error
+    take = _object if path.suffix == ".jsonl" else str
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                prompts.append(take(line))
+            except ValueError as error:
+                raise Usage(f"{path}, line {number}, holds no prompt: {error}", mend=MEND) from error
+    if not prompts:
+        raise Usage(f"{path} holds no prompt.", mend=MEND)
+    return tuple(prompts)
+
+
+def _object(line: str) -> str:
+    document = json.loads(line)
+    prompt = document.get("prompt") if isinstance(document, dict) else None
+    if not isinstance(prompt, str) or not prompt:
+        raise ValueError("an object with a text as its prompt is wanted")
+    return prompt

@@ -1,0 +1,105 @@
+"""Two examples or more of every command, shown below its help.
+
+They stand in one table, so that a command's module need not be imported to read them and a test can type each of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# By the words of the command.
+EXAMPLES: Mapping[str, Sequence[str]] = {
+    "materialize": (
+        "coldstart materialize tiny-llama -- --max-model-len 1024",
+        "coldstart materialize ./my-model --snapshot",
+    ),
+    "serve": (
+        "coldstart serve tiny-llama -- --max-model-len 1024",
+        "coldstart serve llama2-7b --port 8001 --on-miss warn",
+        "coldstart serve llama2-7b --scheduler express --price 0.1",
+    ),
+    "host run": (
+        "coldstart host tiny-llama tiny-qwen2 --memory 900MiB",
+        "coldstart host --host-file /etc/coldstart/host.toml",
+    ),
+    "host status": ("coldstart host status --watch 1", "coldstart host status --format json"),
+    "template start": (
+        "coldstart template start tiny-llama -- --max-model-len 1024",
+        "coldstart template start tiny-llama --level runtime",
+    ),
+    "template status": ("coldstart template status", "coldstart template status --format json"),
+    "template stop": ("coldstart template stop", "coldstart template stop --level engine --force"),
+    "prefetch start": (
+        "coldstart prefetch start llama2-7b",
+        "coldstart prefetch start llama2-7b --weights-from s3://models/llama2-7b",
+    ),
+    "prefetch status": ("coldstart prefetch status", "coldstart prefetch status --format json"),
+    "prefetch stop": ("coldstart prefetch stop", "coldstart prefetch stop --quiet"),
+    "inspect": (
+        "coldstart inspect tiny-llama",
+        "coldstart inspect tiny-llama --key -- --max-model-len 512",
+        "coldstart inspect tiny-llama:v2 --diff tiny-llama:v1",
+    ),
+    "list": ("coldstart list", "coldstart list --format json"),
+    "prune": ("coldstart prune --dry-run", "coldstart prune --keep 2"),
+    "export": ("coldstart export tiny-llama", "coldstart export tiny-llama --to tiny-llama.tar"),
+    "import": ("coldstart import tiny-llama.tar", "coldstart import tiny-llama.tar --format json"),
+    "push": (
+        "coldstart push tiny-llama oci://registry.example.com/llm/tiny-llama:v1",
+        "coldstart push tiny-llama /mnt/bundles",
+    ),
+    "pull": (
+        "coldstart pull oci://registry.example.com/llm/tiny-llama:v1",
+        "coldstart pull /mnt/bundles",
+    ),
+    "validate": (
+        "coldstart validate tiny-llama",
+        "coldstart validate tiny-llama --level replay -- --max-model-len 1024",
+        "coldstart validate my-model --level load --model ./my-model",
+    ),
+    "bench": (
+        "coldstart bench tiny-llama --runs 7 --export html=bench.html",
+        "coldstart bench tiny-llama --modes fresh --baseline before.json",
+    ),
+    "trust list": ("coldstart trust list", "coldstart trust list --format json"),
+    "trust add": ("coldstart trust add maker.pem", "coldstart trust add maker.pem --name build-farm"),
+    "trust show": ("coldstart trust show", "coldstart trust show --output maker.pem"),
+    "trust why": ("coldstart trust why tiny-llama", "coldstart trust why tiny-llama:v2 --format json"),
+    "trace-replay": (
+        "coldstart trace-replay trace.jsonl --target http://127.0.0.1:8000 --rate 2",
+        "coldstart trace-replay trace.jsonl --simulate --slo ttft=2,tpot=0.1",
+    ),
+    "fleet plan": ("coldstart fleet plan fleet.toml", "coldstart fleet plan fleet.toml --model llama2-7b"),
+    "fleet simulate": (
+        "coldstart fleet simulate fleet.toml --rate 2",
+        "coldstart fleet simulate fleet.toml --duration 600 --format json",
+    ),
+    "fleet manifest": (
+        "coldstart fleet manifest llama2-7b --for lws --image IMAGE",
+        "coldstart fleet manifest --for kuberay --image IMAGE --device-memory 24GB",
+    ),
+    "fleet up": ("coldstart fleet up", "coldstart fleet up --host 0.0.0.0 --devices 4 --memory 60GiB"),
+    "fleet join": ("coldstart fleet join", "coldstart fleet join head.example.com:6379 --devices 4"),
+    "fleet deploy": (
+        "coldstart fleet deploy tiny-llama -- --max-model-len 512",
+        "coldstart fleet deploy llama2-7b --name llama --slo ttft=2,tpot=0.1",
+    ),
+    "fleet status": ("coldstart fleet status", "coldstart fleet status --format json"),
+    "fleet scale": (
+        "coldstart fleet scale llama --min 1 --max 4",
+        "coldstart fleet scale llama --min 0 --max 0",
+    ),
+    "fleet drain": ("coldstart fleet drain node-2", "coldstart fleet drain node-2 --format json"),
+    "fleet remove": ("coldstart fleet remove llama", "coldstart fleet remove llama --quiet"),
+    "fleet down": ("coldstart fleet down", "coldstart fleet down --url http://127.0.0.1:8000"),
+    "doctor": ("coldstart doctor", "coldstart doctor --format json"),
+}
+
+
+def add(loaded: Any, name: str) -> None:
+    """Append the examples to the help of the command ``name``, and of the commands below it."""
+    for below, command in getattr(loaded, "commands", {}).items():
+        add(command, f"{name} {below}")
+    if examples := EXAMPLES.get(name):
+        # \b keeps the lines as they are.
+        command_epilog = "\n".join(["\b", "Examples:", *(f"  {line}" for line in examples)])
+        loaded.epilog = "\n\n".join(filter(None, [loaded.epilog, command_epilog]))

@@ -1,0 +1,115 @@
+"""Every command, by walking them all: examples that can be typed, defaults that are stated, one word for one thing."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+from coldstart.commands import cli
+from coldstart.commands._examples import EXAMPLES
+from tools.command_line import parse
+
+# Words that stand for another thing in another command, each of which says what.
+ELSEWHERE = {
+    "--api-key", "--batch", "--devices", "--dry-run", "--duration", "--force", "--host", "--idle", "--level", "--load",
+    "--max-held", "--memory", "--model", "--name", "--network", "--on-miss", "--port", "--ranks", "--rate",
+    "--ready-timeout", "--slo", "--url", "--weights-from",
+}  # fmt: skip
+# A number or a word for which, left away, something else is taken: the help says what.
+STATED = re.compile(r"[Dd]efault|[Oo]nly |else |repeatable|Repeatable|several times")
+# Left away, nothing of the kind happens.
+ABSENT = {
+    "--address", "--admin-key", "--against", "--api-key", "--baseline", "--bundle", "--bundle-image", "--columns", "--diff",
+    "--device-memory", "--fleet", "--host", "--host-file", "--hub-claim", "--kv-blocks", "--kv-host-memory", "--max",
+    "--memory", "--min", "--model", "--models", "--name", "--ready-file", "--record", "--repair-from", "--secret", "--slo",
+    "--state", "--state-claim", "--timeline", "--watch", "--weights-from", "--for", "--image",
+}  # fmt: skip
+
+
+def commands(group: Any = None, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    group = group or typer.main.get_command(cli.app)
+    if not hasattr(group, "list_commands"):
+        yield words, group
+        return
+    context = typer.Context(group)
+    for name in group.list_commands(context):
+        yield from commands(group.get_command(context, name), (*words, name))
+
+
+EVERY = dict(commands())
+
+
+def options(command: Any) -> Iterator[Any]:
+    return (
+        one for one in command.params if one.opts[0].startswith("-") and not getattr(one, "hidden", False)
+    )
+
+
+def helped(words: tuple[str, ...]) -> str:
+    command = EVERY[words]
+    return str(command.get_help(typer.Context(command, info_name=words[-1], terminal_width=200)))
+
+
+def test_they_are_all_walked() -> None:
+    assert len(EVERY) > 35 and ("fleet", "status") in EVERY and ("serve",) in EVERY
+    assert {" ".join(words) for words in EVERY} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_two_examples_that_can_be_typed(words: tuple[str, ...]) -> None:
+    shown = helped(words)
+    examples = EXAMPLES[" ".join(words)]
+    assert len(set(examples)) >= 2
+    for example in examples:
+        assert f"\n    {example}\n" in f"{shown}\n"
+        program, *typed = shlex.split(example)
+        assert program == "coldstart"
+        # `host MODEL` is `host run MODEL`.
+        assert typed[: len(words)] == list(words) or (words == ("host", "run") and typed[0] == "host")
+        parse(typed)
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_a_default_is_stated(words: tuple[str, ...]) -> None:
+    shown = " ".join(helped(words).split())
+    for option in options(EVERY[words]):
+        if option.default not in (None, False, "", (), []) and not option.multiple:
+            assert f"default: {_written(option)}" in shown, option.opts
+        elif option.default is None and not option.multiple and option.opts[0] not in ABSENT:
+            assert STATED.search(option.help), (option.opts, option.help)
+
+
+def _written(option: Any) -> str:
+    if option.is_flag:
+        return str((option.opts if option.default else option.secondary_opts)[0].removeprefix("--"))
+    return str(getattr(option.default, "value", option.default))
+
+
+def test_one_word_for_one_thing() -> None:
+    helps: dict[str, set[tuple[str, object]]] = defaultdict(set)
+    for command in EVERY.values():
+        for option in options(command):
+            helps[option.opts[0]].add((option.help, option.metavar))
+    assert {name for name, kinds in helps.items() if len(kinds) > 1} == ELSEWHERE
+
+
+def test_every_result_can_be_had_as_json() -> None:
+    for command in EVERY.values():
+        (form,) = [option for option in options(command) if option.opts[0] == "--format"]
+        assert "json" in form.type.choices
+
+
+def test_what_can_be_exported_is_exported_by_one_word() -> None:
+    exporting = {
+        words[0]
+        for words, command in EVERY.items()
+        if any("--export" in one.opts for one in options(command))
+    }
+    assert exporting == {"bench", "trace-replay", "inspect", "validate"}
+    shown = {flag for command in EVERY.values() for one in options(command) for flag in one.opts}
+    assert not shown & {"--html", "--csv", "--json", "--markdown"}

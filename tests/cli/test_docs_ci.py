@@ -1,0 +1,136 @@
+"""docs/ci.md: each line of its GitHub workflow and its GitLab job is run, on a sound bundle and on an altered one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from coldstart.artifacts import blobs
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.store import Store
+from tools import bundles
+from tools.command_line import parse
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "ci.md").read_text()
+GITHUB, GITLAB = (yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", TEXT, re.M | re.S))
+CODE = re.compile(r"CS-[A-Z]+(?:-[A-Z]+)*")
+
+
+def jobs() -> Iterator[Any]:
+    """(variables, lines) of every job."""
+    for job in GITHUB["jobs"].values():
+        lines = [step["run"] for step in job["steps"] if "run" in step]
+        yield pytest.param(GITHUB["env"], lines, id="github")
+    for name, job in GITLAB.items():
+        yield pytest.param(job["variables"], job["script"], id=f"gitlab-{name}")
+
+
+class Runner:
+    """A checkout with what the examples expect in it, and a shell."""
+
+    def __init__(self, place: Path, variables: Mapping[str, str]) -> None:
+        self.place, self.origin = place, Store(place / "origin")
+        self.bundle = bundles.publish(self.origin, place / "scratch")
+        own = {"BUNDLE": str(self.origin.root), "NAME": bundles.NAME}
+        assert variables.keys() >= own.keys()
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("COLDSTART_")}
+        # What is to be installed is here already: no index is asked.
+        self.environment = {**kept, **variables, **own, "PATH": path, "HOME": str(place), "PIP_NO_INDEX": "1"}
+        (place / "machines").mkdir()
+        fits = {"hardware.name": "cpu", "runtime.vllm": "0.32"}
+        (place / "machines" / "serving.json").write_text(json.dumps({"fields": fits}))
+
+    def run(self, line: str) -> tuple[int, str]:
+        """Exit code, and all that it said, also into files."""
+        before = set(self.place.glob("coldstart.*"))
+        done = subprocess.run(
+            ["bash", "-e", "-c", line], cwd=self.place, env=self.environment, capture_output=True, text=True,
+            stdin=subprocess.DEVNULL, timeout=120, check=False,
+        )  # fmt: skip
+        written = [path.read_text() for path in {*self.place.glob("coldstart.*")} - before]
+        return done.returncode, "\n".join([done.stdout, done.stderr, *written])
+
+
+def alter(store: Store, bundle: Bundle) -> None:
+    path = blobs.blob_path(store.root, bundle.entry("tokenizer").digest)
+    path.chmod(0o600)
+    bundles.flip(path, 20)
+
+
+@pytest.mark.parametrize(("variables", "lines"), list(jobs()))
+def test_a_sound_bundle_passes(tmp_path: Path, variables: Mapping[str, str], lines: list[str]) -> None:
+    runner = Runner(tmp_path, variables)
+    for line in lines:
+        code, said = runner.run(line)
+        assert code == 0, f"{line}: {said}"
+    assert sum("coldstart validate" in line for line in lines) >= 1
+
+
+@pytest.mark.parametrize(("variables", "lines"), list(jobs()))
+def test_a_bundle_altered_at_its_source_is_not_taken(
+    tmp_path: Path, variables: Mapping[str, str], lines: list[str]
+) -> None:
+    runner = Runner(tmp_path, variables)
+    alter(runner.origin, runner.bundle)
+    results = [runner.run(line) for line in lines]
+    (pulled,) = [result for line, result in zip(lines, results, strict=True) if "coldstart pull" in line]
+    assert pulled[0] == 1 and "CS-DIGEST" in pulled[1]
+    assert {code for line, (code, _) in zip(lines, results, strict=True) if "validate" in line} == {3}
+
+
+@pytest.mark.parametrize(("variables", "lines"), list(jobs()))
+def test_a_bundle_altered_in_the_store_fails_with_the_finding(
+    tmp_path: Path, variables: Mapping[str, str], lines: list[str]
+) -> None:
+    runner = Runner(tmp_path, variables)
+    for line in lines:
+        if "coldstart validate" in line:
+            code, said = runner.run(line)
+            assert code == 1, f"{line}: {said}"
+            assert "CS-DIGEST" in said and "tokenizer" in said
+        else:
+            assert runner.run(line)[0] == 0
+            if "coldstart pull" in line:
+                alter(Store(tmp_path / variables["COLDSTART_CACHE_DIR"] / "bundles"), runner.bundle)
+
+
+def test_the_other_commands_are_ones() -> None:
+    lines = [
+        line for block in re.findall(r"^```sh\n(.*?)^```", TEXT, re.M | re.S) for line in block.splitlines()
+    ]
+    lines += [one for one in re.findall(r"`(coldstart [^`]+)`", TEXT) if len(one.split()) > 2]
+    assert len(lines) >= 4
+    for line in lines:
+        parse(shlex.split(line)[1:])
+
+
+def test_the_codes_are_those_that_there_are() -> None:
+    named = set(CODE.findall(TEXT))
+    source = {
+        path: path.read_text() for room in ("artifacts", "coldstart") for path in (ROOT / room).rglob("*.py")
+    }
+    assert named <= {code for text in source.values() for code in re.findall(r'"(CS-[A-Z-]+)"', text)}
+    judged = [
+        text for path, text in source.items() if path.parent.name == "validate" or path.name == "verify.py"
+    ]
+    given = {code for text in judged for code in re.findall(r'"(CS-[A-Z-]+)"', text)} - {"CS-FORMAT-NEW"}
+    assert given <= named
+
+
+def test_the_finding_that_it_quotes_is_one() -> None:
+    from coldstart.validate.tokens import compare
+
+    ours, plain = [((0,) * 12 + (345,), "")], [((0,) * 12 + (678,), "")]
+    (found,) = compare(("x", "Once upon a time"), {1: [plain[0], ours[0]]}, {1: [plain[0], plain[0]]}, "m")
+    assert f"`{found.message}`" in TEXT

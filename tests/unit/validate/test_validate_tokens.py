@@ -1,0 +1,85 @@
+"""Where two answers part, and what that says of a bundle."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coldstart.validate.tokens import Answer, Parting, compare, part
+
+TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=6).map(tuple)
+PROMPTS = ("one", "two")
+
+
+def answer(*tokens: int) -> Answer:
+    return tokens, " ".join(map(str, tokens))
+
+
+SAME = [answer(1, 2, 3), answer(4, 5, 6)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "parting"),
+    [
+        (answer(1, 2, 3), answer(1, 5, 3), Parting(1, "2", "5")),
+        (answer(4), answer(1), Parting(0, "4", "1")),
+        (answer(1, 2), answer(1, 2, 3), Parting(2, "its end", "3")),
+        (((), "ab"), ((), "ac"), Parting(1, "'b'", "'c'")),
+        (((1,), "ab"), ((), "ab"), None),
+        (answer(1, 2), answer(1, 2), None),
+    ],
+)
+def test_the_place_and_both_tokens(ours: Answer, theirs: Answer, parting: Parting | None) -> None:
+    assert part(ours, theirs) == parting
+
+
+@given(TOKENS, TOKENS)
+def test_up_to_there_they_are_one(ours: tuple[int, ...], theirs: tuple[int, ...]) -> None:
+    found = part((ours, ""), (theirs, ""))
+    if found is None:
+        assert ours == theirs
+    else:
+        assert ours[: found.at] == theirs[: found.at] and ours[: found.at + 1] != theirs[: found.at + 1]
+
+
+def test_vllms_own_answers_are_no_finding() -> None:
+    assert compare(PROMPTS, {1: SAME, 3: [*SAME, SAME[0]]}, {1: SAME, 3: [*SAME, SAME[0]]}, "m") == []
+
+
+def test_a_finding_names_prompt_place_and_tokens() -> None:
+    (found,) = compare(PROMPTS, {1: [SAME[0], answer(4, 7, 6)]}, {1: SAME}, "m")
+    assert (found.code, found.severity, found.subject) == ("CS-REPLAY", "error", "tokens/prompt-2")
+    assert found.message == "the answer to prompt 2, 'two', parts from vLLM's at token 1: 7, vLLM's is 5"
+
+
+def test_alone_it_may_not_be_an_answer_that_vllm_gives_in_a_crowd() -> None:
+    other = answer(1, 9, 9)
+    (found,) = compare(("one",), {1: [other]}, {1: [answer(1, 2, 3)], 2: [other, other]}, "m")
+    assert found.code == "CS-REPLAY"
+
+
+def test_in_a_crowd_it_may_be_any_of_vllms() -> None:
+    plain = {1: [answer(1, 2, 3)], 2: [answer(1, 9, 9), answer(1, 2, 3)]}
+    assert compare(("one",), {1: plain[1], 2: [answer(1, 9, 9), answer(1, 9, 9)]}, plain, "m") == []
+
+
+def test_where_vllm_parts_from_itself_nothing_is_said_of_the_bundle() -> None:
+    plain = {1: [answer(1, 2, 3)], 2: [answer(1, 9, 9)] * 2}
+    (found,) = compare(("one",), {1: plain[1], 2: [answer(1, 2, 4)] * 2}, plain, "m")
+    assert (found.code, found.severity) == ("CS-REPLAY-UNSTABLE", "warning")
+    assert "vLLM's own answers part at token 1" in found.message
+
+
+def test_before_that_place_it_is_the_bundle() -> None:
+    plain = {1: [answer(1, 2, 3)], 2: [answer(1, 9, 9)] * 2}
+    (found,) = compare(("one",), {1: plain[1], 2: [answer(5, 2, 3)] * 2}, plain, "m")
+    assert (found.code, found.subject) == ("CS-REPLAY", "tokens/prompt-1/2-at-once")
+
+
+def test_one_finding_for_a_prompt_however_often_it_was_asked() -> None:
+    (found,) = compare(
+        ("one",),
+        {1: [answer(1)], 3: [answer(1), answer(2), answer(3)]},
+        {1: [answer(1)], 3: [answer(1)] * 3},
+        "m",
+    )
+    assert "with 3 at once" in found.message
