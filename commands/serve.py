@@ -17,7 +17,7 @@ from coldstart.key.inspection import Lookup
 from coldstart.machine import secrets
 from coldstart.scheduling.settings import Choice
 
-Mode = Literal["auto", "fresh", "template-runtime", "template-engine", "snapshot"]
+Mode = Literal["auto", "fresh", "runtime-snapshot", "template-runtime", "template-engine", "snapshot"]
 OnMiss = Literal["fail", "warn", "materialize"]
 
 

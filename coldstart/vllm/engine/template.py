@@ -233,10 +233,13 @@ def _tell(connection: Channel, message: dict[str, Any]) -> None:
 
 def renew_random_state() -> None:
     """Forked servers must not share random sequences. torch's is left: vLLM seeds it by --seed, for every server alike."""
+    import multiprocessing
+
     import numpy
 
     random.seed()
     numpy.random.seed()
+    multiprocessing.current_process().authkey = os.urandom(32)
 
 
 def main(argv: list[str]) -> None:
