@@ -25,7 +25,7 @@ _GPU = {
         "vllm snapshot create MODEL --revision COMMIT, vLLM's own (one GPU, same host and device, root)",
     ),
     "runtime-snapshot": Refusal(
-        "CRIU freezes no process that has asked the driver about its devices",
+        "freezing a runtime that has asked the driver about its devices was never tried",
         "coldstart template start MODEL --level runtime",
     ),
 }
