@@ -37,7 +37,8 @@ def freeze(cache: Cache, timeout: float) -> Path:
     image = runtime_image.place(cache.runtimes)
     model = tiny.build(_NO_MODEL_OF_YOURS, cache.models)
     # What a start from a bundle has as well: inductor reads its settings when it is imported.
-    env = prepare.base_env(cache.vllm(image.name)) | prepare.inductor_env(image / "none")
+    caches = cache.vllm(image.name)
+    env = prepare.base_env(caches) | prepare.inductor_env(caches)
     plan = LaunchPlan(Arguments(["--model", str(model)]), env=env)
     try:
         with runtime_image.published(image) as partial:
