@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.machine import fingerprint, modes, randomness, tiles, timeline
+from coldstart.machine import fingerprint, memory, modes, randomness, tiles, timeline
 from coldstart.machine.ipc import Channel
 from coldstart.machine.lifeline import SUPERVISOR_ENV, die_with_parent, die_with_supervisor
 from coldstart.machine.peers import Listener, PeerError
@@ -60,6 +60,7 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     if threading.active_count() > 1:
         raise RuntimeError(f"threads alive before the fork: {[t.name for t in threading.enumerate()]}")
     gc.collect()
+    memory.give_back()
     gc.freeze()
     return fallbacks
 
