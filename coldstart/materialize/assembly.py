@@ -34,6 +34,8 @@ from coldstart.serve import caches, fetch, launch, prepare
 from coldstart.weights import weights_plan as weights
 
 Phase = Callable[[str], AbstractContextManager[None]]
+# What a start restores and a proof can fail with, the likeliest to be wrong first.
+_RESTORED = ("graphs", "compile")
 _TOKENIZER = (
     "tokenizer*",
     "vocab*",
@@ -75,6 +77,8 @@ class Assembly:
         plan = LaunchPlan(prepare.base_args(self.model, self.vllm_args), key=self.key, env=env)
         with self._stage("run the engine offline"):
             self._engine("offline", plan, str(self.out))
+        if (self.out / f"{NOT_MADE}.json").exists():
+            self.not_made |= self._read(NOT_MADE)
         if not runtime.targets_cpu():
             self._size_kv(plan)
             caches.collect(self.work / "caches", self.work / "vllm", self.out / "compile")
@@ -129,20 +133,23 @@ class Assembly:
         Its stage costs, time to ready and memory are the bundle's `stages`: what a fleet or cache policy calculates with.
         """
         with self._stage("prove by a start"):
-            try:
-                stages = self._proof_start()
-            except CommandFailed as error:
-                if not (self.out / "graphs").is_dir():
-                    raise
-                self._leave_graphs_out(error.message)
-                stages = self._proof_start()
+            stages = self._proven()
         self._write("stages", stages | ({NOT_MADE: self.not_made} if self.not_made else {}))
 
-    def _leave_graphs_out(self, reason: str) -> None:
-        """A start that is not right with restored graphs costs this section, not the hours behind the others."""
-        self.not_made["graphs"] = f"the proof start failed with them: {reason}"
+    def _proven(self) -> dict[str, Any]:
+        """A start that is not right with what was restored costs that section, not the hours behind the others."""
+        for section in _RESTORED:
+            if (self.out / section).is_dir():
+                try:
+                    return self._proof_start()
+                except CommandFailed as error:
+                    self._leave_out(section, f"the proof start failed with it: {error.message}")
+        return self._proof_start()
+
+    def _leave_out(self, section: str, reason: str) -> None:
+        self.not_made[section] = reason
         leftover = ("moved-graphs", "moved", "proof-caches", "proof-vllm")
-        for gone in (self.out / "graphs", *(self.work / name for name in leftover)):
+        for gone in (self.out / section, *(self.work / name for name in leftover)):
             shutil.rmtree(gone, ignore_errors=True)
 
     def _proof_start(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.graphs.errors import GraphError
+from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import ownership, paths, runtime
 from coldstart.machine.processes import available_memory
@@ -110,6 +111,9 @@ class _Preparation:
 
     def compile_dir(self) -> Path | None:
         """The `compile` section, unpacked once per content and reused by every later start."""
+        if not self.bundle.has("compile") and (why := inspection.not_made(self.bundle).get("compile")):
+            self.give_up("compile", f"the bundle has none: {why}")
+            return None
         return self.code("compile")
 
     def code(self, section: str) -> Path | None:

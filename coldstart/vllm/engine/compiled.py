@@ -25,6 +25,10 @@ class CompiledMismatch(RuntimeError):
     """The artifact does not fit this model or these sources; the ordinary compilation must run."""
 
 
+class NotSaved(RuntimeError):
+    """A compiled forward that cannot be written down: vLLM itself goes on without it, and compiles at every start."""
+
+
 def compiled_modules(model: Any) -> Iterator[tuple[str, Any]]:
     """The submodules of `model` that vLLM compiles, by qualified name ('' is the model itself)."""
     for name, module in model.named_modules():
@@ -35,16 +39,21 @@ def compiled_modules(model: Any) -> Iterator[tuple[str, Any]]:
 def save(model: Any, directory: Path) -> list[str]:
     """Serialise every compiled forward of `model` into `directory`; returns the modules' names.
 
-    Raises CompiledMismatch when a module that vLLM compiles holds no ahead-of-time function.
+    Raises NotSaved when a module that vLLM compiles holds no ahead-of-time function, or one that torch cannot serialise.
     """
     names = []
     for index, (name, module) in enumerate(compiled_modules(model)):
         function = getattr(module, "aot_compiled_fn", None)
+        kind = f"{type(module).__name__} ({name or 'the model itself'})"
         if function is None:
-            raise CompiledMismatch(
-                f"module {name!r} ({type(module).__name__}) has no ahead-of-time compiled forward"
-            )
-        function.save_compiled_function(str(directory / f"{index}.aot"))
+            raise NotSaved(f"{kind} has no ahead-of-time compiled forward")
+        try:
+            function.save_compiled_function(str(directory / f"{index}.aot"))
+        except Exception as error:  # what torch cannot pickle it says with whatever pickle, or dynamo, raises
+            reason = (str(error).strip().splitlines() or [""])[0]
+            raise NotSaved(
+                f"the compiled forward of {kind} cannot be serialised: {type(error).__name__}: {reason}"
+            ) from error
         names.append(name)
     (directory / INDEX).write_text(json.dumps(names))
     return names

@@ -23,6 +23,7 @@ from typing import Any, get_args
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR, VLLM_CACHE_ROOT
 from coldstart.contract.plan import CANARY_BATCH, LaunchPlan
+from coldstart.key.inspection import NOT_MADE
 from coldstart.machine import runtime, timeline
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.vllm import seams
@@ -160,17 +161,21 @@ def _powers(first: int, last: int) -> Iterator[int]:
     yield last
 
 
-def write_compiled(engine: OfflineEngine, directory: Path) -> list[str]:
-    """The compiled forward functions and the kernels they load; returns the modules' names."""
+def write_compiled(engine: OfflineEngine, directory: Path) -> str | None:
+    """The compiled forward functions and the kernels they load; None, or why they cannot be kept (nothing is left then)."""
     directory.mkdir()
-    names = compiled.save(engine.worker.model_runner.model, directory)
+    try:
+        compiled.save(engine.worker.model_runner.model, directory)
+    except compiled.NotSaved as error:
+        shutil.rmtree(directory)
+        return str(error)
     source = Path(os.environ[TORCHINDUCTOR_CACHE_DIR])
     for file in source.rglob("*"):
         if file.is_file() and file.suffix in _KEPT_SUFFIXES:
             target = directory / compiled.INDUCTOR_DIR / file.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, target)
-    return names
+    return None
 
 
 def modelinfos() -> dict[str, str]:
@@ -209,10 +214,12 @@ def run(plan: LaunchPlan, out: Path) -> None:
             _write(out / "iterations.json", iteration_profile(engine))
     _write(out / "modelinfo.json", info)
     _write(out / "kv.json", kv_sizing(engine))
-    # Only our own worker restores compiled code; another one (a GPU's, several ranks') compiles as always.
-    if engine.config.parallel_config.worker_cls == stepdowns.WORKER and engine.compiles and _saves():
+    if runtime.targets_cpu():  # a GPU's compiled code is in its compilers' caches
         with timeline.measure("save compiled forward", track="offline"):
-            write_compiled(engine, out / "compile")
+            reason = not_compiled(engine) or write_compiled(engine, out / "compile")
+        if reason:
+            stepdowns.say([{"section": "compile", "reason": reason}])
+            _write(out / f"{NOT_MADE}.json", {"compile": reason})
 
 
 def require() -> None:
@@ -224,11 +231,13 @@ def require() -> None:
         seams.check(feature)
 
 
-def _saves() -> bool:
-    reason = seams.check("compile")
-    if reason:
-        stepdowns.say([{"section": "compile", "reason": reason}])
-    return reason is None
+def not_compiled(engine: OfflineEngine) -> str | None:
+    """Why there is no compiled forward of ours to keep; None where there is one."""
+    if not engine.compiles:
+        return "vLLM compiles no part of this model as it is started here: there is nothing to keep"
+    if engine.config.parallel_config.worker_cls != stepdowns.WORKER:
+        return "only coldstart's own worker restores compiled code, and this engine has another: it compiles as always"
+    return seams.check("compile")
 
 
 def kv_sizing(engine: OfflineEngine) -> dict[str, Any]:

@@ -79,6 +79,39 @@ def test_graphs_that_fail_in_the_proof_start_are_left_out_and_the_rest_is_proved
     assert "FULL:num_tokens=8: no memory" in stages["not_made"]["graphs"] and stages["ready_s"] == 1.0
 
 
+def test_compiled_code_that_fails_in_the_proof_start_is_left_out_after_the_graphs(
+    made: Assembly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for section in ("graphs", "compile"):
+        (made.out / section).mkdir()
+    starts: list[tuple[bool, bool]] = []
+
+    def start() -> dict[str, Any]:
+        starts.append(((made.out / "graphs").is_dir(), (made.out / "compile").is_dir()))
+        if any(starts[-1]):
+            raise CommandFailed("compile: UnpicklingError")
+        return {"ready_s": 1.0}
+
+    monkeypatch.setattr(made, "_proof_start", start)
+    made.prove()
+    assert starts == [(True, True), (False, True), (False, False)]
+    assert set(json.loads((made.out / "stages.json").read_text())["not_made"]) == {"graphs", "compile"}
+
+
+def test_what_the_engine_could_not_keep_is_in_the_bundle_with_its_reason(
+    made: Assembly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def engine(module: str, plan: LaunchPlan, *arguments: str) -> None:
+        (made.out / "not_made.json").write_text('{"compile": "PicklingError"}')
+
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
+    monkeypatch.setattr(made, "_engine", engine)
+    monkeypatch.setattr(made, "_proof_start", lambda: {"ready_s": 1.0})
+    made.offline()
+    made.prove()
+    assert json.loads((made.out / "stages.json").read_text())["not_made"] == {"compile": "PicklingError"}
+
+
 def test_a_proof_start_that_fails_without_graphs_publishes_nothing(
     made: Assembly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
