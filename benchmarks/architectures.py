@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from support import architectures  # noqa: E402
 from tools.machine import PROMPTS, READY_S, Machine  # noqa: E402
 
 from coldstart.key import inspection  # noqa: E402
+from coldstart.machine import logs  # noqa: E402
 from coldstart.measure import openai  # noqa: E402
 from coldstart.measure.bench import facts  # noqa: E402
 from coldstart.measure.bench.launch import HOST  # noqa: E402
@@ -44,9 +44,6 @@ TOKENS = 24
 # Small enough that a compilation and a warm-up are short; compiled as vLLM would by itself.
 ARGS = ("--max-model-len", "128", "--max-num-seqs", "4", "--max-num-batched-tokens", "128",
         "--kv-cache-memory-bytes", str(32 << 20))  # fmt: skip
-# What a server says last before it gives a model up, without the parts that are of one run.
-_WORDS = re.compile(r"\b(?:\w+(?:Error|Exception): |  (?:Value|Assertion) error, )(.+)")
-_OF_A_RUN = re.compile(r" \[type=.*|/\S+/|0x[0-9a-f]+")
 _BACKEND = "Transformers modeling backend"
 
 
@@ -118,16 +115,15 @@ def measured(name: str, work: Path, vllm: PlainVllm, modes: Sequence[str]) -> di
     row = Row(name, architectures.build(name, MODELS), Machine(work / "m"))
     config = json.loads((row.model / "config.json").read_text())
     expected = row.plain(vllm, work / "plain.log")
-    log = (work / "plain.log").read_text(errors="replace")
     found: dict[str, Any] = {
         "architecture": config["architectures"][0],
         "asks": one.asks,
         "vllm_args": facts.without_paths(row.vllm_args[len(ARGS) :]),
         "vllm": "refuses" if expected is None else "serves",
-        "backend": "transformers" if _BACKEND in log else "vllm",
+        "backend": "transformers" if _BACKEND in (work / "plain.log").read_text(errors="replace") else "vllm",
     }
     if expected is None:
-        found["vllm_words"] = words(log)
+        found["vllm_words"] = logs.words(work / "plain.log") or "no word"
     else:
         found["distinct"] = len({token for answer in expected for token in answer})
     said, errors = row.materialized()
@@ -161,12 +157,6 @@ def _fault(mode: str, held: dict[str, Any]) -> str:
     if held["mode"] != mode:
         return f"{held['mode']} instead: {held['fallbacks']}"
     return "" if held["equal"] else "another answer than plain vLLM's"
-
-
-def words(log: str) -> str:
-    """Why the server whose log this is gave up: the first error that it names, without what is of one run."""
-    named = [_OF_A_RUN.sub("", match[1]).strip() for match in _WORDS.finditer(log)]
-    return named[0] if named else "no word"
 
 
 def _distance(one: Sequence[float], other: Sequence[float]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +18,15 @@ from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed
 from coldstart.machine import runtime
-from coldstart.materialize import assembly
+from coldstart.materialize import assembly, progress
 from coldstart.materialize.assembly import Assembly
 from coldstart.model.models import ResolvedModel
 from coldstart.vllm.graphs import kv_plan
 
 
 @contextmanager
-def _phase(name: str) -> Iterator[None]:
-    yield
+def _phase(name: str, expected_s: float | None = None) -> Iterator[Callable[[str], None]]:
+    yield progress.silent
 
 
 @pytest.fixture
