@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT / "tests"))
 
 from coldstart.artifacts.store import Store  # noqa: E402
-from plain_vllm import PlainVllm  # noqa: E402
 from support import architectures  # noqa: E402
+from support.plain_vllm import PlainVllm  # noqa: E402
 from tools.machine import PROMPTS, READY_S, Machine  # noqa: E402
 
 from coldstart.key import inspection  # noqa: E402

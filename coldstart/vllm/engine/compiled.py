@@ -13,12 +13,14 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 INDEX = "modules.json"
 INDUCTOR_DIR = "inductor"
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class CompiledMismatch(RuntimeError):
@@ -50,7 +52,7 @@ def save(model: Any, directory: Path) -> list[str]:
         try:
             function.save_compiled_function(str(directory / f"{index}.aot"))
         except Exception as error:  # what torch cannot pickle it says with whatever pickle, or dynamo, raises
-            reason = (str(error).strip().splitlines() or [""])[0]
+            reason = _ADDRESS.sub("", (str(error).strip().splitlines() or [""])[0])
             raise NotSaved(
                 f"the compiled forward of {kind} cannot be serialised: {type(error).__name__}: {reason}"
             ) from error
