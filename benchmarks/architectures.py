@@ -56,10 +56,14 @@ class Row:
     machine: Machine
 
     @property
+    def eager(self) -> tuple[str, ...]:
+        """Where the model is not compiled, the flag that says so."""
+        return () if architectures.ARCHITECTURES[self.name].compiled else ("--enforce-eager",)
+
+    @property
     def vllm_args(self) -> tuple[str, ...]:
         """ARGS and the architecture's own."""
-        eager = () if architectures.ARCHITECTURES[self.name].compiled else ("--enforce-eager",)
-        return (*ARGS, *eager, *architectures.vllm_args(self.name, self.model))
+        return (*ARGS, *self.eager, *architectures.vllm_args(self.name, self.model))
 
     def asked(self, port: int) -> list[list[float]]:
         """What the server at `port` answers to PROMPTS: token ids, or vectors."""
@@ -88,7 +92,8 @@ class Row:
 
     def materialized(self) -> tuple[dict[str, Any] | None, str]:
         """(what `materialize` printed, None; or None and what it said instead)."""
-        arguments = ("materialize", str(self.model), "--format", "json", "--", *self.vllm_args)
+        options = ("--profile-seconds", "1", "--format", "json")
+        arguments = ("materialize", str(self.model), *options, "--", *self.vllm_args)
         process = self.machine.start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         said, errors = process.communicate(timeout=READY_S)
         return (json.loads(said) if process.returncode == 0 else None), errors.decode(errors="replace")
@@ -118,7 +123,7 @@ def measured(name: str, work: Path, vllm: PlainVllm, modes: Sequence[str]) -> di
     found: dict[str, Any] = {
         "architecture": config["architectures"][0],
         "asks": one.asks,
-        "vllm_args": facts.without_paths(row.vllm_args[len(ARGS) :]),
+        "vllm_args": [*row.eager, *one.vllm_args],
         "vllm": "refuses" if expected is None else "serves",
         "backend": "transformers" if _BACKEND in (work / "plain.log").read_text(errors="replace") else "vllm",
     }

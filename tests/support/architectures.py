@@ -35,8 +35,8 @@ class Architecture:
     """A configuration class of transformers with its arguments, and how a server of the model is asked.
 
     `vllm_args` come besides those of every row; in them {adapter} is the directory of the LoRA adapter. `asks` is what the
-    server answers; `name` is what it is asked for, None for the model itself. Where it is not `compiled` it is run eagerly, for
-    the sake of the time: an architecture that vLLM compiles goes another way from layer to layer than one it does not.
+    server answers; `name` is what it is asked for, None for the model itself. Where it is not `compiled` the
+    benchmark runs it eagerly, for the sake of the time.
     """
 
     config: str

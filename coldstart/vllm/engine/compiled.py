@@ -13,8 +13,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import operator
 import re
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +53,8 @@ def save(model: Any, directory: Path) -> list[str]:
         if function is None:
             raise NotSaved(f"{kind} has no ahead-of-time compiled forward")
         try:
-            function.save_compiled_function(str(directory / f"{index}.aot"))
+            with functions_by_content():
+                function.save_compiled_function(str(directory / f"{index}.aot"))
         except Exception as error:  # what torch cannot pickle it says with whatever pickle, or dynamo, raises
             reason = _ADDRESS.sub("", (str(error).strip().splitlines() or [""])[0])
             raise NotSaved(
@@ -59,6 +63,42 @@ def save(model: Any, directory: Path) -> list[str]:
         names.append(name)
     (directory / INDEX).write_text(json.dumps(names))
     return names
+
+
+@contextmanager
+def functions_by_content() -> Iterator[None]:
+    """Within it torch serialises a function that a decorator hides by its code and closure, as it does a nested one.
+
+    Otherwise it does so by name, and does not find the same object there: so for the forwards of transformers' models, which
+    vLLM's Transformers backend compiles.
+    """
+    from torch._dynamo.aot_compile import AOTCompilePickler
+
+    original = AOTCompilePickler.reducer_override
+
+    def reducer_override(self: Any, obj: Any) -> Any:
+        reduced = original(self, obj)
+        if reduced is not NotImplemented or not inspect.isfunction(obj) or _is_found(obj):
+            return reduced
+        # Its own globals: functools.wraps gives it the module of what it wraps.
+        place = obj.__globals__["__name__"]
+        parts = (obj.__code__, place, obj.__qualname__, obj.__defaults__, obj.__closure__)
+        return type(self)._unpickle_nested_function, parts
+
+    AOTCompilePickler.reducer_override = reducer_override
+    try:
+        yield
+    finally:
+        AOTCompilePickler.reducer_override = original
+
+
+def _is_found(function: Any) -> bool:
+    """Whether pickle finds it again by its module and name."""
+    try:
+        held = operator.attrgetter(function.__qualname__)(sys.modules[function.__module__])
+    except (AttributeError, KeyError):
+        return False
+    return held is function
 
 
 def kernels(directory: Path) -> set[Path]:

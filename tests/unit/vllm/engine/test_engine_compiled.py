@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +60,38 @@ def test_a_part_that_cannot_be_saved_is_named_with_the_reason(
 ) -> None:
     with pytest.raises(compiled.NotSaved, match=reason):
         compiled.save(Model(Function(), function), tmp_path)
+
+
+def doubled(function: Callable[[int], int]) -> Callable[[int], int]:
+    """A decorator that hides the function below its own name, as transformers' do."""
+
+    @functools.wraps(function)
+    def wrapper(number: int) -> int:
+        return 2 * function(number)
+
+    return wrapper
+
+
+class Hidden:
+    """`forward` is found as the outer of two wrappers; what is compiled is the inner one."""
+
+    @doubled
+    @doubled
+    def forward(number: int) -> int:  # type: ignore[misc]
+        return number + 1
+
+
+def test_a_function_that_a_decorator_hides_is_serialised_by_its_content() -> None:
+    from torch._dynamo.aot_compile import AOTCompilePickler, AOTCompileUnpickler
+
+    inner = Hidden.forward.__wrapped__  # type: ignore[attr-defined]
+    before, written = AOTCompilePickler.reducer_override, io.BytesIO()
+    with pytest.raises(pickle.PicklingError):
+        AOTCompilePickler({}, io.BytesIO()).dump(inner)
+    with compiled.functions_by_content():
+        AOTCompilePickler({}, written).dump([inner, doubled])
+    assert AOTCompilePickler.reducer_override is before
+    written.seek(0)
+    again, named = AOTCompileUnpickler({}, written).load()
+    assert again(3) == inner(3) == 8 and again is not inner
+    assert named is doubled
