@@ -31,7 +31,7 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
 
     Raises CommandFailed where snapshots cannot be taken, with the reason.
     """
-    plan = prepare.prepare(lookup, bundle, lookup.vllm_args, trust=inspection.trust, root=paths.frozen_dir())
+    plan = prepare.prepare(lookup, bundle, trust=inspection.trust, root=paths.frozen_dir())
     began, earlier = timeline.now(), estimates(lookup).get(STAGE)
     with phase(STAGE, earlier), lookup.store.begin(bundle.key) as draft:
         for section in bundle.manifest.sections:
