@@ -72,8 +72,11 @@ def functions_by_content() -> Iterator[None]:
     Otherwise it does so by name, and does not find the same object there: so for the forwards of transformers' models, which
     vLLM's Transformers backend compiles.
     """
-    from torch._dynamo.aot_compile import AOTCompilePickler
-
+    try:
+        from torch._dynamo.aot_compile import AOTCompilePickler
+    except ImportError:  # a torch that does it another way
+        yield
+        return
     original = AOTCompilePickler.reducer_override
 
     def reducer_override(self: Any, obj: Any) -> Any:
