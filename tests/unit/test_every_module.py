@@ -71,7 +71,7 @@ THROUGH = {
     },
     "coldstart.traces": {"readers": "unit/measure/traces/test_traces.py", "request": "unit/measure/traces/test_traces.py"},
     "coldstart.vllm": {
-        "engine.compiled": "e2e/test_e2e_fresh.py", "engine.executor": "e2e/test_e2e_templates.py",
+        "engine.executor": "e2e/test_e2e_templates.py",
         "engine.recorder": GPU, "scheduling.events": SCHEDULER,
         "scheduling.joining": LANES, "scheduling.lane_view": LANES,
         "scheduling.queue": SCHEDULER, "seams.scheduling": "unit/vllm/test_seams_table.py",
