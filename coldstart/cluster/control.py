@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -26,6 +26,7 @@ from coldstart.fleet.events import Action, Event, LaunchRank
 from coldstart.fleet.groups import GroupPhase
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.gateway.log import Log
+from coldstart.gateway.tasks import Tasks
 from coldstart.host.launches import Catalogue
 
 PULL_S = 5.0
@@ -52,7 +53,7 @@ class FleetControl:
         self.up: dict[str, RankUp] = {}
         self.incarnation, self.began = uuid4().hex, clock()
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Tasks(self.log)
 
     # The core.
 
@@ -70,7 +71,7 @@ class FleetControl:
                 self._do(action)
         for group in ranks.values():
             self.launched |= {rank.worker: rank for rank in group}
-            self._spawn(self._launch(group))
+            self.tasks.spawn(self._launch(group))
         if actions or not isinstance(event, (events.Arrived, events.Ended, events.Routed)):
             self._publish()
         self._rearm()
@@ -86,7 +87,7 @@ class FleetControl:
     def _do(self, action: Action) -> None:
         match action:
             case events.Stop(worker):
-                self._spawn(self._stop(worker))
+                self.tasks.spawn(self._stop(worker))
             case events.Send(request, group):
                 self._order(request, "send", request, group)
             case events.Refuse(request, status, reason, after):
@@ -100,16 +101,6 @@ class FleetControl:
     def _order(self, request: str, *what: Any) -> None:
         if (desk := self.desks.of(request)) is not None:
             desk.order(*what)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.log.say("internal error", reason=f"{type(error).__name__}: {error}")
 
     # Workers.
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from math import inf
-from typing import Any
 
 from coldstart.gateway.log import Log
 from coldstart.gateway.meter import Meter
 from coldstart.gateway.record import Record
 from coldstart.gateway.residence import Residence
 from coldstart.gateway.servers import ModelServer, Servers, StartFailed
+from coldstart.gateway.tasks import Tasks
 from coldstart.gateway.templates import Templates
 from coldstart.gateway.tickets import AdmissionRefused, Ticket, unknown
 from coldstart.gateway.upstream import Replica
@@ -54,7 +54,7 @@ class Driver:
         self._tickets: dict[str, Ticket] = {}
         self._number, self._entering = 0, False
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Tasks(self.log)
         self.record.described(file)
 
     # Requests.
@@ -136,14 +136,14 @@ class Driver:
             case events.Refuse(number, code, reason, after, detail):
                 self._refuse(number, AdmissionRefused(code, reason, after, detail))
             case events.Start(model, tier):
-                self.spawn(self._start(model, tier.name))
+                self.tasks.spawn(self._start(model, tier.name))
             case events.Leave(model, tier):
                 residence = self.residences.get(model)
-                self.spawn(residence.leave(tier.name) if residence else self._gone(model))
+                self.tasks.spawn(residence.leave(tier.name) if residence else self._gone(model))
             case events.Abort(model):
                 self.log.say("start aborted", model=model, reason=self._late())
                 if model in self.residences:
-                    self.spawn(self.residences[model].end(self._late()))
+                    self.tasks.spawn(self.residences[model].end(self._late()))
                 else:
                     self.templates.abort(model)
             case events.GiveUp():
@@ -151,17 +151,6 @@ class Driver:
 
     def _late(self) -> str:
         return f"it was not ready within {self.core.settings.start_deadline_s:g} s"
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have it done; what goes wrong is logged."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.log.say("internal error", reason=f"{type(error).__name__}: {error}")
 
     # Models.
 
@@ -196,7 +185,7 @@ class Driver:
         except OSError as error:  # no descriptor, no disk, no process
             reason = f"no server can be started: {error.strerror or error}"
         self.start_failed(launch.name, reason, self.clock() - began)
-        self.spawn(self._told(launch.name, events.Failed(launch.name, reason)))
+        self.tasks.spawn(self._told(launch.name, events.Failed(launch.name, reason)))
         return None
 
     async def _told(self, model: str, word: events.Left | events.Failed) -> None:
@@ -291,7 +280,7 @@ class Driver:
         self.tell(events.Configured(()))
         for name, model in list(self.core.models.items()):
             if model.state is State.STARTING and name in self.residences:
-                self.spawn(self.residences[name].end())
+                self.tasks.spawn(self.residences[name].end())
         self.templates.drain()
 
     async def close(self, *, at_once: bool = False) -> None:
@@ -299,8 +288,7 @@ class Driver:
         if at_once:
             for residence in self.residences.values():
                 residence.kill()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self.tasks.settled()
         await self.templates.close()
         if self._timer is not None:
             self._timer.cancel()

@@ -122,8 +122,7 @@ class FleetRig:
             if node.heard is not None:
                 node.heard.cancel()
         dead, self.control = self.control, None
-        for task in dead._tasks:
-            task.cancel()
+        dead.tasks.cancel()
         if dead._timer is not None:
             dead._timer.cancel()
         dead.tell = lambda event: None  # type: ignore[method-assign]
