@@ -11,23 +11,21 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import coldstart
 from coldstart.cluster import wire
 from coldstart.cluster.metrics import FleetMetrics
+from coldstart.cluster.moves import Moves
+from coldstart.cluster.replicas import CONNECT_S, FleetReplica, FleetTicket
 from coldstart.cluster.status import SCHEMA_VERSION
 from coldstart.gateway.log import Log
 from coldstart.gateway.tickets import AdmissionRefused, Ticket, unknown
-from coldstart.gateway.upstream import NothingSent, Replica, Upstream
+from coldstart.gateway.upstream import NothingSent, Replica
 from coldstart.host.launches import Catalogue, Route
 from coldstart.host.status import HostFacts
 
-# A connection within a data centre that takes longer has nobody at its other end.
-CONNECT_S = 2.5
 SUSPECT_S = 1.0
 TRIES, TRIES_UNSENT = 4, 16
 AGAIN_S, AGAIN_MOST_S = 0.1, 1.0
@@ -45,29 +43,10 @@ class ControllerLink(Protocol):
         """Raises ControllerAway."""
 
 
-class FleetReplica(Replica):
-    """A group that serves. It takes `capacity` requests at once, has `busy`, and is not asked before `suspect_until`."""
-
-    def __init__(self, route: Mapping[str, Any]) -> None:
-        url = urlsplit(str(route["url"]))
-        super().__init__(
-            str(route["model"]), Upstream((str(url.hostname), url.port or 80), connect_s=CONNECT_S)
-        )
-        self.group, self.capacity = str(route["group"]), int(route["capacity"])
-        self.mode, self.start_s = str(route["mode"]), float(route["start_s"])
-        self.busy, self.suspect_until, self.withdrawn = 0, 0.0, False
-
-
-@dataclass(eq=False)
-class FleetTicket(Ticket):
-    """`target` has it now; it was taken in `tries` times before."""
-
-    target: FleetReplica | None = None
-    tries: int = 0
-
-
 class FleetFront:
     """One gateway of one fleet."""
+
+    resumes = True
 
     def __init__(
         self, link: ControllerLink, *, log: Log | None = None, clock: Callable[[], float] = time.monotonic
@@ -79,7 +58,8 @@ class FleetFront:
         self.metrics = FleetMetrics(self)
         self.targets: dict[str, FleetReplica] = {}
         self.connected = False
-        self.total = self.again_count = 0
+        self.total = self.again_count = self.resumed_count = 0
+        self.moves = Moves(self)
         self.controlled: dict[str, Any] = {}
         self._tickets: dict[str, FleetTicket] = {}
         self._leaving: dict[str, FleetReplica] = {}
@@ -114,9 +94,9 @@ class FleetFront:
         if (target := self._free(route.model)) is not None:
             ticket.hit = True
             self._granted(ticket, target)
-            self._tell("routed", number, route.model, target.group)
+            self.happened("routed", number, route.model, target.group)
         else:
-            self._tell("arrived", number, route.model)
+            self.happened("arrived", number, route.model)
         return ticket
 
     def _free(self, model: str) -> FleetReplica | None:
@@ -140,15 +120,25 @@ class FleetFront:
         known = self._tickets.pop(ticket.number, None)
         if known is None:
             return
-        self._tell("ended", ticket.number)
-        target = known.target
-        if target is not None:
-            target.busy -= 1
-            self._let_go(target)
+        self.happened("ended", ticket.number)
+        self.moves.over(known)
+        if known.target is not None:
+            self.freed(known.target)
+
+    def freed(self, target: FleetReplica) -> None:
+        """One request less is there."""
+        target.busy -= 1
+        self._let_go(target)
+
+    def has(self, ticket: FleetTicket) -> bool:
+        """Whether that request is still here, under its number."""
+        return self._tickets.get(ticket.number) is ticket
 
     async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """As Front: somewhere else, or where the controller starts another group."""
         assert isinstance(ticket, FleetTicket) and isinstance(replica, FleetReplica)
+        if self.moves.rolled_back(ticket, str(error)):
+            return ticket
         replica.suspect_until = self.clock() + SUSPECT_S
         # What was never sent does no harm elsewhere; what was may be why its server died.
         most = TRIES_UNSENT if isinstance(error, NothingSent) else TRIES
@@ -157,7 +147,11 @@ class FleetFront:
         ticket.passed_on()
         self.leave(ticket)
         self.again_count += 1
-        self.log.say("again", model=ticket.route.model, group=replica.group, tries=ticket.tries + 1)
+        begun = len(ticket.stream.tokens) if ticket.stream is not None else 0
+        self.resumed_count += begun > 0
+        self.log.say(
+            "again", model=ticket.route.model, group=replica.group, tries=ticket.tries + 1, tokens=begun
+        )
         if self._free(ticket.route.model) is None:
             # The controller hears of the end in a moment; before that it would send it there again.
             await asyncio.sleep(min(AGAIN_MOST_S, AGAIN_S * 2**ticket.tries))
@@ -178,7 +172,8 @@ class FleetFront:
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._pull()), loop.create_task(self._report())]
 
-    def _tell(self, *what: Any) -> None:
+    def happened(self, *what: Any) -> None:
+        """The controller is to hear of it, after what happened before."""
         self._happened.append(list(what))
         self._news.set()
 
@@ -256,6 +251,10 @@ class FleetFront:
     def _ordered(self, order: list[Any]) -> None:
         what, request, *given = order
         ticket = self._tickets.get(request)
+        if what == "move":
+            if ticket is not None:
+                self.moves.order(ticket, self.targets.get(given[0]))
+            return
         if ticket is None or ticket.granted.done():
             return
         if what == "refuse":
@@ -270,12 +269,12 @@ class FleetFront:
 
     def _renew(self, ticket: FleetTicket) -> None:
         """The same request as a new one of the controller's."""
-        self._tell("ended", ticket.number)
+        self.happened("ended", ticket.number)
         del self._tickets[ticket.number]
         self._number += 1
         ticket.number = f"{self.name}/{self._number}"
         self._tickets[ticket.number] = ticket
-        self._tell("arrived", ticket.number, ticket.route.model)
+        self.happened("arrived", ticket.number, ticket.route.model)
 
     def _routed(self, routes: list[Mapping[str, Any]]) -> None:
         now = {str(route["group"]): route for route in routes}
@@ -292,7 +291,7 @@ class FleetFront:
     def _let_go(self, target: FleetReplica) -> None:
         """Nothing of ours is there, and nothing will be."""
         if target.withdrawn and not target.busy and self._leaving.pop(target.group, None) is not None:
-            self._tell("released", target.group)
+            self.happened("released", target.group)
             target.upstream.close()
 
     # All of it.
@@ -312,6 +311,8 @@ class FleetFront:
                 "held": held,
                 "refused": {str(code): count for code, count in sorted(self.facts.refused.items())},
                 "again": self.again_count,
+                "resumed": self.resumed_count,
+                "moved": self.moves.count,
             },
             "controller": None,
             "servers": [],
@@ -347,6 +348,7 @@ class FleetFront:
 
     async def close(self) -> None:
         """Leave the controller alone."""
+        self.moves.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

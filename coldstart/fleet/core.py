@@ -14,7 +14,7 @@ from coldstart.fleet import events
 from coldstart.fleet.consolidation import Consolidation
 from coldstart.fleet.deployments import Deployment
 from coldstart.fleet.events import Action, Event, Refuse, Send
-from coldstart.fleet.groups import FleetWorker, Group, GroupPhase
+from coldstart.fleet.groups import WHOLE, FleetWorker, Group, GroupPhase
 from coldstart.fleet.placement import place
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
@@ -97,7 +97,13 @@ class FleetCore:
 
     def _of_worker(
         self,
-        event: events.Fetched | events.RankReady | events.Whole | events.WorkerDied | events.Stopped,
+        event: events.Fetched
+        | events.RankReady
+        | events.Whole
+        | events.WorkerDied
+        | events.ProcessDied
+        | events.Released
+        | events.Stopped,
         worker: FleetWorker,
         now: float,
     ) -> Iterator[Action]:
@@ -116,6 +122,12 @@ class FleetCore:
                 yield from self._whole(worker, now)
             case events.WorkerDied(_, reason):
                 yield from self._died(worker, reason, now)
+            case events.ProcessDied(_, name, reason):
+                if name in worker.groups:
+                    yield from self._failed(self.groups[name], f"{worker.name}: {reason}", now)
+            case events.Released(_, name):
+                self.roster.released(worker, model.spec, name)
+                self._freed = True
             case events.Stopped():
                 self.roster.gone(worker, now)
                 self._freed = True
@@ -184,7 +196,8 @@ class FleetCore:
             self._rest(group, now)
 
     def _rest(self, group: Group, now: float) -> None:
-        if group.idle:
+        # A worker that has streams in its pipeline still does not idle.
+        if group.idle and not (group.single and len(group.workers[0].groups) > 1):
             self._idle.pop(group.name, None)
             self._idle[group.name] = None
             self.timers.add(now + self.models[group.model].spec.idle_s, IDLE, group.name)
@@ -197,8 +210,12 @@ class FleetCore:
         self._freed = True
         yield from self.roster.stop(group, now)
         for worker in group.workers:
-            if worker.groups and worker.name in self.roster.workers:
-                self.roster.shrink(worker, self.models[group.model].spec.memory)
+            if not worker.groups or worker.name not in self.roster.workers:
+                continue
+            if self.settings.beside:
+                yield events.Release(worker.name, group.name)
+            for name in worker.groups:
+                self._rest(self.groups[name], now)
 
     # A group's life.
 
@@ -209,7 +226,8 @@ class FleetCore:
         model.failures, group.phase, group.since = 0, GroupPhase.SERVING, now
         self._touched[group.model] = None
         self._rest(group, now)
-        if self.settings.consolidate and len(group.workers) > 1:
+        beside = any(worker.name + WHOLE in self.roster.workers for worker in group.workers)
+        if self.settings.consolidate and len(group.workers) > 1 and not beside:
             yield from self._consolidation.begin(group, model.wanted(now), model.spec.batch, now)
 
     def _whole(self, worker: FleetWorker, now: float) -> Iterator[Action]:
@@ -288,7 +306,8 @@ class FleetCore:
         by_group: dict[str, list[events.FoundRank]] = {}
         for found in ranks:
             by_group.setdefault(found.launch.group, []).append(found)
-        for name, parts in by_group.items():
+        # Engines beside ranks first: their pipelines are not consolidated a second time.
+        for name, parts in sorted(by_group.items(), key=lambda one: not one[0].endswith(WHOLE)):
             model = self.models.get(parts[0].launch.model)
             group = (
                 None if model is None or name in self.groups else self.roster.adopt(parts, model.spec, now)
@@ -297,8 +316,12 @@ class FleetCore:
                 yield from (events.Stop(part.launch.worker) for part in parts if not part.stopping)
                 continue
             self.groups[name] = model.groups[name] = group
-            model.number = max(model.number, int(name.rpartition("#")[2]))
+            model.number = max(model.number, int(name.rpartition("#")[2].partition(".")[0]))
             yield from self._up(group, now)
+        for group in list(self.groups.values()):
+            singles = (self.groups.get(worker.name + WHOLE) for worker in group.workers)
+            if any(single is not None and single.phase is GroupPhase.SERVING for single in singles):
+                yield from self._leave(group, now)
         for model in self.models.values():
             self._touched[model.spec.name] = None
 

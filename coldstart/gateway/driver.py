@@ -34,6 +34,8 @@ STOPPING = "the host is stopping"
 class Driver:
     """One host."""
 
+    resumes = False
+
     def __init__(
         self,
         file: HostFile,

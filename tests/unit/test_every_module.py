@@ -39,6 +39,7 @@ THROUGH = {
     },
     "coldstart.cluster": {
         **dict.fromkeys(("actors", "client", "meeting"), FLEET_ON_RAY),
+        **dict.fromkeys(("replicas", "workers"), "unit/cluster/test_moves.py"),
     },
     "coldstart.commands": {
         "_fleet_live": "cli/test_fleet_command.py", "_fleet_table": "cli/test_fleet_command.py",
