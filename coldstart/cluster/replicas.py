@@ -40,10 +40,9 @@ class MovingStream:
 
 @dataclass(eq=False)
 class FleetTicket(Ticket):
-    """`target` has it now; it was taken in `tries` times before."""
+    """`target` has it now; `move` is its way to another one."""
 
     target: FleetReplica | None = None
-    tries: int = 0
     move: MovingStream | None = None
 
     def grant(self, replica: FleetReplica) -> None:

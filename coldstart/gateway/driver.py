@@ -24,17 +24,17 @@ from coldstart.host import events, status
 from coldstart.host.configuration import HostFile
 from coldstart.host.core import Core
 from coldstart.host.events import Action, Event
-from coldstart.host.launches import Launch
+from coldstart.host.launches import Launch, Route
 from coldstart.host.model_state import State
 from coldstart.host.specification import AWAKE, TEMPLATE
 
 STOPPING = "the host is stopping"
+GONE_S = 10.0
+"""So long the end of a server is waited for whose connections have broken off."""
 
 
 class Driver:
     """One host."""
-
-    resumes = False
 
     def __init__(
         self,
@@ -61,6 +61,11 @@ class Driver:
 
     # Requests.
 
+    @property
+    def resumes(self) -> bool:
+        """As Front."""
+        return self.core.settings.resume_streams
+
     def enter(self, asked: str | None) -> Ticket:
         """Take a request in. Raises AdmissionRefused for a name that means no model; all else `granted` tells."""
         if self.facts.stopping:
@@ -68,9 +73,12 @@ class Driver:
         route = self.catalogue.route(asked)
         if route is None:
             raise self._counted(unknown(asked))
+        return self._taken(route, 0)
+
+    def _taken(self, route: Route, tries: int) -> Ticket:
         self._number += 1
         future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
-        ticket = Ticket(str(self._number), route, self.clock(), future)
+        ticket = Ticket(str(self._number), route, self.clock(), future, tries=tries)
         self._tickets[ticket.number] = ticket
         hits, self._entering = self.core.hits, True
         try:
@@ -87,8 +95,30 @@ class Driver:
             self.tell(events.Ended(ticket.number))
 
     async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """A request whose server broke off before it said anything: a host has no second one to ask."""
-        return None
+        """A stream that can go on does so once, at the server that its model gets next.
+
+        Whatever had not begun is its client's to repeat: it may be why the server died.
+        """
+        name = ticket.route.model
+        if ticket.stream is None or not ticket.stream.tokens or ticket.tries or self.facts.stopping:
+            return None
+        deadline = self.clock() + GONE_S
+        while self.residences.get(name) is replica or self._not_yet(name):
+            if self.clock() > deadline:
+                return None
+            await asyncio.sleep(0.02)
+        self.leave(ticket)
+        if name not in self.core.models:
+            return None
+        self.log.say("again", model=name, tokens=len(ticket.stream.tokens))
+        return self._taken(ticket.route, ticket.tries + 1)
+
+    def _not_yet(self, name: str) -> bool:
+        """Whether the core takes a model for ready that has no server, or would refuse it for having just failed."""
+        known = self.core.models.get(name)
+        if known is None or name in self.residences:
+            return False
+        return known.state is State.READY or self.clock() < known.retry_at
 
     def state(self, model: str) -> str:
         """In a word, for a client that waits."""

@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
 from coldstart.gateway import answers
 from coldstart.gateway.answers import Headers, Receive, Scope, Send
+from coldstart.gateway.client import Gone, read, with_client
 from coldstart.gateway.continuation import Continuation
 from coldstart.gateway.front import Front
 from coldstart.gateway.tickets import AdmissionRefused, Ticket
 from coldstart.gateway.upstream import Disconnected, Interrupted, Replica, UpstreamAnswer
 
-MAX_BODY = 64 << 20
 _HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer trailers transfer-encoding upgrade".split()
 )
@@ -30,10 +29,6 @@ _NOT_PASSED = _HOP | {b"x-request-id", b"server", b"date", b"server-timing"}
 EVENTS = b"text/event-stream"
 # nginx and those that follow it keep an answer back otherwise.
 UNBUFFERED = (b"x-accel-buffering", b"no")
-
-
-class Gone(Exception):
-    """The client went."""
 
 
 class Exchange:
@@ -289,43 +284,3 @@ class Exchange:
                 ("first-token", self.first_s, None),
             ]
         )
-
-
-async def read(receive: Receive, limit: int = MAX_BODY) -> bytes:
-    """The request's whole body. Raises Gone, and ValueError for more than `limit` bytes."""
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Gone
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise ValueError(f"the body has more than {limit} bytes")
-        parts.append(part)
-        if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-async def with_client(receive: Receive, work: Callable[[], Any]) -> None:
-    """Do `work` as long as the client is there. Raises Gone when it went first, after `work` was cancelled."""
-    ours = asyncio.current_task()
-    assert ours is not None
-    gone = False
-
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        ours.cancel()
-
-    watcher = asyncio.get_running_loop().create_task(watch())
-    try:
-        await work()
-    except asyncio.CancelledError:
-        if gone and not ours.uncancel():
-            raise Gone from None
-        raise
-    finally:
-        watcher.cancel()

@@ -35,7 +35,7 @@ class Ticket:
     """A request from its arrival to its end. `granted` gives where to send it, or raises AdmissionRefused; `hit`: none waited.
 
     Requests that waited together are sent in their order: each once the one `before` it is `sent`. `stream` is what is known of
-    an answer that can go on elsewhere, `answer` where it comes from now.
+    an answer that can go on elsewhere, `answer` where it comes from now; it was taken in `tries` times before.
     """
 
     number: str
@@ -48,6 +48,7 @@ class Ticket:
     sent: asyncio.Future[None] | None = None
     stream: Continuation | None = None
     answer: UpstreamAnswer | None = None
+    tries: int = 0
 
     def line_up(self, replica: Replica) -> None:
         """Take a place behind all that are to be sent there."""
