@@ -40,7 +40,7 @@ class Moves:
             async with self._turns.setdefault(target.group, asyncio.Semaphore(AT_ONCE)):
                 done = self.front.has(ticket) and await self._moved(ticket, target)
         if self.front.has(ticket):
-            self.front.happened("moved", number, done)
+            self.front.contact.happened("moved", number, done)
 
     async def _moved(self, ticket: FleetTicket, target: FleetReplica) -> bool:
         source, stream = ticket.target, ticket.stream

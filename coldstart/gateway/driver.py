@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from math import inf
 
+from coldstart.gateway import reload, resumption
 from coldstart.gateway.log import Log
 from coldstart.gateway.meter import Meter
 from coldstart.gateway.record import Record
@@ -29,8 +30,6 @@ from coldstart.host.model_state import State
 from coldstart.host.specification import AWAKE, TEMPLATE
 
 STOPPING = "the host is stopping"
-GONE_S = 10.0
-"""So long the end of a server is waited for whose connections have broken off."""
 
 
 class Driver:
@@ -99,26 +98,10 @@ class Driver:
 
         Whatever had not begun is its client's to repeat: it may be why the server died.
         """
-        name = ticket.route.model
-        if ticket.stream is None or not ticket.stream.tokens or ticket.tries or self.facts.stopping:
+        if not await resumption.possible(self, ticket, replica):
             return None
-        deadline = self.clock() + GONE_S
-        while self.residences.get(name) is replica or self._not_yet(name):
-            if self.clock() > deadline:
-                return None
-            await asyncio.sleep(0.02)
         self.leave(ticket)
-        if name not in self.core.models:
-            return None
-        self.log.say("again", model=name, tokens=len(ticket.stream.tokens))
         return self._taken(ticket.route, ticket.tries + 1)
-
-    def _not_yet(self, name: str) -> bool:
-        """Whether the core takes a model for ready that has no server, or would refuse it for having just failed."""
-        known = self.core.models.get(name)
-        if known is None or name in self.residences:
-            return False
-        return known.state is State.READY or self.clock() < known.retry_at
 
     def state(self, model: str) -> str:
         """In a word, for a client that waits."""
@@ -263,25 +246,7 @@ class Driver:
 
     def configure(self, file: HostFile) -> None:
         """Take another configuration, between two requests. Raises Usage and changes nothing where it cannot be taken."""
-        before, self.catalogue = self.catalogue, file.catalogue
-        try:
-            self.tell(events.Configured(file.models, file.settings))
-        except BaseException:
-            self.catalogue = before
-            raise
-        self.record.described(file)
-        self._forget()
-        running = {name: held.launch for name, held in self.templates.engines()}
-        running |= {name: residence.launch for name, residence in self.residences.items()}
-        for name, launch in running.items():
-            if self.outdated(launch) and self.core.models[name].state is not State.STARTING:
-                self.tell(events.Outdated(name))
-        self.templates.keep()
-
-    def _forget(self) -> None:
-        for name in [name for name in self.facts.models if name not in self.catalogue.launches]:
-            if name not in self.core.models:
-                del self.facts.models[name]
+        reload.configure(self, file)
 
     def unload(self, model: str | None) -> list[str]:
         """Have a model, or all that nobody pinned, finish what they have and stop; those that do."""

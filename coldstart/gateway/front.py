@@ -16,11 +16,13 @@ from coldstart.host.status import HostFacts
 class Front(Protocol):
     """Takes requests in and says where each goes."""
 
-    resumes: bool
-    """Whether a stream whose server went can go on at another one."""
     catalogue: Catalogue
     facts: HostFacts
     log: Log
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a stream whose server went can go on at another one."""
 
     @property
     def metrics(self) -> Metrics:

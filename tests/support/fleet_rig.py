@@ -17,8 +17,9 @@ import uvicorn
 from support.fake_upstream import FakeServers, until
 
 from coldstart.cluster import admin, wire
+from coldstart.cluster.contact import ControllerAway
 from coldstart.cluster.control import FleetControl
-from coldstart.cluster.front import ControllerAway, FleetFront
+from coldstart.cluster.front import FleetFront
 from coldstart.cluster.node import NodeServers
 from coldstart.cluster.orders import NodeLost, RankOrder
 from coldstart.cluster.state import FleetState

@@ -48,9 +48,13 @@ THROUGH = {
         "pull": REGISTRY, "push": REGISTRY,
     },
     "coldstart.fleet": dict.fromkeys(
-        ("cluster", "consolidation", "deployments", "placement", "roster", "timers"), FLEET
+        ("cluster", "consolidation", "deployments", "lives", "placement", "roster", "timers"), FLEET
     ),
-    "coldstart.gateway": {"record": "unit/gateway/test_driver.py", "tickets": "unit/gateway/test_exchange.py"},
+    "coldstart.gateway": {
+        "client": "unit/gateway/test_exchange.py", "record": "unit/gateway/test_driver.py",
+        "reload": "unit/gateway/test_driver.py", "resumption": "unit/gateway/test_driver.py",
+        "tickets": "unit/gateway/test_exchange.py",
+    },
     "coldstart.graphs": {
         "cuda.cupti": CUDA, "cuda.reader": CUDA, "cuda.symbols": CUDA, "intervals": "unit/graphs/test_graphs_tables.py",
         "rebuild": "unit/graphs/test_graphs_restore.py",
