@@ -8,10 +8,11 @@ ARGS   ?= --max-model-len 1024 --kv-cache-memory-bytes 268435456
 RUNS   ?= 3
 # One for each core, but each takes the memory of a vLLM.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
+SERVING ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? n : 2)))
 PYTEST  := $(BIN)/python -m pytest
 # A file's tests share what is expensive to make. (By pytest-xdist 3.8, --dist loadgroup groups nothing under pytest 9.2.)
 BESIDE  := -n $(WORKERS) --dist loadfile
-# All but the real servers, which are shared by the tests and run one after another.
+# All but the real servers: two workers have a machine of their own each, whose one bundle and template their tests share.
 SUITES  := $(filter-out tests/e2e/,$(sort $(wildcard tests/*/)))
 
 # Those that import no vLLM.
@@ -57,7 +58,7 @@ bench: $(STAMP)
 
 test: lint
 	@unset COLDSTART_CACHE_DIR XDG_STATE_HOME; criu=$$(tests/tools/fetch-criu.sh) && export COLDSTART_CRIU="$$criu"; \
-	failed=0; $(PYTEST) $(BESIDE) $(SUITES) || failed=1; $(PYTEST) tests/e2e || failed=1; exit $$failed
+	failed=0; $(PYTEST) $(BESIDE) $(SUITES) || failed=1; $(PYTEST) -n $(SERVING) --dist loadfile tests/e2e || failed=1; exit $$failed
 
 # Lint and every test that needs no vLLM, but for the slow ones.
 check: lint

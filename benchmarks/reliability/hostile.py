@@ -13,9 +13,7 @@ from typing import Any
 from coldstart.artifacts.store import Store
 from tools import fuzzed
 
-from benchmarks.reliability.run import EAGER, VLLM, Run, serving, tail
-from coldstart.measure.bench.completions import CompletionClient
-from coldstart.measure.bench.launch import HOST
+from benchmarks.reliability.run import EAGER, VLLM, Run, answering, serving
 
 
 def hostile(run: Run, count: int) -> None:
@@ -83,15 +81,9 @@ def _shared(root: Path) -> set[str]:
 
 def _hostile_start(run: Run, seed: int, target: str, value: Any) -> None:
     with serving(run, "tiny-llama", "--untrusted", "--mode", "auto", vllm=EAGER) as one:
-        report = one.await_ready()
-        log = one.log.read_text(errors="replace")
-        if report is None:
-            run.fail(f"{seed} {target} {json.dumps(value)[:120]}: no server: {tail(one.log)}")
+        if (report := answering(run, one, f"{seed} {target} {json.dumps(value)[:120]}")) is None:
             return
-        try:
-            CompletionClient(HOST, one.port).complete("Once upon a time", 4)
-        except Exception as error:  # noqa: BLE001 - that is what is looked for
-            run.fail(f"{seed} {target}: it does not answer: {error}")
+        log = one.log.read_text(errors="replace")
         if "verified" in json.dumps(report) or "is not trusted" not in log:
             run.fail(f"{seed} {target}: taken for more than a stranger's: {json.dumps(report)[:200]}")
         run.counts[f"ready: {target}"] += 1

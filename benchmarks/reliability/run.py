@@ -17,7 +17,8 @@ from typing import Any
 
 from tools.machine import Machine
 
-from coldstart.measure.bench.launch import free_port
+from coldstart.measure.bench.completions import CompletionClient
+from coldstart.measure.bench.launch import HOST, free_port
 
 VLLM = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456")
 EAGER = ("--max-model-len", "1024", "--enforce-eager")
@@ -96,6 +97,18 @@ def serving(run: Run, model: str, *options: str, vllm: tuple[str, ...] = VLLM) -
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+def answering(run: Run, one: Started, what: str) -> dict[str, Any] | None:
+    """The ready file of a server that has answered a request too; None, and a finding, where there is none."""
+    if (report := one.await_ready()) is None:
+        run.fail(f"{what}: no server: {tail(one.log)}")
+        return None
+    try:
+        CompletionClient(HOST, one.port).complete("Once upon a time", 4)
+    except Exception as error:  # noqa: BLE001 - that is what is looked for
+        run.fail(f"{what}: it does not answer: {error}")
+    return report
 
 
 def tail(log: Path) -> str:

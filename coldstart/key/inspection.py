@@ -16,7 +16,7 @@ from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.store import NotFound, Store
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import NoBundle
+from coldstart.errors import CommandFailed, NoBundle
 from coldstart.key import keys
 from coldstart.machine import paths, secrets
 from coldstart.machine.paths import Cache
@@ -171,6 +171,18 @@ def miss(lookup: Lookup) -> NoBundle:
         f"No bundle for {lookup.model.name} with key {lookup.key.short} in the store; {detail}",
         mend=shlex.join(["coldstart", "materialize", lookup.model.argument, *_after(lookup.vllm_args)]),
     )
+
+
+def require(lookup: Lookup, *, bundle: bool, signed_by: Trust | None = None) -> None:
+    """Raises NoBundle where there is none and `bundle` asks for one, CommandFailed where `signed_by` does not accept it."""
+    if lookup.bundle is None:
+        if bundle:
+            raise miss(lookup)
+    elif signed_by is not None and not (judged := signed_by(lookup.bundle)).ok:
+        raise CommandFailed(
+            f"{lookup.bundle.ref} is not signed by anyone trusted here: {judged.reason}.",
+            mend="coldstart trust add FILE, with the signer's public key",
+        )
 
 
 def _after(vllm_args: Sequence[str]) -> list[str]:

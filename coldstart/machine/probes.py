@@ -22,6 +22,7 @@ Status = Literal["ok", "missing", "note"]
 
 _OPEN_FILES = 4096
 _SHM_BYTES = 1 << 30
+_FULL_BYTES = 1 << 20
 _FREE_BYTES = 5 << 30
 _CHECKPOINT_DRIVER, _CHECKPOINT_CALL = 570, "cuCheckpointProcessLock"
 
@@ -117,6 +118,20 @@ def shared_memory() -> Probe:
     enough = free >= _SHM_BYTES
     mend = None if enough else "mount -o remount,size=4G /dev/shm (container: --shm-size 4g)"
     return Probe("shared memory", "ok" if enough else "missing", f"{free / 2**30:.1f} GiB free", mend)
+
+
+def exhausted() -> str | None:
+    """The mend where a place that every server writes to is full: it may be why one ended, whatever its log says."""
+    mends = {
+        Path("/dev/shm"): "make room there, or: mount -o remount,size=4G /dev/shm (container: --shm-size 4g)",
+        Path(
+            os.environ.get("TMPDIR") or "/tmp"
+        ): "make room there, or name another place: export TMPDIR=DIRECTORY",
+    }
+    for place, mend in mends.items():
+        if place.is_dir() and (free := shutil.disk_usage(place).free) < _FULL_BYTES:
+            return f"{place} has {free} bytes free: {mend}"
+    return None
 
 
 def huge_pages() -> Probe:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
 PREFIX = "server-"
 # A unix socket's path may have 107 bytes; vLLM's sockets are called by a UUID.
 _LONGEST = 107 - 1 - 36
+_OWNER = "pid"
+_PATIENCE_S = 10.0
 
 
 @contextmanager
@@ -34,6 +37,7 @@ def scratch() -> Iterator[Path]:
         _remove_dead(base)
         own = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
         held = files.try_lock(own / "lock")
+        (own / _OWNER).write_text(str(os.getpid()))
     before = _use(own)
     try:
         yield own
@@ -44,16 +48,24 @@ def scratch() -> Iterator[Path]:
             os.close(held)
 
 
-def sweep() -> None:
-    """Remove the directories of servers that were killed. Raises OSError, and Usage where no private place can be had."""
-    base = _base()
-    with files.locked(base / "scratch.lock"):
-        _remove_dead(base)
+def sweep(ended: int | None = None) -> None:
+    """Remove the directories of servers that were killed; what the one whose pid was `ended` has forked may still be ending.
+
+    Raises OSError, and Usage where no private place can be had.
+    """
+    base, deadline_s = _base(), time.monotonic() + _PATIENCE_S
+    while True:
+        with files.locked(base / "scratch.lock"):
+            owners = _remove_dead(base)
+        if str(ended) not in owners or time.monotonic() > deadline_s:
+            return
+        time.sleep(0.05)
 
 
-def _remove_dead(base: Path) -> None:
-    for directory in filter(Path.is_dir, base.glob(f"{PREFIX}*")):
-        _remove_if_dead(directory)
+def _remove_dead(base: Path) -> list[str]:
+    """The pids of those whose directories are alive."""
+    alive = [one for one in base.glob(f"{PREFIX}*") if one.is_dir() and not _removed_if_dead(one)]
+    return [_owner(one) for one in alive]
 
 
 def _use(own: Path) -> tuple[str | None, dict[str, str | None]]:
@@ -79,8 +91,17 @@ def _base() -> Path:
     return wanted if fits else paths.runtime_dir()
 
 
-def _remove_if_dead(directory: Path) -> None:
+def _removed_if_dead(directory: Path) -> bool:
     lock = files.try_lock(directory / "lock")
-    if lock is not None:
-        shutil.rmtree(directory, ignore_errors=True)
-        os.close(lock)
+    if lock is None:
+        return False
+    shutil.rmtree(directory, ignore_errors=True)
+    os.close(lock)
+    return True
+
+
+def _owner(directory: Path) -> str:
+    try:
+        return (directory / _OWNER).read_text()
+    except OSError:
+        return ""  # it has just begun, or has just gone

@@ -29,7 +29,7 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
 
     Raises CommandFailed where snapshots cannot be taken, with the reason.
     """
-    plan = prepare.prepare(lookup, bundle, lookup.vllm_args, trust=inspection.trust, root=paths.frozen_dir())
+    plan = prepare.prepare(lookup, bundle, trust=inspection.trust, root=paths.frozen_dir())
     began = timeline.now()
     with phase("freeze a built engine"), lookup.store.begin(bundle.key) as draft:
         for section in bundle.manifest.sections:

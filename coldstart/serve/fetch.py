@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coldstart.artifacts import files
 from coldstart.artifacts.errors import BundleError
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
@@ -39,13 +38,13 @@ FETCHING_MODES = frozenset({"fresh", "template-runtime"})
 PAGE_IN_MIN_BYTES = 64 << 20
 
 
-def loading(given: Arguments, model: ResolvedModel) -> Arguments:
-    """`given` with our load format for the model's local files, unless the user has chosen one.
+def loading(given: Arguments, model: ResolvedModel) -> list[str]:
+    """Our load format for the model's local files, to stand before `given`, unless the user has chosen one there.
 
     Only on the CPU, where it is measured against vLLM's own, and only for the file format that it is made for.
     """
     fit = model.path is not None and all(path.suffix == ".safetensors" for path in model.weight_files)
-    return given.after(*_format(given)) if fit and runtime.targets_cpu() else given
+    return _format(given) if fit and runtime.targets_cpu() else []
 
 
 def _format(given: Arguments) -> list[str]:
@@ -75,36 +74,25 @@ class Streamed:
 
     def into(
         self, given: Arguments, model: ResolvedModel, cache: Cache
-    ) -> tuple[Arguments, WeightsRequest, str]:
-        """vLLM's arguments with ours before them, the request that names the source, the weights' identity."""
-        request = remote(self.source, self.plan, cache)
-        ours = [*_format(given), *untied(model.config, self.plan, given)]
-        return given.after(*ours), request, weights.digest(self.plan)
+    ) -> tuple[list[str], WeightsRequest, str]:
+        """Our arguments to stand before `given`, the request that names the source, the weights' identity.
+
+        The plan is put where the server's processes find it. Raises CommandFailed for weights that are not safetensors.
+        """
+        try:
+            names = [tensor.name for tensor in tensors.ordered(self.plan)]
+        except tensors.UnreadableWeights as error:
+            raise CommandFailed(
+                f"These weights cannot be fetched: {error}.", mend="leave --weights-from away"
+            ) from error
+        path, identity = weights.keep(self.plan, cache.weights / "plans")
+        ours = [*_format(given), *_untied(model.config, names, given)]
+        return ours, WeightsRequest(self.source, path), identity
 
 
-def remote(source: str, plan: Mapping[str, Any], cache: Cache) -> WeightsRequest:
-    """The request for `plan` from `source`; the plan is put where the server's processes find it, under its digest.
-
-    Raises CommandFailed for weights that are not safetensors.
-    """
-    try:
-        tensors.ordered(plan)
-    except tensors.UnreadableWeights as error:
-        raise CommandFailed(
-            f"These weights cannot be fetched: {error}.", mend="leave --weights-from away"
-        ) from error
-    place = cache.weights / "plans"
-    path = place / f"{weights.digest(plan).removeprefix('sha256:')}.json"
-    if not path.exists():
-        place.mkdir(parents=True, exist_ok=True)
-        files.write_atomic(path, json.dumps(plan).encode())
-    return WeightsRequest(source, path)
-
-
-def untied(config: Mapping[str, Any], plan: Mapping[str, Any], given: Arguments) -> list[str]:
+def _untied(config: Mapping[str, Any], names: Sequence[str], given: Arguments) -> list[str]:
     """What vLLM would find out from weights in the model's directory: a checkpoint's own head is not tied to anything."""
-    named = {tensor.name for tensor in tensors.ordered(plan)}
-    own = any(name.startswith("lm_head.") for name in named) and config.get("tie_word_embeddings", True)
+    own = any(name.startswith("lm_head.") for name in names) and config.get("tie_word_embeddings", True)
     if not own or given.gives("hf_overrides"):
         return []
     return ["--hf-overrides", json.dumps({"tie_word_embeddings": False})]

@@ -230,8 +230,13 @@ def _acknowledged(process: ServerProcess, reader: int, since: float, timeout: fl
             )
         chunk = os.read(reader, 65536)
         if not chunk:
+            from coldstart.machine import probes  # what else it imports, no start needs
+
             code = process.wait()
-            raise Died(f"The server ended with exit code {code} before it was ready; its log says why.")
+            raise Died(
+                f"The server ended with exit code {code} before it was ready; its log says why.",
+                mend=probes.exhausted(),
+            )
         line += chunk
     report = json.loads(line)
     if reason := report.get("unfit"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -21,6 +21,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.graphs.errors import GraphError
+from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import ownership, paths, runtime
 from coldstart.machine.processes import available_memory
@@ -50,10 +51,10 @@ def inductor_env(compile_dir: Path) -> dict[str, str]:
     }
 
 
-def base_args(model: ResolvedModel, vllm_args: Arguments) -> Arguments:
-    """vLLM's arguments for `model`: its directory, served under the name the user typed."""
+def base_args(model: ResolvedModel, vllm_args: Arguments) -> list[str]:
+    """What stands before `vllm_args` for `model`: its directory, served under the name the user typed."""
     named = [] if vllm_args.gives("served_model_name") else ["--served-model-name", model.name]
-    return vllm_args.after("--model", str(model.path), *named)
+    return ["--model", str(model.path), *named]
 
 
 def base_env(caches: Path) -> dict[str, str]:
@@ -61,19 +62,19 @@ def base_env(caches: Path) -> dict[str, str]:
     return {"VLLM_CACHE_ROOT": str(caches), "VLLM_NO_USAGE_STATS": "1"}
 
 
-def ordinary(
-    lookup: Lookup, given: Arguments, reason: str, streamed: fetch.Streamed | None = None
-) -> LaunchPlan:
+def ordinary(lookup: Lookup, listen: Sequence[str], streamed: fetch.Streamed | None = None) -> LaunchPlan:
     """A plan without a bundle: vLLM's ordinary start, with the reason; `streamed` weights come as they arrive even so.
 
-    `given` are vLLM's arguments with the address to listen at.
+    `listen` says vLLM the address to listen at.
     """
-    key = lookup.key.digest
+    key, given = lookup.key.digest, lookup.vllm_args
     env, identity, request = base_env(lookup.cache.vllm(key)), "", None
-    given = base_args(lookup.model, given)
+    ours = base_args(lookup.model, given)
     if streamed is not None:
-        given, request, identity = streamed.into(given, lookup.model, lookup.cache)
-    fallbacks = [{"section": "bundle", "reason": reason}]
+        words, request, identity = streamed.into(given, lookup.model, lookup.cache)
+        ours = [*words, *ours]
+    fallbacks = [{"section": "bundle", "reason": inspection.miss(lookup).message}]
+    given = given.after(*ours).before(*listen)
     return LaunchPlan(given, key=key, weights=identity, env=env, weights_from=request, fallbacks=fallbacks)
 
 
@@ -199,7 +200,7 @@ class _Preparation:
 def prepare(
     lookup: Lookup,
     bundle: Bundle,
-    given: Arguments,
+    listen: Sequence[str] = (),
     *,
     trust: Trust,
     root: Path | None = None,
@@ -207,10 +208,10 @@ def prepare(
 ) -> LaunchPlan:
     """The plan that starts the model from `bundle`; code is unpacked under the cache root, or under `root`.
 
-    `given` are vLLM's arguments with the address to listen at. With `streamed` weights the model's directory needs none.
+    `listen` says vLLM the address to listen at. With `streamed` weights the model's directory needs none.
     Raises OSError when neither can be written.
     """
-    model, cache, key = lookup.model, lookup.cache, bundle.key_digest
+    model, cache, key, given = lookup.model, lookup.cache, bundle.key_digest, lookup.vllm_args
     preparation = _Preparation(bundle, trust, root or cache.unpacked)
     env = base_env(cache.vllm(key))
     info = preparation.modelinfo(env)
@@ -222,16 +223,15 @@ def prepare(
         compile_dir = None  # no worker of ours, but vLLM's own, which looks into its own cache
     preparation.graphs()
     kv_args = preparation.kv_args(given)
-    given, request = base_args(model, given), None
     if streamed is None:
         identity = weights.identity(model.path, cache.weights) if model.path else ""
-        given = fetch.loading(given, model)
+        words, request = fetch.loading(given, model), None
     else:
-        given, request, identity = streamed.into(given, model, cache)
+        words, request, identity = streamed.into(given, model, cache)
     # Other weights of the same layout give other tokens.
     canary = _canary(info.get("canary")) if identity == info.get("weights") else None
     return LaunchPlan(
-        given.before(*kv_args),
+        given.after(*words, *base_args(model, given)).before(*listen, *kv_args),
         key=key,
         weights=identity,
         compile_dir=str(compile_dir) if compile_dir else None,

@@ -7,7 +7,7 @@ compiled code nor weights nor the size of the KV cache, so one bundle and one te
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from coldstart.artifacts.bundle import Bundle
@@ -48,24 +48,20 @@ def apply(plan: LaunchPlan, choice: Choice, bundle: Bundle | None, *, on_cpu: bo
         return plan
     from coldstart.vllm.scheduling.arguments import host_arguments, serve_arguments
 
+    cores = _cores(plan.vllm_args) if on_cpu else {}
     if choice.policy == FCFS:
         flags = [*_batch_cap(choice.batch), *host_arguments(choice.host_bytes, on_cpu=on_cpu)]
-        return replace(
-            plan, vllm_args=plan.vllm_args.before(*flags), env=plan.env | _env(plan, flags, on_cpu)
-        )
-    profile, fallbacks = _profile(bundle)
-    settings = _settings(choice, profile)
-    flags = serve_arguments(settings, choice.host_bytes or _host_bytes(bundle), on_cpu=on_cpu)
+        fallbacks: list[dict[str, str]] = []
+    else:
+        profile, fallbacks = _profile(bundle)
+        settings, host_bytes = _settings(choice, profile), choice.host_bytes or _host_bytes(bundle)
+        flags = serve_arguments(settings, host_bytes, on_cpu=on_cpu)
     return replace(
         plan,
         vllm_args=plan.vllm_args.before(*flags),
-        env=plan.env | _env(plan, flags, on_cpu),
+        env=plan.env | (cores if "--kv-transfer-config" in flags else {}),
         fallbacks=[*plan.fallbacks, *fallbacks],
     )
-
-
-def _env(plan: LaunchPlan, flags: Sequence[str], on_cpu: bool) -> dict[str, str]:
-    return _cores(plan.vllm_args) if on_cpu and "--kv-transfer-config" in flags else {}
 
 
 def _settings(choice: Choice, profile: Mapping[str, object] | None) -> SchedulerSettings:

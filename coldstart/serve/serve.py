@@ -15,11 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.bundle import Trust
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.net.origin import without_secrets
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailed, Usage
+from coldstart.errors import Usage
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import addresses, modes, peers, runtime, scratch, timeline
@@ -100,10 +100,8 @@ class StartedServer:
 def plan(request: ServeRequest) -> LaunchPlan:
     """The plan of the start that was asked for, its scheduler checked. Raises NoBundle where one is needed."""
     lookup = request.lookup
-    if lookup.bundle is None and not request.without_bundle:
-        raise inspection.miss(lookup)
-    if lookup.bundle is not None and request.require_signature:
-        _require_signature(lookup.bundle, request.trust)
+    signed_by = request.trust if request.require_signature else None
+    inspection.require(lookup, bundle=not request.without_bundle, signed_by=signed_by)
     launch_plan = _prepared(request)
     return scheduler.apply(launch_plan, request.scheduler, lookup.bundle, on_cpu=runtime.targets_cpu())
 
@@ -113,27 +111,19 @@ def _prepared(request: ServeRequest) -> LaunchPlan:
     streamed = fetch.Streamed.of(donor, request.weights_from) if donor and request.weights_from else None
     ensure = models.ensure_weights if streamed is None else models.ensure_tokenizer
     lookup = replace(lookup, model=ensure(lookup.model, offline=lookup.offline))
-    given = lookup.vllm_args.before(*request.listen)
     if lookup.bundle is None:
-        launch_plan = prepare.ordinary(lookup, given, inspection.miss(lookup).message, streamed)
+        launch_plan = prepare.ordinary(lookup, request.listen, streamed)
     else:
-        launch_plan = prepare.prepare(lookup, lookup.bundle, given, trust=request.trust, streamed=streamed)
-    launch_plan.fallbacks.extend(unserved.fallbacks(given))
+        launch_plan = prepare.prepare(
+            lookup, lookup.bundle, request.listen, trust=request.trust, streamed=streamed
+        )
+    launch_plan.fallbacks.extend(unserved.fallbacks(launch_plan.vllm_args))
     if request.weights_from is not None and streamed is None:
         reason = f"no bundle says what {without_secrets(request.weights_from)} must hold: the model's own directory is read"
         launch_plan = replace(
             launch_plan, fallbacks=[*launch_plan.fallbacks, {"section": "weights", "reason": reason}]
         )
     return launch_plan
-
-
-def _require_signature(bundle: Bundle, trust: Trust) -> None:
-    judged = trust(bundle)
-    if not judged.ok:
-        raise CommandFailed(
-            f"{bundle.ref} is not signed by anyone trusted here: {judged.reason}.",
-            mend="coldstart trust add FILE, with the signer's public key",
-        )
 
 
 def url(plan: LaunchPlan) -> str:
@@ -315,5 +305,5 @@ def stay(process: launch.ServerProcess) -> int:
         signal.signal(number, forward)
     process.wait()
     with suppress(OSError, Usage):
-        scratch.sweep()  # a server that was killed has left its directory
+        scratch.sweep(process.pid)  # where it was killed it has left its directory
     return 128 + caught[0] if caught else 1

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coldstart.artifacts.files import replacing
+from coldstart.artifacts.files import replacing, write_atomic
 from coldstart.errors import Usage
 from coldstart.model import safetensors
 from coldstart.model.models import weight_files
@@ -31,7 +31,11 @@ def plan(directory: Path) -> dict[str, Any]:
     A tensor is {name, dtype, shape, offset, size, digest}, offset and size in bytes of the file. A format other than
     safetensors has no tensors, only chunks. Raises OSError, and Usage for a file that is damaged or cut short.
     """
-    return Checkpoint(CHUNK, tuple(map(_file, weight_files(directory)))).document()
+    return _plan(weight_files(directory))
+
+
+def _plan(files: Iterable[Path]) -> dict[str, Any]:
+    return Checkpoint(CHUNK, tuple(map(_file, files))).document()
 
 
 def digest(weights_plan: Mapping[str, Any]) -> str:
@@ -40,9 +44,20 @@ def digest(weights_plan: Mapping[str, Any]) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
+def keep(weights_plan: Mapping[str, Any], place: Path) -> tuple[Path, str]:
+    """The file below `place` that holds the plan, written where it is not there yet, and its digest. Raises OSError."""
+    plan_digest = digest(weights_plan)
+    path = place / f"{plan_digest.removeprefix('sha256:')}.json"
+    if not path.exists():
+        place.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(weights_plan).encode())
+    return path, plan_digest
+
+
 def identity(directory: Path, cache: Path) -> str:
     """`digest(plan(directory))`, computed again only when a file's size, times or inode have changed."""
-    stamp = [_stamp(file) for file in weight_files(directory)]
+    files = weight_files(directory)
+    stamp = [_stamp(file) for file in files]
     record = cache / f"{hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]}.json"
     try:
         known = json.loads(record.read_text())
@@ -50,7 +65,7 @@ def identity(directory: Path, cache: Path) -> str:
             return str(known["digest"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # never computed, or written by another release: compute
-    plan_digest = digest(plan(directory))
+    plan_digest = digest(_plan(files))
     cache.mkdir(parents=True, exist_ok=True)
     with replacing(record, durable=False) as file:
         file.write(json.dumps({"stamp": stamp, "digest": plan_digest}).encode())

@@ -124,6 +124,7 @@ def attacks(v: Victim) -> dict[str, Callable[[], object]]:
     }
 
 
+@pytest.mark.slow
 def test_twenty_five_attacks_on_what_is_there(victim: Victim, stranger: Act) -> None:
     tried = attacks(victim)
     won = {name: found for name, act in tried.items() if (found := stranger(act)) is not None}

@@ -13,6 +13,7 @@ from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
 
 
+@pytest.mark.slow
 def test_a_sample_of_mutations(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if runtime.vllm_distribution() is None:
         pytest.skip("a key needs an installed vLLM")

@@ -16,6 +16,8 @@ from weights_tools import FILE, checkpoint, prefetcher
 
 from coldstart.weights.prefetch import client
 
+pytestmark = pytest.mark.slow
+
 MODELS = 19
 _MEMORY = {"COLDSTART_PREFETCH_MEMORY_BYTES": 256 << 20}
 

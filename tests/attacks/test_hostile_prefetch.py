@@ -146,6 +146,7 @@ def test_without_descriptors_it_turns_clients_away_and_does_not_spin(bystander: 
         assert [connection.recv(1) for connection in turned_away] == [b""] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("bystander")
 def test_who_asks_and_never_reads_is_let_go(runtime: Path) -> None:
     connection = _raw(runtime)

@@ -1,4 +1,4 @@
-"""One environment for all end-to-end tests: one bundle, one reference, one engine template.
+"""One environment for the end-to-end tests of a worker: one bundle, one reference, one engine template.
 
 Set COLDSTART_E2E_ROOT to keep the environment between runs.
 """
@@ -42,7 +42,7 @@ def machine() -> Iterator[Machine]:
     """The machine that everything is made on. Its path is short: unix sockets lie below it."""
     kept = os.environ.get("COLDSTART_E2E_ROOT")
     root = Path(kept or tempfile.mkdtemp(prefix="cs-"))
-    yield Machine(root / "here")
+    yield Machine(root / os.environ.get("PYTEST_XDIST_WORKER", "here"))
     if not kept:
         shutil.rmtree(root, ignore_errors=True)
 

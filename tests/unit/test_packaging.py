@@ -105,6 +105,7 @@ def test_the_lock_satisfies_the_declared_ranges() -> None:
         assert requirement.specifier.contains(locked[requirement.name.lower()]), requirement
 
 
+@pytest.mark.slow
 def test_no_installed_package_lacks_another_except_the_absent_ones() -> None:
     done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
     lacking = re.findall(r"requires ([\w.-]+), which is not installed", done.stdout)

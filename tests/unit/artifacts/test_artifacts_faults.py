@@ -82,6 +82,7 @@ def test_writers_killed_at_random_points_tear_nothing(store: Store) -> None:
     assert _small(store, 0).verify() == []
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_each_durable_step_tears_nothing(store: Store) -> None:
     steps = ("fsync", "rename", "open", "mkdir", "replace", "link")
     _small(store, 0)
@@ -112,6 +113,7 @@ def _die_at(steps: tuple[str, ...], last: int, store: Store) -> None:
     _small(store, last)
 
 
+@pytest.mark.slow
 def test_sixteen_processes_publish_and_read_one_key(store: Store, tmp_path: Path) -> None:
     def work() -> None:
         for run in range(3):

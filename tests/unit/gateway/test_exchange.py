@@ -239,6 +239,7 @@ async def _one(stage: Stage, number: int, chance: random.Random) -> str:
     return "whole"
 
 
+@pytest.mark.slow
 def test_hundreds_of_streams_with_random_disconnects_do_not_mix_and_leave_nothing(tmp_path: Path) -> None:
     async def work() -> None:
         chance = random.Random(11)

@@ -41,6 +41,7 @@ def test_capture_to_proof_in_three_processes(fake: Path, made: Path) -> None:
     assert done["attributes"] == [[6, "01"], [8, "02"]]
 
 
+@pytest.mark.slow
 @needs_fake
 def test_every_driver_call_fails_in_turn(fake: Path, made: Path) -> None:
     done = run(fake, "faults", 4, made)

@@ -51,6 +51,7 @@ def want() -> dict[str, bytes]:
     return {key: outputs(model, model.capture(key).executable, key) for key in ("decode:1", "decode:256")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [False, True])
 def test_each_call_in_turn(bundle_directory: Path, want: dict[str, bytes], more: bool) -> None:
     count = _restore(bundle_directory, 0, False)[1].count

@@ -81,6 +81,7 @@ def sim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimModel, "capture", lambda self, key: SimGraph(self, real(self, key)))
 
 
+@pytest.mark.slow
 def test_all_phases_on_the_simulator(sim: None, tmp_path: Path) -> None:
     results = {}
     for label, function, case, seed, _ in [*verify.ONCE, *verify.AGAIN]:

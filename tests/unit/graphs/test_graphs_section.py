@@ -59,12 +59,8 @@ def publish(place: Path, section: Path, *, signed: bool = True, **kv: Any) -> Bu
 
 def prepared(bundle: Bundle, place: Path) -> Any:
     model = ResolvedModel("tiny", None, "org/tiny", None, {})
-    return prepare.prepare(
-        Lookup(model, Arguments(), Cache(place / "cache"), bundle.key, bundle),
-        bundle,
-        Arguments(),
-        trust=inspection.trust,
-    )
+    lookup = Lookup(model, Arguments(), Cache(place / "cache"), bundle.key, bundle)
+    return prepare.prepare(lookup, bundle, trust=inspection.trust)
 
 
 def test_from_the_store_to_an_engine_in_another_process(place: Path, rounds_bundle: Path) -> None:

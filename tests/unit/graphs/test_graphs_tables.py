@@ -50,6 +50,7 @@ def test_subset_keeps_graphs_whole(bundle_directory: Path) -> None:
         assert np.array_equal(r["place"].astype(int) - shift, s["place"])
 
 
+@pytest.mark.slow
 def test_every_altered_byte_of_every_small_file_is_refused(bundle_directory: Path, tmp_path: Path) -> None:
     """Each file, bytes at a stride; the benchmark does all of them."""
     for path in [*sorted(bundle_directory.glob("*.npy")), bundle_directory / table_files.MANIFEST]:

@@ -22,6 +22,9 @@ import os, sys, time
 from coldstart.machine.scratch import scratch
 with scratch() as own:
     (own / "socket").touch()
+    if len(sys.argv) > 1 and os.fork() == 0:
+        time.sleep(float(sys.argv[1]))  # an engine, which ends after its server
+        os._exit(0)
     print(own, flush=True)
     time.sleep(600)
 """
@@ -35,8 +38,9 @@ def there(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return paths.temporary_dir()
 
 
-def server() -> tuple[subprocess.Popen[str], Path]:
-    process = subprocess.Popen([sys.executable, "-P", "-c", SERVER], stdout=subprocess.PIPE, text=True)
+def server(*arguments: str) -> tuple[subprocess.Popen[str], Path]:
+    command = [sys.executable, "-P", "-c", SERVER, *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
 
@@ -67,3 +71,13 @@ def test_a_killed_servers_is_swept_and_a_living_ones_is_not(there: Path) -> None
     with scratch():  # the next server does it too
         assert not its.exists()
     assert not list(there.glob(f"{PREFIX}*"))
+
+
+def test_what_a_killed_server_forked_may_end_after_it(there: Path) -> None:
+    killed, left = server("1.5")
+    killed.kill()
+    killed.wait()
+    sweep()
+    assert left.is_dir()  # alive: somebody holds its lock
+    sweep(killed.pid)
+    assert not left.exists()

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from coldstart.artifacts.bundle import Bundle, TrustResult
@@ -17,7 +18,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
-from coldstart.machine import ipc, peers, processes
+from coldstart.machine import ipc, peers, probes, processes
 from coldstart.machine.paths import Cache
 from coldstart.model.models import ResolvedModel
 from coldstart.serve import fetch, launch, process_snapshot, serve, template_pool
@@ -150,6 +151,18 @@ def test_a_strangers_bundle_that_kills_its_start_is_left_out(found: Lookup, fake
     assert not one.document()["fast_path"]["mode"] and "is not trusted" in one.plan.fallbacks[0]["reason"]
     with pytest.raises(launch.Died, match="ended with exit code 7"):
         serve.start(serve.ServeRequest(found, mode="fresh", ready_timeout=20), dying)
+
+
+@pytest.mark.parametrize(("free", "named"), [(1 << 30, False), (4096, True)])
+def test_a_death_beside_a_full_place_names_the_place(
+    found: Lookup, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, free: int, named: bool
+) -> None:
+    fake_engine("serves")
+    monkeypatch.setattr(probes.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    dying = replace(PLAN, vllm_args=Arguments(["dies"]), canary=None)
+    with pytest.raises(launch.Died, match="ended with exit code 7") as caught:
+        serve.start(serve.ServeRequest(found, mode="fresh", ready_timeout=20), dying)
+    assert ("/dev/shm has 4096 bytes free" in str(caught.value.mend)) is named
 
 
 @pytest.mark.parametrize("mode", ["template-runtime", "template-engine"])

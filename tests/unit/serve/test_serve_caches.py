@@ -199,7 +199,7 @@ def started(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     lookup = Lookup(
         ResolvedModel("tiny", None, "org/tiny", None, {}), Arguments(), Cache.at(), bundle.key, bundle
     )
-    return lambda: prepare.prepare(lookup, bundle, Arguments(), trust=inspection.trust)
+    return lambda: prepare.prepare(lookup, bundle, trust=inspection.trust)
 
 
 def _of_compile(plan: LaunchPlan) -> list[str]:

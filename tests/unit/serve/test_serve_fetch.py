@@ -86,10 +86,16 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prefetcher]:
     return install
 
 
+def requested(source: str, plan: dict[str, Any], root: Path) -> WeightsRequest:
+    """The request for the weights of `plan`, the cache root being `root`."""
+    model = ResolvedModel("tiny", None, "org/tiny", None, {})
+    return fetch.Streamed(source, plan).into(NONE, model, Cache(root))[1]
+
+
 @pytest.fixture
 def streaming(home: Path) -> LaunchPlan:
     """A plan whose weights come from SOURCE."""
-    return LaunchPlan(OURS, weights_from=fetch.remote(SOURCE, planned(), Cache(home)))
+    return LaunchPlan(OURS, weights_from=requested(SOURCE, planned(), home))
 
 
 @pytest.fixture
@@ -108,12 +114,12 @@ def test_our_format_is_for_local_safetensors_on_the_cpu(
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
     sound = replace(model, path=local)
     seeded, dummy = Arguments(["--seed", "1"]), Arguments(["--load-format=dummy"])
-    assert fetch.loading(seeded, sound) == OURS.before(*seeded)
-    assert fetch.loading(NONE, model) == NONE  # the fixture's file is no safetensors
-    assert fetch.loading(NONE, replace(model, path=None)) == NONE
-    assert fetch.loading(dummy, sound) == dummy
+    assert fetch.loading(seeded, sound) == [*OURS]
+    assert fetch.loading(NONE, model) == []  # the fixture's file is no safetensors
+    assert fetch.loading(NONE, replace(model, path=None)) == []
+    assert fetch.loading(dummy, sound) == []
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
-    assert fetch.loading(NONE, sound) == NONE
+    assert fetch.loading(NONE, sound) == []
 
 
 def test_the_users_load_format_is_kept(
@@ -122,8 +128,8 @@ def test_the_users_load_format_is_kept(
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
     sound, chosen = replace(model, path=local), Arguments(["--load_format", "auto"])
     streamed = fetch.Streamed(SOURCE, planned())
-    assert fetch.loading(NONE, sound) == OURS and fetch.loading(chosen, sound) == chosen
-    assert streamed.into(NONE, sound, Cache(local))[0][:2] == OURS
+    assert fetch.loading(NONE, sound) == [*OURS] and fetch.loading(chosen, sound) == []
+    assert streamed.into(NONE, sound, Cache(local))[0][:2] == [*OURS]
     assert not {*OURS} & {*streamed.into(chosen, sound, Cache(local))[0]}
 
 
@@ -143,27 +149,25 @@ def test_streaming_puts_our_arguments_first_and_the_source_in_the_environment(
     model: ResolvedModel, tmp_path: Path
 ) -> None:
     streamed, seeded = fetch.Streamed(SOURCE, planned()), Arguments(["--seed", "1"])
-    given, request, identity = streamed.into(seeded, model, Cache(tmp_path))
-    assert given[:2] == OURS and given[-2:] == seeded
-    assert json.loads(given[given.index("--hf-overrides") + 1]) == {"tie_word_embeddings": False}
+    ours, request, identity = streamed.into(seeded, model, Cache(tmp_path))
+    assert ours[:3] == [*OURS, "--hf-overrides"] and json.loads(ours[3]) == {"tie_word_embeddings": False}
     assert identity == weights.digest(planned())
     assert request.source == SOURCE and request.read() == planned()
 
 
 def test_the_plan_lies_under_its_digest_and_is_written_once(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    first = fetch.remote(SOURCE, planned(), cache)
+    first = requested(SOURCE, planned(), tmp_path)
     assert first.plan.stem == weights.digest(planned()).removeprefix("sha256:")
     assert tmp_path in first.plan.parents
     written = first.plan.stat().st_ino
-    assert fetch.remote("s3://other", planned(), cache) == WeightsRequest("s3://other", first.plan)
+    assert requested("s3://other", planned(), tmp_path) == WeightsRequest("s3://other", first.plan)
     assert first.plan.stat().st_ino == written
-    assert fetch.remote(SOURCE, planned(NAMES[:2]), cache).plan != first.plan
+    assert requested(SOURCE, planned(NAMES[:2]), tmp_path).plan != first.plan
 
 
 def test_weights_that_are_no_safetensors_cannot_be_fetched(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match=r"model\.safetensors holds no safetensors") as caught:
-        fetch.remote(SOURCE, planned([]), Cache(tmp_path))
+        requested(SOURCE, planned([]), tmp_path)
     assert caught.value.mend == "leave --weights-from away" and list(tmp_path.iterdir()) == []
 
 
@@ -178,10 +182,14 @@ def test_weights_that_are_no_safetensors_cannot_be_fetched(tmp_path: Path) -> No
     ],
 )
 def test_a_head_of_its_own_is_not_tied(
-    config: dict[str, Any], names: list[str], given: list[str], overridden: bool
+    config: dict[str, Any], names: list[str], given: list[str], overridden: bool, home: Path
 ) -> None:
     expected = ["--hf-overrides", '{"tie_word_embeddings": false}'] if overridden else []
-    assert fetch.untied(config, planned(names), Arguments(given)) == expected
+    model = ResolvedModel("tiny", None, "org/tiny", None, config)
+    assert fetch.Streamed(SOURCE, planned(names)).into(Arguments(given), model, Cache(home))[0] == [
+        *OURS,
+        *expected,
+    ]
 
 
 def _missed(model: ResolvedModel, nearest: Bundle | None, *mismatches: Mismatch) -> Lookup:

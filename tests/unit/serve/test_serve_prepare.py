@@ -35,9 +35,8 @@ def plenty(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 
 def made(bundle: Bundle, model: ResolvedModel, *vllm_args: str) -> LaunchPlan:
     given = Arguments(vllm_args)
-    return prepare.prepare(
-        Lookup(model, given, Cache.at(), bundle.key, bundle), bundle, given, trust=inspection.trust
-    )
+    lookup = Lookup(model, given, Cache.at(), bundle.key, bundle)
+    return prepare.prepare(lookup, bundle, trust=inspection.trust)
 
 
 def reasons(plan: LaunchPlan) -> dict[str, str]:
@@ -195,9 +194,11 @@ def test_unpacked_code_is_reused_without_judging_it_again(
 
 def test_without_a_bundle_the_start_is_vllms_own(model: ResolvedModel, home: Path) -> None:
     given, missed = Arguments(["--served-model-name", "mine"]), key()
-    plan = prepare.ordinary(Lookup(model, given, Cache(home / "c"), missed), given, "none")
-    assert plan.vllm_args == ("--model", str(model.path), "--served-model-name", "mine")
-    assert plan.fallbacks == [{"section": "bundle", "reason": "none"}] and plan.compile_dir is None
+    lookup = Lookup(model, given, Cache(home / "c"), missed)
+    plan = prepare.ordinary(lookup, ["--port", "1"])
+    assert plan.vllm_args == ("--model", str(model.path), "--served-model-name", "mine", "--port", "1")
+    reason = inspection.miss(lookup).message
+    assert plan.fallbacks == [{"section": "bundle", "reason": reason}] and plan.compile_dir is None
     assert plan.env["VLLM_CACHE_ROOT"] == str(home / "c" / "vllm" / missed.digest[7:19])
     assert plan.key == missed.digest
 

@@ -299,3 +299,15 @@ def test_no_template_is_built_where_our_start_does_not_fit(lacking: set[str]) ->
     lacking.add("start")
     with pytest.raises(RuntimeError, match=REASON):
         template.build(LaunchPlan([]), "runtime")
+
+
+@pytest.mark.parametrize(("given", "told"), [([], None), (["--no-enable-flash-late-interaction"], False)])
+def test_what_the_api_server_is_told_of_late_interaction_reaches_the_engine(
+    given: list[str], told: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    monkeypatch.setattr(AsyncEngineArgs, "create_engine_config", lambda self, usage_context: self)
+    args, _ = server.parse_args(["--model", "some/model", *given])
+    pooler = server.configure(args).pooler_config
+    assert (pooler and pooler.enable_flash_late_interaction) is told

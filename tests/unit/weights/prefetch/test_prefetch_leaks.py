@@ -67,6 +67,7 @@ def test_a_hundred_starts_and_stops(weights: Weights, server: RangeServer, runti
     assert regions and not regions & _regions().keys()
 
 
+@pytest.mark.slow
 def test_a_hundred_clients_of_one_prefetcher(weights: Weights, server: RangeServer, runtime: Path) -> None:
     def cycle() -> None:
         with client.attach(server.url, weights.plan, directory=runtime) as attached:
