@@ -253,9 +253,7 @@ async def _moved(fleet: Fleet, client: aiohttp.ClientSession, given: argparse.Na
         "undisturbed_differ": _compared(second, first)["differ"],
         "moved": len(moves),
         "not_moved": [line["reason"] for line in fleet.said("not moved")],
-        "tokens_when_moved": [min(m["tokens"] for m in moves), max(m["tokens"] for m in moves)]
-        if moves
-        else [],
+        "made_when_moved": [min(m["made"] for m in moves), max(m["made"] for m in moves)] if moves else [],
         "loaded_after_s": loaded_s,
         "switch_s": switched_s,
         "gap": _spread(gaps),

@@ -134,7 +134,7 @@ class FleetFront:
         begun = len(ticket.stream.tokens) if ticket.stream is not None else 0
         self.resumed_count += begun > 0
         self.log.say(
-            "again", model=ticket.route.model, group=replica.group, tries=ticket.tries + 1, tokens=begun
+            "again", model=ticket.route.model, group=replica.group, tries=ticket.tries + 1, made=begun
         )
         if self._free(ticket.route.model) is None:
             # The controller hears of the end in a moment; before that it would send it there again.

@@ -69,7 +69,7 @@ class Moves:
                 handover.token(StreamSide.WORKER, handover.sent)
                 self.count += 1
                 gap = round(clock() - stopped, 4)
-                self.front.log.say("moved", request=ticket.number, tokens=handover.sent, gap_s=gap)
+                self.front.log.say("moved", request=ticket.number, made=handover.sent, gap_s=gap)
             if ticket.move is move:
                 ticket.move = None
             return done

@@ -27,7 +27,7 @@ async def possible(driver: Driver, ticket: Ticket, replica: Replica) -> bool:
         if driver.clock() > deadline:
             return False
         await asyncio.sleep(LOOK_S)
-    driver.log.say("again", model=name, tokens=len(ticket.stream.tokens))
+    driver.log.say("again", model=name, made=len(ticket.stream.tokens))
     return name in driver.core.models
 
 

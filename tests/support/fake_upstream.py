@@ -3,8 +3,7 @@
 A fake server answers POST with what it was asked: `{"prompt": ..., "pieces": n}` gives n pieces that carry the prompt, as a
 stream of events or as one document. `pause_s` lies between pieces; `break_after` k breaks the connection off after k of them.
 
-Asked for token ids it is a model: each token hangs on all before it, so that whoever goes on elsewhere can be told from whoever
-begins anew.
+Asked for `max_tokens` it is the model of `fake_model`.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import Any
 import aiohttp
 import uvicorn
 from aiohttp import web
+from support import fake_model
 
 from coldstart.gateway.app import Gateway
 from coldstart.gateway.driver import Driver
@@ -117,38 +117,17 @@ class FakeServer:
         return answer
 
     async def _generated(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        prompt, left = body["prompt"], body["max_tokens"]
-        ids = list(prompt.encode()) if isinstance(prompt, str) else list(prompt)
-        begun, made = len(ids), list[int]()
         if not body.get("stream"):
             return web.json_response({"choices": [{"text": "w"}]}, status=self.servers.warming)
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await answer.prepare(request)
-        head = {"id": f"cmpl-{id(self)}", "object": "text_completion", "created": 1, "model": body["model"]}
-        for number in range(left):
+        for number, event in enumerate(fake_model.events(body, f"cmpl-{id(self)}")):
             await asyncio.sleep(self.servers.pause_s)
-            if len(ids) - begun == self.servers.break_after:
+            if number == self.servers.break_after:
                 assert request.transport is not None
                 request.transport.abort()
                 return answer
-            ids.append(next_token(ids))
-            made.append(ids[-1])
-            shown = bool(body.get("return_token_ids"))
-            choice = {
-                "index": 0,
-                "text": f" {ids[-1]}",
-                "logprobs": None,
-                "finish_reason": "length" if number == left - 1 else None,
-                "stop_reason": None,
-                "prompt_token_ids": ids[:begun] if shown and not number else None,
-                "token_ids": [ids[-1]] if shown else None,
-            }
-            await answer.write(b"data: " + json.dumps({**head, "choices": [choice]}).encode() + b"\n\n")
-        if (body.get("stream_options") or {}).get("include_usage"):
-            usage = {"prompt_tokens": begun, "total_tokens": len(ids), "completion_tokens": left}
-            await answer.write(
-                b"data: " + json.dumps({**head, "choices": [], "usage": usage}).encode() + b"\n\n"
-            )
+            await answer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
         await answer.write(b"data: [DONE]\n\n")
         return answer
 
@@ -193,19 +172,6 @@ class FakeTemplate(FakeServer):
     def retire(self) -> None:
         self.retired = True
         self.over.set()
-
-
-def next_token(ids: Sequence[int]) -> int:
-    """What a fake model makes of all tokens before."""
-    return (31 * sum(ids) + 7 * len(ids)) % 997
-
-
-def generated(prompt: str, count: int) -> list[int]:
-    """The tokens of an undisturbed stream."""
-    ids = list(prompt.encode())
-    for _ in range(count):
-        ids.append(next_token(ids))
-    return ids[len(prompt.encode()) :]
 
 
 @dataclass

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_upstream import generated, run, until
+from support.fake_model import generated
+from support.fake_upstream import run, until
 from support.fleet_rig import FleetStage, deployment, fleet
 
 from coldstart.fleet.specification import FleetSettings

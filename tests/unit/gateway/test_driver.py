@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_upstream import TWO, Stage, generated, run, staged, until
+from support.fake_model import generated
+from support.fake_upstream import TWO, Stage, run, staged, until
 
 from coldstart.errors import Usage
 from coldstart.host import configuration
