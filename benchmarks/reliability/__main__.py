@@ -72,6 +72,7 @@ def main() -> None:
         words = [sys.executable, __file__, *sys.argv[1:]]
         sys.exit(subprocess.run([*command, *words], env=os.environ | {INSIDE: "1"}, check=False).returncode)
     name = f"reliability-{given.what}"
+    given.home.mkdir(parents=True, exist_ok=True)
     earlier = json.loads((RESULTS / f"{name}.json").read_text()) if given.more else {}
     run = Run(Machine(given.home.resolve()), time.monotonic() + 60 * given.minutes, random.Random())
     run.counts.update(earlier.get("counts", {}))
