@@ -17,7 +17,7 @@ KEY = "coldstart_scheduler"
 FCFS = "fcfs"
 EXPRESS = "express"
 AUTO = "auto"
-"""What runs where nobody chooses: fcfs. Express takes its place once live figures, and not only simulated ones, hold its bars."""
+"""What runs where nobody chooses: fcfs. Express takes its place once live figures, not only simulated ones, hold its bars."""
 
 ADAPTER, PREFIX, MAX_TOKENS = "adapter", "prefix", "max-tokens"
 CLASSES = (ADAPTER, PREFIX, MAX_TOKENS)
