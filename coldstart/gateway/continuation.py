@@ -97,7 +97,7 @@ class Continuation:
         self._shows_ids = bool(document.get("return_token_ids"))
         self._head: dict[str, Any] = {}
         self._rest = b""
-        self._later = self._diverged = False
+        self._later = self._diverged = self._foreign = False
         self._at = 0
         # Text that the client has and this server has still to say, and what it has said since `clean`.
         self._ahead = self._since = ""
@@ -110,11 +110,16 @@ class Continuation:
     @property
     def resumable(self) -> bool:
         """Whether another server can go on from here, or has to say nothing any more."""
-        if self._diverged:
+        if self._diverged or self._foreign:
             return False
         # Tokens whose text is not there are sampled anew, and the client must not have seen anything of them.
         known = self._greedy or not (self._ahead or self._since or (self._shows_ids and self._behind))
         return not self._head or self.finished or (self.prompt is not None and known)
+
+    @property
+    def over(self) -> bool:
+        """Whether a server that ends its answer here has said all: its last event, or nothing that is known here."""
+        return self.ended or self._foreign
 
     @property
     def _behind(self) -> bool:
@@ -173,15 +178,16 @@ class Continuation:
         if not event.startswith(b"data: "):
             return event + b"\n\n"
         if event == b"data: [DONE]":
-            self.ended = self.finished or not self._head
+            self.ended = self.finished or self._foreign
             self.broken = "" if self.ended else "the stream ended before its last token"
             return event + b"\n\n" if self.ended else b""
-        said = json.loads(event[6:])
+        said = _completion(event[6:])
+        if said is None:
+            self._foreign = True
+            return event + b"\n\n"
         if "error" in said:
             self.broken = str(said["error"])[:200]
             return b""
-        if "choices" not in said:
-            return event + b"\n\n"
         return self._written(said) if self._later else self._seen(said, event)
 
     def _seen(self, said: dict[str, Any], event: bytes) -> bytes:
@@ -251,6 +257,16 @@ class Continuation:
         if options.get("include_usage"):
             usage = _data({**self._head, "choices": [], "usage": self._usage(None)})
         return usage + b"data: [DONE]\n\n"
+
+
+def _completion(data: bytes) -> dict[str, Any] | None:
+    """An event of a completion, or an error; None for what is neither."""
+    try:
+        said = json.loads(data)
+    except ValueError:
+        return None
+    known = isinstance(said, dict) and ("error" in said or isinstance(said.get("choices"), list))
+    return said if known else None
 
 
 def _text(choice: Mapping[str, Any]) -> str:

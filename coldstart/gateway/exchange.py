@@ -212,7 +212,7 @@ class Exchange:
             if stream.broken:
                 raise Disconnected(stream.broken)
             piece = await answer.piece()
-        if not stream.ended:
+        if not stream.over:
             raise Disconnected("the stream ended before its last event")
         await self._more(b"", last=True)
 

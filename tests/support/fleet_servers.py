@@ -35,6 +35,8 @@ class FakeStarter(Starter):
 
 class _Answer(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Head and body are two writes: the second would wait for the first one's acknowledgement.
+    disable_nagle_algorithm = True
     count = 0
 
     def do_POST(self) -> None:

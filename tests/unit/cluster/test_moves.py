@@ -203,6 +203,10 @@ def test_a_server_that_dies_in_the_middle_of_streams_breaks_none_that_can_go_on(
                 assert _ids(lines) == generated(f"p{n}", 40)
             assert b"broke off" in (await lost)[-1]
             assert stage.front.resumed_count == 10 and stage.front.moves.count == 0
+            text = stage.front.metrics.text()
+            assert (
+                b"coldstart_fleet_resumed_total 10.0" in text and b"coldstart_fleet_moved_total 0.0" in text
+            )
             (_, second) = stage.rig.servers()
             # What had been made was not made again.
             assert all(len(body["prompt"]) > 2 and body["max_tokens"] < 40 for body in second.bodies)

@@ -142,6 +142,14 @@ def test_a_server_that_says_an_error_in_its_stream_has_broken_off() -> None:
     assert "before its last token" in early.broken
 
 
+@pytest.mark.parametrize("event", [b'data: {"number": 1}', b"data: half of {", b"data: [1]"])
+def test_what_is_no_completion_is_passed_on_and_never_asked_for_again(event: bytes) -> None:
+    stream = _stream()
+    assert stream.take(b": a comment\n\n" + event + b"\n\n") == b": a comment\n\n" + event + b"\n\n"
+    assert not stream.resumable and not stream.broken
+    assert stream.take(b"data: [DONE]\n\n") == b"data: [DONE]\n\n" and stream.ended
+
+
 def test_a_stream_that_has_all_its_tokens_needs_no_server() -> None:
     stream = _stream(stream_options={"include_usage": True})
     stream.take(_said([11], "a", first=True, end="stop"))
