@@ -18,11 +18,12 @@ ON_CLASSES_AND_MODULES = {
         "kind.capture_model", "kind.load_model", "module.maybe_apply_startup_plan", "module.maybe_save_startup_plan",
         "module.Worker GRAPHS_REPORT", "worker KV_REPORT",
     },
-    # Not vLLM's: torch's, while graphs are recorded or proved, and while a template is built.
+    # Not vLLM's: torch's, while graphs are recorded or proved, while a template is built, and while compiled code is written down.
     "graphs/record.py": {"torch.cuda.CUDAGraph"},
     "engine/executor.py": {"torch.set_num_threads"},
+    "engine/compiled.py": {"AOTCompilePickler.reducer_override"},
 }  # fmt: skip
-"""For as long as the process lives, but hook.py, record.py and executor.py put back what was there."""
+"""For as long as the process lives, but hook.py, record.py, executor.py and compiled.py put back what was there."""
 
 ON_OBJECTS = {
     "engine/compiled.py": {
