@@ -18,7 +18,7 @@ ON_CLASSES_AND_MODULES = {
         "kind.capture_model", "kind.load_model", "module.maybe_apply_startup_plan", "module.maybe_save_startup_plan",
         "module.Worker GRAPHS_REPORT", "worker KV_REPORT",
     },
-    # Not vLLM's: torch's, while graphs are recorded or proved, while a template is built, and while compiled code is written down.
+    # Not vLLM's: torch's, while graphs are recorded or proved, a template is built, or compiled code is written down.
     "graphs/record.py": {"torch.cuda.CUDAGraph"},
     "engine/executor.py": {"torch.set_num_threads"},
     "engine/compiled.py": {"AOTCompilePickler.reducer_override"},
