@@ -29,7 +29,7 @@ from coldstart.measure.bench.launch import free_port
 RESULT = Path(__file__).parent / "results" / "paired-starts-cpu.json"
 MODEL = "tiny-llama"
 VLLM_ARGS = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456"]
-MODES = ("auto", "fresh", "template-runtime", "template-engine", "snapshot")
+MODES = ("auto", "fresh", "runtime-snapshot", "template-runtime", "template-engine", "snapshot")
 DEADLINE_S = 300.0
 
 
@@ -59,12 +59,14 @@ class Installation:
         if code:
             raise SystemExit(f"{' '.join(command)} ended with {code}: {self.log.read_text()[-2000:]}")
 
-    def prepare(self) -> None:
-        """The bundle, where there is none yet, and a template of both levels."""
+    def prepare(self, modes: list[str]) -> None:
+        """The bundle, where there is none yet, a template of both levels, and the frozen runtime where it is started from."""
         if not (self.place / "cache" / "bundles").exists():
             self("materialize", MODEL, "--snapshot", "--", *VLLM_ARGS)
         for level in ("runtime", "engine"):
             self("template", "start", MODEL, "--level", level, "--", *VLLM_ARGS)
+        if "runtime-snapshot" in modes:  # an older release has none: name the others with --modes
+            self("template", "freeze")
 
     def start(self, mode: str) -> float:
         """Seconds from launch to the first token; the server has ended when this returns."""
@@ -130,7 +132,7 @@ def measure(executables: Mapping[str, str], place: Path, modes: list[str], round
     sides = {name: Installation(path, place / name) for name, path in executables.items()}
     for name, side in sides.items():
         print(f"{name}: bundle, templates and one start of each mode", flush=True)
-        side.prepare()
+        side.prepare(modes)
         for mode in modes:
             print(f"  {mode}: {side.start(mode):.2f} s", flush=True)
     seconds: dict[str, dict[str, list[float]]] = {mode: {name: [] for name in sides} for mode in modes}

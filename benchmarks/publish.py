@@ -12,6 +12,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+import architecture_tables  # noqa: E402
 import decision_tables  # noqa: E402
 import express_tables  # noqa: E402
 import figure_tables  # noqa: E402
@@ -44,6 +45,7 @@ def marked(text: str, name: str, content: str) -> str:
 def readme(text: str) -> str:
     """README with the committed table and transcript."""
     text = marked(text, "cold-start", cold_start()[0])
+    text = marked(text, "architectures", architecture_tables.sentence())
     transcript = json.loads((HERE / "results" / "transcript.json").read_text())
     for name in ("materialize", "inspect", "validate", "serve", "template"):
         entry = transcript[name]
@@ -54,6 +56,7 @@ def readme(text: str) -> str:
 def results(text: str) -> str:
     """RESULTS.md with the committed reports."""
     text = marked(marked(text, "cold-start", cold_start()[1]), "graphs", graphs())
+    text = marked(text, "architectures", architecture_tables.table())
     for name in report.TABLES:
         if (result := HERE / "results" / f"{name}.json").exists():
             text = marked(text, name, report.published(name, json.loads(result.read_text())))

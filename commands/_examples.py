@@ -27,6 +27,8 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "coldstart template start tiny-llama --level runtime",
     ),
     "template status": ("coldstart template status", "coldstart template status --format json"),
+    "template freeze": ("coldstart template freeze", "coldstart template freeze --force"),
+    "template discard": ("coldstart template discard", "coldstart template discard --format json"),
     "template stop": ("coldstart template stop", "coldstart template stop --level engine --force"),
     "prefetch start": (
         "coldstart prefetch start llama2-7b",

@@ -65,6 +65,13 @@ def up(
     ranks: Annotated[
         int, _word("--ranks", metavar="N", help="Servers that may start one model as a pipeline, at most.")
     ] = 1,
+    consolidate: Annotated[
+        bool,
+        _word(
+            "--consolidate/--no-consolidate",
+            help="Load the whole model beside a pipeline's first rank, and hand its streams over.",
+        ),
+    ] = True,
     record: Annotated[
         Path | None, _word("--record", metavar="FILE", help="Write every event and decision, one a line.")
     ] = None,
@@ -86,7 +93,7 @@ def up(
 
     options = FleetUpOptions(
         common.cache,
-        FleetSettings(most_ranks=ranks, consolidate=False, max_held=max_held),
+        FleetSettings(most_ranks=ranks, consolidate=consolidate, max_held=max_held),
         state.absolute() if state else None,
         server,
         address,

@@ -158,10 +158,10 @@ def _scheduling(
         str,
         typer.Option(
             "--scheduler",
-            help="Which request runs next: fcfs (vLLM's own), skip-join-mlfq, or express.",
+            help="Which request runs next: fcfs (vLLM's own), skip-join-mlfq, or express; auto is fcfs as yet.",
             metavar="NAME",
         ),
-    ] = "fcfs",
+    ] = "auto",
     batch: Annotated[
         int | None,
         typer.Option(

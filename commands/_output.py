@@ -71,18 +71,19 @@ class Output:
             _err(message)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Show that ``name`` is going on: a moving line on a terminal, one line elsewhere, a JSON line on
-        demand.
+    def phase(self, name: str, expected_s: float | None = None) -> Iterator[Callable[[str], None]]:
+        """Show that ``name`` is going on, for ``expected_s`` seconds by an earlier run: a moving line on a terminal, one line
+        elsewhere, a JSON line on demand. What it yields shows a step within it.
         """
         mode = self._progress_mode()
+        about = f" ({expected_s:.0f} s the last time)" if expected_s is not None else ""
         if mode == "bar":
-            with _spinner(name):
-                yield
+            with _spinner(name + about) as step:
+                yield step
             return
         begin = time.monotonic()
-        _heartbeat(mode, name, "begin", 0.0)
-        yield
+        _heartbeat(mode, name, "begin", 0.0, about=about, expected_s=expected_s)
+        yield lambda step: _heartbeat(mode, name, "step", time.monotonic() - begin, about=step)
         _heartbeat(mode, name, "end", time.monotonic() - begin)
 
     def _progress_mode(self) -> Literal["bar", "plain", "none", "json"]:
@@ -135,23 +136,28 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def _heartbeat(mode: str, name: str, event: str, seconds: float) -> None:
+def _heartbeat(
+    mode: str, name: str, event: str, seconds: float, *, about: str = "", expected_s: float | None = None
+) -> None:
     if mode == "json":
-        _err(
-            json.dumps({"schema_version": SCHEMA_VERSION, "phase": name, "event": event, "seconds": seconds})
-        )
+        said: dict[str, object] = {"phase": name, "event": event, "seconds": seconds}
+        said |= {"step": about} if event == "step" else {}
+        said |= {"expected_s": expected_s} if expected_s is not None else {}
+        _err(json.dumps({"schema_version": SCHEMA_VERSION, **said}))
     elif mode == "plain" and event == "begin":
-        _err(f"{name} ...")
+        _err(f"{name}{about} ...")
+    elif mode == "plain" and event == "step":
+        _err(f"  {about}")
 
 
 @contextmanager
-def _spinner(name: str) -> Iterator[None]:
+def _spinner(name: str) -> Iterator[Callable[[str], None]]:
     from rich.console import Console
     from rich.text import Text
 
     console = Console(stderr=True)
-    with console.status(Text(printable(name))):
-        yield
+    with console.status(Text(printable(name))) as status:
+        yield lambda step: status.update(Text(printable(secrets.text(f"{name}: {step}"))))
 
 
 def _err(message: str) -> None:

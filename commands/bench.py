@@ -1,6 +1,6 @@
 """Measure cold starts from launch to first token: plain vLLM against each start mode.
 
-Modes: vllm-cold, vllm-warm, fresh, template-runtime, template-engine, snapshot; every round runs each once.
+Modes: vllm-cold, vllm-warm, fresh, runtime-snapshot, template-runtime, template-engine, snapshot; every round runs each once.
 Exit 1 when tokens differ, a fast path was not taken, a server died, or --baseline shows a regression.
 What follows -- goes to vLLM in all modes.
 """

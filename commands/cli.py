@@ -165,8 +165,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     os.umask(
         os.umask(0o077) | 0o022
     )  # nothing that is made here may be written by others, whatever the shell allows
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
+    catch()
     try:
         app(own, prog_name="coldstart", obj=rest, default_map=_defaults(own))
     except Exception as error:  # noqa: BLE001 - the one place where any failure becomes an exit code
@@ -188,9 +187,35 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     return argv[:at], argv[at + 1 :]
 
 
+class _Stopped(SystemExit):
+    """A signal: it passes every handler of Exception, runs every finally, and carries 128 + signal."""
+
+
+def catch() -> None:
+    """End on SIGINT and SIGTERM, wherever they arrive."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    if sys.unraisablehook.__name__ != "_ignored":
+        before = sys.unraisablehook
+
+        def _ignored(unraisable: Any) -> None:
+            # Python drops what is raised while a weak reference's callback or a __del__ runs, as many do during imports.
+            if isinstance(unraisable.exc_value, _Stopped):
+                code = unraisable.exc_value.args[0]
+                signal.signal(signal.SIGALRM, lambda *_: _raise(code))
+                signal.setitimer(signal.ITIMER_REAL, 0.01)
+            else:
+                before(unraisable)
+
+        sys.unraisablehook = _ignored
+
+
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    # SystemExit passes every handler of Exception, runs every finally, and carries 128 + signal.
-    raise SystemExit(128 + number)
+    _raise(128 + number)
+
+
+def _raise(code: int) -> NoReturn:
+    raise _Stopped(code)
 
 
 def _report(error: Exception) -> int:

@@ -27,12 +27,20 @@ def command(
         Literal["value", "reference"],
         typer.Option("--kernels", help="CUDA kernels: copy their binaries, or refer to them in libraries."),
     ] = "value",
+    profile_seconds: Annotated[
+        float,
+        typer.Option(
+            "--profile-seconds", help="How long the iteration profile may take: fewer sizes and rounds."
+        ),
+    ] = 120.0,
 ) -> None:
     """Parse, run the offline phase, and print where the bundle is."""
     from coldstart.key import inspection
     from coldstart.materialize import expectation, materialize
 
-    options = materialize.Options(only=only or (), force=force, snapshot=snapshot, kernels=kernels)
+    options = materialize.Options(
+        only=only or (), force=force, snapshot=snapshot, kernels=kernels, profile_s=profile_seconds
+    )
     planned = common.look_up(model, revision)
     if dry_run:
         existing = planned.bundle.ref if planned.bundle else None
@@ -63,6 +71,9 @@ def command(
     )
     for section, reason in inspection.not_made(bundle).items():
         common.out.note(f"no {section}: {reason}")
+    for curve, sizes in inspection.unprofiled(bundle).items():
+        left = ", ".join(str(size) for size in sizes)
+        common.out.note(f"iteration profile: no {curve} of {left}, for want of time (--profile-seconds)")
     common.out.success(
         f"{'Made' if is_new else 'Found'} {bundle.name} v{bundle.version}, {human_bytes(bundle.size)},",
         where="the store",

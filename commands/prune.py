@@ -14,7 +14,7 @@ from coldstart.commands._output import human_bytes
 
 from coldstart.errors import Usage
 from coldstart.key import inspection
-from coldstart.machine import paths, reclaim
+from coldstart.machine import paths, reclaim, runtime_image
 
 
 @declare()
@@ -31,16 +31,19 @@ def command(
     pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run, trust=inspection.trust)
     removed = [entry.digest for entry in pruned.removed]
     unpacked = _unpacked(common, store, removed, dry_run)
-    freed = pruned.freed + unpacked.freed
+    frozen = runtime_image.prune(common.cache.runtimes, dry_run=dry_run)
+    freed = pruned.freed + unpacked.freed + frozen.freed
     data = {
         "dry_run": dry_run,
         "removed": removed,
         "files": pruned.files,
         "unpacked": [str(path) for path in unpacked.paths],
+        "frozen": [str(path) for path in frozen.paths],
         "freed_bytes": freed,
     }
     verb = "Would remove" if dry_run else "Removed"
-    summary = f"{verb} {len(removed)} bundles, {pruned.files} files and {len(unpacked.paths)} unpacked, {human_bytes(freed)}"
+    counts = f"{len(removed)} bundles, {pruned.files} files, {len(unpacked.paths)} unpacked and {len(frozen.paths)} frozen"
+    summary = f"{verb} {counts}, {human_bytes(freed)}"
     common.out.result(data, "\n".join([summary, *removed]), brief="\n".join(removed))
     if pruned.note:
         common.out.warn(pruned.note)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from coldstart.key.inspection import Lookup
 
-Mode = Literal["auto", "fresh", "template-runtime", "template-engine", "snapshot"]
+Mode = Literal["auto", "fresh", "runtime-snapshot", "template-runtime", "template-engine", "snapshot"]
 OnMiss = Literal["fail", "warn", "materialize"]
 
 

@@ -1,14 +1,17 @@
-"""Keep warm processes that fork servers: the runtime imported, or a model's engine built."""
+"""Keep warm processes that fork servers, or a frozen one: the runtime imported, or a model's engine built."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from coldstart.artifacts.bundle import anyone
 from coldstart.commands._options import READY_TIMEOUT, Common, Model, Untrusted, group
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import table
+from coldstart.commands._output import human_bytes, table
 
 from coldstart.errors import Usage
+
+if TYPE_CHECKING:
+    from coldstart.machine import runtime_image
 
 app = group(__doc__)
 Level = Literal["runtime", "engine"]
@@ -38,17 +41,69 @@ def start(
     common.out.success("Started a template", then=common.again("serve", model, "--mode", f"template-{level}"))
 
 
-@app.command(help="List the templates and the servers forked from them.")
+@app.command(help="Freeze the imported runtime (CRIU): one image starts every model where no template runs.")
+@declare()
+def freeze(
+    common: Common,
+    force: Annotated[
+        bool, typer.Option("--force", help="Make a new image although one that fits is there.")
+    ] = False,
+    ready_timeout: Annotated[float, READY_TIMEOUT] = 600.0,
+) -> None:
+    """Make the image, unless there is one."""
+    from coldstart.machine import runtime_image
+    from coldstart.serve import runtime_snapshot
+
+    there = runtime_snapshot.made(common.cache)
+    usable = there is not None and runtime_image.described(there).obstacle is None
+    if there is None or not usable or force:
+        with common.out.phase("freeze the imported runtime"):
+            there = runtime_snapshot.freeze(common.cache, ready_timeout)
+    image = runtime_image.described(there)
+    data = {**_image(image), "made_now": not usable or force}
+    common.out.result(data, f"{image.directory}  {human_bytes(image.size)}")
+    verb = "Froze" if data["made_now"] else "Found"
+    common.out.success(
+        f"{verb} the runtime", then=f"coldstart serve MODEL --mode {runtime_snapshot.MODE}, or just serve"
+    )
+
+
+@app.command(help="Remove frozen runtimes.")
+@declare()
+def discard(common: Common) -> None:
+    """Remove every image below the cache root."""
+    from coldstart.machine import runtime_image
+
+    images = list(runtime_image.listed(common.cache.runtimes))
+    if not images:
+        raise Usage("No runtime is frozen here.", mend="coldstart template freeze")
+    for image in images:
+        runtime_image.discard(image)
+    freed = sum(image.size for image in images)
+    common.out.result({"discarded": len(images), "freed_bytes": freed}, f"discarded {len(images)}")
+
+
+def _image(image: "runtime_image.Image") -> dict[str, object]:
+    about = {"directory": str(image.directory), "python": image.python, "vllm": image.vllm}
+    return {**about, "made": image.made, "size": image.size, "obstacle": image.obstacle}
+
+
+@app.command(help="List the templates, the servers forked from them, and frozen runtimes.")
 @declare()
 def status(common: Common) -> None:
     """List them."""
+    from coldstart.machine import runtime_image
     from coldstart.serve import template_pool
 
     templates = list(template_pool.listed())
+    images = list(runtime_image.listed(common.cache.runtimes))
     rows = [
         (w.level, w.model, w.key[7:19], w.pid or "gone", "yes" if w.ready else "no", len(w.servers))
         for w in templates
     ]
+    for image in images:
+        ready = "yes" if image.obstacle is None else f"no: {image.obstacle}"
+        rows.append(("frozen", "every model", human_bytes(image.size), "-", ready, 0))
     data = {
         "templates": [
             {
@@ -60,7 +115,8 @@ def status(common: Common) -> None:
                 "servers": w.servers,
             }
             for w in templates
-        ]
+        ],
+        "frozen": [_image(image) for image in images],
     }
     common.out.result(data, lambda: table(("level", "model", "key", "pid", "ready", "servers"), rows))
 

@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -72,6 +73,9 @@ def main() -> None:
         words = [sys.executable, __file__, *sys.argv[1:]]
         sys.exit(subprocess.run([*command, *words], env=os.environ | {INSIDE: "1"}, check=False).returncode)
     name = f"reliability-{given.what}"
+    # A shell's background job ignores it, and so would whatever is started here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    given.home.mkdir(parents=True, exist_ok=True)
     earlier = json.loads((RESULTS / f"{name}.json").read_text()) if given.more else {}
     run = Run(Machine(given.home.resolve()), time.monotonic() + 60 * given.minutes, random.Random())
     run.counts.update(earlier.get("counts", {}))

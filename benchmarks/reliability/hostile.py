@@ -29,7 +29,11 @@ def hostile(run: Run, count: int) -> None:
 
     cache = Cache(run.machine.cache)
     found = inspection.look_up("tiny-llama", EAGER, cache=cache)
+    cache.bundles.mkdir(parents=True, exist_ok=True)
     shutil.copytree(cache.bundles, run.machine.root / "bundles", dirs_exist_ok=True)
+    with serving(run, "tiny-llama", "--on-miss", "warn", vllm=EAGER) as one:
+        answering(run, one, "without a bundle")  # what vLLM itself keeps of the model is there from now on
+        one.end()
     first = int(run.counts["seed"]) or 1
     for seed in range(first, first + count):
         if run.over:

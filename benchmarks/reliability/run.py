@@ -21,7 +21,8 @@ from coldstart.measure.bench.completions import CompletionClient
 from coldstart.measure.bench.launch import HOST, free_port
 
 VLLM = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456")
-EAGER = ("--max-model-len", "1024", "--enforce-eager")
+# By default vLLM takes nearly all of the machine's memory: beside anything else it would not start.
+EAGER = ("--max-model-len", "1024", "--enforce-eager", "--gpu-memory-utilization", "0.3")
 READY_S = 120.0
 
 

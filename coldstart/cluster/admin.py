@@ -16,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from coldstart.cluster.front import ControllerAway, FleetFront
+from coldstart.cluster.contact import ControllerAway
+from coldstart.cluster.front import FleetFront
 
 METHODS = ("deploy", "remove", "scale", "drain")
 HEADER = "x-coldstart-admin-key"
@@ -46,7 +47,7 @@ def routes(front: FleetFront, key: str, down: Callable[[], Awaitable[None]]) -> 
         asked = json.loads(await request.body())
         if asked["method"] not in METHODS:
             raise ValueError(asked["method"])
-        return await front.link.call("order", asked["method"], *asked["args"])
+        return await front.contact.link.call("order", asked["method"], *asked["args"])
 
     async def end(request: Request) -> Any:
         await down()

@@ -1,14 +1,15 @@
 """The live controller: the fleet's core decides, this carries out. Ray is not needed for it, nor imported.
 
 Invariant: every order of the core is answered by exactly one event: a launch by its ranks being ready or dead, a stop by
-Stopped, a move by Moved. Everything runs on one event loop, so the core is never asked twice at once.
+Stopped, a release by Released, a move by Moved unless the request ends before. Everything runs on one event loop, so the core
+is never asked twice at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -16,9 +17,10 @@ from uuid import uuid4
 
 from coldstart.cluster.desks import Desk, Desks, GroupRoute
 from coldstart.cluster.node import Said
-from coldstart.cluster.orders import Node, NodeLost, NodeReport, RankEnded, RankOrder, RankUp
+from coldstart.cluster.orders import Node, NodeReport
 from coldstart.cluster.state import FleetState
 from coldstart.cluster.wire import ModelDeployment, document
+from coldstart.cluster.workers import Workers
 from coldstart.errors import Usage
 from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
@@ -26,6 +28,7 @@ from coldstart.fleet.events import Action, Event, LaunchRank
 from coldstart.fleet.groups import GroupPhase
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.gateway.log import Log
+from coldstart.gateway.tasks import Tasks
 from coldstart.host.launches import Catalogue
 
 PULL_S = 5.0
@@ -47,12 +50,10 @@ class FleetControl:
         self.core = FleetCore(settings, models=[one.spec for one in state.models.values()])
         self.state, self.clock, self.log, self.record = state, clock, log or Log(quiet=True), record
         self.desks = Desks(clock)
-        self.nodes: dict[str, Node] = {}
-        self.launched: dict[str, LaunchRank] = {}
-        self.up: dict[str, RankUp] = {}
+        self.workers = Workers(self)
         self.incarnation, self.began = uuid4().hex, clock()
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Tasks(self.log)
 
     # The core.
 
@@ -69,8 +70,7 @@ class FleetControl:
             else:
                 self._do(action)
         for group in ranks.values():
-            self.launched |= {rank.worker: rank for rank in group}
-            self._spawn(self._launch(group))
+            self.workers.launch(group)
         if actions or not isinstance(event, (events.Arrived, events.Ended, events.Routed)):
             self._publish()
         self._rearm()
@@ -86,129 +86,58 @@ class FleetControl:
     def _do(self, action: Action) -> None:
         match action:
             case events.Stop(worker):
-                self._spawn(self._stop(worker))
+                self.workers.stop(worker)
+            case events.Release(worker, group):
+                self.workers.release(worker, group)
+            case events.FetchRest(worker):
+                self.workers.load_whole(worker)
             case events.Send(request, group):
                 self._order(request, "send", request, group)
             case events.Refuse(request, status, reason, after):
                 self._order(request, "refuse", request, status, reason, after)
-            case events.Move(request):
-                # No stream is moved between servers: each ends where it began, and the group goes when its last one has.
-                asyncio.get_running_loop().call_soon(self.tell, events.Moved(request, False))
-            case events.FetchRest(worker):
-                self.log.say("not consolidated", worker=worker, reason="no engine is loaded beside a rank")
+            case events.Move(request, _, target):
+                if not self._order(request, "move", request, target):
+                    asyncio.get_running_loop().call_soon(self.tell, events.Moved(request, False))
 
-    def _order(self, request: str, *what: Any) -> None:
-        if (desk := self.desks.of(request)) is not None:
+    def _order(self, request: str, *what: Any) -> bool:
+        """Whether anybody hears it."""
+        desk = self.desks.of(request)
+        if desk is not None:
             desk.order(*what)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.log.say("internal error", reason=f"{type(error).__name__}: {error}")
-
-    # Workers.
-
-    async def _launch(self, ranks: list[LaunchRank]) -> None:
-        first = ranks[0]
-        deployment = self.state.models[first.model]
-        self.log.say("launch", group=first.group, servers=[rank.server for rank in ranks])
-        try:
-            master = await self.nodes[first.server].meeting() if len(ranks) > 1 else None
-        except (NodeLost, KeyError) as lost:
-            for rank in ranks:
-                self._ended(RankEnded(rank.worker, f"server {first.server} is gone: {lost}", False))
-            return
-        orders = [RankOrder(rank, deployment.launch, self.core.settings.hold_s, master) for rank in ranks]
-        await asyncio.gather(*map(self._launch_rank, orders))
-
-    async def _launch_rank(self, order: RankOrder) -> None:
-        rank = order.rank
-        try:
-            await self.nodes[rank.server].launch(order)
-        except (NodeLost, KeyError) as lost:
-            self._ended(RankEnded(rank.worker, f"server {rank.server} is gone: {lost}", False))
-
-    async def _stop(self, worker: str) -> None:
-        rank = self.launched.get(worker)
-        if rank is None:
-            return
-        await self.desks.let_go(rank.group, self.core.settings.hold_s)
-        self.log.say("stop", worker=worker)
-        try:
-            await self.nodes[rank.server].stop(worker)
-        except (NodeLost, KeyError):
-            self._ended(RankEnded(worker, f"server {rank.server} is gone", True))
+        return desk is not None
 
     def said(self, event: Said) -> None:
         """A server has something to say of a worker."""
-        if isinstance(event, RankEnded):
-            self._ended(event)
-        elif (rank := self.launched.get(event.worker)) is not None and rank.rank == 0:
-            self._ready(event)
-
-    def _ready(self, up: RankUp) -> None:
-        """The first rank answers only when all do: the others are up before they have done anything, and say so."""
-        group = self.launched[up.worker].group
-        self.up[up.worker] = up
-        self.log.say("ready", worker=up.worker, mode=up.mode, seconds=round(up.start_s, 4), url=up.url)
-        for fallback in up.fallbacks:
-            self.log.say("fallback", worker=up.worker, **fallback)
-        for rank in [one for one in self.launched.values() if one.group == group]:
-            self.tell(events.Fetched(rank.worker))
-            self.tell(events.RankReady(rank.worker))
-
-    def _ended(self, ended: RankEnded) -> None:
-        if self.launched.pop(ended.worker, None) is None:
-            return
-        self.up.pop(ended.worker, None)
-        if ended.ordered:
-            self.tell(events.Stopped(ended.worker))
-            return
-        self.log.say("worker ended", worker=ended.worker, reason=ended.reason)
-        self.tell(events.WorkerDied(ended.worker, ended.reason))
+        self.workers.said(event)
 
     # Servers.
 
     def joined(self, spec: ServerSpec, node: Node) -> None:
         """A server is there, empty."""
         self.log.say("server joined", server=spec.name)
-        self.nodes[spec.name] = node
+        self.workers.nodes[spec.name] = node
         self.tell(events.Joined(spec))
         if spec.name in self.state.drained:
             self.tell(events.Drained(spec.name))
 
     def lost(self, server: str) -> None:
         """A server is gone with all that was on it."""
-        if self.nodes.pop(server, None) is None:
+        if not self.workers.lose(server):
             return
         self.log.say("server lost", server=server)
-        for worker in [rank.worker for rank in self.launched.values() if rank.server == server]:
-            del self.launched[worker]
-            self.up.pop(worker, None)
         self.tell(events.ServerLost(server))
 
     def rebuild(self, found: Iterable[tuple[ServerSpec, Node, NodeReport]]) -> None:
         """A controller that has started finds the servers with what they have; told once, before all else."""
-        ranks: list[events.FoundRank] = []
-        ready: set[str] = set()
         servers: list[ServerSpec] = []
         for spec, node, report in found:
-            self.nodes[spec.name] = node
+            self.workers.find(spec.name, node, report)
             servers.append(spec)
-            for worker in report.workers:
-                self.launched[worker.rank.worker] = worker.rank
-                if worker.up is not None and worker.rank.rank == 0:
-                    self.up[worker.up.worker] = worker.up
-                    ready.add(worker.rank.group)
-                ranks.append(events.FoundRank(worker.rank, False, worker.stopping))
-        known = tuple(replace(one, ready=one.launch.group in ready) for one in ranks)
-        self.log.say("rebuilt", servers=[spec.name for spec in servers], workers=len(known))
-        self.tell(events.Rebuilt(tuple(servers), known, tuple(sorted(self.state.drained))))
+        ranks = self.workers.found()
+        if ranks:
+            self.desks.expect()
+        self.log.say("rebuilt", servers=[spec.name for spec in servers], workers=len(ranks))
+        self.tell(events.Rebuilt(tuple(servers), ranks, tuple(sorted(self.state.drained))))
 
     # Gateways.
 
@@ -255,6 +184,8 @@ class FleetControl:
             case "ended":
                 desk.open.discard(given[0])
                 self.tell(events.Ended(given[0]))
+            case "moved":
+                self.tell(events.Moved(*given))
             case "released":
                 self.desks.released(desk, given[0])
 
@@ -268,7 +199,7 @@ class FleetControl:
     def _publish(self) -> None:
         routes = {}
         for group in self.core.groups.values():
-            up = self.up.get(group.workers[0].name)
+            up = self.workers.answering(group)
             if group.phase is GroupPhase.SERVING and up is not None:
                 where = group.name, group.model, up.url, group.capacity, up.mode, up.start_s
                 routes[group.name] = GroupRoute(*where)
@@ -308,7 +239,7 @@ class FleetControl:
 
     def drain(self, server: str) -> None:
         """Raises Usage for a server that is not there."""
-        if server not in self.nodes:
+        if server not in self.workers.nodes:
             raise Usage(f"the fleet has no server {server}", mend="coldstart fleet status")
         self.state.drain(server)
         self.tell(events.Drained(server))

@@ -8,18 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from coldstart.artifacts.bundle import anyone
 from coldstart.cluster.wire import ModelDeployment
 from coldstart.errors import Usage
 from coldstart.fleet.specification import FleetModel
 from coldstart.fleet.timing import Costs
-from coldstart.gateway.profiles import assumed, of_bundle
+from coldstart.gateway import lookups, profiles
 from coldstart.host.configuration import size
-from coldstart.host.launches import FAIL, Launch
-from coldstart.key import inspection
+from coldstart.host.launches import Launch
 from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
-from coldstart.model.models import weight_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +50,15 @@ def limits(text: str | None) -> tuple[float, float]:
 
 def made(launch: Launch, wanted: DeployWords, cache: Cache, *, offline: bool) -> ModelDeployment:
     """Raises what a look-up raises, NoBundle where one is needed, Usage where a figure is not known."""
-    found = inspection.look_up(
-        launch.model,
-        launch.args,
-        cache=cache,
-        offline=offline,
-        revision=launch.revision,
-        accepts=anyone if launch.untrusted else None,
-    )
-    if found.bundle is None and launch.on_miss == FAIL:
-        raise inspection.miss(found)
+    found = lookups.of_launch(launch, cache, offline=offline)
     if wanted.memory is None and not runtime.targets_cpu():
         raise Usage("no bundle says how much of a GPU's memory a model takes", mend="--memory 24GB")
-    weights = sum(file.stat().st_size for file in weight_files(found.model.path)) if found.model.path else 0
-    weights = size(wanted.size) if wanted.size else weights
+    weights = size(wanted.size) if wanted.size else profiles.weights_bytes(found.model.path)
     if not weights:
         raise Usage(f"{launch.name}: no weights lie here to say how large they are", mend="--size 24GB")
     memory, start_s = size(wanted.memory) if wanted.memory else 0, wanted.start_s
     if not memory or start_s is None:
-        known = of_bundle(found.bundle) if found.bundle else None
-        known = known or assumed(launch, found.model.path)
+        known = profiles.of_lookup(launch, found)
         memory, start_s = memory or known.memory, known.start_s if start_s is None else start_s
     spec = FleetModel(
         launch.name,

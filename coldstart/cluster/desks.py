@@ -14,6 +14,8 @@ from typing import Any
 
 ALIVE_S = 15.0
 """A gateway asks every few seconds; one that did not for so long is gone."""
+BACK_S = 2.0
+"""So long after a controller has begun again gateways that send to what it found may not have found it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,11 @@ class Desks:
         self.models: list[Any] = []
         self.version = 0
         self._let_go = asyncio.Event()
+        self._all_back = 0.0
+
+    def expect(self) -> None:
+        """There are gateways that will attach: until then nobody knows what they send to."""
+        self._all_back = self.clock() + BACK_S
 
     def attach(self, name: str, groups: Collection[str]) -> Desk:
         """A gateway that is new, or has found this controller again; the groups are those it can send to."""
@@ -106,10 +113,12 @@ class Desks:
     async def let_go(self, group: str, patience_s: float) -> None:
         """Wait until no gateway that lives can send to that group, or for so long."""
         end = self.clock() + patience_s
-        while self.clock() < end and any(group in desk.knows for desk in self._alive()):
+        while (now := self.clock()) < end and (
+            now < self._all_back or any(group in desk.knows for desk in self._alive())
+        ):
             self._let_go.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._let_go.wait(), min(1.0, patience_s))
+                await asyncio.wait_for(self._let_go.wait(), min(0.5, patience_s))
 
     def _alive(self) -> Iterator[Desk]:
         now = self.clock()

@@ -11,82 +11,46 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
-from urllib.parse import urlsplit
-from uuid import uuid4
+from typing import Any
 
 import coldstart
 from coldstart.cluster import wire
+from coldstart.cluster.contact import Contact, ControllerAway, ControllerLink
 from coldstart.cluster.metrics import FleetMetrics
+from coldstart.cluster.moves import Moves
+from coldstart.cluster.replicas import CONNECT_S, FleetReplica, FleetTicket
 from coldstart.cluster.status import SCHEMA_VERSION
 from coldstart.gateway.log import Log
 from coldstart.gateway.tickets import AdmissionRefused, Ticket, unknown
-from coldstart.gateway.upstream import NothingSent, Replica, Upstream
+from coldstart.gateway.upstream import NothingSent, Replica
 from coldstart.host.launches import Catalogue, Route
 from coldstart.host.status import HostFacts
 
-# A connection within a data centre that takes longer has nobody at its other end.
-CONNECT_S = 2.5
 SUSPECT_S = 1.0
 TRIES, TRIES_UNSENT = 4, 16
 AGAIN_S, AGAIN_MOST_S = 0.1, 1.0
-AWAY_S = 0.25
-
-
-class ControllerAway(Exception):
-    """Nobody answers for the controller."""
-
-
-class ControllerLink(Protocol):
-    """The way to the controller."""
-
-    async def call(self, method: str, *args: Any) -> Any:
-        """Raises ControllerAway."""
-
-
-class FleetReplica(Replica):
-    """A group that serves. It takes `capacity` requests at once, has `busy`, and is not asked before `suspect_until`."""
-
-    def __init__(self, route: Mapping[str, Any]) -> None:
-        url = urlsplit(str(route["url"]))
-        super().__init__(
-            str(route["model"]), Upstream((str(url.hostname), url.port or 80), connect_s=CONNECT_S)
-        )
-        self.group, self.capacity = str(route["group"]), int(route["capacity"])
-        self.mode, self.start_s = str(route["mode"]), float(route["start_s"])
-        self.busy, self.suspect_until, self.withdrawn = 0, 0.0, False
-
-
-@dataclass(eq=False)
-class FleetTicket(Ticket):
-    """`target` has it now; it was taken in `tries` times before."""
-
-    target: FleetReplica | None = None
-    tries: int = 0
 
 
 class FleetFront:
     """One gateway of one fleet."""
 
+    resumes: bool = True
+
     def __init__(
         self, link: ControllerLink, *, log: Log | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.link, self.log, self.clock = link, log or Log(quiet=True), clock
-        self.name, self.incarnation = uuid4().hex, ""
+        self.log, self.clock = log or Log(quiet=True), clock
+        self.contact = Contact(link, self, self.log)
         self.catalogue = Catalogue(())
         self.facts = HostFacts(pid=os.getpid(), version=coldstart.__version__, began=clock())
         self.metrics = FleetMetrics(self)
         self.targets: dict[str, FleetReplica] = {}
-        self.connected = False
-        self.total = self.again_count = 0
+        self.total = self.again_count = self.resumed_count = 0
+        self.moves = Moves(self)
         self.controlled: dict[str, Any] = {}
         self._tickets: dict[str, FleetTicket] = {}
         self._leaving: dict[str, FleetReplica] = {}
-        self._number, self._after = 0, 0
-        self._happened: list[list[Any]] = []
-        self._news = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._number = 0
 
     # Requests.
 
@@ -96,7 +60,7 @@ class FleetFront:
             raise self._counted(AdmissionRefused(503, "the gateway is stopping", 5.0))
         route = self.catalogue.route(asked)
         if route is None:
-            if not self.incarnation:
+            if not self.contact.incarnation:
                 raise self._counted(AdmissionRefused(503, "the fleet's controller is not there yet", 1.0))
             raise self._counted(unknown(asked))
         self.total += 1
@@ -108,15 +72,15 @@ class FleetFront:
 
     def _enter(self, route: Route, tries: int) -> FleetTicket:
         self._number += 1
-        number = f"{self.name}/{self._number}"
+        number = f"{self.contact.name}/{self._number}"
         future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
         ticket = self._tickets[number] = FleetTicket(number, route, self.clock(), future, tries=tries)
         if (target := self._free(route.model)) is not None:
             ticket.hit = True
             self._granted(ticket, target)
-            self._tell("routed", number, route.model, target.group)
+            self.contact.happened("routed", number, route.model, target.group)
         else:
-            self._tell("arrived", number, route.model)
+            self.contact.happened("arrived", number, route.model)
         return ticket
 
     def _free(self, model: str) -> FleetReplica | None:
@@ -140,15 +104,25 @@ class FleetFront:
         known = self._tickets.pop(ticket.number, None)
         if known is None:
             return
-        self._tell("ended", ticket.number)
-        target = known.target
-        if target is not None:
-            target.busy -= 1
-            self._let_go(target)
+        self.contact.happened("ended", ticket.number)
+        self.moves.over(known)
+        if known.target is not None:
+            self.freed(known.target)
+
+    def freed(self, target: FleetReplica) -> None:
+        """One request less is there."""
+        target.busy -= 1
+        self._let_go(target)
+
+    def has(self, ticket: FleetTicket) -> bool:
+        """Whether that request is still here, under its number."""
+        return self._tickets.get(ticket.number) is ticket
 
     async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """As Front: somewhere else, or where the controller starts another group."""
         assert isinstance(ticket, FleetTicket) and isinstance(replica, FleetReplica)
+        if self.moves.rolled_back(ticket, str(error)):
+            return ticket
         replica.suspect_until = self.clock() + SUSPECT_S
         # What was never sent does no harm elsewhere; what was may be why its server died.
         most = TRIES_UNSENT if isinstance(error, NothingSent) else TRIES
@@ -157,7 +131,11 @@ class FleetFront:
         ticket.passed_on()
         self.leave(ticket)
         self.again_count += 1
-        self.log.say("again", model=ticket.route.model, group=replica.group, tries=ticket.tries + 1)
+        begun = len(ticket.stream.tokens) if ticket.stream is not None else 0
+        self.resumed_count += begun > 0
+        self.log.say(
+            "again", model=ticket.route.model, group=replica.group, tries=ticket.tries + 1, made=begun
+        )
         if self._free(ticket.route.model) is None:
             # The controller hears of the end in a moment; before that it would send it there again.
             await asyncio.sleep(min(AGAIN_MOST_S, AGAIN_S * 2**ticket.tries))
@@ -175,87 +153,35 @@ class FleetFront:
 
     def begin(self) -> None:
         """Find the controller, and stay in touch."""
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._pull()), loop.create_task(self._report())]
+        self.contact.begin()
 
-    def _tell(self, *what: Any) -> None:
-        self._happened.append(list(what))
-        self._news.set()
+    @property
+    def connected(self) -> bool:
+        """Whether the controller answers."""
+        return self.contact.connected
 
-    async def _report(self) -> None:
-        """Send what happened, in order; what could not be sent is told by attaching."""
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            if not self.connected:
-                await asyncio.sleep(AWAY_S)
-                self._news.set()
-                continue
-            batch, self._happened = self._happened, []
-            if not batch:
-                continue
-            try:
-                answer = await self.link.call("report", self.name, self.incarnation, batch)
-            except ControllerAway:
-                self._alone()
-                continue
-            if "attach" in answer:
-                self._alone()
+    def known(self) -> tuple[list[str], list[list[str]]]:
+        """As Gatekeeper."""
+        requests = [
+            [one.number, one.route.model, one.target.group if one.target else ""]
+            for one in self._tickets.values()
+        ]
+        return [*self.targets, *self._leaving], requests
 
-    async def _pull(self) -> None:
-        while True:
-            try:
-                if not self.connected:
-                    await self._attach()
-                answer = await self.link.call("pull", self.name, self.incarnation, self._after)
-            except ControllerAway:
-                self._alone()
-                await asyncio.sleep(AWAY_S)
-                continue
-            if "attach" in answer:
-                self._alone()
-                continue
-            try:
-                self._take(answer)
-            except Exception as error:  # noqa: BLE001 - what was answered is no good; who serves goes on serving
-                self.log.say("internal error", reason=f"{type(error).__name__}: {error}")
-                self._alone()
-                await asyncio.sleep(AWAY_S)
-
-    def _alone(self) -> None:
-        """The controller is away: what waits for it, and need not, does so no longer."""
-        if self.connected:
-            self.log.say("controller away")
-        self.connected = False
+    def alone(self) -> None:
+        """As Gatekeeper: what waits for the controller, and need not, does so no longer."""
         for ticket in self._tickets.values():
             if not ticket.granted.done() and (target := self._free(ticket.route.model)) is not None:
                 self._granted(ticket, target)
 
-    async def _attach(self) -> None:
-        """Tell all there is: what happened before is in it."""
-        self._happened = []
-        open_ = [
-            [one.number, one.route.model, one.target.group if one.target else ""]
-            for one in self._tickets.values()
-        ]
-        groups = [*self.targets, *self._leaving]
-        answer = await self.link.call("attach", self.name, groups, open_)
-        if answer["incarnation"] != self.incarnation:
-            self.incarnation, self._after = answer["incarnation"], 0
-        self.connected = True
-        self.log.say("controller found", incarnation=self.incarnation, requests=len(open_))
-
-    def _take(self, answer: Mapping[str, Any]) -> None:
-        if "routes" in answer:
-            self._routed(answer["routes"])
-            self.catalogue = Catalogue(wire.thing(one) for one in answer["models"])
-        for number, order in answer["orders"]:
-            self._after = max(self._after, number)
-            self._ordered(order)
-
-    def _ordered(self, order: list[Any]) -> None:
+    def ordered(self, order: list[Any]) -> None:
+        """As Gatekeeper."""
         what, request, *given = order
         ticket = self._tickets.get(request)
+        if what == "move":
+            if ticket is not None:
+                self.moves.order(ticket, self.targets.get(given[0]))
+            return
         if ticket is None or ticket.granted.done():
             return
         if what == "refuse":
@@ -270,14 +196,15 @@ class FleetFront:
 
     def _renew(self, ticket: FleetTicket) -> None:
         """The same request as a new one of the controller's."""
-        self._tell("ended", ticket.number)
+        self.contact.happened("ended", ticket.number)
         del self._tickets[ticket.number]
         self._number += 1
-        ticket.number = f"{self.name}/{self._number}"
+        ticket.number = f"{self.contact.name}/{self._number}"
         self._tickets[ticket.number] = ticket
-        self._tell("arrived", ticket.number, ticket.route.model)
+        self.contact.happened("arrived", ticket.number, ticket.route.model)
 
-    def _routed(self, routes: list[Mapping[str, Any]]) -> None:
+    def routed(self, routes: list[Mapping[str, Any]], models: list[Any]) -> None:
+        """As Gatekeeper."""
         now = {str(route["group"]): route for route in routes}
         for name in [name for name in self.targets if name not in now]:
             target = self.targets.pop(name)
@@ -288,11 +215,12 @@ class FleetFront:
             if name not in self.targets:
                 self.targets[name] = FleetReplica(route)
             self.targets[name].capacity = int(route["capacity"])
+        self.catalogue = Catalogue(wire.thing(one) for one in models)
 
     def _let_go(self, target: FleetReplica) -> None:
         """Nothing of ours is there, and nothing will be."""
         if target.withdrawn and not target.busy and self._leaving.pop(target.group, None) is not None:
-            self._tell("released", target.group)
+            self.contact.happened("released", target.group)
             target.upstream.close()
 
     # All of it.
@@ -312,6 +240,8 @@ class FleetFront:
                 "held": held,
                 "refused": {str(code): count for code, count in sorted(self.facts.refused.items())},
                 "again": self.again_count,
+                "resumed": self.resumed_count,
+                "moved": self.moves.count,
             },
             "controller": None,
             "servers": [],
@@ -324,9 +254,9 @@ class FleetFront:
         """The status with what the controller says now; with what it said last, while it is away."""
         if self.connected:
             try:
-                self.controlled = await asyncio.wait_for(self.link.call("status"), CONNECT_S)
+                self.controlled = await asyncio.wait_for(self.contact.link.call("status"), CONNECT_S)
             except (ControllerAway, TimeoutError):
-                self._alone()
+                self.contact.away()
         return self.status()
 
     def load(self) -> Iterator[tuple[str, int, int]]:
@@ -347,8 +277,7 @@ class FleetFront:
 
     async def close(self) -> None:
         """Leave the controller alone."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.moves.close()
+        await self.contact.close()
         for target in (*self.targets.values(), *self._leaving.values()):
             target.upstream.close()

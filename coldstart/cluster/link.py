@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from coldstart.cluster.front import ControllerAway
+from coldstart.cluster.contact import ControllerAway
 from coldstart.contract import environment
 from coldstart.gateway.log import Log
 from coldstart.machine import ipc

@@ -34,6 +34,12 @@ class _Gateway(Collector):
         yield CounterMetricFamily(
             f"{_PREFIX}again", "Requests taken in anew, their server gone.", front.again_count
         )
+        yield CounterMetricFamily(
+            f"{_PREFIX}resumed", "Of these: streams that had begun.", front.resumed_count
+        )
+        yield CounterMetricFamily(
+            f"{_PREFIX}moved", "Streams handed over to another worker.", front.moves.count
+        )
         yield GaugeMetricFamily(
             f"{_PREFIX}controller_up", "Whether the controller answers.", float(front.connected)
         )

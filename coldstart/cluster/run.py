@@ -21,7 +21,8 @@ from pathlib import Path
 import uvicorn
 
 from coldstart.cluster import admin, meeting, ray_node, wire
-from coldstart.cluster.front import ControllerAway, FleetFront
+from coldstart.cluster.contact import ControllerAway
+from coldstart.cluster.front import FleetFront
 from coldstart.cluster.link import RayLink
 from coldstart.cluster.meeting import FleetPlace
 from coldstart.contract import environment

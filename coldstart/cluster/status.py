@@ -2,7 +2,7 @@
 
     schema_version    1; members may be added, none goes or changes its meaning within a version
     gateway           url, pid, version, uptime_s, requests, in_flight, held, refused: {HTTP status: count},
-                      again (requests taken in anew)
+                      again (requests taken in anew), resumed (of these: streams that had begun), moved (streams handed over)
     controller        null while it cannot be reached, else: incarnation, pid, uptime_s, starts (groups), gateways, held
     servers           each: name, devices, memory_bytes (of a device), free_bytes: [...], network_bytes_s, draining
     models            each: name, least, most, idle_s, waiting, failures, error,
@@ -70,7 +70,7 @@ def _model(control: FleetControl, model: Deployment) -> dict[str, Any]:
 
 
 def _group(control: FleetControl, group: Group) -> dict[str, Any]:
-    up = control.up.get(group.workers[0].name)
+    up = control.workers.answering(group)
     return {
         "name": group.name,
         "phase": str(group.phase),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from coldstart.fleet.events import FetchRest, Move
-from coldstart.fleet.groups import Group, GroupPhase
+from coldstart.fleet.groups import WHOLE, Group, GroupPhase
 from coldstart.fleet.roster import Roster
 
 
@@ -38,7 +38,7 @@ class Consolidation:
         singles = []
         for worker in group.remaining():
             single = Group(
-                f"{worker.name}/whole", group.model, [worker], 1, batch, GroupPhase.SERVING, since=now
+                worker.name + WHOLE, group.model, [worker], 1, batch, GroupPhase.SERVING, since=now
             )
             worker.groups.append(single.name)
             singles.append(single)
@@ -46,7 +46,7 @@ class Consolidation:
 
     def moves(self, group: Group, groups: Mapping[str, Group]) -> list[Move]:
         """Every stream to the single worker with the fewest."""
-        singles = [groups[f"{worker.name}/whole"] for worker in group.remaining()]
+        singles = [groups[worker.name + WHOLE] for worker in group.remaining()]
         orders = []
         for request in group.in_flight:
             target = min(singles, key=lambda single: len(single.in_flight))

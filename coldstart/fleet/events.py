@@ -80,6 +80,23 @@ class WorkerDied:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessDied:
+    """Of a worker that serves two groups, what it ran for that one ended by itself; for the other it goes on."""
+
+    worker: str
+    group: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The order to release was carried out: what the worker ran for that group is no more."""
+
+    worker: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """The order to stop was carried out: its memory is free."""
 
@@ -158,6 +175,8 @@ Event = (
     | RankReady
     | Whole
     | WorkerDied
+    | ProcessDied
+    | Released
     | Stopped
     | Moved
 )
@@ -169,6 +188,14 @@ class FetchRest:
 
     worker: str
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """End what the worker runs for that group: it serves on for another one. `Released` follows."""
+
+    worker: str
+    group: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +222,7 @@ class Move:
     target: str
 
 
-Action = LaunchRank | FetchRest | Stop | Send | Move | Refuse
+Action = LaunchRank | FetchRest | Release | Stop | Send | Move | Refuse
 
 __all__ = [
     "Action",
@@ -211,10 +238,13 @@ __all__ = [
     "LaunchRank",
     "Move",
     "Moved",
+    "ProcessDied",
     "RankReady",
     "Rate",
     "Rebuilt",
     "Refuse",
+    "Release",
+    "Released",
     "Removed",
     "Routed",
     "Send",

@@ -11,6 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+WHOLE = "/whole"
+"""Ends the name of a worker's own group, and of the engine that it has for it, beside the one of its rank."""
+
 
 class GroupPhase(StrEnum):
     STARTING = "starting"
@@ -60,6 +63,11 @@ class Group:
     @property
     def ready(self) -> bool:
         return all(worker.ready for worker in self.workers)
+
+    @property
+    def single(self) -> bool:
+        """Whether it is a worker's own, out of a pipeline."""
+        return self.name.endswith(WHOLE)
 
     def remaining(self) -> list[FleetWorker]:
         """The workers that are to become the whole model."""

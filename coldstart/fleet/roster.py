@@ -11,7 +11,7 @@ from math import inf
 from coldstart.fleet import timing
 from coldstart.fleet.cluster import Cluster
 from coldstart.fleet.events import FetchRest, FoundRank, LaunchRank, Stop
-from coldstart.fleet.groups import FleetWorker, Group, GroupPhase
+from coldstart.fleet.groups import WHOLE, FleetWorker, Group, GroupPhase
 from coldstart.fleet.sizing import Demand, Place, Scheme
 from coldstart.fleet.specification import PIPELINE, FleetModel, FleetSettings
 
@@ -67,9 +67,12 @@ class Roster:
             server = self.cluster.servers.get(launch.server)
             if server is None or launch.worker in self.workers:
                 continue
-            server.free[launch.device] -= launch.memory
             rest, full = model.size - launch.size, launch.memory >= model.memory
-            where = launch.server, launch.device, launch.memory, launch.size, rest, full
+            # An engine beside it has its memory by itself.
+            beside = launch.worker + WHOLE in self.workers
+            memory = max(launch.size, launch.memory - model.memory) if beside else launch.memory
+            server.free[launch.device] -= memory
+            where = launch.server, launch.device, memory, launch.size, rest, full
             worker = FleetWorker(launch.worker, model.name, *where, part.ready, launch.ranks == 1, not whole)
             self.workers[launch.worker] = worker
             if whole:
@@ -111,6 +114,11 @@ class Roster:
         if memory < worker.memory:
             self.cluster.servers[worker.server].give(worker.device, worker.memory - memory)
             worker.memory = memory
+
+    def released(self, worker: FleetWorker, model: FleetModel, group: str) -> None:
+        """What it ran for that group is no more: its rank, or the whole model beside it."""
+        left = max(worker.size, worker.memory - model.memory) if group.endswith(WHOLE) else model.memory
+        self.shrink(worker, left)
 
     def stop(self, group: Group, now: float) -> Iterator[Stop]:
         """Order those to stop that work for no other group."""

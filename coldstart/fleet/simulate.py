@@ -16,6 +16,7 @@ from math import inf
 from coldstart.fleet import events, timing
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Action, Event
+from coldstart.fleet.groups import WHOLE
 from coldstart.fleet.link import Link
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
@@ -176,7 +177,9 @@ class _Fleet:
                 if (process := self.processes.pop(worker, None)) is not None:
                     self._count(process, time)
                     self._tell(events.Stopped(worker), time)
-            case "worker", (events.RankReady(worker) | events.Whole(worker)) as event:
+            case "worker", (
+                events.RankReady(worker) | events.Whole(worker) | events.Released(worker)
+            ) as event:
                 if self._works(worker):
                     self._tell(event, time)
             case "tell", _:
@@ -199,7 +202,7 @@ class _Fleet:
         process = self.processes.pop(worker)
         self._count(process, time)
         self._release(process, time)
-        dead = {process.launch.group, f"{worker}/whole"}
+        dead = {process.launch.group, worker + WHOLE}
         for request, home in list(self._home.items()):
             if home in dead:
                 self._halt(request, time)
@@ -226,6 +229,8 @@ class _Fleet:
                 process.stopping = True
                 self._release(process, now)
                 self._later(now + self.stop_s, "worker", events.Stopped(worker))
+            case events.Release(worker, group):
+                self._later(now, "worker", events.Released(worker, group))
             case events.Send(request, group):
                 self._send(request, group, now)
             case events.Move(request, _, target):

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from math import inf
-from typing import Any
 
+from coldstart.gateway import reload, resumption
 from coldstart.gateway.log import Log
 from coldstart.gateway.meter import Meter
 from coldstart.gateway.record import Record
 from coldstart.gateway.residence import Residence
 from coldstart.gateway.servers import ModelServer, Servers, StartFailed
+from coldstart.gateway.tasks import Tasks
 from coldstart.gateway.templates import Templates
 from coldstart.gateway.tickets import AdmissionRefused, Ticket, unknown
 from coldstart.gateway.upstream import Replica
@@ -24,7 +25,7 @@ from coldstart.host import events, status
 from coldstart.host.configuration import HostFile
 from coldstart.host.core import Core
 from coldstart.host.events import Action, Event
-from coldstart.host.launches import Launch
+from coldstart.host.launches import Launch, Route
 from coldstart.host.model_state import State
 from coldstart.host.specification import AWAKE, TEMPLATE
 
@@ -54,10 +55,15 @@ class Driver:
         self._tickets: dict[str, Ticket] = {}
         self._number, self._entering = 0, False
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Tasks(self.log)
         self.record.described(file)
 
     # Requests.
+
+    @property
+    def resumes(self) -> bool:
+        """As Front."""
+        return self.core.settings.resume_streams
 
     def enter(self, asked: str | None) -> Ticket:
         """Take a request in. Raises AdmissionRefused for a name that means no model; all else `granted` tells."""
@@ -66,9 +72,12 @@ class Driver:
         route = self.catalogue.route(asked)
         if route is None:
             raise self._counted(unknown(asked))
+        return self._taken(route, 0)
+
+    def _taken(self, route: Route, tries: int) -> Ticket:
         self._number += 1
         future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
-        ticket = Ticket(str(self._number), route, self.clock(), future)
+        ticket = Ticket(str(self._number), route, self.clock(), future, tries=tries)
         self._tickets[ticket.number] = ticket
         hits, self._entering = self.core.hits, True
         try:
@@ -85,8 +94,14 @@ class Driver:
             self.tell(events.Ended(ticket.number))
 
     async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """A request whose server broke off before it said anything: a host has no second one to ask."""
-        return None
+        """A stream that can go on does so once, at the server that its model gets next.
+
+        Whatever had not begun is its client's to repeat: it may be why the server died.
+        """
+        if not await resumption.possible(self, ticket, replica):
+            return None
+        self.leave(ticket)
+        return self._taken(ticket.route, ticket.tries + 1)
 
     def state(self, model: str) -> str:
         """In a word, for a client that waits."""
@@ -136,14 +151,14 @@ class Driver:
             case events.Refuse(number, code, reason, after, detail):
                 self._refuse(number, AdmissionRefused(code, reason, after, detail))
             case events.Start(model, tier):
-                self.spawn(self._start(model, tier.name))
+                self.tasks.spawn(self._start(model, tier.name))
             case events.Leave(model, tier):
                 residence = self.residences.get(model)
-                self.spawn(residence.leave(tier.name) if residence else self._gone(model))
+                self.tasks.spawn(residence.leave(tier.name) if residence else self._gone(model))
             case events.Abort(model):
                 self.log.say("start aborted", model=model, reason=self._late())
                 if model in self.residences:
-                    self.spawn(self.residences[model].end(self._late()))
+                    self.tasks.spawn(self.residences[model].end(self._late()))
                 else:
                     self.templates.abort(model)
             case events.GiveUp():
@@ -151,17 +166,6 @@ class Driver:
 
     def _late(self) -> str:
         return f"it was not ready within {self.core.settings.start_deadline_s:g} s"
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have it done; what goes wrong is logged."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.log.say("internal error", reason=f"{type(error).__name__}: {error}")
 
     # Models.
 
@@ -196,7 +200,7 @@ class Driver:
         except OSError as error:  # no descriptor, no disk, no process
             reason = f"no server can be started: {error.strerror or error}"
         self.start_failed(launch.name, reason, self.clock() - began)
-        self.spawn(self._told(launch.name, events.Failed(launch.name, reason)))
+        self.tasks.spawn(self._told(launch.name, events.Failed(launch.name, reason)))
         return None
 
     async def _told(self, model: str, word: events.Left | events.Failed) -> None:
@@ -242,25 +246,7 @@ class Driver:
 
     def configure(self, file: HostFile) -> None:
         """Take another configuration, between two requests. Raises Usage and changes nothing where it cannot be taken."""
-        before, self.catalogue = self.catalogue, file.catalogue
-        try:
-            self.tell(events.Configured(file.models, file.settings))
-        except BaseException:
-            self.catalogue = before
-            raise
-        self.record.described(file)
-        self._forget()
-        running = {name: held.launch for name, held in self.templates.engines()}
-        running |= {name: residence.launch for name, residence in self.residences.items()}
-        for name, launch in running.items():
-            if self.outdated(launch) and self.core.models[name].state is not State.STARTING:
-                self.tell(events.Outdated(name))
-        self.templates.keep()
-
-    def _forget(self) -> None:
-        for name in [name for name in self.facts.models if name not in self.catalogue.launches]:
-            if name not in self.core.models:
-                del self.facts.models[name]
+        reload.configure(self, file)
 
     def unload(self, model: str | None) -> list[str]:
         """Have a model, or all that nobody pinned, finish what they have and stop; those that do."""
@@ -291,7 +277,7 @@ class Driver:
         self.tell(events.Configured(()))
         for name, model in list(self.core.models.items()):
             if model.state is State.STARTING and name in self.residences:
-                self.spawn(self.residences[name].end())
+                self.tasks.spawn(self.residences[name].end())
         self.templates.drain()
 
     async def close(self, *, at_once: bool = False) -> None:
@@ -299,8 +285,7 @@ class Driver:
         if at_once:
             for residence in self.residences.values():
                 residence.kill()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self.tasks.settled()
         await self.templates.close()
         if self._timer is not None:
             self._timer.cancel()

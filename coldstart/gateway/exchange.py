@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
 from coldstart.gateway import answers
 from coldstart.gateway.answers import Headers, Receive, Scope, Send
+from coldstart.gateway.client import Gone, read, with_client
+from coldstart.gateway.continuation import Continuation
 from coldstart.gateway.front import Front
 from coldstart.gateway.tickets import AdmissionRefused, Ticket
-from coldstart.gateway.upstream import Replica
+from coldstart.gateway.upstream import Disconnected, Interrupted, Replica, UpstreamAnswer
 
-MAX_BODY = 64 << 20
 _HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer trailers transfer-encoding upgrade".split()
 )
@@ -29,10 +29,6 @@ _NOT_PASSED = _HOP | {b"x-request-id", b"server", b"date", b"server-timing"}
 EVENTS = b"text/event-stream"
 # nginx and those that follow it keep an answer back otherwise.
 UNBUFFERED = (b"x-accel-buffering", b"no")
-
-
-class Gone(Exception):
-    """The client went."""
 
 
 class Exchange:
@@ -49,6 +45,7 @@ class Exchange:
         self.ticket: Ticket | None = None
         self.body = b""
         self.first_s: float | None = None
+        self.stream: Continuation | None = None
 
     async def run(self) -> None:
         """Answer the request."""
@@ -100,8 +97,10 @@ class Exchange:
     async def _held(self, ticket: Ticket) -> None:
         if ticket.route.served != self.document.get("model"):
             self.body = json.dumps({**self.document, "model": ticket.route.served}).encode()
+        self._look_ahead(ticket)
         del self.document
         while True:
+            ticket.stream = self.stream
             try:
                 replica = await self._granted(ticket)
             except AdmissionRefused as refused:
@@ -110,13 +109,29 @@ class Exchange:
             try:
                 await self._pass(replica, ticket)
                 return
+            except Interrupted:
+                ticket.interrupted()
             except OSError as error:  # TimeoutError is one
-                # Nothing was said yet: somebody else may.
-                again = await self.driver.again(ticket, replica, error) if self.first_s is None else None
+                if self.stream is not None and self.stream.finished:
+                    await self._more(self.stream.ending(), last=True)
+                    return
+                # Nothing was said yet, or what was can go on: somebody else may.
+                open_ = self.first_s is None or (self.stream is not None and self.stream.resumable)
+                again = await self.driver.again(ticket, replica, error) if open_ else None
                 if again is None:
                     await self._broken(replica, error)
                     return
                 self.ticket = ticket = again
+
+    def _look_ahead(self, ticket: Ticket) -> None:
+        """Keep what is needed to go on elsewhere, where that can be."""
+        path, words = self._path(), self.driver.catalogue.launches[ticket.route.model].args
+        if self.driver.resumes and self.streams:
+            document = {**self.document, "model": ticket.route.served}
+            self.stream = Continuation.of(path, document, words)
+
+    def _path(self) -> str:
+        return str(self.scope["raw_path"].partition(b"?")[0].decode("ascii"))
 
     async def _granted(self, ticket: Ticket) -> Replica:
         """Wait for the model; a stream is kept alive meanwhile by comments. Raises AdmissionRefused."""
@@ -138,22 +153,29 @@ class Exchange:
             await self._start(200, [*named, *self._own(ticket, None)])
 
     async def _pass(self, replica: Replica, ticket: Ticket) -> None:
-        path = self.scope["raw_path"].partition(b"?")[0].decode("ascii")
         query = self.scope["query_string"].decode("ascii")
+        path, body = (self._path(), self.body) if self.stream is None else self.stream.request(self._path())
+        later = self.first_s is not None
         await ticket.turn()
-        async with await replica.upstream.request(
+        ticket.answer = await replica.upstream.request(
             self.scope["method"],
             path + (f"?{query}" if query else ""),
             headers=self._sent(),
-            body=self.body,
+            body=body,
             sent=ticket.passed_on if ticket.sent else None,
-        ) as answer:
+        )
+        async with ticket.answer as answer:
+            if later and self.stream is not None:
+                await self._go_on(self.stream, answer, ticket)
+                return
             if self.status and answer.status != 200:
                 # The client was promised a stream: the error is its one event.
                 await self._more(answers.event(await answer.read()), last=True)
                 return
             piece = await answer.piece()
             self.first_s, self.body = time.perf_counter() - self.began, b""
+            if self.stream is not None and answer.status != 200:
+                self.stream = ticket.stream = None
             if self.status:
                 await self._more(answers.comment("coldstart " + self._timing(replica, ticket)))
             else:
@@ -161,11 +183,38 @@ class Exchange:
                 unbuffered = [UNBUFFERED] if self.streams else []
                 await self._start(answer.status, [*passed, *unbuffered, *self._own(ticket, replica)])
             facts, send, next_piece = self.driver.facts.of(replica.name), self.send, answer.piece
+            if self.stream is not None:
+                await self._kept(self.stream, answer, piece)
+                return
             while piece:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
                 facts.chunks_streamed += 1
                 piece = await next_piece()
             await self._more(b"", last=True)
+
+    async def _go_on(self, stream: Continuation, answer: UpstreamAnswer, ticket: Ticket) -> None:
+        """The rest of a stream that another server began."""
+        if answer.status != 200:
+            said = (await answer.read())[:200].decode(errors="replace")
+            raise Disconnected(f"it does not take the rest of a stream: {answer.status} {said}")
+        piece = await answer.piece()
+        ticket.went_on()
+        await self._kept(stream, answer, piece)
+
+    async def _kept(self, stream: Continuation, answer: UpstreamAnswer, piece: bytes) -> None:
+        """Pass on what comes, in whole events, each remembered. Raises Disconnected where it ends too early."""
+        facts = self.driver.facts.of(self.ticket.route.model) if self.ticket else None
+        while piece:
+            if passed := stream.take(piece):
+                await self.send({"type": "http.response.body", "body": passed, "more_body": True})
+                if facts is not None:
+                    facts.chunks_streamed += 1
+            if stream.broken:
+                raise Disconnected(stream.broken)
+            piece = await answer.piece()
+        if not stream.over:
+            raise Disconnected("the stream ended before its last event")
+        await self._more(b"", last=True)
 
     async def _broken(self, replica: Replica, error: Exception) -> None:
         """The server went, or its connection: said in the form that the answer has begun in."""
@@ -235,43 +284,3 @@ class Exchange:
                 ("first-token", self.first_s, None),
             ]
         )
-
-
-async def read(receive: Receive, limit: int = MAX_BODY) -> bytes:
-    """The request's whole body. Raises Gone, and ValueError for more than `limit` bytes."""
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Gone
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise ValueError(f"the body has more than {limit} bytes")
-        parts.append(part)
-        if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-async def with_client(receive: Receive, work: Callable[[], Any]) -> None:
-    """Do `work` as long as the client is there. Raises Gone when it went first, after `work` was cancelled."""
-    ours = asyncio.current_task()
-    assert ours is not None
-    gone = False
-
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        ours.cancel()
-
-    watcher = asyncio.get_running_loop().create_task(watch())
-    try:
-        await work()
-    except asyncio.CancelledError:
-        if gone and not ours.uncancel():
-            raise Gone from None
-        raise
-    finally:
-        watcher.cancel()

@@ -21,6 +21,10 @@ class Front(Protocol):
     log: Log
 
     @property
+    def resumes(self) -> bool:
+        """Whether a stream whose server went can go on at another one."""
+
+    @property
     def metrics(self) -> Metrics:
         """What is counted."""
 
@@ -31,7 +35,10 @@ class Front(Protocol):
         """The request was answered, or its client went."""
 
     async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """A request whose server broke off before it said anything, taken in anew; None where nobody else can answer it."""
+        """A request whose server broke off, before it said anything or in a stream that can go on elsewhere, taken in anew.
+
+        None where nobody else can answer it.
+        """
 
     def state(self, model: str) -> str:
         """In a word, for a client that waits."""

@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coldstart.artifacts.bundle import Bundle, anyone
+from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.errors import Usage
+from coldstart.gateway import lookups
 from coldstart.host.configuration import Profile, Profiles
-from coldstart.host.launches import FAIL, FORKED, Launch
-from coldstart.key import inspection
+from coldstart.host.launches import FORKED, Launch
+from coldstart.key.inspection import Lookup
 from coldstart.machine import modes, runtime
 from coldstart.machine.paths import Cache
 from coldstart.model.models import weight_files
@@ -37,28 +38,23 @@ def of_bundles(cache: Cache, *, offline: bool) -> Profiles:
     def profile(launch: Launch) -> Profile:
         if launch.engine_template and (refusal := modes.refusal("template-engine")):
             raise Usage(f"models.{launch.name}: engine_template: {refusal.reason}", mend="leave it away")
-        found = inspection.look_up(
-            launch.model,
-            launch.args,
-            cache=cache,
-            offline=offline,
-            revision=launch.revision,
-            accepts=anyone if launch.untrusted else None,
-        )
         if not runtime.targets_cpu():
             raise Usage(
                 f"models.{launch.name}: no bundle says how much of a GPU's memory a model takes",
                 mend="write memory and start_s for it in the host file",
             )
-        if found.bundle is None and launch.on_miss == FAIL:
-            raise inspection.miss(found)
-        known = None if found.bundle is None else of_bundle(found.bundle)
-        known = known or assumed(launch, found.model.path)
+        known = of_lookup(launch, lookups.of_launch(launch, cache, offline=offline))
         if launch.mode not in FORKED:
             return known
         return replace(known, shared=min(RUNTIME_TEMPLATE_BYTES, known.memory * 3 // 4))
 
     return profile
+
+
+def of_lookup(launch: Launch, found: Lookup) -> Profile:
+    """What its bundle says, else an assumption. Raises Usage where no weights lie here either."""
+    known = None if found.bundle is None else of_bundle(found.bundle)
+    return known or assumed(launch, found.model.path)
 
 
 def of_bundle(bundle: Bundle) -> Profile | None:
@@ -83,9 +79,14 @@ def _forked(spans: Any) -> float | None:
     return max(0.0, seconds)
 
 
+def weights_bytes(model: Path | None) -> int:
+    """Bytes of the weights that lie in a model's directory; 0 where none do."""
+    return 0 if model is None else sum(file.stat().st_size for file in weight_files(model))
+
+
 def assumed(launch: Launch, model: Path | None) -> Profile:
     """From the size of the weights and the KV cache asked for. Raises Usage where no weights lie here."""
-    weights = 0 if model is None else sum(file.stat().st_size for file in weight_files(model))
+    weights = weights_bytes(model)
     if not weights:
         raise Usage(
             f"models.{launch.name}: neither a bundle nor weights say how much memory it takes",

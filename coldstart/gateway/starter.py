@@ -46,7 +46,7 @@ def main(descriptor: int) -> None:
 
 
 def _import() -> None:
-    import coldstart.key.inspection
+    import coldstart.gateway.lookups
     import coldstart.machine.recording
     import coldstart.serve.prepare
     import coldstart.serve.serve  # noqa: F401
@@ -147,20 +147,19 @@ def supervise(message: Mapping[str, Any], channel: ipc.Channel) -> int:
 
 
 def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeRequest:
-    from coldstart.artifacts.bundle import anyone
-    from coldstart.key import inspection
+    from coldstart.gateway import lookups
     from coldstart.machine.paths import Cache
     from coldstart.serve.serve import ServeRequest
 
     # Before anything looks for a device.
     os.environ.update(message["environment"])
-    found = inspection.look_up(
+    found = lookups.by_words(
         message["model"],
         message["args"],
+        revision=message["revision"],
+        untrusted=message["untrusted"],
         cache=Cache.at(Path(message["cache"])),
         offline=message["offline"],
-        revision=message["revision"],
-        accepts=anyone if message["untrusted"] else None,
     )
     return ServeRequest(
         found,

@@ -8,13 +8,14 @@ before the model's first server, which is forked from it, stays when the server 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from coldstart.gateway.residence import MEASURE_FIRST_S, PATIENCE_S, Residence
 from coldstart.gateway.servers import ModelServer, StartFailed
+from coldstart.gateway.tasks import Tasks
 from coldstart.host import events
 from coldstart.host.launches import FORKED, Launch
 from coldstart.host.specification import TEMPLATE
@@ -46,7 +47,7 @@ class Templates:
         self.runtime: HeldTemplate | None = None
         self._engines: dict[str, HeldTemplate] = {}
         self._given_up, self._tried = False, 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(driver.log)
         self._again: asyncio.TimerHandle | None = None
 
     # The runtime template.
@@ -69,7 +70,7 @@ class Templates:
             # The next time by the words of the next model, should these be at fault.
             launch, self._tried = launches[self._tried % len(launches)], self._tried + 1
             self.runtime = self._begun(launch, RUNTIME)
-            self._spawn(self._live(self.runtime))
+            self._tasks.spawn(self._live(self.runtime))
 
     async def _live(self, held: HeldTemplate | None) -> None:
         """The runtime template until nothing of it is left."""
@@ -133,7 +134,7 @@ class Templates:
         if not await self._ready(held, ENGINE):
             await self.drop(launch.name)
             return
-        self._spawn(self._watch(held))
+        self._tasks.spawn(self._watch(held))
         memory = await asyncio.to_thread(self.driver.meter.alone, held.pid) if held.pid else None
         if memory:
             self.driver.measured(launch.name, memory, TEMPLATE)
@@ -194,8 +195,7 @@ class Templates:
             await self.drop(name)
         if self.runtime is not None:
             self.runtime.process.stop()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.settled()
 
     def _begun(self, launch: Launch, level: str) -> HeldTemplate | None:
         driver = self.driver
@@ -217,14 +217,3 @@ class Templates:
         held.pid = ready.pid
         self.driver.log.say("template ready", model=name, level=level, pid=ready.pid)
         return True
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        with suppress(asyncio.CancelledError):
-            if (error := task.exception()) is not None:
-                self.driver.log.say("internal error", reason=f"{type(error).__name__}: {error}")

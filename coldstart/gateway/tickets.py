@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from coldstart.gateway.upstream import Replica
+from coldstart.gateway.continuation import Continuation
+from coldstart.gateway.upstream import Replica, UpstreamAnswer
 from coldstart.host.launches import Route
 
 
@@ -33,7 +34,8 @@ def unknown(asked: str | None) -> AdmissionRefused:
 class Ticket:
     """A request from its arrival to its end. `granted` gives where to send it, or raises AdmissionRefused; `hit`: none waited.
 
-    Requests that waited together are sent in their order: each once the one `before` it is `sent`.
+    Requests that waited together are sent in their order: each once the one `before` it is `sent`. `stream` is what is known of
+    an answer that can go on elsewhere, `answer` where it comes from now; it was taken in `tries` times before.
     """
 
     number: str
@@ -44,6 +46,9 @@ class Ticket:
     dispatched: float | None = None
     before: asyncio.Future[None] | None = None
     sent: asyncio.Future[None] | None = None
+    stream: Continuation | None = None
+    answer: UpstreamAnswer | None = None
+    tries: int = 0
 
     def line_up(self, replica: Replica) -> None:
         """Take a place behind all that are to be sent there."""
@@ -64,6 +69,12 @@ class Ticket:
             sent.set_result(None)
         else:
             before.add_done_callback(lambda _: self.passed_on())
+
+    def interrupted(self) -> None:
+        """What it was read from is closed: it goes on by `granted`."""
+
+    def went_on(self) -> None:
+        """A later server's first piece has come."""
 
     @property
     def queued_s(self) -> float | None:

@@ -33,6 +33,10 @@ class Disconnected(ConnectionError):
     """The server went, or said what is no HTTP, before its answer was whole."""
 
 
+class Interrupted(Exception):
+    """Whoever reads is to read on elsewhere: what had come until then was taken."""
+
+
 class UpstreamAnswer:
     """One answer, an asynchronous context: its head is there on entry, its connection is settled on exit."""
 
@@ -44,12 +48,15 @@ class UpstreamAnswer:
         self._pieces: deque[bytes] = deque()
         self._unread = 0
         self._error: Disconnected | None = None
+        self._interrupted = False
         self._waiter: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Self:
         try:
-            while not self.status and self._error is None:
+            while not self.status and self._error is None and not self._interrupted:
                 await self._wait()
+            if not self.status and self._interrupted:
+                raise Interrupted
             if not self.status and self._error is not None:
                 raise self._error
         except BaseException:
@@ -63,10 +70,12 @@ class UpstreamAnswer:
         self._connection.settle()
 
     async def piece(self) -> bytes:
-        """What has come since the last; nothing at the end. Raises Disconnected where the end never came."""
+        """What has come since the last; nothing at the end. Raises Disconnected where the end never came, and Interrupted."""
         while not self._pieces:
             if self.whole:
                 return b""
+            if self._interrupted:
+                raise Interrupted
             if self._error is not None:
                 raise self._error
             await self._wait()
@@ -98,6 +107,11 @@ class UpstreamAnswer:
         """Something has come."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def interrupt(self) -> None:
+        """Have whoever reads it go elsewhere."""
+        self._interrupted = True
+        self.wake()
 
     def fail(self, error: Disconnected) -> None:
         """It will never be whole."""

@@ -12,7 +12,7 @@ from functools import cached_property
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import Usage
 
-MODES = ("auto", "fresh", "template-runtime", "template-engine", "snapshot")
+MODES = ("auto", "fresh", "runtime-snapshot", "template-runtime", "template-engine", "snapshot")
 FORKED = ("auto", "template-runtime")
 """Those in which a server may be forked from a runtime template."""
 FAIL, WARN = "fail", "warn"

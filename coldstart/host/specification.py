@@ -66,7 +66,8 @@ class HostSettings:
 
     `when_full` says what becomes of a request whose model finds nobody that may leave: it waits, or is refused. One
     that waits longer than `patience_s` makes busy models drain: they finish what they have, take nothing new, and leave.
-    With `runtime_template` a live host keeps a process with the runtime imported, of which its starts are forked.
+    With `runtime_template` a live host keeps a process with the runtime imported, of which its starts are forked. With
+    `resume_streams` a stream whose server died goes on, once, at the one that starts next.
     """
 
     memory: int
@@ -83,6 +84,7 @@ class HostSettings:
     backoff_s: float = 1.0
     backoff_max_s: float = 300.0
     runtime_template: bool = True
+    resume_streams: bool = False
 
     def __post_init__(self) -> None:
         if self.when_full not in (QUEUE, REFUSE):

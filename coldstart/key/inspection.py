@@ -222,6 +222,17 @@ def not_made(bundle: Bundle) -> dict[str, str]:
     return {str(k): str(v) for k, v in reasons.items()} if isinstance(reasons, dict) else {}
 
 
+def unprofiled(bundle: Bundle) -> dict[str, list[int]]:
+    """Sizes that the iteration profile left out for want of time, by curve."""
+    try:
+        profile = bundle.json("iterations") if bundle.has("iterations") else {}
+    except BundleError:
+        return {}
+    left = profile.get("left_out") if isinstance(profile, dict) else None
+    curves = left.items() if isinstance(left, dict) else ()
+    return {str(curve): list(sizes) for curve, sizes in curves if isinstance(sizes, list) and sizes}
+
+
 def tree(bundle: Bundle) -> dict[str, list[tuple[str, int]]]:
     """(name, bytes) of the members of each section that is a tree; every blob read is verified."""
     return {

@@ -18,6 +18,7 @@ def examine(cache: Cache) -> list[Probe]:
         probes.compiler(),
         probes.template(),
         probes.criu(),
+        probes.frozen_runtime(cache),
         probes.cuda_checkpoint(),
         probes.shared_memory(),
         probes.huge_pages(),
@@ -39,4 +40,5 @@ def start_modes(results: Sequence[Probe]) -> dict[str, bool]:
         "fresh": served,
         "template": served and "template" in good,
         "snapshot": served and "criu" in good and modes.refusal("snapshot") is None,
+        "runtime-snapshot": served and "criu" in good and modes.refusal("runtime-snapshot") is None,
     }

@@ -12,7 +12,16 @@ _CAUSE = re.compile(r"\b\w+(?:Error|Exception): .+")
 _NOISE = re.compile(
     r"nanobind: | - (?:leaked (?:function|type|instance)|\.\.\. skipped) |See https://nanobind"
 )
+# What a validation by pydantic ends with: its own first line says only how many faults there are.
+_FAULT = re.compile(r"^\s+(?:Value|Assertion) error, (.+?)(?: \[type=.*)?$", re.MULTILINE)
 _END_LINES, _CAUSES = 15, 5
+
+
+def words(log: Path) -> str | None:
+    """The error that ended a process, as one line: the fault of a refused configuration, else the last that is named."""
+    text = log.read_text(errors="replace")
+    named = _FAULT.findall(text)[:1] or [match[0] for match in _CAUSE.finditer(text)][-1:]
+    return secrets.text(named[0].strip()) if named else None
 
 
 def end(log: Path) -> str:

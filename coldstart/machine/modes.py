@@ -24,6 +24,10 @@ _GPU = {
         "a CRIU image of a forked template holds no CUDA state",
         "vllm snapshot create MODEL --revision COMMIT, vLLM's own (one GPU, same host and device, root)",
     ),
+    "runtime-snapshot": Refusal(
+        "freezing a runtime that has asked the driver about its devices was never tried",
+        "coldstart template start MODEL --level runtime",
+    ),
 }
 
 

@@ -80,6 +80,11 @@ class Cache:
         return self.writable / "weights"
 
     @property
+    def runtimes(self) -> Path:
+        """Images of processes with the runtime imported, one directory for each interpreter and its versions."""
+        return self.writable / "runtime"
+
+    @property
     def work(self) -> Path:
         """Work directories of materializations, one per run."""
         return self.root / "work"

@@ -16,7 +16,7 @@ from typing import Literal
 from coldstart.contract import environment
 from coldstart.errors import ColdstartError
 from coldstart.machine import criu as snapshots
-from coldstart.machine import hardware, nvml, paths, processes, runtime
+from coldstart.machine import hardware, modes, nvml, paths, processes, runtime, runtime_image
 from coldstart.machine.paths import Cache
 
 Status = Literal["ok", "missing", "note"]
@@ -108,6 +108,27 @@ def criu() -> Probe:
     label = f"{version[0] if version else '?'}, check: {last}"
     mend = f"{snapshots.command()[0]} check -v4" if checked.returncode else None
     return Probe("criu", "missing" if mend else "ok", label, mend)
+
+
+def frozen_runtime(cache: Cache) -> Probe:
+    """Whether the runtime is frozen here, for the interpreter that asks, and how to get that."""
+    name, make = "frozen runtime", "coldstart template freeze"
+    if refused := modes.refusal("runtime-snapshot"):
+        return Probe(name, "note", f"none: {refused.reason}")
+    if (lacking := snapshots.missing()) is not None:
+        return Probe(name, "note", f"none, and none can be made: {lacking}")
+    try:
+        place = runtime_image.place(cache.runtimes)
+        image = runtime_image.described(place) if place.is_dir() else None
+    except (ColdstartError, OSError) as error:
+        return Probe(
+            name, "note", f"none: {error}", error.mend if isinstance(error, ColdstartError) else None
+        )
+    if image is None:
+        return Probe(name, "note", "none yet", make)
+    if image.obstacle is not None:
+        return Probe(name, "note", image.obstacle, make)
+    return Probe(name, "ok", f"{image.size / 2**20:.0f} MiB, made {image.made}")
 
 
 def shared_memory() -> Probe:

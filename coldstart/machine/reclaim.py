@@ -29,7 +29,7 @@ def reclaim(roots: Iterable[Path], live: Collection[str], *, dry_run: bool) -> R
     dead = [path for root in roots for path in _named(root) if _digest(path) not in live]
     mapped = _mapped() if dead else set()
     chosen = tuple(path for path in dead if not _in_use(path, mapped))
-    freed = sum(_size(path) for path in chosen)
+    freed = sum(size(path) for path in chosen)
     for path in () if dry_run else chosen:
         _remove(path)
     return Reclaimed(chosen, freed)
@@ -59,7 +59,8 @@ def _in_use(path: Path, mapped: Collection[str]) -> bool:
     return any(name.startswith(prefix) for name in mapped)
 
 
-def _size(path: Path) -> int:
+def size(path: Path) -> int:
+    """The bytes that a file or a directory takes on disk."""
     inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
     return sum(status.st_blocks * 512 for one in inside if (status := one.lstat()))
 

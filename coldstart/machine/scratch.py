@@ -22,7 +22,8 @@ SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
 PREFIX = "server-"
 # A unix socket's path may have 107 bytes; vLLM's sockets are called by a UUID.
 _LONGEST = 107 - 1 - 36
-_OWNER = "pid"
+_LOCK = "lock"
+"""Locked by the server whose pid it holds, and by what that has forked."""
 _PATIENCE_S = 10.0
 
 
@@ -36,8 +37,9 @@ def scratch() -> Iterator[Path]:
     with files.locked(base / "scratch.lock"):
         _remove_dead(base)
         own = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-        held = files.try_lock(own / "lock")
-        (own / _OWNER).write_text(str(os.getpid()))
+        held = files.try_lock(own / _LOCK)
+        if held is not None:
+            os.write(held, str(os.getpid()).encode())
     before = _use(own)
     try:
         yield own
@@ -92,7 +94,7 @@ def _base() -> Path:
 
 
 def _removed_if_dead(directory: Path) -> bool:
-    lock = files.try_lock(directory / "lock")
+    lock = files.try_lock(directory / _LOCK)
     if lock is None:
         return False
     shutil.rmtree(directory, ignore_errors=True)
@@ -102,6 +104,6 @@ def _removed_if_dead(directory: Path) -> bool:
 
 def _owner(directory: Path) -> str:
     try:
-        return (directory / _OWNER).read_text()
+        return (directory / _LOCK).read_text()
     except OSError:
         return ""  # it has just begun, or has just gone

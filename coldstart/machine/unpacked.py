@@ -9,18 +9,16 @@ found is unpacked anew from the bundle, whose bytes and signature are verified; 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle, Trust
-from coldstart.machine import fingerprint, ownership, paths
+from coldstart.machine import fingerprint, ownership, paths, stamps
 
 FORMAT = 2
 """1 was a text: the names of the trusted keys."""
@@ -42,7 +40,7 @@ def unpacked(
     """
     digest = bundle.entry(section).digest.removeprefix("sha256:")
     place = (root if exact else _fit(root)) / digest
-    record = _record(place)
+    record = stamps.record("unpacked", place)
     if (reason := _obstacle(record, place)) is None:
         return place
     with _closed():
@@ -62,11 +60,6 @@ def _fit(root: Path) -> Path:
     return root if fit else paths.frozen_dir() / "unpacked"
 
 
-def _record(place: Path) -> Path:
-    where = hashlib.sha256(os.fsencode(os.path.realpath(place))).hexdigest()[:16]
-    return paths.state_dir() / "unpacked" / f"{place.name}.{where}"
-
-
 def _obstacle(record: Path, place: Path) -> str | None:
     """Why the directory cannot be used as it is, "" where there is nothing to tell; None where it can be used."""
     try:
@@ -83,54 +76,17 @@ def _obstacle(record: Path, place: Path) -> str | None:
         return ""
     if known["code"] != fingerprint.own_code():
         return f"{place} was unpacked by another release of coldstart"
-    return _change(known["entries"], place)
-
-
-def _change(entries: dict[str, list[int]], place: Path) -> str | None:
-    present = dict(_entries(place))
-    for name, stamp in entries.items():
-        if name not in present:
-            return f"{place / name} is gone"
-        if _stamp(present[name]) != stamp:
-            return f"{place / name} has changed since it was unpacked"
-    for name, entry in present.items():  # what inductor adds is this user's own
-        if (reason := ownership.entry_fault(entry)) is not None:
-            return f"{place / name} {reason}"
-    return None
+    return stamps.change(known["entries"], place, "unpacked")  # what inductor adds is this user's own
 
 
 def _description(place: Path) -> dict[str, object]:
-    entries = {name: _stamp(status) for name, status in _entries(place)}
     return {
         "format": FORMAT,
         "place": os.path.realpath(place),
         "keys": _trusted_keys(),
         "code": fingerprint.own_code(),
-        "entries": entries,
+        "entries": stamps.of(place),
     }
-
-
-def _entries(place: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """(path below `place`, stat) of everything in it, itself as "."; links are not followed."""
-    yield ".", place.lstat()
-    pending = [""]
-    while pending:
-        below = pending.pop()
-        with os.scandir(place / below) as listing:
-            for entry in listing:
-                yield below + entry.name, entry.stat(follow_symlinks=False)
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(f"{below}{entry.name}/")
-
-
-def _stamp(status: os.stat_result) -> list[int]:
-    identity = [status.st_dev, status.st_ino, status.st_uid, status.st_mode]
-    # A directory's size and times change with what inductor adds.
-    return (
-        identity
-        if stat.S_ISDIR(status.st_mode)
-        else [*identity, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-    )
 
 
 def _trusted_keys() -> str:

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,12 +28,15 @@ from coldstart.key.inspection import NOT_MADE
 from coldstart.machine import logs, paths, processes, runtime, secrets, timeline
 from coldstart.machine.scratch import scratch
 from coldstart.machine.timeline import Timeline
-from coldstart.materialize import graphs
+from coldstart.materialize import graphs, progress
+from coldstart.materialize.progress import Phase, Steps
 from coldstart.model.models import ResolvedModel
+from coldstart.scheduling import profiling
 from coldstart.serve import caches, fetch, launch, prepare
 from coldstart.weights import weights_plan as weights
 
-Phase = Callable[[str], AbstractContextManager[None]]
+# What a start restores and a proof can fail with, the likeliest to be wrong first.
+_RESTORED = ("graphs", "compile")
 _TOKENIZER = (
     "tokenizer*",
     "vocab*",
@@ -48,15 +51,17 @@ class Assembly:
     """The stages of one run over its work directory; `out` collects the sections as they are made."""
 
     def __init__(
-        self, model: ResolvedModel, vllm_args: Arguments, key: str, work: Path, phase: Phase, kernels: graphs.Kernels = "value"
+        self, model: ResolvedModel, vllm_args: Arguments, key: str, work: Path, phase: Phase, *,
+        kernels: graphs.Kernels = "value", profile_s: float = profiling.BUDGET_S, estimates: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         self.model, self.vllm_args, self.key = model, vllm_args, key
         self.work, self.phase = work, phase
         self.out = work / "out"
         self.out.mkdir()
         self.seconds: dict[str, float] = {}
-        self.kernels = kernels
+        self.kernels, self.profile_s, self.estimates = kernels, profile_s, estimates or {}
         self.not_made: dict[str, str] = {}
+        self._say: Steps = progress.silent
 
     def run(self, *, with_graphs: bool = True) -> None:
         """All stages in order. Raises CommandFailed when the engine or the proof fails."""
@@ -74,7 +79,10 @@ class Assembly:
             env |= caches.environment(self.work / "caches")
         plan = LaunchPlan(self._arguments(), key=self.key, env=env)
         with self._stage("run the engine offline"):
-            self._engine("offline", plan, str(self.out))
+            self._say(f"of it the iteration profile: {self.profile_s:.0f} s at most")
+            self._engine("offline", plan, str(self.out), str(self.profile_s))
+        if (self.out / f"{NOT_MADE}.json").exists():
+            self.not_made |= self._read(NOT_MADE)
         if not runtime.targets_cpu():
             self._size_kv(plan)
             caches.collect(self.work / "caches", self.work / "vllm", self.out / "compile")
@@ -113,6 +121,7 @@ class Assembly:
             [*command, str(self.work / f"{module}.json"), *arguments],
             self.work / f"{module}.log",
             self.events(module),
+            self._say,
         )
 
     def weights(self) -> None:
@@ -131,20 +140,23 @@ class Assembly:
         Its stage costs, time to ready and memory are the bundle's `stages`: what a fleet or cache policy calculates with.
         """
         with self._stage("prove by a start"):
-            try:
-                stages = self._proof_start()
-            except CommandFailed as error:
-                if not (self.out / "graphs").is_dir():
-                    raise
-                self._leave_graphs_out(error.message)
-                stages = self._proof_start()
+            stages = self._proven()
         self._write("stages", stages | ({NOT_MADE: self.not_made} if self.not_made else {}))
 
-    def _leave_graphs_out(self, reason: str) -> None:
-        """A start that is not right with restored graphs costs this section, not the hours behind the others."""
-        self.not_made["graphs"] = f"the proof start failed with them: {reason}"
+    def _proven(self) -> dict[str, Any]:
+        """A start that is not right with what was restored costs that section, not the hours behind the others."""
+        for section in _RESTORED:
+            if (self.out / section).is_dir():
+                try:
+                    return self._proof_start()
+                except CommandFailed as error:
+                    self._leave_out(section, f"the proof start failed with it: {error.message}")
+        return self._proof_start()
+
+    def _leave_out(self, section: str, reason: str) -> None:
+        self.not_made[section] = reason
         leftover = ("moved-graphs", "moved", "proof-caches", "proof-vllm")
-        for gone in (self.out / "graphs", *(self.work / name for name in leftover)):
+        for gone in (self.out / section, *(self.work / name for name in leftover)):
             shutil.rmtree(gone, ignore_errors=True)
 
     def _proof_start(self) -> dict[str, Any]:
@@ -235,7 +247,7 @@ class Assembly:
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
         start = timeline.now()
-        with self.phase(name):
+        with self.phase(name, self.estimates.get(name)) as self._say:
             yield
         self.seconds[name] = timeline.now() - start
 
@@ -261,18 +273,20 @@ def _require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) ->
         )
 
 
-def _run_child(command: list[str], log: Path, events: Path) -> None:
+def _run_child(command: list[str], log: Path, events: Path, say: Steps = progress.silent) -> None:
     # vLLM leaves what it names in the directory for temporary files.
     with log.open("wb") as sink, scratch():
         environment = os.environ | {TIMELINE_EVENTS: str(events)}
         process = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink, start_new_session=True)
         try:
-            code = process.wait()
+            code = progress.wait(process, events, "offline", say)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
     if code != 0:
+        said = logs.words(log)
         raise CommandFailed(
-            f"The engine's offline run ended with exit code {code}. Its end:\n{logs.end(log)}"
+            f"vLLM gives up: {said}\n" * bool(said)
+            + f"The engine's offline run ended with exit code {code}. Its end:\n{logs.end(log)}"
         )

@@ -1,17 +1,19 @@
-"""What a materialization on a GPU will take, said before it starts: the cost model of coldstart.graphs.estimate."""
+"""What a materialization will take: on a GPU by the cost model of coldstart.graphs.estimate, each stage as it took before."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coldstart.contract.arguments import Arguments
 from coldstart.graphs import estimate
 from coldstart.key.inspection import Lookup
 from coldstart.machine import runtime
 from coldstart.materialize import graphs
-from coldstart.materialize.materialize import Options
+
+if TYPE_CHECKING:
+    from coldstart.materialize.materialize import Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,15 @@ def expected(requested: Lookup, options: Options) -> Expectation | None:
     if "graphs" not in options.sections or (ranks == 1 and graphs.absent(requested.vllm_args)):
         shape = estimate.ModelShape(layers, shape.weight_bytes, sizes=0, ranks=ranks)
     return Expectation(sum(estimate.seconds(shape).values()), sum(estimate.disk(shape).values()))
+
+
+def estimates(requested: Lookup) -> Mapping[str, float]:
+    """Seconds of each stage, by name, when this model was materialized last; nothing where it was not, or elsewhere."""
+    earlier = requested.weights_donor
+    fields = [one.field for one in requested.mismatches]
+    if earlier is None or any(field.startswith("hardware.") for field in fields):
+        return {}
+    return dict(earlier.manifest.provenance.seconds)
 
 
 def _ranks(vllm_args: Arguments) -> int:

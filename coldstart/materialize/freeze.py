@@ -14,11 +14,13 @@ from coldstart.errors import CommandFailed
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import paths, timeline
+from coldstart.materialize.expectation import estimates
 from coldstart.serve import prepare, process_snapshot
 
 if TYPE_CHECKING:
-    from coldstart.materialize.assembly import Phase
+    from coldstart.materialize.progress import Phase
 
+STAGE = "freeze a built engine"
 _TIMEOUT_S = 600.0
 # Gloo would bind the address of this machine's first interface, and a thawed process needs the same one.
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
@@ -30,8 +32,8 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
     Raises CommandFailed where snapshots cannot be taken, with the reason.
     """
     plan = prepare.prepare(lookup, bundle, trust=inspection.trust, root=paths.frozen_dir())
-    began = timeline.now()
-    with phase("freeze a built engine"), lookup.store.begin(bundle.key) as draft:
+    began, earlier = timeline.now(), estimates(lookup).get(STAGE)
+    with phase(STAGE, earlier), lookup.store.begin(bundle.key) as draft:
         for section in bundle.manifest.sections:
             draft.keep(bundle, section.type)
         with tempfile.TemporaryDirectory(dir=lookup.cache.work) as name:
@@ -43,7 +45,7 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
                 ) from error
             draft.add_tree("snapshot", Path(name), level=1, threads=-1)
         provenance = bundle.manifest.provenance
-        seconds = {**provenance.seconds, "freeze a built engine": round(timeline.now() - began, 3)}
+        seconds = {**provenance.seconds, STAGE: round(timeline.now() - began, 3)}
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         frozen = replace(provenance, created=now, seconds=seconds)
         return draft.publish(frozen, signer=sign.host_key(paths.state_dir()))

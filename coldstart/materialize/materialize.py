@@ -6,6 +6,7 @@ A bundle whose proof start does not take its fast path, or does not answer the r
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -21,9 +22,12 @@ from coldstart.errors import CommandFailed, Usage
 from coldstart.key.inspection import Lookup
 from coldstart.machine import criu, modes, paths
 from coldstart.materialize import freeze
-from coldstart.materialize.assembly import Assembly, Phase
+from coldstart.materialize.assembly import Assembly
+from coldstart.materialize.expectation import estimates
 from coldstart.materialize.graphs import Kernels
+from coldstart.materialize.progress import Phase
 from coldstart.model import models
+from coldstart.scheduling import profiling
 
 SECTIONS = ("kv", "compile", "graphs", "modelinfo", "tokenizer", "weights", "iterations", "stages")
 _LOCK = "lock"
@@ -34,18 +38,25 @@ class Options:
     """How to materialize. `only` restricts the sections; without `force` an existing bundle for the key is returned.
 
     `kernels`: CUDA kernels' binaries are copied (value), or named by library, build id and offset (reference).
+    `profile_s`: how many seconds the iteration profile may take.
     """
 
     only: Sequence[str] = ()
     force: bool = False
     snapshot: bool = False
     kernels: Kernels = "value"
+    profile_s: float = profiling.BUDGET_S
 
     def __post_init__(self) -> None:
         if unknown := set(self.only) - set(SECTIONS):
             raise Usage(
                 f"There is no section {', '.join(sorted(unknown))}.",
                 mend=f"choose among {', '.join(SECTIONS)}",
+            )
+        if not self.profile_s > 0 or math.isinf(self.profile_s):
+            raise Usage(
+                f"An iteration profile cannot be given {self.profile_s} seconds.",
+                mend="--profile-seconds 120, or fewer for fewer sizes and rounds",
             )
 
     @property
@@ -55,7 +66,7 @@ class Options:
 
 
 def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
-    """Make and publish the bundle; `phase(name)` is entered around each stage for whoever shows progress.
+    """Make and publish the bundle; `phase` is entered around each stage for whoever shows progress.
 
     Raises CommandFailed when the engine or the proof fails, or no snapshot can be taken (asked first); NoSpace, ReadOnlyStore.
     """
@@ -78,7 +89,10 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
     with phase("weights"):
         model = models.ensure_weights(lookup.model, offline=lookup.offline)
     with _workspace(lookup.cache.work) as work:
-        assembly = Assembly(model, lookup.vllm_args, lookup.key.digest, work, phase, options.kernels)
+        assembly = Assembly(
+            model, lookup.vllm_args, lookup.key.digest, work, phase,
+            kernels=options.kernels, profile_s=options.profile_s, estimates=estimates(lookup),
+        )  # fmt: skip
         assembly.run(with_graphs="graphs" in options.sections)
         with phase("publish"), lookup.store.begin(lookup.key) as draft:
             for name in options.sections:

@@ -84,7 +84,8 @@ def _sentences(count: int = 4000) -> Iterator[str]:
         yield " ".join(rng.choices(words, k=rng.randint(4, 12))).capitalize() + rng.choice(".?!")
 
 
-def _make_tokenizer() -> Any:
+def make_tokenizer() -> Any:
+    """A byte-level BPE tokenizer of 2048 tokens (transformers'), trained here on made-up words; the same at every call."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -130,36 +131,40 @@ def _make_config(name: str) -> Any:
     return kind(intermediate_size=704, num_key_value_heads=2, **common)
 
 
-def _deviation(name: str, shape: tuple[int, ...]) -> float:
+def _deviation(name: str, shape: tuple[int, ...], *, unembedding: bool) -> float:
     """Standard deviation of a weight: fan-in scaled, wider where it decides how far apart logits lie."""
     if len(shape) < 2:
         return 0.1
-    if name.startswith("lm_head"):
+    if unembedding:
         return 3.0 / math.sqrt(shape[-1])
     return 1.0 if "embed" in name else 1.0 / math.sqrt(shape[-1])
 
 
-def _fill(model: Any) -> None:
+def fill(model: Any) -> None:
+    """Give a model of transformers its seeded weights: each by its name, norms as they are."""
     import torch
 
+    head = model.get_output_embeddings()
     for name, weight in sorted(model.named_parameters()):
         if "norm" in name:
             continue  # norms keep their ones and zeros
         generator = torch.Generator().manual_seed(_SEED ^ zlib.crc32(name.encode()))
+        wide = head is not None and weight is head.weight
         with torch.no_grad():
-            weight.normal_(0.0, _deviation(name, tuple(weight.shape)), generator=generator)
-    with torch.no_grad():
-        # Special tokens score zero, far below the best of the others: a greedy run never stops early.
-        model.lm_head.weight[: len(_SPECIALS)] = 0.0
+            weight.normal_(0.0, _deviation(name, tuple(weight.shape), unembedding=wide), generator=generator)
+    if head is not None:
+        with torch.no_grad():
+            # Special tokens score zero, far below the best of the others: a greedy run never stops early.
+            head.weight[: len(_SPECIALS)] = 0.0
 
 
 def _write(name: str, target: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(_make_config(name))
-    _fill(model)
+    fill(model)
     model.save_pretrained(target)
-    _make_tokenizer().save_pretrained(target)
+    make_tokenizer().save_pretrained(target)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,9 @@ KEY = "coldstart_scheduler"
 
 FCFS = "fcfs"
 EXPRESS = "express"
+AUTO = "auto"
+"""What runs where nobody chooses: fcfs. Express takes its place once live figures, not only simulated ones, hold its bars."""
+
 ADAPTER, PREFIX, MAX_TOKENS = "adapter", "prefix", "max-tokens"
 CLASSES = (ADAPTER, PREFIX, MAX_TOKENS)
 """What can make a class of requests whose lengths are learned apart: the adapter, the first block of the prompt, the octave of
@@ -112,7 +115,7 @@ class SchedulerSettings:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the command line says of a scheduler; None leaves a setting at its default.
+    """What the command line says of a scheduler; None leaves a setting at its default, AUTO is fcfs.
 
     `batch` is the largest number of requests per iteration, times are seconds, `host_bytes` of host memory keep the KV of
     requests that were taken off the device.
@@ -130,6 +133,10 @@ class Choice:
     strategy: str | None = None
     host_bytes: int | None = None
     explain: bool = False
+
+    def __post_init__(self) -> None:
+        if self.policy == AUTO:
+            object.__setattr__(self, "policy", FCFS)
 
     def settings(self, profile: Mapping[str, object] | None = None) -> SchedulerSettings:
         """Raises ValueError for a value out of range, or for one that the policy does not have."""

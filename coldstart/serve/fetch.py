@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from coldstart.weights.prefetch.client import Attached
 
 # Modes whose server process has no weights yet; the other two were built or frozen with them.
-FETCHING_MODES = frozenset({"fresh", "template-runtime"})
+FETCHING_MODES = frozenset({"fresh", "template-runtime", "runtime-snapshot"})
 # Local files are paged in early from this size on, in bytes. Less is read in a fraction of a second, during imports that wait
 # for the same disk. A prefetcher is never started for them: the page cache is their shared memory already.
 PAGE_IN_MIN_BYTES = 64 << 20

@@ -1,9 +1,10 @@
-"""Process snapshots: a built engine template frozen by CRIU, thawed where the machine permits it.
+"""Process snapshots: a template frozen by CRIU, thawed where the machine permits it.
 
-What is frozen is the template and not a server: it holds no port, no event loop and no client, so one snapshot starts any
-number of servers, at any address, in namespaces of their own. The image is bound to files by path, so the compiled
-kernels it maps are unpacked to one place per user that does not depend on the cache root, and it carries the content
-digests of all that it was made of (fingerprint.py) and the variables that it has read (template_environment.py).
+What is frozen is a template, with an engine built (a bundle's `snapshot`) or the runtime alone (runtime_snapshot.py), and not
+a server: it holds no port, no event loop and no client, so one snapshot starts any number of servers, at any address, in
+namespaces of their own. The image is bound to files by path, so the compiled kernels it maps are unpacked to one place per user
+that does not depend on the cache root, and it carries the content digests of all that it was made of (fingerprint.py) and the
+variables that it has read (template_environment.py).
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class SnapshotUnusable(RuntimeError):
     """The snapshot cannot be thawed here; the message says what was wanted and what was found."""
 
 
-def freeze(plan: LaunchPlan, out: Path, timeout: float) -> None:
-    """Build an engine template for `plan` and freeze it into the existing directory `out`.
+def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -> None:
+    """Build a template for `plan` and freeze it into the existing directory `out`.
 
     Raises SnapshotUnusable where CRIU is missing or may not run, CommandFailed when the template or the dump fails.
     """
@@ -48,7 +49,9 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float) -> None:
     meeting = meeting_dir()
     # One at a time: every frozen template listens at the same place.
     with locked(meeting / "lock"):
-        process = template_pool.spawn("engine", plan, meeting / "socket", subprocess.DEVNULL, timeout)
+        process = template_pool.spawn(
+            level, plan, meeting / "socket", subprocess.DEVNULL, timeout, bound=True
+        )
         try:
             fingerprint.write(process.pid, meeting / fingerprint.MODULES, out)
             done = criu.run("dump", "-t", str(process.pid), "-D", str(out), "-o", "dump.log", *_OPTIONS)
@@ -58,7 +61,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float) -> None:
             _clear(meeting)
     if done.returncode != 0:
         raise CommandFailed(
-            f"CRIU could not freeze the engine: {last_error(out / 'dump.log')}", mend="coldstart doctor"
+            f"CRIU could not freeze the {level}: {last_error(out / 'dump.log')}", mend="coldstart doctor"
         )
     read = template_environment.counted(template_environment.spawned(os.environ, plan))
     about = {"criu": criu.version(), "environment": read, "meeting": str(meeting)}
@@ -102,7 +105,7 @@ def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed
     images = unpacked(bundle, "snapshot", cache.unpacked, trust)
     if bundle.has("compile"):
         _unpack_kernels(bundle, images, trust)
-    return _restore(images, _meeting(images), plan)
+    return restored(images, plan)
 
 
 def _meeting(images: Path) -> Path:
@@ -134,7 +137,12 @@ def check(images: Path, plan: LaunchPlan) -> None:
         raise SnapshotUnusable(reason)
 
 
-def _restore(images: Path, meeting: Path, plan: LaunchPlan) -> Thawed:
+def restored(images: Path, plan: LaunchPlan) -> Thawed:
+    """The template of `images`, a directory that nobody else can write to, thawed for the server that `plan` describes.
+
+    Raises SnapshotUnusable with the reason, OSError.
+    """
+    meeting = _meeting(images)
     meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
     _sweep(paths.runtime_dir())
     own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=paths.runtime_dir()))
@@ -175,7 +183,8 @@ def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
         f'#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" != post-resume ] || echo > "{own}/resumed"\n'
     )
     acknowledge.chmod(0o700)
-    restore = [*criu.command(), "restore", "-D", str(images), "-o", str(own / "restore.log"), *_OPTIONS]
+    # Its work directory is its own: the images stay as they are, and are read where nobody may write.
+    restore = [*criu.command(), "restore", "-D", str(images), "-W", str(own), "-o", "restore.log", *_OPTIONS]
     return subprocess.Popen(
         [*namespaces, str(own), str(meeting), *restore, "--action-script", str(acknowledge)],
         stdin=subprocess.DEVNULL,

@@ -29,11 +29,12 @@ from coldstart.serve import fetch, launch, prepare, scheduler, template_pool, un
 from coldstart.serve.scheduler import STOCK
 
 if TYPE_CHECKING:
+    from coldstart.serve import process_snapshot
     from coldstart.weights.prefetch.client import Attached
 
 DEFAULT_PORT = 8000
 # The fastest first.
-LADDER = ("template-engine", "snapshot", "template-runtime", "fresh")
+LADDER = ("template-engine", "snapshot", "template-runtime", "runtime-snapshot", "fresh")
 # A step down that leaves the start as fast as it was.
 FETCH_REST = "fetch-rest"
 
@@ -232,8 +233,8 @@ def _launch(mode: str, request: ServeRequest, plan: LaunchPlan) -> tuple[launch.
         return launch.fresh(plan)
     if refused := modes.refusal(mode):
         raise _Unavailable(f"{refused.reason}: {refused.mend}")
-    if mode == "snapshot":
-        return _thaw(request, plan)
+    if mode in ("snapshot", "runtime-snapshot"):
+        return _thaw(mode, request, plan)
     level, lookup = mode.removeprefix("template-"), request.lookup
     try:
         warm = template_pool.find(level, lookup.key.digest)
@@ -260,22 +261,43 @@ def _no_template(level: str, lookup: Lookup) -> _Unavailable:
     return _Absent(f"no template-{level} runs for {name}: coldstart template start {name} --level {level}")
 
 
-def _thaw(request: ServeRequest, plan: LaunchPlan) -> tuple[launch.ServerProcess, int]:
+def _thaw(mode: str, request: ServeRequest, plan: LaunchPlan) -> tuple[launch.ServerProcess, int]:
+    from coldstart.serve import process_snapshot
+
+    try:
+        if mode == "snapshot":
+            plan, thawed = replace(plan, must_adopt=True), _thawed_engine(request, plan)
+        else:
+            thawed = _thawed_runtime(request, plan)
+    except (process_snapshot.SnapshotUnusable, Usage, OSError, LookupError, ValueError, TypeError) as error:
+        # Whatever is wrong with an image, or with the place it is unpacked to, another mode starts the server.
+        raise _Unavailable(f"{error}") from error
+    try:
+        return launch.forked(plan, thawed.socket, thawed)
+    except BaseException:
+        thawed.end()
+        raise
+
+
+def _thawed_engine(request: ServeRequest, plan: LaunchPlan) -> process_snapshot.Thawed:
     from coldstart.serve import process_snapshot
 
     bundle = request.lookup.bundle
     if bundle is None or not bundle.has("snapshot"):
         raise _Absent("the bundle has no snapshot: coldstart materialize MODEL --snapshot")
+    return process_snapshot.thaw(bundle, plan, request.lookup.cache, request.trust)
+
+
+def _thawed_runtime(request: ServeRequest, plan: LaunchPlan) -> process_snapshot.Thawed:
+    from coldstart.serve import process_snapshot, runtime_snapshot
+
+    image = runtime_snapshot.made(request.lookup.cache)
+    if image is None:
+        raise _Absent("no runtime is frozen here: coldstart template freeze")
     try:
-        thawed = process_snapshot.thaw(bundle, plan, request.lookup.cache, request.trust)
-    except (process_snapshot.SnapshotUnusable, Usage, OSError, LookupError, ValueError, TypeError) as error:
-        # Whatever is wrong with an image, or with the place it is unpacked to, another mode starts the server.
-        raise _Unavailable(f"{error}") from error
-    try:
-        return launch.forked(replace(plan, must_adopt=True), thawed.socket, thawed)
-    except BaseException:
-        thawed.end()
-        raise
+        return runtime_snapshot.thaw(image, plan)
+    except process_snapshot.SnapshotUnusable as error:
+        raise _Unavailable(f"{error}: coldstart template freeze makes it anew") from error
 
 
 @contextmanager

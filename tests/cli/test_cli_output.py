@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from coldstart.artifacts.bundle import Bundle
@@ -73,6 +74,29 @@ def test_a_terminal_gets_a_moving_line(home: Path, monkeypatch: pytest.MonkeyPat
 def test_json_progress_is_json(run: Run) -> None:
     first = run("doctor", "--progress=json", code=None).stderr.splitlines()[0]
     assert json.loads(first)["event"] == "begin"
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("plain", ["build (7 s the last time) ...", "  half: 3.0 s"]),
+        ("none", []),
+    ],
+)
+def test_a_phase_says_how_long_it_took_before_and_its_steps(
+    capsys: pytest.CaptureFixture[str], mode: Any, expected: list[str]
+) -> None:
+    with Output(progress=mode).phase("build", 7.2) as step:
+        step("half: 3.0 s")
+    assert capsys.readouterr().err.splitlines() == expected
+
+
+def test_json_progress_has_the_expectation_and_the_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    with Output(progress="json").phase("build", 7.2) as step:
+        step("half: 3.0 s")
+    begin, middle, end = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert begin["expected_s"] == 7.2 and middle["step"] == "half: 3.0 s"
+    assert [one["event"] for one in (begin, middle, end)] == ["begin", "step", "end"]
 
 
 def test_environment_names_carry_the_command(

@@ -1,4 +1,4 @@
-"""coldstart materialize: what it says of a bundle that it made, and of one that it found."""
+"""coldstart materialize: what it says of a bundle that it made, of one that it found, and of what is missing in it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from coldstart.commands import cli
-from tools.bundles import publish
+from tools.bundles import key, provenance, publish
 
+from coldstart.errors import Usage
+from coldstart.key import inspection
+from coldstart.key.inspection import Lookup
 from coldstart.machine.paths import Cache
 from coldstart.materialize import materialize
 from coldstart.model import tiny
@@ -35,3 +39,32 @@ def test_a_bundle_that_was_there_is_not_said_to_be_made(
     assert ended.value.code == 0
     assert json.loads(printed.out)["made"] is not there
     assert ("Found" if there else "Made") in printed.err
+
+
+def test_what_is_missing_in_the_bundle_is_said(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = home / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    asked: list[materialize.Options] = []
+
+    def make(lookup: Lookup, options: materialize.Options, phase: object) -> Bundle:
+        asked.append(options)
+        with Store(Cache.at().bundles).begin(key()) as draft:
+            draft.add_json("iterations", {"prefill": [[1, 0.5]], "left_out": {"prefill": [512, 1024]}})
+            draft.add_json("stages", {inspection.NOT_MADE: {"compile": "PicklingError"}})
+            return draft.publish(provenance())
+
+    monkeypatch.setattr(materialize, "materialize", make)
+    with pytest.raises(SystemExit):
+        cli.main(["materialize", str(model), "--profile-seconds", "30"])
+    said = capsys.readouterr().err
+    assert asked[0].profile_s == 30
+    assert "no compile: PicklingError" in said and "no prefill of 512, 1024" in said
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "inf", "nan"])
+def test_a_profile_is_given_seconds(seconds: str) -> None:
+    with pytest.raises(Usage, match="iteration profile"):
+        materialize.Options(profile_s=float(seconds))

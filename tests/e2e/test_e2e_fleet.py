@@ -15,12 +15,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from support.fake_model import generated
 from support.fleet_rig import deployment
 
 from coldstart.cluster import wire
@@ -35,9 +37,10 @@ TESTS = Path(__file__).parents[1]
 class Fleet:
     """Its processes, its gateway, and whoever asks it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, ranks: int = 1) -> None:
         self.root, self.processes = root, list[subprocess.Popen[bytes]]()
-        up = self._started("up", "-m", "support.fleet_up", str(root / "state.json"), str(root / "recording"))
+        files = str(root / "state.json"), str(root / "recording")
+        up = self._started("up", "-m", "support.fleet_up", *files, str(ranks))
         assert up.stdout is not None
         place = json.loads(up.stdout.readline())
         self.url, self.ray = place["url"], place["ray"]
@@ -63,8 +66,8 @@ class Fleet:
         self.processes.append(process)
         return process
 
-    def join(self, name: str) -> subprocess.Popen[bytes]:
-        words = ["fleet", "join", self.ray, "--memory", "40B", "--network", "1GB", "--load", "1GB"]
+    def join(self, name: str, network: str = "1GB") -> subprocess.Popen[bytes]:
+        words = ["fleet", "join", self.ray, "--memory", "40B", "--network", network, "--load", "1GB"]
         return self._started(name, "-m", "coldstart.commands.cli", *words, RAY_AUTH_TOKEN=self.token)
 
     def end(self) -> None:
@@ -107,18 +110,55 @@ class Fleet:
         return [group for one in status["models"] if one["name"] == model for group in one["groups"]]
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Two servers and a head that is none."""
-    made = Fleet(tmp_path_factory.mktemp("fleet"))
+@contextmanager
+def _of_two(root: Path, ranks: int = 1, network: str = "1GB") -> Iterator[Fleet]:
+    made = Fleet(root, ranks)
     try:
         made.until(lambda status: status["controller"], 120)
         for count, name in enumerate(("one", "two"), 1):
-            made.join(name)
+            made.join(name, network)
             made.until(lambda status, count=count: len(status["servers"]) == count, 60)  # type: ignore[misc]
         yield made
     finally:
         made.end()
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two servers and a head that is none."""
+    with _of_two(tmp_path_factory.mktemp("fleet")) as made:
+        yield made
+
+
+class Streaming:
+    """Streams, all at once; `made` has the tokens of each by its text, or what went wrong."""
+
+    def __init__(self, fleet: Fleet, model: str, count: int, length: int) -> None:
+        self.fleet, self.model, self.length = fleet, model, length
+        self.made: list[list[Any]] = [[] for _ in range(count)]
+        self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(count)]
+
+    def _run(self, number: int) -> None:
+        body = {"model": self.model, "prompt": f"p{number}", "stream": True, "max_tokens": self.length}
+        data = json.dumps({**body, "temperature": 0}).encode()
+        with urllib.request.urlopen(self.fleet.url + "/v1/completions", data, timeout=60) as answer:
+            for line in answer:
+                if line.startswith(b"data: {"):
+                    said = json.loads(line[6:])
+                    self.made[number].append(said.get("error") or int(said["choices"][0]["text"]))
+
+    def begun(self) -> bool:
+        return all(map(len, self.made))
+
+    def __enter__(self) -> Streaming:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads:
+            thread.join(60)
+        assert self.made == [generated(f"p{n}", self.length) for n in range(len(self.made))]
 
 
 class Asking:
@@ -189,6 +229,17 @@ def test_a_killed_server_process_costs_no_request_that_was_not_begun(fleet: Flee
     assert fleet.status()["gateway"]["again"] >= 1
 
 
+def test_a_killed_server_process_breaks_no_stream_that_can_go_on(fleet: Fleet) -> None:
+    fleet.deploy("s", batch=20)
+    server = fleet.ask("s")["pid"]
+    before = fleet.status()["gateway"]["resumed"]
+    with Streaming(fleet, "s", 10, 150) as streaming:
+        while not streaming.begun():
+            time.sleep(0.01)
+        os.kill(server, signal.SIGKILL)
+    assert fleet.status()["gateway"]["resumed"] == before + 10
+
+
 def test_a_killed_actor_takes_its_servers_with_it_and_comes_back(fleet: Fleet) -> None:
     fleet.deploy("d")
     first = psutil.Process(fleet.ask("d")["pid"])
@@ -244,3 +295,19 @@ def test_nothing_is_left_when_it_goes_down(fleet: Fleet) -> None:
     while time.monotonic() < deadline and any(psutil.pid_exists(pid) for pid in pids):
         time.sleep(0.1)
     assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_pipeline_becomes_one_worker_under_its_streams(tmp_path: Path) -> None:
+    """Two ranks on two nodes; the engine beside the first takes a second to come up."""
+    with _of_two(tmp_path, 2, "5B") as fleet:
+        fleet.deploy("p", words=("--max-model-len", "1000"), ttft_s=1.9, least=1, most=1, batch=20)
+        fleet.until(lambda status: [g["phase"] for g in fleet.groups(status, "p")] == ["serving"])
+        (pipeline,) = fleet.groups(fleet.status(), "p")
+        assert len({worker["server"] for worker in pipeline["workers"]}) == 2
+        with Streaming(fleet, "p", 10, 200):
+            fleet.until(lambda status: len(fleet.groups(status, "p")) == 2)
+        alone = fleet.until(lambda status: (g := fleet.groups(status, "p")) and len(g) == 1 and g)[0][0]
+        assert alone["name"] == f"{pipeline['name']}.0/whole" and alone["url"] != pipeline["url"]
+        assert fleet.status()["gateway"]["moved"] == 10
+        free = [server["free_bytes"] for server in fleet.until(lambda s: s)[0]["servers"]]
+        assert sorted(free) == [[30], [40]]

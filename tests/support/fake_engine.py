@@ -31,6 +31,18 @@ def serve(plan, imported=False):  # type: ignore[no-untyped-def]
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if behaviour == "says":
         print(Path.cwd(), os.environ.get("SAID"), sys.stdin.read(), flush=True)
+    if behaviour == "draws":
+        import multiprocessing
+        import random
+
+        import numpy
+
+        print(
+            random.random(),
+            numpy.random.random(),
+            multiprocessing.current_process().authkey.hex(),
+            flush=True,
+        )
     if behaviour == "unfit":
         os.write(int(os.environ["COLDSTART_READY_FD"]), b'{"unfit": "a leaf differs"}\n')
         return 1

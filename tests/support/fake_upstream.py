@@ -2,6 +2,8 @@
 
 A fake server answers POST with what it was asked: `{"prompt": ..., "pieces": n}` gives n pieces that carry the prompt, as a
 stream of events or as one document. `pause_s` lies between pieces; `break_after` k breaks the connection off after k of them.
+
+Asked for `max_tokens` it is the model of `fake_model`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 import aiohttp
 import uvicorn
 from aiohttp import web
+from support import fake_model
 
 from coldstart.gateway.app import Gateway
 from coldstart.gateway.driver import Driver
@@ -85,6 +88,8 @@ class FakeServer:
         self.asked.append(prompt)
         self.bodies.append(body)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        if body.get("max_tokens"):
+            return await self._generated(request, body)
         if body.get("status"):
             return web.json_response({"error": {"message": "no"}}, status=body["status"])
         pieces = body.get("pieces", 3)
@@ -109,6 +114,21 @@ class FakeServer:
                 await answer.write(f"data: {said}\n\n".encode())
                 await asyncio.sleep(body.get("pause_s", 0))
             await answer.write(b"data: [DONE]\n\n")
+        return answer
+
+    async def _generated(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if not body.get("stream"):
+            return web.json_response({"choices": [{"text": "w"}]}, status=self.servers.warming)
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await answer.prepare(request)
+        for number, event in enumerate(fake_model.events(body, f"cmpl-{id(self)}")):
+            await asyncio.sleep(self.servers.pause_s)
+            if number == self.servers.break_after:
+                assert request.transport is not None
+                request.transport.abort()
+                return answer
+            await answer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        await answer.write(b"data: [DONE]\n\n")
         return answer
 
     def _noticing(self, prompt: Any) -> Any:
@@ -167,6 +187,9 @@ class FakeServers:
     begun: list[FakeServer] = field(default_factory=list)
     templates: list[FakeTemplate] = field(default_factory=list)
     templates_fail: bool = False
+    pause_s: float = 0.0
+    break_after: int | None = None
+    warming: int = 200
 
     def begin_template(self, launch: Launch, level: str, deadline_s: float) -> FakeTemplate:
         template = FakeTemplate(self, launch, level, self.directory / "nobody.sock")

@@ -17,8 +17,9 @@ import uvicorn
 from support.fake_upstream import FakeServers, until
 
 from coldstart.cluster import admin, wire
+from coldstart.cluster.contact import ControllerAway
 from coldstart.cluster.control import FleetControl
-from coldstart.cluster.front import ControllerAway, FleetFront
+from coldstart.cluster.front import FleetFront
 from coldstart.cluster.node import NodeServers
 from coldstart.cluster.orders import NodeLost, RankOrder
 from coldstart.cluster.state import FleetState
@@ -78,6 +79,8 @@ class FleetRig:
     nodes: dict[str, RigNode] = field(default_factory=dict)
     recording: Recording = field(default_factory=list)
     url: str = ""
+    settings: FleetSettings = SETTINGS
+    network: float = 1e9
 
     async def call(self, method: str, *args: Any) -> Any:
         """As ControllerLink."""
@@ -97,7 +100,7 @@ class FleetRig:
 
     def begin(self, count: int = 2, memory: int = 10) -> None:
         for number in range(count):
-            spec = ServerSpec(f"s{number}", memory, 1e9, 1e9)
+            spec = ServerSpec(f"s{number}", memory, self.network, 1e9)
             servers = FakeServers(self.directory / spec.name)
             servers.directory.mkdir()
             self.nodes[spec.name] = RigNode(spec, servers, NodeServers("127.0.0.1", servers))
@@ -122,8 +125,7 @@ class FleetRig:
             if node.heard is not None:
                 node.heard.cancel()
         dead, self.control = self.control, None
-        for task in dead._tasks:
-            task.cancel()
+        dead.tasks.cancel()
         if dead._timer is not None:
             dead._timer.cancel()
         dead.tell = lambda event: None  # type: ignore[method-assign]
@@ -131,7 +133,7 @@ class FleetRig:
     def revive(self) -> None:
         """Another controller, from what is left."""
         state = FleetState(self.directory / "state.json")
-        control = FleetControl(SETTINGS, state, record=lambda *one: self.recording.append(one))
+        control = FleetControl(self.settings, state, record=lambda *one: self.recording.append(one))
         reachable = [node for node in self.nodes.values() if not node.away]
         reports = [(node.spec, node, node.node.found()) for node in reachable]
         control.rebuild(reports)
@@ -183,10 +185,16 @@ class FleetStage:
 
 @asynccontextmanager
 async def fleet(
-    directory: Path, count: int = 2, memory: int = 10, *, keys: tuple[str, str] | None = None
+    directory: Path,
+    count: int = 2,
+    memory: int = 10,
+    *,
+    keys: tuple[str, str] | None = None,
+    settings: FleetSettings = SETTINGS,
+    network: float = 1e9,
 ) -> AsyncIterator[FleetStage]:
     """So many servers with one device of so many bytes; `keys`: of clients, of those who run it. Nothing is left."""
-    rig = FleetRig(directory)
+    rig = FleetRig(directory, settings=settings, network=network)
     rig.begin(count, memory)
     front = FleetFront(rig)
     more = admin.routes(front, keys[1], rig.down) if keys else []

@@ -1,7 +1,8 @@
 """A fleet's model servers that need no model: processes of their own behind the real starter, supervisors and leases.
 
 A server answers completions with its pid and how often it was asked. The model "broken" never comes up; one whose words
-give --max-model-len N waits N milliseconds before it is ready. A stream has `max_tokens` pieces, `pause_s` apart.
+give --max-model-len N waits N milliseconds before it is ready. A stream has `max_tokens` pieces, `pause_s` apart; asked for
+token ids it is that of `fake_model`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from support import fake_model
+
 from coldstart.errors import Usage
 from coldstart.gateway import starter
 from coldstart.gateway.servers import Starter
 from coldstart.machine import ipc
 from coldstart.machine.lifeline import die_with_supervisor
+
+TOKEN_S = 0.02
 
 
 class FakeStarter(Starter):
@@ -30,6 +35,8 @@ class FakeStarter(Starter):
 
 class _Answer(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Head and body are two writes: the second would wait for the first one's acknowledgement.
+    disable_nagle_algorithm = True
     count = 0
 
     def do_POST(self) -> None:
@@ -42,14 +49,26 @@ class _Answer(BaseHTTPRequestHandler):
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
+        self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        if body.get("return_token_ids"):
+            for event in fake_model.events(body, f"cmpl-{os.getpid()}-{self.count}"):
+                self._event(event)
+                time.sleep(TOKEN_S)
+            body["max_tokens"] = 0
         for number in range(body.get("max_tokens", 3)):
-            self.wfile.write(f"data: {json.dumps({**said, 'number': number})}\n\n".encode())
-            self.wfile.flush()
+            self._event({**said, "number": number})
             time.sleep(body.get("pause_s", 0))
-        self.wfile.write(b"data: [DONE]\n\n")
-        self.close_connection = True
+        self._chunk(b"data: [DONE]\n\n")
+        self._chunk(b"")
+
+    def _event(self, event: Any) -> None:
+        self._chunk(f"data: {json.dumps(event)}\n\n".encode())
+
+    def _chunk(self, data: bytes) -> None:
+        """So that a server that was killed is told from one that has ended its answer."""
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
 
     def _whole(self, body: bytes, kind: str) -> None:
         self.send_response(200)

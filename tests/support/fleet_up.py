@@ -1,6 +1,6 @@
 """`coldstart fleet up` over model servers that need no model: the real process but for what starts them.
 
-python -m support.fleet_up STATE RECORDING [ADDRESS]
+python -m support.fleet_up STATE RECORDING [RANKS]
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from coldstart.gateway.log import Log
 from coldstart.machine.paths import Cache
 
 
-def main(state: str, recording: str) -> None:
-    settings = FleetSettings(most_ranks=1, consolidate=False, backoff_s=0.2)
+def main(state: str, recording: str, ranks: str = "1") -> None:
+    settings = FleetSettings(most_ranks=int(ranks), consolidate=ranks != "1", backoff_s=0.2)
     options = FleetUpOptions(
         Cache.at(),
         settings,

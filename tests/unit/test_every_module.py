@@ -39,6 +39,7 @@ THROUGH = {
     },
     "coldstart.cluster": {
         **dict.fromkeys(("actors", "client", "meeting"), FLEET_ON_RAY),
+        **dict.fromkeys(("replicas", "workers"), "unit/cluster/test_moves.py"),
     },
     "coldstart.commands": {
         "_fleet_live": "cli/test_fleet_command.py", "_fleet_table": "cli/test_fleet_command.py",
@@ -47,9 +48,13 @@ THROUGH = {
         "pull": REGISTRY, "push": REGISTRY,
     },
     "coldstart.fleet": dict.fromkeys(
-        ("cluster", "consolidation", "deployments", "placement", "roster", "timers"), FLEET
+        ("cluster", "consolidation", "deployments", "lives", "placement", "roster", "timers"), FLEET
     ),
-    "coldstart.gateway": {"record": "unit/gateway/test_driver.py", "tickets": "unit/gateway/test_exchange.py"},
+    "coldstart.gateway": {
+        "client": "unit/gateway/test_exchange.py", "record": "unit/gateway/test_driver.py",
+        "reload": "unit/gateway/test_driver.py", "resumption": "unit/gateway/test_driver.py",
+        "tickets": "unit/gateway/test_exchange.py",
+    },
     "coldstart.graphs": {
         "cuda.cupti": CUDA, "cuda.reader": CUDA, "cuda.symbols": CUDA, "intervals": "unit/graphs/test_graphs_tables.py",
         "rebuild": "unit/graphs/test_graphs_restore.py",
@@ -71,7 +76,7 @@ THROUGH = {
     },
     "coldstart.traces": {"readers": "unit/measure/traces/test_traces.py", "request": "unit/measure/traces/test_traces.py"},
     "coldstart.vllm": {
-        "engine.compiled": "e2e/test_e2e_fresh.py", "engine.executor": "e2e/test_e2e_templates.py",
+        "engine.executor": "e2e/test_e2e_templates.py",
         "engine.recorder": GPU, "scheduling.events": SCHEDULER,
         "scheduling.joining": LANES, "scheduling.lane_view": LANES,
         "scheduling.queue": SCHEDULER, "seams.scheduling": "unit/vllm/test_seams_table.py",

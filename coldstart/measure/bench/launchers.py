@@ -18,10 +18,10 @@ from pathlib import Path
 
 from coldstart.contract import environment
 from coldstart.errors import NO_BUNDLE, CommandFailed, NoBundle
-from coldstart.machine import logs
+from coldstart.machine import criu, logs
 from coldstart.machine.timeline import EVENTS_VARIABLE
 from coldstart.measure.bench import run_order
-from coldstart.measure.bench.launch import HOST, Command, Launcher, RunFiles
+from coldstart.measure.bench.launch import HOST, Command, Launcher, ModeUnavailable, RunFiles
 from coldstart.vllm.stock import ENTRY_POINT
 
 CPU_KV_GIB = "1"
@@ -73,7 +73,7 @@ class VllmLauncher:
 
 @dataclass
 class ColdstartLauncher:
-    """`coldstart serve` in one start mode; the template modes start their own template in `prepare`."""
+    """`coldstart serve` in one start mode; a template or the frozen runtime that it needs is made in `prepare`."""
 
     subject: Subject
     mode: str
@@ -83,7 +83,14 @@ class ColdstartLauncher:
     _started: bool = False
 
     def prepare(self) -> None:
-        """Start the template. Raises NoBundle, or CommandFailed when it does not come up."""
+        """Start the template, or freeze the runtime.
+
+        Raises ModeUnavailable without CRIU, NoBundle, or CommandFailed where it does not come up.
+        """
+        if self.mode == run_order.RUNTIME_SNAPSHOT:
+            if (reason := criu.missing()) is not None:
+                raise ModeUnavailable(reason)
+            self._template("freeze", *self.subject.common_args)
         if self._is_template:
             self._template("start", self.subject.model, *self._level(), *self._passed())
             self._started = True

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 VLLM_COLD, VLLM_WARM = "vllm-cold", "vllm-warm"
-FRESH, TEMPLATE_RUNTIME, TEMPLATE_ENGINE, SNAPSHOT = (
+FRESH, RUNTIME_SNAPSHOT, TEMPLATE_RUNTIME, TEMPLATE_ENGINE, SNAPSHOT = (
     "fresh",
+    "runtime-snapshot",
     "template-runtime",
     "template-engine",
     "snapshot",
 )
-MODES = (VLLM_COLD, VLLM_WARM, FRESH, TEMPLATE_RUNTIME, TEMPLATE_ENGINE, SNAPSHOT)
+MODES = (VLLM_COLD, VLLM_WARM, FRESH, RUNTIME_SNAPSHOT, TEMPLATE_RUNTIME, TEMPLATE_ENGINE, SNAPSHOT)
 BASELINES = (VLLM_COLD, VLLM_WARM)
 REFERENCE = VLLM_WARM
 

@@ -33,6 +33,7 @@ class Lane(Generic[R]):
         self.room = LaneRoom(view, policy, self.rhythm)
         self.members, self.parked, self.paused = self.room.members, self.room.parked, self.room.paused
         self._admission = LaneAdmission(view, policy, self.room, self.gauge)
+        self._ledger = policy.ledger
         self._last_s: float | None = None
         self._crowded, self._share, self._prefill_s = False, 0.0, 0.0
         self._turned: Turn[R] | None = None
@@ -75,29 +76,22 @@ class Lane(Generic[R]):
 
     def decide(self, now: float) -> Turn[R] | None:
         """None: the engine's own step, on its own lists."""
-        if self._crowded:
-            self._booked(now)
+        if self._crowded and self._last_s is not None and now > self._last_s:
+            self._ledger.passed(now - self._last_s, self._share, self._prefill_s)
+        is_open = self._ledger.open
         self._last_s = now
-        is_open = self.policy.ledger.open
-        if not self.rhythm.due(is_open=is_open) and self._roomy():
+        if not self.rhythm.due(is_open) and (self._turned is None or self._roomy()):
             return None if self._turned is None else Turn(list(self.view.running()))
         steps = self.rhythm.steps
-        self.rhythm.deciding(is_open=is_open)
+        self.rhythm.deciding(is_open)
         self._turned, self._moved = self._decided(steps), True
         self.rhythm.rest(self._missing())
         return self._turned
 
     def stepped(self, tokens: Mapping[str, int]) -> None:
         """After the engine's step, which computed so many tokens of each (of the lane's at least)."""
-        entering = self._admission.entering
-        for name, reason in entering.items():
-            if name in self.policy.waiting:
-                self.members.pop(name, None)  # the engine had no room for it after all
-                continue
-            self.policy.totals.passes += 1
-            if self.policy.observer:
-                self.policy.observer.note("pass", None, request=name, **reason)
-        entering.clear()
+        if self._admission.entering:
+            self._entered(self._admission.entering)
         if not self._moved:
             return
         self._moved = False
@@ -108,6 +102,16 @@ class Lane(Generic[R]):
         self._free = self.view.free_blocks()
         if self._turned is not None:
             self._turned_out(self._turned)
+
+    def _entered(self, entering: dict[str, dict[str, object]]) -> None:
+        for name, reason in entering.items():
+            if name in self.policy.waiting:
+                self.members.pop(name, None)  # the engine had no room for it after all
+                continue
+            self.policy.totals.passes += 1
+            if self.policy.observer:
+                self.policy.observer.note("pass", None, request=name, **reason)
+        entering.clear()
 
     def _turned_out(self, turn: Turn[R]) -> None:
         """Who joined may not have been admitted, or only in part: decide again; a prefill lasts for one step."""
@@ -123,13 +127,11 @@ class Lane(Generic[R]):
 
     # --- the parts of a step
 
-    def _booked(self, now: float) -> None:
-        seconds = 0.0 if self._last_s is None else now - self._last_s
-        if seconds > 0:
-            self.policy.ledger.passed(seconds, self._share, self._prefill_s)
-
     def _roomy(self) -> bool:
-        """Whether nothing came free that somebody waits for, and who is shown has room for a token more."""
+        """Whether nothing came free that somebody waits for, and who is shown has room for a token more.
+
+        Where the lane decided nothing the engine itself sees who waits, and nobody is hidden.
+        """
         if not self._crowded:
             return True
         free, before = self.view.free_blocks(), self._free

@@ -22,18 +22,15 @@ class Honesty:
 
     def __init__(self) -> None:
         self.foretold = self.observed = 0.0
+        self.share = 1.0
+        """1: passes end as foretold; falls to LEAST where half of them or fewer do."""
 
     def judged(self, chance: float, *, ended: bool) -> None:
         """A pass that was to end in the lane with that chance is over."""
         self.foretold += _MEMORY * (chance - self.foretold)
         self.observed += _MEMORY * (ended - self.observed)
-
-    @property
-    def share(self) -> float:
-        """1: passes end as foretold; falls to LEAST where half of them or fewer do."""
-        if self.foretold < _FEWEST:
-            return 1.0
-        return min(1.0, max(LEAST, 2 * self.observed / self.foretold - 1))
+        if self.foretold >= _FEWEST:
+            self.share = min(1.0, max(LEAST, 2 * self.observed / self.foretold - 1))
 
 
 class PriceLedger:
@@ -43,17 +40,18 @@ class PriceLedger:
         self.price, self.balance = price, 0.0
         self.honesty = Honesty()
         self.taken_s = self.crowded_s = self.owed_s = 0.0
-
-    @property
-    def open(self) -> bool:
-        return self.price > 0 and self.balance >= 0
+        self.open = price > 0
 
     def passed(self, seconds: float, share: float, prefill_s: float) -> None:
         """An iteration took so long while somebody was left out, the lane having that share of it and of it so much prefill."""
-        prefill_s = min(prefill_s, seconds)
-        taken = share * (seconds - prefill_s) + prefill_s
-        self.taken_s += taken
         self.crowded_s += seconds
-        self.balance += self.price * self.honesty.share * seconds - taken
-        self.balance = min(self.balance, CREDIT * self.price * seconds)
-        self.owed_s = max(self.owed_s, -self.balance)
+        earned = self.price * seconds
+        balance = self.balance + earned * self.honesty.share
+        if share or prefill_s:
+            prefill_s = min(prefill_s, seconds)
+            taken = share * (seconds - prefill_s) + prefill_s
+            self.taken_s += taken
+            balance -= taken
+            self.owed_s = max(self.owed_s, -balance)
+        self.balance = min(balance, CREDIT * earned)
+        self.open = self.price > 0 and balance >= 0

@@ -63,6 +63,8 @@ class Express(Policy):
         self.prompt = 64.0
         self._jobs: dict[str, Job] = {}
         self._numbers: dict[str, int] = {}
+        self.number = self._numbers.__getitem__
+        """A request's place in the order of arrival."""
         self._arrived = 0
         self._honest: OrderedDict[Kind, Honesty] = OrderedDict()
 
@@ -85,10 +87,6 @@ class Express(Policy):
         del self._jobs[job.id], self._numbers[job.id]
         self.waiting.discard(job.id)
         self.lengths.left(kind_of(job), max(1, job.generated), cut=cut)
-
-    def number(self, name: str) -> int:
-        """A request's place in the order of arrival."""
-        return self._numbers[name]
 
     def outside(self, job: Job, pending: int) -> None:
         """The request does not run; `pending` tokens are computed before its next one, 0 where it keeps its KV."""

@@ -20,12 +20,12 @@ class Rhythm:
     def stir(self) -> None:
         self._stirred = True
 
-    def due(self, *, is_open: bool) -> bool:
+    def due(self, is_open: bool, /) -> bool:
         """Once a step: whether to decide."""
         self.steps += 1
         return self._stirred or is_open != self._open or self.steps >= self._last
 
-    def deciding(self, *, is_open: bool) -> None:
+    def deciding(self, is_open: bool, /) -> None:
         self._stirred, self._open, self.steps = False, is_open, 0
 
     def rest(self, tokens: int) -> None:

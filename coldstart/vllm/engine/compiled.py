@@ -13,16 +13,25 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import operator
+import re
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 INDEX = "modules.json"
 INDUCTOR_DIR = "inductor"
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class CompiledMismatch(RuntimeError):
     """The artifact does not fit this model or these sources; the ordinary compilation must run."""
+
+
+class NotSaved(RuntimeError):
+    """A compiled forward that cannot be written down: vLLM itself goes on without it, and compiles at every start."""
 
 
 def compiled_modules(model: Any) -> Iterator[tuple[str, Any]]:
@@ -35,19 +44,64 @@ def compiled_modules(model: Any) -> Iterator[tuple[str, Any]]:
 def save(model: Any, directory: Path) -> list[str]:
     """Serialise every compiled forward of `model` into `directory`; returns the modules' names.
 
-    Raises CompiledMismatch when a module that vLLM compiles holds no ahead-of-time function.
+    Raises NotSaved when a module that vLLM compiles holds no ahead-of-time function, or one that torch cannot serialise.
     """
     names = []
     for index, (name, module) in enumerate(compiled_modules(model)):
         function = getattr(module, "aot_compiled_fn", None)
+        kind = f"{type(module).__name__} ({name or 'the model itself'})"
         if function is None:
-            raise CompiledMismatch(
-                f"module {name!r} ({type(module).__name__}) has no ahead-of-time compiled forward"
-            )
-        function.save_compiled_function(str(directory / f"{index}.aot"))
+            raise NotSaved(f"{kind} has no ahead-of-time compiled forward")
+        try:
+            with functions_by_content():
+                function.save_compiled_function(str(directory / f"{index}.aot"))
+        except Exception as error:  # what torch cannot pickle it says with whatever pickle, or dynamo, raises
+            reason = _ADDRESS.sub("", (str(error).strip().splitlines() or [""])[0])
+            raise NotSaved(
+                f"the compiled forward of {kind} cannot be serialised: {type(error).__name__}: {reason}"
+            ) from error
         names.append(name)
     (directory / INDEX).write_text(json.dumps(names))
     return names
+
+
+@contextmanager
+def functions_by_content() -> Iterator[None]:
+    """Within it torch serialises a function that a decorator hides by its code and closure, as it does a nested one.
+
+    Otherwise it does so by name, and does not find the same object there: so for the forwards of transformers' models, which
+    vLLM's Transformers backend compiles.
+    """
+    try:
+        from torch._dynamo.aot_compile import AOTCompilePickler
+    except ImportError:  # a torch that does it another way
+        yield
+        return
+    original = AOTCompilePickler.reducer_override
+
+    def reducer_override(self: Any, obj: Any) -> Any:
+        reduced = original(self, obj)
+        if reduced is not NotImplemented or not inspect.isfunction(obj) or _is_found(obj):
+            return reduced
+        # Its own globals: functools.wraps gives it the module of what it wraps.
+        place = obj.__globals__["__name__"]
+        parts = (obj.__code__, place, obj.__qualname__, obj.__defaults__, obj.__closure__)
+        return type(self)._unpickle_nested_function, parts
+
+    AOTCompilePickler.reducer_override = reducer_override
+    try:
+        yield
+    finally:
+        AOTCompilePickler.reducer_override = original
+
+
+def _is_found(function: Any) -> bool:
+    """Whether pickle finds it again by its module and name."""
+    try:
+        held = operator.attrgetter(function.__qualname__)(sys.modules[function.__module__])
+    except (AttributeError, KeyError):
+        return False
+    return held is function
 
 
 def kernels(directory: Path) -> set[Path]:

@@ -8,7 +8,6 @@ that every later start must reproduce. Results go to a directory; nothing is pub
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 import shutil
@@ -23,15 +22,17 @@ from typing import Any, get_args
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR, VLLM_CACHE_ROOT
 from coldstart.contract.plan import CANARY_BATCH, LaunchPlan
+from coldstart.key.inspection import NOT_MADE
 from coldstart.machine import runtime, timeline
 from coldstart.machine.lifeline import die_with_parent
+from coldstart.scheduling import profiling
 from coldstart.vllm import seams
 from coldstart.vllm.engine import compiled, server, stepdowns
 from coldstart.vllm.graphs import kv_plan
 
 CANARY_PROMPT_TOKENS = 8
 CANARY_TOKENS = 16
-ROUNDS = 5
+SIZE = "size"
 DECODE_STEPS = 3
 DECODE_PROMPT = 8
 MAX_PROFILED_BATCH = 64
@@ -114,26 +115,20 @@ def canary(engine: OfflineEngine) -> dict[str, list[int]]:
     return known | ({"batch": answers[0]} if all(answer == answers[0] for answer in answers) else {})
 
 
-def iteration_profile(engine: OfflineEngine) -> dict[str, Any]:
-    """Seconds per iteration: {"prefill": [[tokens, s]], "decode": [[batch, s]]}, each the fastest of several.
+def iteration_profile(engine: OfflineEngine, budget_s: float = profiling.BUDGET_S) -> dict[str, Any]:
+    """Seconds per iteration: {"prefill": [[tokens, s]], "decode": [[batch, s]], ...}, each the fastest of several.
 
     This is the job profiler that skip-join needs (FastServe section 4.1): a prompt's first iteration by its length, a later
-    one by the batch it runs in, as far as the KV cache holds them. Whatever disturbs an iteration makes it longer, for a
-    while: every round measures every size, so that no size has all its measurements within one disturbance.
+    one by the batch it runs in, as far as the KV cache holds them, and as `budget_s` goes.
     """
     held, block = kv_sizing(engine)["blocks"] - 1, kv_sizing(engine)["block_tokens"]
     scheduler, longest = engine.config.scheduler_config, engine.config.model_config.max_model_len - 2
     limit = min(scheduler.max_num_batched_tokens, longest, held * block - 2)
     each = -(-(DECODE_PROMPT + DECODE_STEPS + 2) // block)
     batches = min(scheduler.max_num_seqs, MAX_PROFILED_BATCH, held // each)
-    prefill = dict.fromkeys(_powers(1, max(1, limit)), math.inf)
-    decode = dict.fromkeys(_powers(1, max(1, batches)), math.inf)
-    for _ in range(ROUNDS):
-        for size, fastest in prefill.items():
-            prefill[size] = min(fastest, _prefill(engine, size))
-        for size, fastest in decode.items():
-            decode[size] = min(fastest, _decode(engine, size))
-    return {"prefill": [*map(list, prefill.items())], "decode": [*map(list, decode.items())]}
+    sizes = {"prefill": [*_powers(1, max(1, limit))], "decode": [*_powers(1, max(1, batches))]}
+    measure = {"prefill": _prefill, "decode": _decode}
+    return profiling.Profiler(lambda kind, size: measure[kind](engine, size), budget_s).run(sizes)
 
 
 def _prefill(engine: OfflineEngine, length: int) -> float:
@@ -160,17 +155,21 @@ def _powers(first: int, last: int) -> Iterator[int]:
     yield last
 
 
-def write_compiled(engine: OfflineEngine, directory: Path) -> list[str]:
-    """The compiled forward functions and the kernels they load; returns the modules' names."""
+def write_compiled(engine: OfflineEngine, directory: Path) -> str | None:
+    """The compiled forward functions and the kernels they load; None, or why they cannot be kept (nothing is left then)."""
     directory.mkdir()
-    names = compiled.save(engine.worker.model_runner.model, directory)
+    try:
+        compiled.save(engine.worker.model_runner.model, directory)
+    except compiled.NotSaved as error:
+        shutil.rmtree(directory)
+        return str(error)
     source = Path(os.environ[TORCHINDUCTOR_CACHE_DIR])
     for file in source.rglob("*"):
         if file.is_file() and file.suffix in _KEPT_SUFFIXES:
             target = directory / compiled.INDUCTOR_DIR / file.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, target)
-    return names
+    return None
 
 
 def modelinfos() -> dict[str, str]:
@@ -193,8 +192,11 @@ def _begin(plan: LaunchPlan) -> None:
     server.import_runtime()
 
 
-def run(plan: LaunchPlan, out: Path) -> None:
-    """Do the whole offline phase into the existing directory `out`. Raises SystemExit where this vLLM has no way for it."""
+def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> None:
+    """Do the whole offline phase into the existing directory `out`, `profile_s` at most for the iteration profile.
+
+    Raises SystemExit where this vLLM has no way for it.
+    """
     _begin(plan)
     with timeline.measure("start engine, compile", track="offline"):
         engine = OfflineEngine(synchronous(plan.vllm_args))
@@ -206,13 +208,15 @@ def run(plan: LaunchPlan, out: Path) -> None:
         with timeline.measure("reference tokens", track="offline"):
             info["canary"] = canary(engine)
         with timeline.measure("iteration profile", track="offline"):
-            _write(out / "iterations.json", iteration_profile(engine))
+            _write(out / "iterations.json", iteration_profile(engine, profile_s))
     _write(out / "modelinfo.json", info)
     _write(out / "kv.json", kv_sizing(engine))
-    # Only our own worker restores compiled code; another one (a GPU's, several ranks') compiles as always.
-    if engine.config.parallel_config.worker_cls == stepdowns.WORKER and engine.compiles and _saves():
+    if runtime.targets_cpu():  # a GPU's compiled code is in its compilers' caches
         with timeline.measure("save compiled forward", track="offline"):
-            write_compiled(engine, out / "compile")
+            reason = not_compiled(engine) or write_compiled(engine, out / "compile")
+        if reason:
+            stepdowns.say([{"section": "compile", "reason": reason}])
+            _write(out / f"{NOT_MADE}.json", {"compile": reason})
 
 
 def require() -> None:
@@ -224,11 +228,13 @@ def require() -> None:
         seams.check(feature)
 
 
-def _saves() -> bool:
-    reason = seams.check("compile")
-    if reason:
-        stepdowns.say([{"section": "compile", "reason": reason}])
-    return reason is None
+def not_compiled(engine: OfflineEngine) -> str | None:
+    """Why there is no compiled forward of ours to keep; None where there is one."""
+    if not engine.compiles:
+        return "vLLM compiles no part of this model as it is started here: there is nothing to keep"
+    if engine.config.parallel_config.worker_cls != stepdowns.WORKER:
+        return "only coldstart's own worker restores compiled code, and this engine has another: it compiles as always"
+    return seams.check("compile")
 
 
 def kv_sizing(engine: OfflineEngine) -> dict[str, Any]:
@@ -251,8 +257,11 @@ def _write(path: Path, value: object) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    work = size if sys.argv[3:] == ["size"] else run
-    work(LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
+    given, target = LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
+    if sys.argv[3] == SIZE:
+        size(given, target)
+    else:
+        run(given, target, profile_s=float(sys.argv[3]))
     sys.stdout.flush()
     # Nothing is left to do, and vLLM's teardown takes seconds.
     os._exit(0)

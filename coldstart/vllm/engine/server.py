@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,7 +22,7 @@ from typing import Any
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import timeline
-from coldstart.machine.lifeline import die_with_supervisor
+from coldstart.machine.lifeline import die_with_parent, die_with_supervisor
 from coldstart.machine.scratch import scratch
 from coldstart.vllm import seams, stock
 from coldstart.vllm.engine import stepdowns
@@ -105,6 +106,8 @@ async def engine_client(args: Namespace, plan: LaunchPlan, warm: bool) -> AsyncI
         _once_after_fork(partial(warm_app, args, config))
     if args.worker_cls != stepdowns.WORKER:  # ours does it when it is warm
         os.register_at_fork(after_in_child=gc.enable)
+    # Until its executor asks for SIGTERM instead: an engine that begins notes signals and goes on waiting for its server.
+    os.register_at_fork(after_in_child=partial(die_with_parent, signal.SIGKILL))
     # What is imported stays: without this each gc.collect() of vLLM's loader walks it, at half a second a time.
     gc.freeze()
     with timeline.measure("start engine", track="server"):

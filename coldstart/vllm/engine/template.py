@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import random
 import selectors
 import signal
 import sys
@@ -21,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.machine import fingerprint, modes, tiles, timeline
+from coldstart.machine import fingerprint, memory, modes, randomness, tiles, timeline
 from coldstart.machine.ipc import Channel
 from coldstart.machine.lifeline import SUPERVISOR_ENV, die_with_parent, die_with_supervisor
 from coldstart.machine.peers import Listener, PeerError
 from coldstart.vllm import seams
-from coldstart.vllm.engine import server, stepdowns
+from coldstart.vllm.engine import ahead, server, stepdowns
 from coldstart.vllm.engine.readiness import refuse
 
 
@@ -52,6 +51,7 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     fallbacks: stepdowns.Fallbacks = []
     config = server.configure(args)
     server.warm_app(args, config)
+    ahead.prepare()
     if level == "engine" and (reason := seams.check("template") or seams.check("worker")):
         fallbacks.append({"section": "template", "reason": f"{reason} Each server builds its own worker."})
     elif level == "engine":
@@ -60,6 +60,7 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     if threading.active_count() > 1:
         raise RuntimeError(f"threads alive before the fork: {[t.name for t in threading.enumerate()]}")
     gc.collect()
+    memory.give_back()
     gc.freeze()
     return fallbacks
 
@@ -159,7 +160,7 @@ class Template:
             os.environ[READY_FD_ENV] = str(descriptors[3])
             # A thawed process may live in a time namespace whose CLOCK_MONOTONIC is not its client's.
             os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
-            renew_random_state()
+            randomness.renew()
             tiles.ask()  # the leave is lost where this template was thawed
             code = self._serve(request["plan"])
         except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and leave
@@ -229,14 +230,6 @@ def _tell(connection: Channel, message: dict[str, Any]) -> None:
     """A client that has gone is no error; the connection's end is what tells that its lease has ended."""
     with suppress(OSError):
         connection.send(message)
-
-
-def renew_random_state() -> None:
-    """Forked servers must not share random sequences. torch's is left: vLLM seeds it by --seed, for every server alike."""
-    import numpy
-
-    random.seed()
-    numpy.random.seed()
 
 
 def main(argv: list[str]) -> None:

@@ -90,7 +90,8 @@ class LaneScheduler(AsyncScheduler):
         if turn is None or self._as_it_is(turn):
             shown = len(self.running)
             output = super().schedule(throttle_prefills)
-            self._began(self.running[shown:])
+            if len(self.running) > shown or self.connector is not None:
+                self._began(self.running[shown:])
         else:
             output = self._take(turn, throttle_prefills)
         self.lane.stepped(output.num_scheduled_tokens if self.lane.members else {})

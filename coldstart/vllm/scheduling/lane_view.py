@@ -7,6 +7,7 @@ running list between two steps.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from vllm.v1.request import Request
@@ -24,6 +25,8 @@ STARTABLE = (State.NEW, State.HOST, State.LOADED)
 class RequestsView(PoolView):
     """A scheduling.express LaneView of one vLLM scheduler."""
 
+    name = staticmethod(attrgetter("request_id"))
+
     def __init__(self, scheduler: LaneScheduler) -> None:
         super().__init__(scheduler, scheduler.batch)
         self._scheduler = scheduler
@@ -35,10 +38,6 @@ class RequestsView(PoolView):
 
     def request(self, name: str) -> Request:
         return self._scheduler.requests[name]
-
-    def name(self, request: Request) -> str:
-        found: str = request.request_id
-        return found
 
     def running(self) -> Sequence[Request]:
         hidden = self._scheduler.hidden

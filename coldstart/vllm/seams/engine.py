@@ -45,6 +45,11 @@ START = (
          "propagate_flash_late_interaction(args, engine_args)", says=("enable_flash_late_interaction",)),
     seam("headless", "entrypoints.cli.serve:run_headless", "run_headless(args)", says=("api_server_count",)),
     seam("stock", "entrypoints.openai.api_server", says=("__main__",)),
+    seam("ahead", "platforms:current_platform"),
+    seam("ahead", "platforms.interface:Platform", calls=("is_cpu(self)", "register_triton_kernel_overrides(cls)")),
+    seam("ahead", "v1.worker.worker_base", says=("current_platform.register_triton_kernel_overrides",)),
+    seam("ahead", "compilation.backends"),
+    seam("ahead", "model_executor.layers.quantization.online.base"),
 )  # fmt: skip
 
 CONFIG = (
@@ -55,7 +60,7 @@ CONFIG = (
     seam("start", "config:LoggingConfig", reads="configure_logging pylogging_config_file"),
     seam("start worker weights", "config:LoadConfig", reads="load_format safetensors_load_strategy"),
     seam("start worker offline weights graphs", "config:ModelConfig", calls=("get_vocab_size(self)",),
-          reads="seed architectures runner_type max_model_len hf_config model revision"),
+          reads="architectures runner_type max_model_len hf_config model revision"),
     seam("template scheduler graphs kv-plan offline", "config:ParallelConfig",
           reads="world_size tensor_parallel_size pipeline_parallel_size worker_cls"),
     seam("scheduler offline", "config:SchedulerConfig",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import hypothesis.strategies as st
@@ -282,6 +283,66 @@ def test_a_pipeline_becomes_one_worker_without_losing_its_stream() -> None:
     assert one.on(events.Arrived("2", "large"), 13.0) == [Send("2", f"{first}/whole")]
     assert one.on(events.Ended("2"), 14.0) == [] and one.on(events.Ended("1"), 15.0) == []
     assert one.on(events.Tick(), 15.0 + MODELS[1].idle_s) == [Stop(first)]
+
+
+def _beside() -> tuple[FleetCore, list[LaunchRank]]:
+    """A pipeline of four with one stream; its first worker serves alone by now, by an engine beside its rank."""
+    one = core(MODELS[:2], beside=True)
+    ranks = launches(one.on(events.Arrived("1", "large"), 0.0))
+    for rank in ranks:
+        one.on(events.RankReady(rank.worker), 5.0)
+    one.on(events.Whole(ranks[0].worker), 12.0)
+    return one, ranks
+
+
+def test_a_rank_is_released_after_its_last_stream_and_its_memory_when_it_is_gone() -> None:
+    one, (first, *others) = _beside()
+    device = one.roster.cluster.servers[first.server].free
+    assert one.on(events.Moved("1", False), 12.5) == []
+    # Alone it has nothing to do, but its other process has.
+    assert one.on(events.Tick(), 300.0) == []
+    release = events.Release(first.worker, first.group)
+    assert one.on(events.Ended("1"), 500.0) == [*(Stop(rank.worker) for rank in others), release]
+    assert device == [0]
+    assert one.on(events.Released(first.worker, first.group), 501.0) == []
+    assert device == [first.memory - MODELS[1].memory]
+    assert one.on(events.Tick(), 500.0 + MODELS[1].idle_s) == [Stop(first.worker)]
+
+
+def test_the_pipeline_of_a_worker_that_serves_alone_dies_and_its_stream_goes_there() -> None:
+    one, (first, *others) = _beside()
+    single = f"{first.worker}/whole"
+    one.on(events.Moved("1", False), 13.0)
+    actions = one.on(events.ProcessDied(first.worker, first.group, "killed"), 15.0)
+    release = events.Release(first.worker, first.group)
+    assert actions == [*(Stop(rank.worker) for rank in others), release, Send("1", single)]
+    assert list(one.groups) == [single]
+
+
+def test_the_whole_model_dies_and_what_its_worker_has_in_the_pipeline_goes_on() -> None:
+    one, (first, *others) = _beside()
+    single = f"{first.worker}/whole"
+    one.on(events.Moved("1", False), 13.0)
+    assert one.on(events.ProcessDied(first.worker, single, "killed"), 15.0)[0] == events.Release(
+        first.worker, single
+    )
+    assert first.group in one.groups and single not in one.groups
+    actions = one.on(events.Ended("1"), 16.0)
+    assert [Stop(rank.worker) for rank in (first, *others)] == [a for a in actions if isinstance(a, Stop)]
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_controller_that_begins_again_does_not_consolidate_a_second_time(ready: bool) -> None:
+    one, ranks = _beside()
+    name, memory = f"{ranks[0].worker}/whole", MODELS[1].memory
+    single = replace(ranks[0], worker=name, group=name, ranks=1, size=40, memory=memory)
+    again = FleetCore(FleetSettings(beside=True), [], MODELS[:2])
+    found = [*(events.FoundRank(rank, True) for rank in ranks), events.FoundRank(single, ready)]
+    servers = [server.spec for server in one.roster.cluster.servers.values()]
+    actions = again.on(events.Rebuilt(tuple(servers), tuple(found)), 0.0)
+    # Both together have the memory that the worker was promised.
+    assert again.roster.cluster.servers[ranks[0].server].free == [0]
+    assert actions == ([Stop(rank.worker) for rank in ranks] if ready else [])
 
 
 def test_a_stream_that_cannot_move_ends_where_it_is() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fake_model import generated
 from support.fake_upstream import TWO, Stage, run, staged, until
 
 from coldstart.errors import Usage
@@ -189,5 +191,35 @@ def test_what_a_model_really_holds_is_booked(tmp_path: Path) -> None:
             stage.driver.measured("a", 99)
             await until(lambda: _model(stage, "a")["state"] == "stopped")
             assert (await stage.ask(model="a", prompt=1))[0] == 507
+
+    run(work())
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_stream_goes_on_at_the_next_server_where_that_is_wanted(tmp_path: Path, wanted: bool) -> None:
+    async def work() -> None:
+        async with staged(tmp_path, resume_streams=wanted) as stage:
+            stage.servers.pause_s = 0.01
+            said = [
+                asyncio.create_task(stage.events(model="a", prompt=f"p{n}", max_tokens=40, temperature=0))
+                for n in range(5)
+            ]
+            await stage.servers.begins(1)
+            first = stage.servers.of("a")
+            await until(lambda: len(first.asked) == 5)
+            await asyncio.sleep(0.1)
+            first.over.set()
+            for n, lines in enumerate(await asyncio.gather(*said)):
+                events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+                assert ("error" in events[-1]) is not wanted
+                if wanted:
+                    made = [int(one["choices"][0]["text"]) for one in events]
+                    assert made == generated(f"p{n}", 40) and lines[-1] == b"data: [DONE]"
+            assert len(stage.servers.begun) == (2 if wanted else 1) and stage.idle()
+            if wanted:
+                # Not a second time: it may be the stream that its servers die of.
+                stage.servers.break_after = 5
+                lines = await stage.events(model="a", prompt="x", max_tokens=40, temperature=0)
+                assert b"broke off" in lines[-1]
 
     run(work())

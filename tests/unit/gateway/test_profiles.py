@@ -69,8 +69,8 @@ def test_a_model_without_a_bundle_is_refused_unless_that_is_wanted(
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"x")
     found = SimpleNamespace(bundle=None, model=SimpleNamespace(path=tmp_path))
-    monkeypatch.setattr(profiles.inspection, "look_up", lambda *_, **__: found)
-    monkeypatch.setattr(profiles.inspection, "miss", lambda _: NoBundle("no bundle", mend="make one"))
+    monkeypatch.setattr(profiles.lookups.inspection, "look_up", lambda *_, **__: found)
+    monkeypatch.setattr(profiles.lookups.inspection, "miss", lambda _: NoBundle("no bundle", mend="make one"))
     profile = profiles.of_bundles(Cache(tmp_path), offline=True)
     with pytest.raises(NoBundle):
         profile(Launch("m", "m"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from coldstart.machine import logs
 
 ROOT_CAUSE = "ValueError: Load format `strange` is not supported"
@@ -36,3 +38,23 @@ def test_a_short_log_is_shown_whole(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(f"starting\n{LAST}\n")
     assert logs.end(log) == f"starting\n{LAST}"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            "ValidationError: 1 validation error for ModelConfig\n"
+            "  Value error, No architecture ['X'] here. [type=value_error, input_value=ArgsKwargs()]\nIt ends.",
+            "No architecture ['X'] here.",
+        ),
+        (
+            "KeyError: 'first'\nDuring handling of the above:\nRuntimeError: and last\nleaked",
+            "RuntimeError: and last",
+        ),
+        ("Killed", None),
+    ],
+)
+def test_the_error_that_ended_a_process_is_one_line(tmp_path: Path, said: str, expected: str | None) -> None:
+    (tmp_path / "log").write_text(said)
+    assert logs.words(tmp_path / "log") == expected

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.machine import criu, doctor, hardware, nvml, probes, runtime
+from coldstart.machine import criu, doctor, hardware, nvml, probes, runtime, runtime_image
 from coldstart.machine.nvml import Gpu, Machine
 from coldstart.machine.paths import Cache
 from coldstart.machine.probes import Probe
@@ -107,6 +107,20 @@ def test_no_criu_and_no_right_to_it(program: Path, monkeypatch: pytest.MonkeyPat
     assert criu.VARIABLE in probes.criu().found
 
 
+def test_a_frozen_runtime_says_how_it_is_had(home: Path, program: Path, tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    none = probes.frozen_runtime(cache)
+    assert none.found == "none yet"
+    assert (none.status, none.mend) == ("note", "coldstart template freeze")
+    image = runtime_image.place(cache.runtimes)
+    with runtime_image.published(image) as partial:
+        (partial / "pages-1.img").write_bytes(b"x")
+    old = probes.frozen_runtime(cache)
+    assert old.mend == "coldstart template freeze" and "does not say what it was made of" in old.found
+    program.unlink()
+    assert "none can be made" in probes.frozen_runtime(cache).found
+
+
 def test_a_store_that_cannot_be_made(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
@@ -119,6 +133,7 @@ def test_modes_follow_the_probes() -> None:
         Probe("template", "ok", "x"),
         Probe("criu", "missing", "x"),
     ]
-    assert doctor.start_modes(good) == {"fresh": True, "template": True, "snapshot": False}
+    without = {"fresh": True, "template": True, "snapshot": False, "runtime-snapshot": False}
+    assert doctor.start_modes(good) == without
     bad = [Probe("vllm", "missing", "x", required=True), Probe("criu", "ok", "x")]
     assert not any(doctor.start_modes(bad).values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +18,15 @@ from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed
 from coldstart.machine import runtime
-from coldstart.materialize import assembly
+from coldstart.materialize import assembly, progress
 from coldstart.materialize.assembly import Assembly
 from coldstart.model.models import ResolvedModel
 from coldstart.vllm.graphs import kv_plan
 
 
 @contextmanager
-def _phase(name: str) -> Iterator[None]:
-    yield
+def _phase(name: str, expected_s: float | None = None) -> Iterator[Callable[[str], None]]:
+    yield progress.silent
 
 
 @pytest.fixture
@@ -77,6 +77,39 @@ def test_graphs_that_fail_in_the_proof_start_are_left_out_and_the_rest_is_proved
     assert starts == [True, False]
     stages = json.loads((made.out / "stages.json").read_text())
     assert "FULL:num_tokens=8: no memory" in stages["not_made"]["graphs"] and stages["ready_s"] == 1.0
+
+
+def test_compiled_code_that_fails_in_the_proof_start_is_left_out_after_the_graphs(
+    made: Assembly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for section in ("graphs", "compile"):
+        (made.out / section).mkdir()
+    starts: list[tuple[bool, bool]] = []
+
+    def start() -> dict[str, Any]:
+        starts.append(((made.out / "graphs").is_dir(), (made.out / "compile").is_dir()))
+        if any(starts[-1]):
+            raise CommandFailed("compile: UnpicklingError")
+        return {"ready_s": 1.0}
+
+    monkeypatch.setattr(made, "_proof_start", start)
+    made.prove()
+    assert starts == [(True, True), (False, True), (False, False)]
+    assert set(json.loads((made.out / "stages.json").read_text())["not_made"]) == {"graphs", "compile"}
+
+
+def test_what_the_engine_could_not_keep_is_in_the_bundle_with_its_reason(
+    made: Assembly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def engine(module: str, plan: LaunchPlan, *arguments: str) -> None:
+        (made.out / "not_made.json").write_text('{"compile": "PicklingError"}')
+
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
+    monkeypatch.setattr(made, "_engine", engine)
+    monkeypatch.setattr(made, "_proof_start", lambda: {"ready_s": 1.0})
+    made.offline()
+    made.prove()
+    assert json.loads((made.out / "stages.json").read_text())["not_made"] == {"compile": "PicklingError"}
 
 
 def test_a_proof_start_that_fails_without_graphs_publishes_nothing(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from coldstart.artifacts.key import Mismatch
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
 from coldstart.key.inspection import Lookup
 from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
-from coldstart.materialize.expectation import Expectation, expected
+from coldstart.materialize.expectation import Expectation, estimates, expected
 from coldstart.materialize.materialize import Options
 from coldstart.model.models import ResolvedModel
 
@@ -70,3 +72,13 @@ def test_what_is_not_known_is_not_guessed(tmp_path: Path, asked: dict[str, Any])
 def test_nothing_is_said_on_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
     assert found(tmp_path, size=9) is None
+
+
+def test_a_stage_is_expected_to_take_what_it_took_the_last_time(
+    home: Path, publish: Any, model: ResolvedModel
+) -> None:
+    earlier = publish()
+    asked = Lookup(model, Arguments(), Cache.at(), earlier.key, earlier)
+    assert estimates(asked) == dict(earlier.manifest.provenance.seconds) != {}
+    elsewhere = replace(asked, bundle=None, nearest=earlier, mismatches=(Mismatch("hardware.cpu", "a", "b"),))
+    assert estimates(elsewhere) == {} == estimates(replace(asked, bundle=None))

@@ -110,6 +110,7 @@ def test_auto_without_a_template_is_fresh_and_no_fallback(started: Started) -> N
         "template-engine",
         "snapshot",
         "template-runtime",
+        "runtime-snapshot",
     ]
     assert "no template-engine runs for tiny" in document["absent"][0]["reason"]
     assert "the bundle has no snapshot" in document["absent"][1]["reason"]
@@ -201,7 +202,11 @@ def test_auto_names_a_template_that_died(started: Started, template: Template) -
     document = started("auto").document()
     assert document["mode"] == "fresh" and document["fast_path"]["mode"] is False
     assert [step["section"] for step in document["fallbacks"]] == ["template-engine"]
-    assert [step["section"] for step in document["absent"]] == ["snapshot", "template-runtime"]
+    assert [step["section"] for step in document["absent"]] == [
+        "snapshot",
+        "template-runtime",
+        "runtime-snapshot",
+    ]
 
 
 def test_a_template_that_refuses_is_stepped_over(
@@ -323,7 +328,11 @@ def test_auto_names_a_snapshot_that_does_not_fit(started: Started, monkeypatch: 
     (step,) = document["fallbacks"]
     assert step["section"] == "snapshot" and "kernel 5.1" in step["reason"]
     assert document["mode"] == "fresh" and document["fast_path"]["mode"] is False
-    assert [one["section"] for one in document["absent"]] == ["template-engine", "template-runtime"]
+    assert [one["section"] for one in document["absent"]] == [
+        "template-engine",
+        "template-runtime",
+        "runtime-snapshot",
+    ]
 
 
 def test_a_thawed_template_that_does_not_answer_is_ended(

@@ -11,7 +11,8 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
-from tools.bundles import CODE, flip, key
+from coldstart.artifacts.store import Store
+from tools.bundles import CODE, TOKENIZER, flip, key, provenance, write_tree
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
@@ -64,6 +65,18 @@ def test_a_missing_section_is_a_reason(publish: Publish, model: ResolvedModel) -
     assert set(reasons(plan)) == {"kv", "modelinfo"} and plan.compile_dir is not None
     assert all("[CS-SECTION" in reason for reason in reasons(plan).values())
     assert plan.canary is None and "--kv-cache-memory-bytes" not in plan.vllm_args
+
+
+def test_compiled_code_that_could_not_be_made_is_missing_for_that_reason(
+    store: Store, model: ResolvedModel, tmp_path: Path
+) -> None:
+    with store.begin(key()) as draft:
+        draft.add_tree("tokenizer", write_tree(tmp_path / "tokenizer", TOKENIZER))
+        draft.add_json("kv", KV)
+        draft.add_json("modelinfo", {"canary": CANARY})
+        draft.add_json("stages", {inspection.NOT_MADE: {"compile": "PicklingError"}})
+        bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+    assert reasons(made(bundle, model)) == {"compile": "the bundle has none: PicklingError"}
 
 
 @pytest.mark.parametrize("section", ["kv", "modelinfo", "compile"])

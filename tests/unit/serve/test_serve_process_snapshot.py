@@ -33,10 +33,10 @@ case "$1" in
 --version) echo "Version: 9.8.7"; exit 0 ;;
 esac
 while [ $# -gt 0 ]; do
-  case "$1" in -D) images="$2" ;; -o) log="$2" ;; esac
+  case "$1" in -D|-W) place="$2" ;; -o) log="$2" ;; esac
   shift
 done
-case "$log" in /*) ;; *) log="$images/$log" ;; esac
+case "$log" in /*) ;; *) log="$place/$log" ;; esac
 echo "Warn  all is well" > "$log"
 echo "Error (criu/tty.c:1): no such terminal" >> "$log"
 exit {code}

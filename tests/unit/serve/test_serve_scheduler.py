@@ -38,6 +38,7 @@ def mlfq(**settings: object) -> Choice:
 
 def test_fcfs_changes_nothing_but_the_batch() -> None:
     assert scheduler.apply(PLAN, Choice(), None, on_cpu=True) == PLAN
+    assert Choice("auto") == scheduler.STOCK and Choice("auto", batch=4) == Choice("fcfs", batch=4)
     capped = scheduler.apply(PLAN, Choice(batch=4), None, on_cpu=True)
     assert flags(capped) == {"--max-num-active-seqs": "4"}
 

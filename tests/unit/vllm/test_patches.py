@@ -28,6 +28,7 @@ ON_OBJECTS = {
     "engine/compiled.py": {
         "modules[name].aot_compiled_fn", "modules[name].was_aot_compile_fn_loaded_from_disk",
     },
+    "engine/ahead.py": {"platform.register_triton_kernel_overrides"},
     "engine/executor.py": {"worker.worker.kv_transfer_config", "worker.worker.vllm_config.kv_transfer_config"},
     "engine/server.py": {"config.logging_config"},
     # Not vLLM's: the connection to a server behind a unix socket; where this process keeps its temporary files.
@@ -41,7 +42,7 @@ ON_OBJECTS = {
     "scheduling/scheduler.py": {"request.next_decode_eligible_step"},
     "scheduling/started.py": {"request.next_decode_eligible_step"},
 }  # fmt: skip
-"""On this server's own objects: what vLLM keeps there to be set, one class swapped for our subclass, two methods wrapped."""
+"""On this server's own objects: what vLLM keeps there to be set, one class swapped for our subclass, three methods wrapped."""
 
 # Ours, the parsed arguments, torch's tensors, and other libraries' settings.
 _HARMLESS = re.compile(

@@ -194,13 +194,17 @@ def test_nothing_is_materialized_with_the_reason(lacking: set[str], feature: str
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bundle_without_compiled_code_says_why(
-    lacking: set[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert offline._saves()
+def _engine(worker: str = stepdowns.WORKER, *, compiles: bool = True) -> Any:
+    config = SimpleNamespace(parallel_config=SimpleNamespace(worker_cls=worker))
+    return SimpleNamespace(config=config, compiles=compiles)
+
+
+def test_a_bundle_without_compiled_code_says_why(lacking: set[str]) -> None:
+    assert offline.not_compiled(_engine()) is None
+    assert "compiles no part" in str(offline.not_compiled(_engine(compiles=False)))
+    assert "has another" in str(offline.not_compiled(_engine("vllm.v1.worker.cpu_worker.CPUWorker")))
     lacking.add("compile")
-    assert not offline._saves()
-    assert f"compile: {REASON}" in capsys.readouterr().err
+    assert offline.not_compiled(_engine()) == REASON
 
 
 class Stock:

@@ -25,6 +25,7 @@ import mmap
 import os
 import pathlib
 import random
+import re
 import runpy
 import selectors
 import shutil
@@ -48,13 +49,13 @@ _KINDS = (
     concurrent.futures.ThreadPoolExecutor, selectors.DefaultSelector, selectors.SelectorKey,
     random.Random, logging.Logger, importlib.machinery.ModuleSpec, importlib.machinery.SourceFileLoader,
     http.client.HTTPConnection, http.client.HTTPResponse, contextlib.ExitStack, os.stat_result,
-    itertools.chain, collections.deque, argparse, ast, asyncio, concurrent.futures, contextlib, ctypes,
+    re.Pattern, itertools.chain, collections.deque, argparse, ast, asyncio, concurrent.futures, contextlib, ctypes,
     functools, gc, importlib, inspect, json, logging, mmap, os, random, runpy, selectors, shutil,
     signal, socket, sys, tempfile, threading, time, math,
 )  # fmt: skip
 # Of torch, numpy, uvicorn, prometheus_client and tqdm, which need not be installed where this runs.
 _WORDS = """
-    __dataclass_fields__ _storage_Use_Count
+    __dataclass_fields__ _storage_Use_Count _unpickle_nested_function
     CUDAGraph Config Event Module MultiProcessValue Parameter Stream Tensor UntypedStorage ValueClass _C
     _buffers _cdata _parameters _record_memory_history aten bfloat16 bool clone code code_ compiler content
     copy_ cuda current_stream data data_ptr default device disable_guard_check dtype element_size empty

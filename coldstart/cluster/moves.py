@@ -1,0 +1,118 @@
+"""Streams handed over from a pipeline to the worker that takes over, few at a time, by computing again (ParaServe, 6.2).
+
+The target is first asked for one token after all that there is, while the pipeline goes on: so it has computed nearly all when
+the stream is stopped there and goes on here. A stream that cannot move, or does not come through, goes on in the pipeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from coldstart.cluster.replicas import FleetReplica, FleetTicket, MovingStream
+from coldstart.fleet.handover import Handover, Request, StreamSide
+from coldstart.gateway.tasks import Tasks
+
+if TYPE_CHECKING:
+    from coldstart.cluster.front import FleetFront
+
+PATIENCE_S = 60.0
+AT_ONCE = 4
+JSON = ((b"content-type", b"application/json"),)
+
+
+class Moves:
+    """Those of one gateway; `count` came through."""
+
+    def __init__(self, front: FleetFront) -> None:
+        self.front, self.count = front, 0
+        self._tasks = Tasks(front.log)
+        self._turns: dict[str, asyncio.Semaphore] = {}
+
+    def order(self, ticket: FleetTicket, target: FleetReplica | None) -> None:
+        """Move that request, when it is its turn."""
+        self._tasks.spawn(self._ordered(ticket, target))
+
+    async def _ordered(self, ticket: FleetTicket, target: FleetReplica | None) -> None:
+        done, number = False, ticket.number
+        if target is not None:
+            # Few at a time: each would wait for all the others otherwise.
+            async with self._turns.setdefault(target.group, asyncio.Semaphore(AT_ONCE)):
+                done = self.front.has(ticket) and await self._moved(ticket, target)
+        if self.front.has(ticket):
+            self.front.contact.happened("moved", number, done)
+
+    async def _moved(self, ticket: FleetTicket, target: FleetReplica) -> bool:
+        source, stream = ticket.target, ticket.stream
+        if source is None or stream is None or ticket.answer is None:
+            return self._stays(ticket, "it can only end where it began")
+        handover, clock = Handover(Request()), self.front.clock
+        handover.prepare(clock(), PATIENCE_S)
+        target.busy += 1
+        done = False
+        try:
+            if stream.prompt is not None and not await self._warm(target, stream.warming()):
+                return self._stays(ticket, "the worker did not compute what there is")
+            if not self.front.has(ticket) or stream.finished or not stream.resumable:
+                return False
+            handover.sent = len(stream.tokens)
+            handover.ready()
+            settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            move = ticket.move = MovingStream(target, handover, settled)
+            stopped = clock()
+            ticket.answer.interrupt()
+            await asyncio.wait([settled], timeout=max(0.0, handover.deadline - clock()))
+            if not settled.done() and handover.tick(clock()) is not None:
+                self._back(ticket, source)
+            done = settled.done() and settled.result()
+            if done:
+                handover.token(StreamSide.WORKER, handover.sent)
+                self.count += 1
+                gap = round(clock() - stopped, 4)
+                self.front.log.say("moved", request=ticket.number, made=handover.sent, gap_s=gap)
+            if ticket.move is move:
+                ticket.move = None
+            return done
+        finally:
+            # The one that it has left, or never came to.
+            self.front.freed(source if done else target)
+
+    def _stays(self, ticket: FleetTicket, reason: str) -> bool:
+        self.front.log.say("not moved", request=ticket.number, reason=reason)
+        return False
+
+    async def _warm(self, target: FleetReplica, body: bytes) -> bool:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                asked = await target.upstream.request("POST", "/v1/completions", headers=JSON, body=body)
+                async with asked as answer:
+                    await answer.read()
+                    return answer.status == 200
+        except OSError:  # TimeoutError is one
+            return False
+
+    def rolled_back(self, ticket: FleetTicket, reason: str) -> bool:
+        """The target broke off before it said anything: whether the stream was on its way there, and goes on in its group."""
+        move = ticket.move
+        if move is None or move.settled.done() or move.handover.failed() is None:
+            return False
+        self._stays(ticket, reason)
+        move.settled.set_result(False)
+        assert ticket.target is not None
+        ticket.grant(ticket.target)
+        return True
+
+    def _back(self, ticket: FleetTicket, source: FleetReplica) -> None:
+        self._stays(ticket, "the worker took too long")
+        ticket.grant(source)
+        if ticket.answer is not None:
+            ticket.answer.interrupt()
+
+    def over(self, ticket: FleetTicket) -> None:
+        """The request is answered, or goes elsewhere."""
+        if ticket.move is not None and not ticket.move.settled.done():
+            ticket.move.settled.set_result(False)
+
+    def close(self) -> None:
+        """Leave everything where it is."""
+        self._tasks.cancel()

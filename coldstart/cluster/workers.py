@@ -1,0 +1,209 @@
+"""The processes of the fleet's workers as the controller orders them about, and what each one's end means for the core.
+
+A worker is one process, but for one out of a pipeline that loads the whole model (ParaServe, section 6): that has an engine
+beside the one of its rank, named and launched as a group of its own, and is gone when both are. Nothing in vLLM grows a rank
+into a whole model in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from math import inf
+from typing import TYPE_CHECKING
+
+from coldstart.cluster.node import Said
+from coldstart.cluster.orders import Node, NodeLost, NodeReport, RankEnded, RankOrder, RankUp
+from coldstart.fleet import events
+from coldstart.fleet.events import LaunchRank
+from coldstart.fleet.groups import WHOLE, Group
+
+if TYPE_CHECKING:
+    from coldstart.cluster.control import FleetControl
+
+
+class Workers:
+    """Those of one controller, by the process's name. `stopping` were ordered to stop; `dying` wait for an engine's end."""
+
+    def __init__(self, control: FleetControl) -> None:
+        self.control = control
+        self.nodes: dict[str, Node] = {}
+        self.launched: dict[str, LaunchRank] = {}
+        self.up: dict[str, RankUp] = {}
+        self.stopping: set[str] = set()
+        self.dying: dict[str, str] = {}
+
+    def answering(self, group: Group) -> RankUp | None:
+        """Who answers for a group."""
+        return self.up.get(group.name if group.single else group.workers[0].name)
+
+    # Orders.
+
+    def launch(self, ranks: list[LaunchRank]) -> None:
+        """Start a group."""
+        self.launched |= {rank.worker: rank for rank in ranks}
+        self.control.tasks.spawn(self._launch(ranks))
+
+    def load_whole(self, worker: str) -> None:
+        """Load the whole model beside the worker's rank. Where that fails the pipeline stays one."""
+        rank = self.launched.get(worker)
+        if rank is None:
+            return
+        spec = self.control.core.models[rank.model].spec
+        name = worker + WHOLE
+        self.control.log.say("consolidate", worker=worker, server=rank.server)
+        whole = replace(rank, worker=name, group=name, rank=0, ranks=1, full=1, deadline=inf)
+        self.launch([replace(whole, size=spec.size, fetch=spec.size - rank.size, memory=spec.memory)])
+
+    async def _launch(self, ranks: list[LaunchRank]) -> None:
+        first = ranks[0]
+        deployment = self.control.state.models[first.model]
+        self.control.log.say("launch", group=first.group, servers=[rank.server for rank in ranks])
+        try:
+            master = await self.nodes[first.server].meeting() if len(ranks) > 1 else None
+        except (NodeLost, KeyError) as lost:
+            for rank in ranks:
+                self._ended(RankEnded(rank.worker, f"server {first.server} is gone: {lost}", False))
+            return
+        patience = self.control.core.settings.hold_s
+        orders = [RankOrder(rank, deployment.launch, patience, master) for rank in ranks]
+        await asyncio.gather(*map(self._launch_rank, orders))
+
+    async def _launch_rank(self, order: RankOrder) -> None:
+        rank = order.rank
+        try:
+            await self.nodes[rank.server].launch(order)
+        except (NodeLost, KeyError) as lost:
+            self._ended(RankEnded(rank.worker, f"server {rank.server} is gone: {lost}", False))
+
+    def stop(self, worker: str) -> None:
+        """End all that the worker is."""
+        for name in self._processes(worker):
+            self._stop(name)
+
+    def release(self, worker: str, group: str) -> None:
+        """End what the worker runs for that group."""
+        name = group if group.endswith(WHOLE) else worker
+        if name in self.launched:
+            self._stop(name)
+        else:
+            told = events.Released(worker, group)
+            asyncio.get_running_loop().call_soon(self.control.tell, told)
+
+    def _stop(self, name: str) -> None:
+        if name not in self.stopping:
+            self.stopping.add(name)
+            self.control.tasks.spawn(self._stopped(name))
+
+    async def _stopped(self, name: str) -> None:
+        """Once no gateway sends to it any more."""
+        if (rank := self.launched.get(name)) is not None:
+            await self.control.desks.let_go(rank.group, self.control.core.settings.hold_s)
+            await self._asked_to_stop(name, rank)
+
+    async def _asked_to_stop(self, name: str, rank: LaunchRank) -> None:
+        self.control.log.say("stop", worker=name)
+        try:
+            await self.nodes[rank.server].stop(name)
+        except (NodeLost, KeyError):
+            self._ended(RankEnded(name, f"server {rank.server} is gone", True))
+
+    def _processes(self, worker: str) -> list[str]:
+        names = (worker, worker + WHOLE)
+        return [name for name in names if name in self.launched and self._worker(name) == worker]
+
+    # What is said.
+
+    def said(self, event: Said) -> None:
+        """A server has something to say of a process."""
+        if isinstance(event, RankEnded):
+            self._ended(event)
+        elif (rank := self.launched.get(event.worker)) is not None and rank.rank == 0:
+            self._came_up(event, rank)
+
+    def _came_up(self, up: RankUp, first: LaunchRank) -> None:
+        """The first rank answers only when all do: the others are up before they have done anything, and say so."""
+        self.up[up.worker] = up
+        log = self.control.log
+        log.say("ready", worker=up.worker, mode=up.mode, seconds=round(up.start_s, 4), url=up.url)
+        for fallback in up.fallbacks:
+            log.say("fallback", worker=up.worker, **fallback)
+        worker = self._worker(up.worker)
+        if worker != up.worker:
+            self.control.tell(events.Whole(worker))
+            return
+        for rank in [one for one in self.launched.values() if one.group == first.group]:
+            self.control.tell(events.Fetched(rank.worker))
+            self.control.tell(events.RankReady(rank.worker))
+
+    def _worker(self, name: str) -> str:
+        """Whose process that is. One found by a controller that began again is a worker by itself."""
+        return name if name in self.control.core.roster.workers else name.removesuffix(WHOLE)
+
+    def _ended(self, ended: RankEnded) -> None:
+        rank = self.launched.pop(ended.worker, None)
+        if rank is None:
+            return
+        was_up = self.up.pop(ended.worker, None) is not None
+        ordered = ended.ordered or ended.worker in self.stopping
+        self.stopping.discard(ended.worker)
+        worker = self._worker(ended.worker)
+        if not ordered:
+            self.control.log.say("worker ended", worker=ended.worker, reason=ended.reason)
+        tell = self.control.tell
+        left = self._processes(worker)
+        known = self.control.core.roster.workers.get(worker)
+        if reason := self.dying.get(worker):
+            if not left:
+                del self.dying[worker]
+                tell(events.WorkerDied(worker, reason))
+        elif known is None or not left:
+            tell(events.Stopped(worker) if ordered else events.WorkerDied(worker, ended.reason))
+        elif known.stopping:
+            return
+        elif ordered:
+            tell(events.Released(worker, rank.group))
+        elif rank.group in known.groups and known.whole:
+            tell(events.ProcessDied(worker, rank.group, ended.reason))
+        elif ended.worker == worker:
+            self._die(worker, left, ended.reason)
+        else:
+            self.control.log.say("not consolidated", worker=worker, reason=ended.reason, served=was_up)
+
+    def _die(self, worker: str, left: list[str], reason: str) -> None:
+        """Its rank is no more: what loads beside it ends at once, and then it is gone."""
+        self.dying[worker] = reason
+        for name in left:
+            self.stopping.add(name)
+            self.control.tasks.spawn(self._asked_to_stop(name, self.launched[name]))
+
+    # Servers.
+
+    def lose(self, server: str) -> bool:
+        """Forget a server with all that was on it; whether it was known."""
+        if self.nodes.pop(server, None) is None:
+            return False
+        for name in [rank.worker for rank in self.launched.values() if rank.server == server]:
+            del self.launched[name]
+            self.up.pop(name, None)
+            self.stopping.discard(name)
+            self.dying.pop(name, None)
+        return True
+
+    def find(self, server: str, node: Node, report: NodeReport) -> None:
+        """What a server has, for a controller that has begun."""
+        self.nodes[server] = node
+        for worker in report.workers:
+            self.launched[worker.rank.worker] = worker.rank
+            if worker.stopping:
+                self.stopping.add(worker.rank.worker)
+            if worker.up is not None and worker.rank.rank == 0:
+                self.up[worker.up.worker] = worker.up
+
+    def found(self) -> tuple[events.FoundRank, ...]:
+        """All of it; a group is ready when its first rank is."""
+        ready = {self.launched[name].group for name in self.up}
+        return tuple(
+            events.FoundRank(rank, rank.group in ready, name in self.stopping)
+            for name, rank in self.launched.items()
+        )

@@ -1,0 +1,178 @@
+"""A frozen runtime is memory that runs as its owner: nothing of its maker's in it, and nobody else's hand on it.
+
+Frozen and thawed by a real CRIU; only what the template builds is made up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tools.machine import criu as installed
+
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.plan import LaunchPlan
+from coldstart.errors import CommandFailed
+from coldstart.machine import criu, digests, fingerprint, paths, processes, runtime_image, stamps
+from coldstart.machine.paths import Cache
+from coldstart.model import tiny
+from coldstart.serve import launch, prepare, process_snapshot, runtime_snapshot
+
+NAMES = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY", "DB_PASSWORD", "NO_NAME_THAT_TELLS")
+# With the variables that a bundle's plan has: the image is made with them.
+PLAN = LaunchPlan(Arguments(["says"]), env=prepare.inductor_env(Path("/none")))
+
+
+@pytest.fixture
+def cache(
+    home: Path, fake_engine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Cache:
+    """A user who may freeze, with secrets in the environment and one module of their own among those imported."""
+    monkeypatch.setenv(criu.VARIABLE, installed() or "")
+    if (reason := criu.missing()) is not None:
+        pytest.skip(reason)
+    for name in NAMES:
+        monkeypatch.setenv(name, f"PLANTED-{name}")
+    (home / "frozen").mkdir(mode=0o700)
+    monkeypatch.setattr(paths, "frozen_dir", lambda: home / "frozen")
+    monkeypatch.setattr(tiny, "build", lambda name, models: tmp_path / name)
+    fake_engine("says")
+    return Cache.at()
+
+
+def _thawed(cache: Cache) -> process_snapshot.Thawed:
+    image = runtime_snapshot.made(cache)
+    assert image is not None
+    return runtime_snapshot.thaw(image, PLAN)
+
+
+def _said(cache: Cache, behaviour: str, file: Path) -> str:
+    """What a server of a newly thawed template prints; both have ended."""
+    thawed, saved = _thawed(cache), os.dup(2)
+    with file.open("w") as out:
+        os.dup2(out.fileno(), 2)
+        try:
+            process, reader = launch.forked(
+                replace(PLAN, vllm_args=Arguments([behaviour])), thawed.socket, thawed
+            )
+            launch.acknowledged(process, reader, time.monotonic(), 20)
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+    process.signal(signal.SIGKILL)
+    process.wait()
+    return file.read_text()
+
+
+def test_no_secret_of_the_maker_stands_in_it(cache: Cache) -> None:
+    image = runtime_snapshot.freeze(cache, 60)
+    assert sum(path.stat().st_size for path in image.iterdir()) > 1 << 20  # memory is among them
+    assert [path.name for path in image.iterdir() if b"PLANTED-" in path.read_bytes()] == []
+    assert {path.stat().st_mode & 0o777 for path in image.iterdir()} == {0o600}
+
+
+def test_what_is_thawed_has_its_callers_environment_and_place(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runtime_snapshot.freeze(cache, 60)
+    monkeypatch.setenv("SAID", "by the caller")
+    monkeypatch.chdir(tmp_path)
+    assert _said(cache, "says", tmp_path / "said").startswith(f"{tmp_path} by the caller")
+    assert list(paths.runtime_dir().glob("thawed-*")) == []
+
+
+def test_one_changed_byte_of_a_module_is_refused_by_name(cache: Cache, tmp_path: Path) -> None:
+    image = runtime_snapshot.freeze(cache, 60)
+    module = tmp_path / "module.py"
+    module.write_text("VALUE = 1\n")
+    # As if the template had imported it.
+    with (image / fingerprint.LIST).open("a") as listed:
+        listed.write(digests.listing([str(module)]))
+    record = stamps.record("frozen", image)
+    record.write_text(json.dumps({"format": runtime_image.FORMAT, "entries": stamps.of(image)}))
+    _thawed(cache).end()
+    module.write_text("VALUE = 2\n")
+    with pytest.raises(process_snapshot.SnapshotUnusable, match=r"made with .*/module\.py .*, found"):
+        _thawed(cache)
+    assert list(paths.runtime_dir().glob("thawed-*")) == []
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda image: os.chown(image, 64321, 64321),
+        lambda image: os.chown(image / "inventory.img", 64321, 64321),
+        lambda image: (image / "inventory.img").chmod(0o666),
+        lambda image: os.truncate(image / "pages-1.img", 4096),
+    ],
+    ids=["owner", "owner of a file", "mode", "truncated"],
+)
+def test_what_another_could_have_written_is_never_given_to_criu(
+    cache: Cache, spoil: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = runtime_snapshot.freeze(cache, 60)
+    spoil(image)
+    monkeypatch.setattr(process_snapshot, "_spawn", lambda *_: pytest.fail("CRIU was started"))
+    with pytest.raises(process_snapshot.SnapshotUnusable):
+        _thawed(cache)
+
+
+def test_a_cache_from_elsewhere_brings_no_image(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    runtime_snapshot.freeze(cache, 60)
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "another"))
+    with pytest.raises(process_snapshot.SnapshotUnusable, match="was not made here"):
+        _thawed(cache)
+
+
+def test_two_that_are_thawed_share_no_random_state(cache: Cache, tmp_path: Path) -> None:
+    runtime_snapshot.freeze(cache, 60)
+    drawn = [_said(cache, "draws", tmp_path / name).split() for name in ("one", "two")]
+    assert len(drawn[0]) == len(drawn[1]) == 3
+    assert [one for one, two in zip(*drawn, strict=True) if one == two] == []
+
+
+def test_a_maker_that_is_killed_leaves_no_process_and_no_image(
+    cache: Cache, home: Path, tmp_path: Path
+) -> None:
+    script = (
+        "import sys; from pathlib import Path; from coldstart.machine import paths; from coldstart.model import tiny\n"
+        f"sys.executable = {sys.executable!r}\n"
+        f"paths.frozen_dir = lambda: Path({str(home / 'frozen')!r})\n"
+        f"tiny.build = lambda name, models: Path({str(tmp_path)!r})\n"
+        "from coldstart.serve import runtime_snapshot, process_snapshot\n"
+        "process_snapshot.fingerprint.write = lambda *_: (print('built', flush=True), __import__('time').sleep(60))\n"
+        "runtime_snapshot.freeze(paths.Cache.at(), 60)\n"
+    )
+    maker = subprocess.Popen([f"{sys.prefix}/bin/python", "-P", "-c", script], stdout=subprocess.PIPE)
+    assert maker.stdout is not None and maker.stdout.readline() == b"built\n"
+    (template,) = processes.children(maker.pid)
+    maker.kill()
+    maker.wait()
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{template}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{template}").exists() and runtime_snapshot.made(cache) is None
+    assert runtime_snapshot.freeze(cache, 60).is_dir()
+    assert [path.name for path in cache.runtimes.iterdir() if path.name.endswith(".partial")] == []
+
+
+def test_a_dump_that_fails_leaves_nothing(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "criu"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv(criu.VARIABLE, str(program))
+    with pytest.raises(CommandFailed, match="could not freeze the runtime"):
+        runtime_snapshot.freeze(cache, 60)
+    assert [path.name for path in cache.runtimes.iterdir()] == [".lock"]

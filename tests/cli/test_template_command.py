@@ -1,0 +1,50 @@
+"""coldstart template: a frozen runtime is made, listed and removed, or it is said why not."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from tools.shell import Run
+
+from coldstart.machine import runtime_image
+from coldstart.machine.paths import Cache
+
+
+@pytest.fixture
+def image(home: Path) -> Path:
+    """An image that says nothing of what it was made of."""
+    made = Cache.at().runtimes / ("a" * 64)
+    with runtime_image.published(made) as partial:
+        (partial / "pages-1.img").write_bytes(b"x" * 99)
+        said = {"python": sys.executable, "vllm": "0.32.0", "made": "2026-01-01T00:00:00Z"}
+        (partial / runtime_image.ABOUT).write_text(json.dumps(said))
+    return made
+
+
+def test_without_criu_nothing_is_frozen(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLDSTART_CRIU", "/nonexistent/criu")
+    said = run("template", "freeze", code=1).stderr
+    assert "/nonexistent/criu is not to be found" in said and "coldstart doctor" in said
+    assert not Cache.at().runtimes.exists()
+
+
+def test_it_is_listed_with_what_is_wrong_with_it(run: Run, image: Path) -> None:
+    shown = json.loads(run("template", "status", "--format", "json").stdout)
+    (frozen,) = shown["frozen"]
+    assert frozen["directory"] == str(image) and frozen["vllm"] == "0.32.0" and frozen["size"] >= 99
+    assert "does not say what it was made of" in frozen["obstacle"]
+    assert "frozen" in run("template", "status").stdout
+
+
+def test_prune_reclaims_what_fits_no_more(run: Run, image: Path) -> None:
+    planned = json.loads(run("prune", "--dry-run", "--format", "json").stdout)
+    assert planned["frozen"] == [str(image)] and image.is_dir()
+    assert json.loads(run("prune", "--format", "json").stdout)["frozen"] == [str(image)]
+    assert not image.exists()
+
+
+def test_discard(run: Run, image: Path) -> None:
+    assert json.loads(run("template", "discard", "--format", "json").stdout)["discarded"] == 1
+    assert not image.exists()
+    assert "No runtime is frozen here" in run("template", "discard", code=2).stderr

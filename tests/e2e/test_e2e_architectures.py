@@ -1,0 +1,68 @@
+"""What vLLM serves another way, or not at all: its Transformers backend, a model of vectors, one that it refuses.
+
+The whole matrix is benchmarks/architectures.py.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coldstart.artifacts.store import Store
+from support import architectures
+from support.plain_vllm import PlainVllm
+from tools.machine import PROMPTS, Machine
+
+pytestmark = pytest.mark.vllm
+SMALL = ("--max-model-len", "128", "--max-num-seqs", "2", "--kv-cache-memory-bytes", "33554432")
+EAGER = (*SMALL, "--enforce-eager")
+
+
+@pytest.fixture(scope="module")
+def models(machine: Machine) -> Path:
+    return machine.root / "models"
+
+
+def test_a_model_of_the_transformers_backend_starts_from_compiled_code(
+    machine: Machine, models: Path
+) -> None:
+    """vLLM itself cannot keep its compiled forward, and compiles at every start."""
+    model = architectures.build("gpt-neox", models)
+    options = ("--profile-seconds", "1", "--format", "json")
+    made = json.loads(machine.run("materialize", str(model), *options, "--", *SMALL))
+    bundle = Store(machine.cache / "bundles").get(made["ref"])
+    known = bundle.json("modelinfo")["canary"]  # type: ignore[index]
+    with machine.serving(str(model), "--mode", "fresh", vllm=SMALL) as served:
+        assert served.report["fallbacks"] == [] and served.report["canary"] is True
+        assert served.report["fast_path"] == {"mode": True, "compile": True}
+        answer = served.client.complete(known["prompt"], len(known["tokens"]))
+        assert list(answer.tokens) == known["tokens"]
+
+
+def test_an_embedding_is_plain_vllms_own(machine: Machine, models: Path, tmp_path: Path) -> None:
+    model = architectures.build("bert", models)
+    vllm = PlainVllm(tmp_path / "caches")
+    asked = {"args": ["--model", str(model), *EAGER], "prompts": PROMPTS, "tokens": None, "adapter": None}
+    expected = vllm.answers(asked, tmp_path / "plain.log")
+    vllm.close()
+    machine.run("materialize", str(model), "--", *EAGER)
+    with machine.serving(str(model), "--mode", "fresh", vllm=EAGER) as served:
+        assert served.report["mode"] == "fresh"
+        assert [_vector(served.client.port, prompt) for prompt in PROMPTS] == expected
+
+
+def test_a_model_that_vllm_refuses_is_refused_in_its_words(machine: Machine, models: Path) -> None:
+    model = architectures.build("mpt", models)
+    machine.run("materialize", str(model), "--", *EAGER, code=1)
+    (said, *_) = machine.error().partition("The engine's")
+    assert "vLLM gives up" in said and "MptForCausalLM" in said
+
+
+def _vector(port: int, prompt: str) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = json.dumps({"input": prompt})
+    connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
+    return json.loads(connection.getresponse().read())["data"][0]["embedding"]

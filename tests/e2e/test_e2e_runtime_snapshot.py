@@ -1,0 +1,76 @@
+"""One frozen runtime starts models of any shape, and one that is not as it was made starts none."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coldstart.artifacts.store import Store
+from tools.machine import VLLM, Machine, Tokens, criu
+
+from coldstart.machine import criu as engine_criu
+
+pytestmark = pytest.mark.vllm
+PLANTED = {name: f"PLANTED-{name}" for name in ("HF_TOKEN", "VLLM_API_KEY", "MY_OWN_VARIABLE", "DB_PASSWORD")}
+
+
+@pytest.fixture(scope="module")
+def image(machine: Machine) -> Iterator[Path]:
+    """The frozen runtime, made by somebody with secrets; gone afterwards, since `auto` would take it elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(engine_criu.VARIABLE, criu() or "")
+        if (reason := engine_criu.missing()) is not None:
+            pytest.skip(reason)
+    said = json.loads(Machine(machine.root, PLANTED).run("template", "freeze", "--format", "json"))
+    assert said["made_now"] and said["obstacle"] is None
+    yield Path(said["directory"])
+    machine.run("template", "discard")
+    assert not Path(said["directory"]).exists()
+
+
+def test_a_llama_by_name_and_by_itself(machine: Machine, made: Any, image: Path, reference: Tokens) -> None:
+    with (
+        machine.serving("tiny-llama", "--mode", "runtime-snapshot") as one,
+        machine.serving("tiny-llama", "--mode", "auto") as two,
+    ):
+        for served in (one, two):
+            assert served.report["mode"] == "runtime-snapshot" and served.report["fallbacks"] == []
+            assert served.report["fast_path"] == {"mode": True, "compile": True}
+            environments = [Path(f"/proc/{each.pid}/environ").read_bytes() for each in served.family()]
+            assert not [held for held in environments if b"PLANTED-" in held]
+        assert one.tokens() == two.tokens() == reference
+    assert list((machine.root / "run" / "coldstart").glob("thawed-*")) == []
+
+
+def test_a_qwen2_from_the_same_image(machine: Machine, image: Path) -> None:
+    said = json.loads(machine.run("materialize", "tiny-qwen2", "--format", "json", "--", *VLLM))
+    info: Any = Store(machine.cache / "bundles").get(said["ref"]).json("modelinfo")
+    with machine.serving("tiny-qwen2", "--mode", "runtime-snapshot") as served:
+        assert served.report["mode"] == "runtime-snapshot" and served.report["fallbacks"] == []
+        assert (
+            served.report["fast_path"] == {"mode": True, "compile": True} and served.report["canary"] is True
+        )
+        answer = served.client.complete(info["canary"]["prompt"], len(info["canary"]["tokens"]))
+        assert list(answer.tokens) == info["canary"]["tokens"]
+
+
+def test_nothing_of_its_maker_is_in_it(image: Path) -> None:
+    assert (image / "pages-1.img").stat().st_size > 100 << 20
+    assert [path.name for path in image.iterdir() if b"PLANTED-" in path.read_bytes()] == []
+    assert {path.stat().st_mode & 0o777 for path in image.iterdir()} == {0o600}
+
+
+def test_a_truncated_one_is_named_and_the_start_is_fresh(
+    machine: Machine, made: Any, image: Path, reference: Tokens
+) -> None:
+    os.truncate(image / "pages-1.img", 4096)
+    with machine.serving("tiny-llama", "--mode", "runtime-snapshot") as served:
+        assert served.report["mode"] == "fresh"
+        assert "pages-1.img has changed since it was made" in served.report["fallbacks"][0]["reason"]
+        assert served.tokens() == reference
+    status = json.loads(machine.run("template", "status", "--format", "json"))
+    assert "pages-1.img has changed" in status["frozen"][0]["obstacle"]

@@ -1,0 +1,44 @@
+"""A model that needs no weights: each token hangs on all before it, so that whoever goes on elsewhere can be told from whoever
+begins anew. Its events are vLLM's of /v1/completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+
+def next_token(ids: Sequence[int]) -> int:
+    """What it makes of all tokens before."""
+    return (31 * sum(ids) + 7 * len(ids)) % 997
+
+
+def generated(prompt: str, count: int) -> list[int]:
+    """The tokens of an undisturbed stream."""
+    ids = list(prompt.encode())
+    for _ in range(count):
+        ids.append(next_token(ids))
+    return ids[len(prompt.encode()) :]
+
+
+def events(body: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    """Of a streamed completion, one a token, and the one with the usage where that was asked for."""
+    prompt = body["prompt"]
+    ids = list(prompt.encode()) if isinstance(prompt, str) else list(prompt)
+    begun, left, shown = len(ids), int(body["max_tokens"]), bool(body.get("return_token_ids"))
+    head = {"id": name, "object": "text_completion", "created": 1, "model": body["model"]}
+    for number in range(left):
+        ids.append(next_token(ids))
+        choice = {
+            "index": 0,
+            "text": f" {ids[-1]}",
+            "logprobs": None,
+            "finish_reason": "length" if number == left - 1 else None,
+            "stop_reason": None,
+            "prompt_token_ids": ids[:begun] if shown and not number else None,
+            "token_ids": [ids[-1]] if shown else None,
+        }
+        yield {**head, "choices": [choice]}
+    if (body.get("stream_options") or {}).get("include_usage"):
+        usage = {"prompt_tokens": begun, "total_tokens": len(ids), "completion_tokens": left}
+        yield {**head, "choices": [], "usage": usage}

@@ -1,0 +1,70 @@
+"""Sizes and rounds within a budget, on a clock that only measurements move."""
+
+from __future__ import annotations
+
+import pytest
+
+from coldstart.scheduling import IterationProfile
+from coldstart.scheduling.profiling import ROUNDS, Profiler
+
+PREFILL = [1 << power for power in range(12)]
+DECODE = [1 << power for power in range(7)]
+SIZES = {"prefill": PREFILL, "decode": DECODE}
+
+
+class Engine:
+    """`floor_s` for reading the weights and `token_s` for each token; a measurement costs what it measures, `factor` times."""
+
+    def __init__(self, floor_s: float, token_s: float, factor: float = 1.0) -> None:
+        self.floor_s, self.token_s, self.factor = floor_s, token_s, factor
+        self.time, self.asked = 0.0, list[tuple[str, int]]()
+
+    def measure(self, kind: str, size: int) -> float:
+        self.asked.append((kind, size))
+        seconds = self.floor_s + self.token_s * size
+        self.time += seconds * self.factor
+        return seconds
+
+    def profile(self, budget_s: float) -> dict[str, object]:
+        return Profiler(self.measure, budget_s, now=lambda: self.time).run(SIZES)
+
+
+def test_a_small_model_is_measured_whole_in_every_round() -> None:
+    engine = Engine(0.001, 0.00001)
+    found = engine.profile(120)
+    assert found["rounds"] == ROUNDS and found["left_out"] == {}
+    assert engine.asked == engine.asked[: len(engine.asked) // ROUNDS] * ROUNDS
+    assert [size for size, _ in found["prefill"]] == PREFILL  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("token_s", [0.01, 0.03, 0.3, 3.0])
+def test_it_keeps_to_its_budget_and_says_what_is_missing(token_s: float) -> None:
+    engine = Engine(0.5, token_s, factor=2.0)
+    found = engine.profile(120)
+    assert engine.time <= 120 and found["seconds"] == round(engine.time, 3) and found["budget_s"] == 120
+    measured = {kind: [size for size, _ in found[kind]] for kind in SIZES}  # type: ignore[attr-defined]
+    left = found["left_out"]
+    assert isinstance(left, dict) and left["prefill"][-1] == 2048
+    for kind, sizes in SIZES.items():
+        assert measured[kind] + left.get(kind, []) == sizes
+    # What is left is still a profile, for bundles and schedulers.
+    assert IterationProfile.from_json(found).shortest_s == pytest.approx(0.5 + token_s)
+
+
+def test_small_sizes_are_repeated_although_the_large_ones_take_the_time() -> None:
+    engine = Engine(0.1, 0.025)
+    engine.profile(120)
+    assert engine.asked.count(("decode", 1)) == ROUNDS
+    assert 0 < engine.asked.count(("prefill", 1024)) < ROUNDS
+
+
+def test_the_smallest_sizes_are_measured_whatever_they_cost() -> None:
+    engine = Engine(100.0, 1.0)
+    found = engine.profile(1)
+    assert found["prefill"] == [[1, 101.0]] and found["decode"] == [[1, 101.0]] and found["rounds"] == 1
+
+
+def test_the_fastest_counts() -> None:
+    seconds = iter([3.0, 1.0, 2.0, 5.0, 4.0])
+    found = Profiler(lambda kind, size: next(seconds), 10, now=lambda: 0.0).run({"decode": [1]})
+    assert found["decode"] == [[1, 1.0]]

@@ -1,0 +1,58 @@
+"""The kernels are looked for once, before the fork; where vLLM has no such step, or no CPU engine, nothing is done."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from coldstart.vllm import seams
+from coldstart.vllm.engine import ahead
+
+
+class Platform:
+    def __init__(self) -> None:
+        self.calls, self.cpu = 0, True
+
+    def is_cpu(self) -> bool:
+        return self.cpu
+
+    def register_triton_kernel_overrides(self) -> None:
+        self.calls += 1
+
+
+@pytest.fixture
+def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
+    """A vLLM of which only the platform is made up."""
+    made = Platform()
+    layers = "model_executor.layers.quantization.online.base"
+    parts = [layers.rsplit(".", up)[0] for up in range(5)]
+    for name in ("", "platforms", "compilation", "compilation.backends", *parts):
+        module = ModuleType(f"vllm.{name}".rstrip("."))
+        module.__path__ = []
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(sys.modules["vllm.platforms"], "current_platform", made, raising=False)
+    monkeypatch.setattr(seams, "check", lambda feature: None)
+    return made
+
+
+def test_a_worker_finds_it_done(platform: Platform) -> None:
+    ahead.prepare()
+    assert platform.calls == 1
+    platform.register_triton_kernel_overrides()  # what each worker asks for
+    assert platform.calls == 1
+
+
+def test_nothing_on_a_gpu(platform: Platform) -> None:
+    platform.cpu = False
+    ahead.prepare()
+    assert platform.calls == 0
+    platform.register_triton_kernel_overrides()
+    assert platform.calls == 1
+
+
+def test_nothing_where_vllm_has_no_such_step(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seams, "check", lambda feature: "no such step")
+    ahead.prepare()
+    assert platform.calls == 0

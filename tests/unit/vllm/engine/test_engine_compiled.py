@@ -1,0 +1,97 @@
+"""What torch cannot serialise is said, not raised at a materialization."""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coldstart.vllm.engine import compiled
+
+
+class Function:
+    """A compiled forward as torch has it."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def save_compiled_function(self, path: str) -> None:
+        if self.error is not None:
+            raise self.error
+        Path(path).write_text("code")
+
+
+class Model:
+    """Two parts that vLLM compiles and one that it does not."""
+
+    def __init__(self, *functions: Any) -> None:
+        self.parts = [("", self), *((f"layer{i}", Part(one)) for i, one in enumerate(functions))]
+
+    def named_modules(self) -> list[tuple[str, Any]]:
+        return self.parts
+
+
+class Part:
+    do_not_compile = False
+
+    def __init__(self, function: Any) -> None:
+        self.aot_compiled_fn = function
+
+
+def test_every_compiled_part_is_saved_under_its_name(tmp_path: Path) -> None:
+    assert compiled.save(Model(Function(), Function()), tmp_path) == ["layer0", "layer1"]
+    assert {file.name for file in tmp_path.iterdir()} == {"0.aot", "1.aot", compiled.INDEX}
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (None, r"Part \(layer1\) has no ahead-of-time"),
+        (Function(pickle.PicklingError("Can't pickle f:\nmore")), "PicklingError: Can't pickle f:$"),
+    ],
+)
+def test_a_part_that_cannot_be_saved_is_named_with_the_reason(
+    function: Any, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(compiled.NotSaved, match=reason):
+        compiled.save(Model(Function(), function), tmp_path)
+
+
+def doubled(function: Callable[[int], int]) -> Callable[[int], int]:
+    """A decorator that hides the function below its own name, as transformers' do."""
+
+    @functools.wraps(function)
+    def wrapper(number: int) -> int:
+        return 2 * function(number)
+
+    return wrapper
+
+
+class Hidden:
+    """`forward` is found as the outer of two wrappers; what is compiled is the inner one."""
+
+    @doubled
+    @doubled
+    def forward(number: int) -> int:  # type: ignore[misc]
+        return number + 1
+
+
+def test_a_function_that_a_decorator_hides_is_serialised_by_its_content() -> None:
+    from torch._dynamo.aot_compile import AOTCompilePickler, AOTCompileUnpickler
+
+    inner = Hidden.forward.__wrapped__  # type: ignore[attr-defined]
+    before, written = AOTCompilePickler.reducer_override, io.BytesIO()
+    with pytest.raises(pickle.PicklingError):
+        AOTCompilePickler({}, io.BytesIO()).dump(inner)
+    with compiled.functions_by_content():
+        AOTCompilePickler({}, written).dump([inner, doubled])
+    assert AOTCompilePickler.reducer_override is before
+    written.seek(0)
+    again, named = AOTCompileUnpickler({}, written).load()
+    assert again(3) == inner(3) == 8 and again is not inner
+    assert named is doubled
