@@ -195,7 +195,8 @@ def catch() -> None:
     """End on SIGINT and SIGTERM, wherever they arrive."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
-    if sys.unraisablehook.__name__ != "_ignored":
+    # A hook of somebody else, such as a partial, may have no name.
+    if getattr(sys.unraisablehook, "__name__", None) != "_ignored":
         before = sys.unraisablehook
 
         def _ignored(unraisable: Any) -> None:
