@@ -195,7 +195,7 @@ def catch() -> None:
     """End on SIGINT and SIGTERM, wherever they arrive."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
-    if sys.unraisablehook.__name__ != "_ignored":
+    if getattr(sys.unraisablehook, "__name__", "") != "_ignored":  # another may be a callable without a name
         before = sys.unraisablehook
 
         def _ignored(unraisable: Any) -> None:
