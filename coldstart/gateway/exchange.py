@@ -109,12 +109,13 @@ class Exchange:
             try:
                 await self._pass(replica, ticket)
                 return
-            except Interrupted:
-                ticket.interrupted()
-            except OSError as error:  # TimeoutError is one
+            except (Interrupted, OSError) as error:  # TimeoutError is one
                 if self.stream is not None and self.stream.finished:
                     await self._more(self.stream.ending(), last=True)
                     return
+                if isinstance(error, Interrupted):
+                    ticket.interrupted()
+                    continue
                 # Nothing was said yet, or what was can go on: somebody else may.
                 open_ = self.first_s is None or (self.stream is not None and self.stream.resumable)
                 again = await self.driver.again(ticket, replica, error) if open_ else None

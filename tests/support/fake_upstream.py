@@ -128,6 +128,7 @@ class FakeServer:
                 request.transport.abort()
                 return answer
             await answer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        await asyncio.sleep(self.servers.last_s)
         await answer.write(b"data: [DONE]\n\n")
         return answer
 
@@ -190,6 +191,7 @@ class FakeServers:
     pause_s: float = 0.0
     break_after: int | None = None
     warming: int = 200
+    last_s: float = 0.0
 
     def begin_template(self, launch: Launch, level: str, deadline_s: float) -> FakeTemplate:
         template = FakeTemplate(self, launch, level, self.directory / "nobody.sock")

@@ -212,3 +212,24 @@ def test_a_server_that_dies_in_the_middle_of_streams_breaks_none_that_can_go_on(
             assert all(len(body["prompt"]) > 2 and body["max_tokens"] < 40 for body in second.bodies)
 
     run(work())
+
+
+def test_a_stream_that_is_stopped_after_its_last_token_asks_nobody_for_more(tmp_path: Path) -> None:
+    """What had come when it was to go elsewhere is taken first: it may be all."""
+
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            for node in stage.rig.nodes.values():
+                node.servers.last_s = 30.0
+            await stage.deploy(deployment("a"))
+            asked = asyncio.create_task(stage.events("a", "p", max_tokens=5, temperature=0))
+            tickets = stage.front._tickets
+            await until(lambda: any(one.stream and one.stream.finished for one in tickets.values()))
+            (ticket,) = tickets.values()
+            assert ticket.answer is not None
+            ticket.answer.interrupt()
+            assert _ids(await asked) == generated("p", 5)
+            (server,) = stage.rig.servers()
+            assert len(server.asked) == 1
+
+    run(work())
