@@ -15,6 +15,9 @@ from tools import fuzzed
 
 from benchmarks.reliability.run import EAGER, VLLM, Run, answering, serving
 
+KV = {"bytes": 256 << 20, "blocks": 64, "block_tokens": 16}
+"""One that a server can start with: else every start would end by it, and the rest be left out unread."""
+
 
 def hostile(run: Run, count: int) -> None:
     """Starts from bundles of a stranger's whose plain sections were mutated, by both kinds of template."""
@@ -67,7 +70,7 @@ def _publish(store: Store, key: Any, target: str, value: Any, run: Run) -> bool:
 
     try:
         with store.begin(key) as draft:
-            for name, plain in fuzzed.PLAIN.items():
+            for name, plain in (fuzzed.PLAIN | {"kv": KV}).items():
                 draft.add_json(name, value if name == target else plain)
             draft.publish(provenance("tiny-llama"))
     except (BundleError, ValueError, UnicodeError, OverflowError):
