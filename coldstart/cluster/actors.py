@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -135,6 +136,7 @@ class ControllerActor:
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
         self._begun: asyncio.Task[FleetControl] | None = None
+        self._actors: dict[str, Any] = {}
         self._followed: dict[str, asyncio.Task[None]] = {}
         self._look: asyncio.Task[None] | None = None
 
@@ -156,7 +158,8 @@ class ControllerActor:
             (spec, RemoteNode(actor), known[name]) for name, (spec, actor) in nodes.items() if name in known
         )
         for name, (spec, actor) in nodes.items():
-            self._follow(control, spec, actor, known.get(name))
+            self._actors[name] = actor
+            self._follow(control, spec, known.get(name))
         self._look = asyncio.get_running_loop().create_task(self._watch(control))
         return control
 
@@ -200,17 +203,20 @@ class ControllerActor:
             control.forget_gateways()
             try:
                 nodes = await self._nodes()
-            except RayError:
+            except Exception as error:  # noqa: BLE001 - whatever Ray raises, nodes are looked for again
+                Log().say("nodes not seen", reason=f"{type(error).__name__}: {error}")
                 continue
+            self._actors |= {name: actor for name, (_, actor) in nodes.items()}
             for name in [name for name in self._followed if name not in nodes]:
                 self._followed.pop(name).cancel()
+                del self._actors[name]
                 control.lost(name)
-            for name, (spec, actor) in nodes.items():
+            for name, (spec, _) in nodes.items():
                 if name not in self._followed:
-                    self._follow(control, spec, actor, None)
+                    self._follow(control, spec, None)
 
-    def _follow(self, control: FleetControl, spec: ServerSpec, actor: Any, report: NodeReport | None) -> None:
-        task = asyncio.get_running_loop().create_task(_followed(control, spec, actor, report))
+    def _follow(self, control: FleetControl, spec: ServerSpec, report: NodeReport | None) -> None:
+        task = asyncio.get_running_loop().create_task(followed(control, spec, self._actors, report))
         self._followed[spec.name] = task
 
     async def attach(self, *given: Any) -> Any:
@@ -239,9 +245,16 @@ class ControllerActor:
         return {}
 
 
-async def _followed(control: FleetControl, spec: ServerSpec, actor: Any, report: NodeReport | None) -> None:
-    """Hear what the server says. One that cannot be reached is lost, and joins anew, emptied, when it can."""
+async def followed(
+    control: FleetControl, spec: ServerSpec, actors: Mapping[str, Any], report: NodeReport | None
+) -> None:
+    """Hear what the server says. One that cannot be reached is lost, and joins anew, emptied, when it can.
+
+    By the actor that `actors` has for it now: one that Ray could not place, since a node that has just come was not known
+    everywhere, is dead for good, and another has its name by then.
+    """
     while True:
+        actor = actors[spec.name]
         try:
             if report is None:
                 report = await actor.found.remote()

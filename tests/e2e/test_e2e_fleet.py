@@ -117,7 +117,7 @@ def _of_two(root: Path, ranks: int = 1, network: str = "1GB") -> Iterator[Fleet]
         made.until(lambda status: status["controller"], 120)
         for count, name in enumerate(("one", "two"), 1):
             made.join(name, network)
-            made.until(lambda status, count=count: len(status["servers"]) == count, 60)  # type: ignore[misc]
+            made.until(lambda status, count=count: len(status["servers"]) == count, 180)  # type: ignore[misc]
         yield made
     finally:
         made.end()
