@@ -38,7 +38,7 @@ THROUGH = {
         "staging": STORE,
     },
     "coldstart.cluster": {
-        **dict.fromkeys(("actors", "client", "meeting"), FLEET_ON_RAY),
+        **dict.fromkeys(("client", "meeting"), FLEET_ON_RAY),
         **dict.fromkeys(("replicas", "workers"), "unit/cluster/test_moves.py"),
     },
     "coldstart.commands": {
