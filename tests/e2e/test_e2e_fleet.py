@@ -189,6 +189,21 @@ class Asking:
         self._thread.join(60)
 
 
+def test_a_pipeline_becomes_one_worker_under_its_streams(tmp_path: Path) -> None:
+    """Two ranks on two nodes; the engine beside the first takes a second to come up. Before the other fleet is there."""
+    with _of_two(tmp_path, 2, "5B") as fleet:
+        fleet.deploy("p", words=("--max-model-len", "1000"), ttft_s=1.9, least=1, most=1, batch=20)
+        fleet.until(lambda status: [g["phase"] for g in fleet.groups(status, "p")] == ["serving"])
+        (pipeline,) = fleet.groups(fleet.status(), "p")
+        assert len({worker["server"] for worker in pipeline["workers"]}) == 2
+        with Streaming(fleet, "p", 10, 200):
+            fleet.until(lambda status: status["gateway"]["moved"] == 10)
+        alone = fleet.until(lambda status: (g := fleet.groups(status, "p")) and len(g) == 1 and g)[0][0]
+        assert alone["name"] == f"{pipeline['name']}.0/whole" and alone["url"] != pipeline["url"]
+        free = [server["free_bytes"] for server in fleet.until(lambda s: s)[0]["servers"]]
+        assert sorted(free) == [[30], [40]]
+
+
 def test_a_killed_controller_costs_no_warm_request_and_finds_everything_again(fleet: Fleet) -> None:
     fleet.deploy("a")
     server = fleet.ask("a")["pid"]
@@ -295,19 +310,3 @@ def test_nothing_is_left_when_it_goes_down(fleet: Fleet) -> None:
     while time.monotonic() < deadline and any(psutil.pid_exists(pid) for pid in pids):
         time.sleep(0.1)
     assert not any(psutil.pid_exists(pid) for pid in pids)
-
-
-def test_a_pipeline_becomes_one_worker_under_its_streams(tmp_path: Path) -> None:
-    """Two ranks on two nodes; the engine beside the first takes a second to come up."""
-    with _of_two(tmp_path, 2, "5B") as fleet:
-        fleet.deploy("p", words=("--max-model-len", "1000"), ttft_s=1.9, least=1, most=1, batch=20)
-        fleet.until(lambda status: [g["phase"] for g in fleet.groups(status, "p")] == ["serving"])
-        (pipeline,) = fleet.groups(fleet.status(), "p")
-        assert len({worker["server"] for worker in pipeline["workers"]}) == 2
-        with Streaming(fleet, "p", 10, 200):
-            fleet.until(lambda status: len(fleet.groups(status, "p")) == 2)
-        alone = fleet.until(lambda status: (g := fleet.groups(status, "p")) and len(g) == 1 and g)[0][0]
-        assert alone["name"] == f"{pipeline['name']}.0/whole" and alone["url"] != pipeline["url"]
-        assert fleet.status()["gateway"]["moved"] == 10
-        free = [server["free_bytes"] for server in fleet.until(lambda s: s)[0]["servers"]]
-        assert sorted(free) == [[30], [40]]
