@@ -61,7 +61,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
             _clear(meeting)
     if done.returncode != 0:
         raise CommandFailed(
-            f"CRIU could not freeze the {level}: {last_error(out / 'dump.log')}", mend="coldstart doctor"
+            f"CRIU could not freeze the {level}: {first_error(out / 'dump.log')}", mend="coldstart doctor"
         )
     read = template_environment.counted(template_environment.spawned(os.environ, plan))
     about = {"criu": criu.version(), "environment": read, "meeting": str(meeting)}
@@ -161,7 +161,7 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
     os.close(pidfd)
     os.close(resumed)
     if ended:
-        reason = last_error(own / "restore.log")
+        reason = first_error(own / "restore.log")
         thawed.end()
         raise SnapshotUnusable(f"CRIU could not thaw the snapshot: {reason}")
     return thawed
@@ -207,8 +207,8 @@ def meeting_dir() -> Path:
     return directory
 
 
-def last_error(log: Path) -> str:
-    """CRIU's last complaint."""
+def first_error(log: Path) -> str:
+    """CRIU's first complaint: what follows are its consequences."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     complaints = [line for line in lines if "Error" in line]
-    return complaints[-1] if complaints else "it gave no reason"
+    return complaints[0] if complaints else "it gave no reason"

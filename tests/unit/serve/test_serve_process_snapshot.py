@@ -254,8 +254,15 @@ def test_mapped_files_are_those_of_the_process(tmp_path: Path) -> None:
     assert str(path) not in fingerprint.mapped_files(os.getpid())
 
 
+def test_the_first_complaint_is_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(
+        "(1) a\n(2) Error (x.c:1): no space\n(3) Error (y.c:2): Restoring FAILED.\n"
+    )
+    assert process_snapshot.first_error(tmp_path / "log") == "(2) Error (x.c:1): no space"
+
+
 def test_no_complaint(tmp_path: Path) -> None:
-    assert process_snapshot.last_error(tmp_path / "none") == "it gave no reason"
+    assert process_snapshot.first_error(tmp_path / "none") == "it gave no reason"
 
 
 def test_a_thawed_template_ends_with_its_namespaces(tmp_path: Path) -> None:
