@@ -82,6 +82,7 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "fresh round-2: first token after" in shown.err
 
 
+@pytest.mark.slow
 def test_reports_are_written_and_one_can_be_the_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_mode_that_was_asked_for_has_to_run(capsys: pytest.CaptureFixture[str]
     assert result(capsys)["failures"] == ["snapshot: asked for, but no CRIU here"]
 
 
+@pytest.mark.slow
 def test_a_regression_is_exit_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "base.json"
     assert bench(f"--export=json={saved}") == 0

@@ -77,6 +77,7 @@ def test_a_sound_bundle_passes(tmp_path: Path, variables: Mapping[str, str], lin
     assert sum("coldstart validate" in line for line in lines) >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variables", "lines"), list(jobs()))
 def test_a_bundle_altered_at_its_source_is_not_taken(
     tmp_path: Path, variables: Mapping[str, str], lines: list[str]

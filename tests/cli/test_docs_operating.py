@@ -55,6 +55,7 @@ def test_the_rule_would_notice() -> None:
     assert not any(re.search("The server was not ready after", text) for text in said())
 
 
+@pytest.mark.slow
 def test_messages_of_a_real_run(run: Run, home: Path) -> None:
     wrong = run("serve", "org/none", "--offline", code=4).stderr
     assert "is not in the local hub cache, and the hub is not reachable (or --offline is set)." in wrong

@@ -97,6 +97,7 @@ def test_trouble_has_its_own_codes(bundle: Bundle, tmp_path: Path) -> None:
     assert validate(bundle, "no/such") == 3
 
 
+@pytest.mark.slow
 def test_a_model_with_arguments_is_looked_up_by_its_key(
     bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_bundle_of_a_directory_says_how_its_model_is_named(
     assert "coldstart validate my-model --model DIR --level replay" in said
 
 
+@pytest.mark.slow
 def test_what_would_not_be_started_is_a_finding(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     assert validate(bundle, "--model", "tiny-llama", "--level", "load", "--format", "junit") == 1
     (failure,) = ElementTree.fromstring(capsys.readouterr().out).iter("failure")

@@ -52,6 +52,7 @@ async def _pipeline(stage: FleetStage) -> tuple[list[Any], Any]:
     return ranks, beside
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("usage", [False, True])
 def test_a_hundred_streams_move_and_none_has_a_token_twice_or_misses_one(tmp_path: Path, usage: bool) -> None:
     async def work() -> None:

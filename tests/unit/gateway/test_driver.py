@@ -195,6 +195,7 @@ def test_what_a_model_really_holds_is_booked(tmp_path: Path) -> None:
     run(work())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_stream_goes_on_at_the_next_server_where_that_is_wanted(tmp_path: Path, wanted: bool) -> None:
     async def work() -> None:

@@ -1,5 +1,6 @@
 """From a word to a bundle, and from a bundle to what a server of it would be started from."""
 
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,12 +36,21 @@ class Made:
         return self.bundle.store
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root of models with tiny-llama in it: building it takes seconds."""
+    root = tmp_path_factory.mktemp("models")
+    tiny.build("tiny-llama", root)
+    return root
+
+
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Path) -> Made:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     cache = Cache.at(tmp_path / "cache")
-    directory = tiny.build("tiny-llama", cache.models).rename(tmp_path / "files")
+    shutil.copytree(built, cache.models)
+    directory = shutil.copytree(tiny.build("tiny-llama", cache.models), tmp_path / "files")
     key = keys.compose(models.resolve(str(directory), cache=cache), Arguments(ARGS))
     return Made(publish(cache, tmp_path, key), directory, Source(cache=cache, offline=True))
 
