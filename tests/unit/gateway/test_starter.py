@@ -10,12 +10,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from coldstart.gateway import starter as starter_module
 from coldstart.gateway.starter import _guard
 from coldstart.machine import ipc
+from coldstart.serve import serve, template_pool
 from coldstart.serve.template_pool import Warm
 
 # What a supervisor does, by the message's `does`.
@@ -141,3 +144,25 @@ def test_a_retired_template_is_hidden_and_ends_after_its_last_server(tmp_path: P
         assert warm.socket.exists() != own and process.poll() is None and len(stopped) == 1
         assert not own or stopped[0] - began > 0.5
         process.kill()
+
+
+@pytest.mark.parametrize(
+    ("own", "obstacle", "started"), [(None, None, True), ("own", None, False), ("own", "stale", True)]
+)
+def test_a_template_of_the_users_own_that_fits_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, own: str | None, obstacle: str | None, started: bool
+) -> None:
+    request = SimpleNamespace(
+        lookup=SimpleNamespace(model=SimpleNamespace(name="m"), key=SimpleNamespace(digest="k"))
+    )
+    monkeypatch.setattr(starter_module, "_request", lambda _: request)
+    monkeypatch.setattr(starter_module, "_guard", lambda warm, channel, pid, stop: (warm, pid))
+    monkeypatch.setattr(serve, "plan", lambda _: "plan")
+    monkeypatch.setattr(template_pool, "find", lambda level, digest: own)
+    monkeypatch.setattr(
+        template_pool, "obstacle", lambda warm, plan: {None: "there is none"}.get(warm, obstacle)
+    )
+    new = SimpleNamespace(pid=7)
+    monkeypatch.setattr(template_pool, "start", lambda *_, **__: new)
+    message = {"template": "engine", "templates": "/t", "ready_timeout": 1.0}
+    assert starter_module._template(message, None) == ((new, 7) if started else (own, 0))

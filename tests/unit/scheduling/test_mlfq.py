@@ -203,3 +203,7 @@ def test_any_history_keeps_the_invariants(
             assert all(job.level == 0 or now - job.unserved_since < 7.0 for job in policy)
         enst = policy.enst(now, 4)
         assert all(enst(job) >= 0 for job in policy)
+
+
+def test_the_first_iteration_is_in_the_order_of_arrival() -> None:
+    assert Turns(0.1).oldest() and not Turns(0.0).oldest()

@@ -372,3 +372,18 @@ def test_a_directory_without_weights_starts_from_the_bundle(publish: Publish, mo
     made = _planned(_missed(model, bundle, ABSENT).without_weights())
     assert made.key == bundle.key_digest and made.compile_dir is not None
     assert "bundle" not in {step["section"] for step in made.fallbacks}
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("streams", [True, False])
+def test_weights_that_are_streamed_are_not_fetched_first(
+    publish: Publish, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    ensured: list[str] = []
+    for name in ("ensure_weights", "ensure_tokenizer"):
+        monkeypatch.setattr(
+            serve.models, name, lambda model, offline, name=name: (ensured.append(name), model)[1]
+        )
+    found = _missed(model, publish(weights=planned()), FLAG)
+    serve.plan(serve.ServeRequest(found, without_bundle=True, weights_from=SOURCE if streams else None))
+    assert ensured == ["ensure_tokenizer" if streams else "ensure_weights"]

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from prefetching import Weights, check_tensors, check_whole
 from support.range_server import RangeServer, serving
 
-from coldstart.weights.prefetch import client, http_source
+from coldstart.weights.prefetch import backends, client, http_source
 from coldstart.weights.prefetch.range_source import SourceUnavailable, SourceUnusable, shown
 
 
@@ -234,3 +234,15 @@ def test_the_timeline_shows_one_span_of_the_fetch(
     assert span["name"] == "fetch weights" and span["track"] == "prefetch"
     assert 0 < span["start_s"] < span["end_s"]
     assert span["args"]["ready_bytes"] == sum(map(len, weights.data.values()))
+
+
+def test_a_file_that_has_become_shorter_is_no_source(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"1234")
+    source = backends.LocalSource(tmp_path)
+    try:
+        assert source.read("f", 4, 0, memoryview(bytearray(4)), lambda _: None) == 4
+        (tmp_path / "f").write_bytes(b"12")
+        with pytest.raises(SourceUnusable, match="has become shorter"):
+            source.read("f", 4, 2, memoryview(bytearray(2)), lambda _: None)
+    finally:
+        source.close()
