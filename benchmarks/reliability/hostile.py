@@ -13,15 +13,14 @@ from typing import Any
 from coldstart.artifacts.store import Store
 from tools import fuzzed
 
-from benchmarks.reliability.run import EAGER, VLLM, Run, answering, serving
+from benchmarks.reliability.run import EAGER, Run, answering, serving
 
 KV = {"bytes": 256 << 20, "blocks": 64, "block_tokens": 16}
 """One that a server can start with: else every start would end by it, and the rest be left out unread."""
 
 
 def hostile(run: Run, count: int) -> None:
-    """Starts from bundles of a stranger's whose plain sections were mutated, by both kinds of template."""
-    run.command("template", "start", "tiny-llama", "--level", "runtime", "--", *VLLM)
+    """Starts from bundles of a stranger's whose plain sections were mutated."""
     plain = run.command("serve", "tiny-llama", "--on-miss", "warn", "--dry-run", "--", *EAGER)
     if plain.returncode:
         raise SystemExit(plain.stdout[-2000:])
@@ -61,7 +60,6 @@ def hostile(run: Run, count: int) -> None:
         run.counts["seed"] = seed + 1
     shutil.rmtree(cache.bundles)
     shutil.copytree(run.machine.root / "bundles", cache.bundles)
-    run.command("template", "stop", "--force")
 
 
 def _publish(store: Store, key: Any, target: str, value: Any, run: Run) -> bool:
