@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 MODEL  ?= tiny-llama
 ARGS   ?= --max-model-len 1024 --kv-cache-memory-bytes 268435456
-RUNS   ?= 3
+RUNS   ?= 1
 # One for each core, but each takes the memory of a vLLM.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 SERVING ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? n : 2)))
