@@ -141,6 +141,7 @@ def test_two_that_are_thawed_share_no_random_state(cache: Cache, tmp_path: Path)
     assert [one for one, two in zip(*drawn, strict=True) if one == two] == []
 
 
+@pytest.mark.slow
 def test_a_maker_that_is_killed_leaves_no_process_and_no_image(
     cache: Cache, home: Path, tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ def test_the_last_line_is_the_result(capsys: pytest.CaptureFixture[str]) -> None
     assert found["command_line"][:3] == ["coldstart", "bench", "tiny-llama"]
 
 
+@pytest.mark.slow
 def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench() == 0
     shown = capsys.readouterr()

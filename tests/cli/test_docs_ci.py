@@ -68,6 +68,7 @@ def alter(store: Store, bundle: Bundle) -> None:
     bundles.flip(path, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variables", "lines"), list(jobs()))
 def test_a_sound_bundle_passes(tmp_path: Path, variables: Mapping[str, str], lines: list[str]) -> None:
     runner = Runner(tmp_path, variables)

@@ -37,6 +37,7 @@ def model(home: Path) -> Iterator[Path]:
         client.request("stop")
 
 
+@pytest.mark.slow
 def test_start_status_stop(run: Run, model: Path) -> None:
     size = (model / "model.safetensors").stat().st_size
     with serving(model) as server:
@@ -55,6 +56,7 @@ def test_start_status_stop(run: Run, model: Path) -> None:
     assert "No prefetcher runs" in run("prefetch", "stop", code=2).stderr
 
 
+@pytest.mark.slow
 def test_only_the_named_tensors(run: Run, model: Path) -> None:
     with serving(model) as server:
         run("prefetch", "start", str(model), "--weights-from", server.url, "--name", "b")

@@ -167,6 +167,7 @@ def test_an_engine_beside_that_does_not_come_up_leaves_the_pipeline_as_it_is(tmp
     run(work())
 
 
+@pytest.mark.slow
 def test_a_controller_that_begins_again_meanwhile_finds_both_and_lets_the_pipeline_go(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]

@@ -144,6 +144,7 @@ def test_only_a_whole_answer_is_one(tmp_path: Path, said: bytes, found: bytes | 
     run(work())
 
 
+@pytest.mark.slow
 def test_idle_connections_are_closed_and_a_server_that_is_gone_is_an_error(tmp_path: Path) -> None:
     async def handler(request: web.Request) -> web.Response:
         return web.Response(text="ok")

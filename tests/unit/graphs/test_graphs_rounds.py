@@ -78,6 +78,7 @@ def _spoil(work: Path) -> Callable[[str], None]:
     return between
 
 
+@pytest.mark.slow
 def test_a_graph_that_fails_the_gate_is_dropped_and_the_rest_is_proved_again(tmp_path: Path) -> None:
     launches = Launches(_spoil(tmp_path))
     directory = offline.make(tmp_path, launches)

@@ -34,6 +34,7 @@ def bench(
     return json.loads(json.dumps(document)), told
 
 
+@pytest.mark.slow
 def test_a_good_bench(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     settings = RunSettings(settings.prompts, 4, 20.0, steady=True)
     launchers = [fake("vllm-cold"), fake("vllm-warm"), fake("fresh"), fake("template-engine", "daemon")]
