@@ -23,8 +23,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median, quantiles
 
+from coldstart.machine.addresses import free_port
 from coldstart.measure.bench.completions import CompletionClient
-from coldstart.measure.bench.launch import free_port
 
 RESULT = Path(__file__).parent / "results" / "paired-starts-cpu.json"
 MODEL = "tiny-llama"

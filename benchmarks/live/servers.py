@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from coldstart.machine.addresses import free_port
 from coldstart.measure.bench import usage
-from coldstart.measure.bench.launch import HOST, free_port
+from coldstart.measure.bench.launch import HOST
 from coldstart.measure.bench.launchers import console
 from coldstart.measure.replay.client import Target
 from coldstart.measure.replay.http import Endpoint

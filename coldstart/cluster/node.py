@@ -7,7 +7,6 @@ kept until the controller asks for what comes after it, so that a controller tha
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.gateway.residence import PATIENCE_S
 from coldstart.gateway.servers import ModelServer, Servers, StartFailed
 from coldstart.host.launches import Launch
+from coldstart.machine.addresses import free_port
 
 Said = RankUp | RankEnded
 WAIT_S = 5.0
@@ -54,14 +54,14 @@ class NodeServers:
 
     async def meeting(self) -> tuple[str, int]:
         """As Node."""
-        return self.host, _free_port(self.host)
+        return self.host, free_port(self.host)
 
     async def launch(self, order: RankOrder) -> None:
         """As Node; an order that was obeyed already is obeyed."""
         worker = order.rank.worker
         if worker in self.processes:
             return
-        listen = ("--host", self.host, "--port", str(_free_port(self.host)))
+        listen = ("--host", self.host, "--port", str(free_port(self.host)))
         try:
             server = self.servers.begin(_words(order), order.deadline_s, listen, self._device(order))
         except OSError as error:  # no descriptor, no disk, no process
@@ -146,9 +146,3 @@ def _words(order: RankOrder) -> Launch:
     place += ["--node-rank", str(rank.rank), "--master-addr", master[0], "--master-port", str(master[1])]
     headless = ["--headless"] if rank.rank else []
     return replace(order.launch, args=Arguments([*order.launch.args, *place, *headless]))
-
-
-def _free_port(host: str) -> int:
-    """One that nobody has now; somebody else may until it is used, and then the start fails and is tried again."""
-    with socket.create_server((host, 0)) as sock:
-        return int(sock.getsockname()[1])

@@ -7,7 +7,6 @@ come up, for a busy machine's sake.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from coldstart.errors import Usage
 from coldstart.fleet.labels import labels
 from coldstart.fleet.specification import ServerSpec
+from coldstart.machine.addresses import free_port
 from coldstart.machine.lifeline import die_with_supervisor
 
 # A unix socket's path may have 107 bytes, and Ray's lie deep below its directory.
@@ -61,12 +61,6 @@ def own_directory() -> Path:
     """A new private directory for a Ray of its own: where temporary files go, or below /tmp where that is too long."""
     longest = Path(tempfile.gettempdir(), f"{_PREFIX}12345678{_SOCKET}")
     return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp" if len(os.fsencode(longest)) > 107 else None))
-
-
-def free_port() -> int:
-    """One that nobody has now."""
-    with socket.create_server(("", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def require() -> None:

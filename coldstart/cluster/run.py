@@ -1,7 +1,8 @@
 """The process of `fleet up`: the gateway, and where no cluster was named, a Ray of its own on this machine.
 
 SIGTERM or SIGINT: nothing new is taken, what is in flight is answered, and the process ends; a second one ends it at once. With
-a Ray of its own all servers end too; a cluster that was named goes on as it is, and another gateway may come.
+a Ray of its own all servers end too, and where that Ray ends, so does the process, and says why; a cluster that was named goes
+on as it is, and another gateway may come.
 """
 
 from __future__ import annotations
@@ -9,23 +10,21 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import shutil
 import signal
 import socket
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
 
-from coldstart.cluster import admin, meeting, ray_node, wire
+from coldstart.cluster import admin, meeting, ray_head, wire
 from coldstart.cluster.contact import ControllerAway
 from coldstart.cluster.front import FleetFront
 from coldstart.cluster.link import RayLink
 from coldstart.cluster.meeting import FleetPlace
-from coldstart.contract import environment
+from coldstart.cluster.ray_head import RayHead
 from coldstart.errors import CommandFailed
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.gateway.app import HEARTBEAT_S, Gateway
@@ -33,7 +32,7 @@ from coldstart.gateway.log import Log
 from coldstart.gateway.run import BACKLOG, GatewayServer, HostOptions, listening, loop_factory, shown
 from coldstart.machine.paths import Cache
 
-DOWN_S = 30.0
+DOWN_S, WATCH_S = 30.0, 0.5
 
 
 @dataclass(frozen=True)
@@ -66,48 +65,25 @@ class FleetUp:
         self.admin_key = options.admin_key or secrets.token_hex(32)
 
     def run(self) -> int:
-        """Until a signal, or `fleet down`; the exit code. Raises Usage where it cannot listen, CommandFailed without a Ray."""
+        """Until a signal, or `fleet down`; the exit code.
+
+        Raises Usage where it cannot listen, CommandFailed where a Ray of its own does not start, or ends."""
         options = self.options
         with (
             listening(HostOptions(options.cache, options.host, options.port)) as sock,
-            self._ray() as (address, env),
+            ray_head.begun(options.server, options.cache)
+            if options.address is None
+            else nullcontext() as ray,
             asyncio.Runner(loop_factory=loop_factory()) as runner,
         ):
-            runner.run(self._main(sock, address, env))
+            runner.run(self._main(sock, ray))
+            if ray is not None and ray.ended() and not self.caught:
+                raise CommandFailed(f"the fleet's Ray ended: {ray.last_words()}", mend="coldstart fleet up")
         return 128 + self.caught[0] if self.caught else 0
 
-    @contextmanager
-    def _ray(self) -> Iterator[tuple[str, dict[str, str]]]:
-        """Ray's address, and what its clients' environment needs."""
-        if self.options.address is not None:
-            yield self.options.address, {}
-            return
-        token = secrets.token_hex(32)
-        env = {
-            **ray_node.ENVIRONMENT,
-            "RAY_AUTH_TOKEN": token,
-            environment.CACHE_DIR: str(self.options.cache.root),
-        }
-        directory = ray_node.own_directory()
-        port = ray_node.free_port()
-        log = directory / "head.log"
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                ray_node.head(self.options.server, directory, port),
-                env=os.environ | env | {str(environment.SUPERVISOR_PID): str(os.getpid())},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        try:
-            yield f"{_wait_for_ray(process, port, log)}:{port}", env
-        finally:
-            _end(process)
-            shutil.rmtree(directory, ignore_errors=True)
-
-    async def _main(self, sock: socket.socket, address: str, env: dict[str, str]) -> None:
+    async def _main(self, sock: socket.socket, ray: RayHead | None) -> None:
         options = self.options
+        address, env = (ray.address, ray.env) if ray else (options.address or "", {})
         controller = {
             "state": str(options.state) if options.state else None,
             "settings": wire.document(options.settings),
@@ -128,11 +104,14 @@ class FleetUp:
         meeting.leave(place)
         self.announce(place)
         self.log.say("listening", url=place.url, ray=address)
+        watched = asyncio.create_task(self._watch(ray)) if ray else None
         try:
             await self.server.serve(sockets=[sock])
         finally:
             meeting.gone()
-            if options.address is None:
+            if watched is not None:
+                watched.cancel()
+            if ray is not None and not ray.ended():
                 await self._down()
             await self.front.close()
             await self.link.close()
@@ -158,6 +137,13 @@ class FleetUp:
             backlog=BACKLOG,
         )
 
+    async def _watch(self, ray: RayHead) -> None:
+        """Without its Ray a fleet serves nobody, and does not come back."""
+        while not ray.ended():
+            await asyncio.sleep(WATCH_S)
+        self.log.say("ray ended", reason=ray.last_words())
+        self._finish()
+
     async def _down(self) -> None:
         with suppress(ControllerAway, TimeoutError):
             await asyncio.wait_for(self.link.call("down"), DOWN_S)
@@ -171,28 +157,3 @@ class FleetUp:
         self.front.drain()
         self.server.should_exit = True
         self.server.force_exit = len(self.caught) > 1
-
-
-def _wait_for_ray(process: subprocess.Popen[bytes], port: int, log: Path) -> str:
-    """The address at which the head listens. Raises CommandFailed."""
-    import time
-
-    end = time.monotonic() + 120
-    while time.monotonic() < end and process.poll() is None:
-        text = log.read_text(errors="replace")
-        if "Ray runtime started" in text:
-            # Ray picks the address itself, whatever it is told of loopback.
-            where = next(line for line in text.splitlines() if "Local node IP:" in line)
-            return where.rpartition(":")[2].strip()
-        time.sleep(0.1)
-    said = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it did not say why"]
-    raise CommandFailed(f"Ray did not start on this machine: {said[0]}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(DOWN_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()

@@ -100,7 +100,8 @@ class Fleet:
             if found := true(self.status()):
                 return found, time.monotonic() - began
             time.sleep(0.1)
-        raise AssertionError(f"not within {seconds} s: {self.status()}")
+        said = {log.stem: log.read_text(errors="replace")[-2000:] for log in self.root.glob("*.log")}
+        raise AssertionError(f"not within {seconds} s: {self.status()}\n{said}")
 
     def deploy(self, name: str, **given: Any) -> None:
         self.order("deploy", deployment(name, **given))
@@ -310,3 +311,17 @@ def test_nothing_is_left_when_it_goes_down(fleet: Fleet) -> None:
     while time.monotonic() < deadline and any(psutil.pid_exists(pid) for pid in pids):
         time.sleep(0.1)
     assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_without_its_ray_it_ends_and_says_why(tmp_path: Path) -> None:
+    made = Fleet(tmp_path)
+    try:
+        made.until(lambda status: status["controller"], 120)
+        up = psutil.Process(made.processes[0].pid)
+        (control,) = [child for child in up.children(recursive=True) if child.name() == "gcs_server"]
+        control.kill()
+        assert made.processes[0].wait(60) == 1
+    finally:
+        made.end()
+    said = (tmp_path / "up.log").read_text()
+    assert '"event": "ray ended"' in said and "the fleet's Ray ended: " in said

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coldstart.machine.addresses import free_port
 from coldstart.measure.bench import usage
 from coldstart.measure.bench.completions import CompletionClient
-from coldstart.measure.bench.launch import HOST, free_port
+from coldstart.measure.bench.launch import HOST
 from coldstart.measure.bench.launchers import console
 
 PROJECT = Path(__file__).parents[2]

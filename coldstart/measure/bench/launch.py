@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Protocol
 
 from coldstart.errors import CommandFailed
 from coldstart.machine import logs
+from coldstart.machine.addresses import free_port
 from coldstart.measure.bench import usage
 
 HOST = "127.0.0.1"
@@ -63,7 +63,7 @@ class RunFiles:
     @classmethod
     def make(cls, directory: Path) -> RunFiles:
         directory.mkdir(parents=True)
-        return cls(directory, free_port())
+        return cls(directory, free_port(HOST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +184,6 @@ def launch(launcher: Launcher, files: RunFiles) -> Server:
             start_new_session=True,
         )
     return Server(launcher.mode, files, process, launched_s, before)
-
-
-def free_port() -> int:
-    """A TCP port of the loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
-    return int(port)
 
 
 def end_strays(before: usage.Snapshot) -> None:

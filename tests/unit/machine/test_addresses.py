@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from ipaddress import ip_address
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -21,3 +23,31 @@ def test_a_url_names_where_to_connect(host: str) -> None:
 
 def test_a_name_stays_and_so_does_the_scheme() -> None:
     assert addresses.url("gpu-3.example", 443, "https") == "https://gpu-3.example:443"
+
+
+def test_a_free_port_is_none_that_the_kernel_hands_out() -> None:
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(50):
+        port = addresses.free_port("127.0.0.1")
+        assert 1024 <= port < first_ephemeral
+        socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_a_taken_port_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = addresses.free_port("127.0.0.1")
+    monkeypatch.setattr(addresses, "_SPAN", 1)
+    monkeypatch.setattr(addresses, "_EPHEMERAL", tmp_path / "range")
+    (tmp_path / "range").write_text(f"{taken + 1}\t60999\n")
+    assert addresses.free_port("127.0.0.1") == taken
+    with socket.create_server(("127.0.0.1", taken)):
+        assert addresses.free_port("127.0.0.1") not in (taken, 0)
+
+
+def test_where_all_ports_are_the_kernels_it_hands_one_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "_EPHEMERAL", tmp_path / "range")
+    (tmp_path / "range").write_text("1024\t60999\n")
+    assert addresses.free_port("127.0.0.1") >= 1024
+    with pytest.raises(OSError):
+        addresses.free_port("192.0.2.77")

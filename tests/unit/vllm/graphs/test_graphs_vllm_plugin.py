@@ -237,6 +237,8 @@ def test_modules_are_worked_on_when_they_are_imported(
 ) -> None:
     from coldstart.vllm.late import when_imported
 
+    # Work on modules that nobody imports here waits on, whichever test had it noted.
+    before = list(sys.meta_path)
     (tmp_path / "late_module.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     seen: list[int] = []
@@ -248,4 +250,4 @@ def test_modules_are_worked_on_when_they_are_imported(
     assert sorted(seen) == [1, 2]
     when_imported("late_module", lambda module: seen.append(3))
     assert seen[-1] == 3 and late_module.value == 1
-    assert not [f for f in sys.meta_path if type(f).__name__ == "_Finder"]
+    assert sys.meta_path == before
