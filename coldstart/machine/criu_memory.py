@@ -15,12 +15,12 @@ import os
 import struct
 from bisect import bisect
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 MEMORY = "memory.img"
 RUN = 1 << 20
-"""Shorter runs of pages are left to CRIU: one read costs less than a mapping and its page faults."""
+"""Shorter runs are left to CRIU: Python's arenas of small objects, which lie just below this, are written to at once."""
 
 _PAGE = 4096
 _MAGIC = 8
@@ -72,14 +72,20 @@ def move(images: Path, mapped: Path) -> int:
     runs = list(_runs(entries, [(_number(vma, _START), _number(vma, _END)) for vma in vmas]))
     if runs and runs[-1][1].kept + runs[-1][1].count * _PAGE != pages.stat().st_size:
         raise Unknown(f"{pages.name} does not hold the pages that {pagemap.name} tells of")
-    filed = [run for _, run in runs if run.count * _PAGE >= RUN and _plain(vmas[run.vma])]
+    filed: list[_Run] = []
+    rest: list[tuple[Message, _Run]] = []
+    for group in _joined(runs):
+        whole = replace(group[0][1], count=sum(run.count for _, run in group))
+        if whole.count * _PAGE >= RUN and _plain(vmas[whole.vma]):
+            filed.append(whole)
+        else:
+            rest += group
     if not filed:
         return 0
-    chosen, offsets, size = {id(run) for run in filed}, dict[int, int](), 0
+    offsets, size = dict[int, int](), 0
     for run in filed:
         offsets[run.address], size = size, size + run.count * _PAGE
     identity = 1 + max(_number(entry, _ID) for entry in opened)
-    rest = [(entry, run) for entry, run in runs if id(run) not in chosen]
     _copy(pages, images / MEMORY, filed)
     _copy(pages, images / f"{pages.name}.part", [run for _, run in rest])
     (images / f"{pages.name}.part").replace(pages)
@@ -104,6 +110,18 @@ def _runs(entries: Iterable[Message], spans: list[tuple[int, int]]) -> Iterator[
                 raise Unknown(f"no mapping holds the page at {address:#x}")
             yield entry, _Run(address, here, kept, vma)
             address, count, kept = address + here * _PAGE, count - here, kept + here * _PAGE
+
+
+def _joined(runs: Iterable[tuple[Message, _Run]]) -> Iterator[list[tuple[Message, _Run]]]:
+    """The runs in groups without a gap in one mapping: CRIU cuts them where its pipes were full."""
+    group: list[tuple[Message, _Run]] = []
+    for entry, run in runs:
+        if group and (run.address != group[-1][1].end or run.vma != group[-1][1].vma):
+            yield group
+            group = []
+        group.append((entry, run))
+    if group:
+        yield group
 
 
 def _plain(vma: Message) -> bool:
