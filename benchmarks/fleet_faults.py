@@ -280,6 +280,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--log", type=Path, help="keep the gateway's log in this file")
     given = parser.parse_args()
     load, began = os.getloadavg()[0], time.time()
     with tempfile.TemporaryDirectory(prefix="cf-", dir="/tmp") as place:
@@ -291,6 +292,8 @@ def main() -> None:
             raise
         finally:
             fleet.end()
+            if given.log is not None:
+                given.log.write_bytes((fleet.root / "up.log").read_bytes())
     left = [one for one in psutil.process_iter(["environ"]) if _of(one, place)]
     about = {
         "command": f"python benchmarks/fleet_faults.py {' '.join(sys.argv[1:])}".rstrip(),
