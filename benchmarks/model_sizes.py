@@ -41,6 +41,7 @@ from coldstart.measure.bench.runner import PROMPTS, Bench
 
 RESULT = Path(__file__).parent / "results" / "model-sizes-cpu.json"
 VLLM_ARGS = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456")
+COMMAND = "python benchmarks/model_sizes.py"
 MODES = tuple(mode for mode in run_order.MODES if mode != run_order.VLLM_COLD)
 COLD_FILES = "fresh, files cold"
 # Layers, hidden and inner size, heads, KV heads, vocabulary; every head has 64 dimensions.
@@ -93,11 +94,11 @@ def main() -> int:
         parser.error(f"no size {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
     rows = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else {}
     for size in options.sizes or [size for size in SHAPES if size not in rows]:
-        rows[size] = measured(size, options.modes, options.runs, keep=options.keep)
+        command = f"{COMMAND} {size} --runs {options.runs} --modes {' '.join(options.modes)}"
+        row = measured(size, options.modes, options.runs, keep=options.keep)
+        rows[size] = {"command": command, **row}
         kept = {known: rows[known] for known in SHAPES if known in rows}
-        RESULT.write_text(
-            json.dumps({"command": "python benchmarks/model_sizes.py", "rows": kept}, indent=1) + "\n"
-        )
+        RESULT.write_text(json.dumps({"command": COMMAND, "rows": kept}, indent=1) + "\n")
         print(json.dumps({"size": size, **summary(rows[size])}), flush=True)
     return 0
 

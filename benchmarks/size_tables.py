@@ -17,6 +17,8 @@ HEAD = (
     "first token (s)",
     "range",
     "n",
+    "weights (s)",
+    "answers (s)",
     "CPU (s)",
     "ratio",
     "PSS (MiB)",
@@ -48,7 +50,7 @@ def _lines(result: Row) -> Iterator[str]:
     machine, versions = last["machine"], last["versions"]
     yield ""
     told = ", ".join(f"{name} {number}" for name, number in versions.items() if number)
-    yield f"Measured on {machine['cpu']}, {machine['cores']} cores; {told}; `{result['command']}`"
+    yield f"Measured on {machine['cpu']}, {machine['cores']} cores; {told}"
 
 
 def _modes(size: str, row: Row, smallest: Row | None) -> Iterator[tuple[str, ...]]:
@@ -65,6 +67,8 @@ def _modes(size: str, row: Row, smallest: Row | None) -> Iterator[tuple[str, ...
             seconds(first["median"]),
             f"{seconds(first['min'])} to {seconds(first['max'])}",
             str(first["n"]),
+            _spent(held, "load weights"),
+            _spent(held, "first token", "first request"),
             seconds(held["cpu_s"]["median"]),
             f"{ratio:.1f}x" if ratio else "",
             f"{held['pss_bytes']['median'] / 2**20:.0f}",
@@ -72,6 +76,12 @@ def _modes(size: str, row: Row, smallest: Row | None) -> Iterator[tuple[str, ...
             seconds(limit) if limit else "",
             "" if limit is None else "yes" if first["median"] <= limit else "no",
         )
+
+
+def _spent(held: Row, *phases: str) -> str:
+    """Median seconds of these phases together, where a mode reports them."""
+    known = [held["phases"][name]["median"] for name in phases if name in held["phases"]]
+    return seconds(sum(known)) if len(known) == len(phases) else ""
 
 
 def _limit(mode: str, row: Row, smallest: Row | None) -> float | None:
@@ -94,7 +104,7 @@ def _about(row: Row) -> str:
         f" {mib['as in the files']} of those as the model's files have them."
         f" `materialize` took {row['materialize']['seconds']:.0f} s."
         f" Load of one minute at the end: {row['machine']['load_1min']:.1f} on {row['machine']['cores']} cores."
-        f" Greedy tokens: {tokens[row['tokens_identical']]}. Measured {row['date']}."
+        f" Greedy tokens: {tokens[row['tokens_identical']]}. Measured {row['date']}: `{row['command']}`."
     )
 
 

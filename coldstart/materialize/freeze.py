@@ -14,7 +14,7 @@ from coldstart.errors import CommandFailed
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import paths, timeline
-from coldstart.materialize.expectation import estimates
+from coldstart.materialize.expectation import estimates, of_another
 from coldstart.serve import prepare, process_snapshot
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
     plan = prepare.prepare(lookup, bundle, trust=inspection.trust, root=paths.frozen_dir())
     began, earlier = timeline.now(), estimates(lookup).get(STAGE)
     with phase(STAGE, earlier) as say, lookup.store.begin(bundle.key) as draft:
+        if (took := of_another(lookup).get(STAGE)) is not None:
+            say(f"took {took}")
         for section in bundle.manifest.sections:
             draft.keep(bundle, section.type)
         with tempfile.TemporaryDirectory(dir=lookup.cache.work) as name:
