@@ -25,7 +25,7 @@ RUN = 1 << 20
 _PAGE = 4096
 _MAGIC = 8
 # vma.proto: VmaEntry; mm.proto: the field of mm_entry that holds them.
-_START, _END, _OFFSET, _FILE, _PROTECTION, _FLAGS, _STATUS, _OPENED = 1, 2, 3, 4, 5, 6, 7, 10
+_START, _END, _OFFSET, _FILE, _PROTECTION, _FLAGS, _STATUS, _ADVICE, _OPENED = 1, 2, 3, 4, 5, 6, 7, 9, 10
 _VMAS = 14
 _REGULAR, _FILE_PRIVATE, _ANON_PRIVATE = 1 << 0, 1 << 6, 1 << 9
 _MAP_ANONYMOUS, _MAP_GROWSDOWN, _MAP_HUGETLB = 0x20, 0x100, 0x40000
@@ -125,13 +125,17 @@ def _joined(runs: Iterable[tuple[Message, _Run]]) -> Iterator[list[tuple[Message
 
 
 def _plain(vma: Message) -> bool:
-    """Whether a mapping is ordinary private memory, readable and writable, that does not grow downwards."""
+    """Whether a mapping is ordinary private memory, readable and writable, that does not grow downwards.
+
+    One that was given advice is not: some (to be wiped in a child, say) is refused for a file.
+    """
     flags = _number(vma, _FLAGS)
     return (
         bool(_number(vma, _STATUS) & _ANON_PRIVATE)
         and _number(vma, _PROTECTION) == _READ_WRITE
         and bool(flags & _MAP_ANONYMOUS)
         and not flags & (_MAP_GROWSDOWN | _MAP_HUGETLB)
+        and not any(value for number, value in vma if number == _ADVICE)
     )
 
 

@@ -166,3 +166,20 @@ def test_images_of_several_processes_are_not_understood(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(criu_memory.Unknown, match="2 images mm"):
         criu_memory.move(tmp_path, tmp_path / criu_memory.MEMORY)
+
+
+PRIVATE, WRITABLE, ANONYMOUS = (7, 0x201), (5, 3), (6, 0x22)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "moved"),
+    [
+        ([WRITABLE, ANONYMOUS, PRIVATE], True),
+        ([WRITABLE, (6, 0x122), PRIVATE], False),  # grows downwards: a stack
+        ([(5, 1), ANONYMOUS, PRIVATE], False),  # read only
+        ([WRITABLE, (6, 0x2), (7, 0x41)], False),  # of a file already
+        ([WRITABLE, ANONYMOUS, PRIVATE, (9, 1 << 18)], False),  # to be wiped in a child
+    ],
+)
+def test_only_ordinary_memory_is_moved(mapping: list[tuple[int, int]], moved: bool) -> None:
+    assert criu_memory._plain([*mapping]) is moved
