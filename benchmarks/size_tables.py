@@ -102,7 +102,7 @@ def _about(row: Row) -> str:
         f" One copy of them takes {copy['memory']:.2f} s in memory and {copy['disk']:.2f} s from the disk."
         f" Of a frozen engine CRIU reads {mib['read']} at each thaw; {mib['mapped']} are mapped,"
         f" {mib['as in the files']} of those as the model's files have them."
-        f" `materialize` took {row['materialize']['seconds']:.0f} s."
+        f" The stages of `materialize` took {sum(row['materialize']['stages'].values()):.0f} s."
         f" Load of one minute at the end: {row['machine']['load_1min']:.1f} on {row['machine']['cores']} cores."
         f" Greedy tokens: {tokens[row['tokens_identical']]}. Measured {row['date']}: `{row['command']}`."
     )
