@@ -2,7 +2,8 @@
 
   random   10,000 random graphs: constants corrupted and pointers missed at a layout never seen (goal 0 and 0)
   models   10 decoder shapes x 35 batch sizes in the simulator: four capturing processes, one that proves and
-           one that only restores, each with its own addresses; outputs and KV cache bitwise equal
+           one that only restores, each with its own addresses; outputs and KV cache bitwise equal.
+           `--run N` is the same at other addresses, and only counted (`runs` in the file)
   cost     Python's share of a restore over a fake libcuda: 14,000 nodes, 56,000 pointers
   altered  every byte of every table of a bundle changed in turn: refused by the seal
 `--out FILE` puts each job that ran into FILE, with its own commit, date and command, and leaves the others there.
@@ -93,17 +94,27 @@ def _judge(program: rg.Program, seed: int, totals: dict[str, int]) -> None:
 # --- models ---
 
 
-def models(shapes: list[Shape]) -> dict[str, Any]:
-    """One row per shape; each step is a process of its own."""
+def models(shapes: list[Shape], run: int = 0) -> dict[str, Any]:
+    """One row per shape; each step is a process of its own. Another `run` has other addresses."""
     rows = []
     for number, shape in enumerate(shapes):
         with tempfile.TemporaryDirectory() as directory:
             row: dict[str, Any] = {"model": shape.name}
             for step, seed in (("a", 1), ("c", 5), ("d", 6), ("bundle", 2), ("prove", 3), ("serve", 4)):
-                row |= _step(step, shape, 100 * number + seed, Path(directory))
+                row |= _step(step, shape, 10_000 * run + 100 * number + seed, Path(directory))
         print(json.dumps(row), file=sys.stderr)
         rows.append(row)
     return {"models": rows, "all_equal": all(r["proven"] == r["graphs"] == r["equal"] for r in rows)}
+
+
+def counted(found: dict[str, Any]) -> dict[str, Any]:
+    """What a run of `models` comes to: graphs, and how many of them differ, are refused or fall back."""
+    rows = found["models"]
+    sums = {
+        name: sum(row[name] for row in rows) for name in ("graphs", "proven", "equal", "refused", "fallbacks")
+    }
+    kept = {name: value for name, value in found.items() if name != "models"}
+    return kept | sums | {"launches_before_restored": sum(row["launches_before_restored"] for row in rows)}
 
 
 def _step(step: str, shape: Shape, seed: int, directory: Path) -> dict[str, Any]:
@@ -219,11 +230,15 @@ def main() -> None:
     parser.add_argument("arguments", nargs="*")
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--run", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     result = _run(options)
     if options.out:
         held = json.loads(options.out.read_text()) if options.out.exists() else {}
+        if "models" in result:
+            runs = held.get("runs", {}) | {str(options.run): counted(result["models"])}
+            result = (result if options.run == 0 else {}) | {"runs": runs}
         options.out.write_text(json.dumps(held | result, indent=1) + "\n")
     print(json.dumps(result))
 
@@ -235,7 +250,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     if options.job == "cost-child":
         return cost_child(int(options.arguments[0]))
     jobs: dict[str, Callable[[], dict[str, Any]]] = {
-        "random": lambda: random_graphs(options.count), "models": lambda: models(list(SHAPES)),
+        "random": lambda: random_graphs(options.count), "models": lambda: models(list(SHAPES), options.run),
         "cost": lambda: cost(options.rounds), "altered": altered,
     }  # fmt: skip
     chosen = list(jobs) if options.job == "all" else [options.job]
@@ -243,6 +258,8 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     for name in chosen:
         start = time.monotonic()
         out[name] = jobs[name]() | {"seconds": round(time.monotonic() - start, 1)} | _provenance(name)
+    if options.run and "models" in out:
+        out["models"]["command"] += f" --run {options.run}"
     return out
 
 
