@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import numpy as np  # noqa: E402
 
-from coldstart.graphs import capture, combine, contents, gate, table_files  # noqa: E402
+from coldstart.graphs import capture, combine, contents, gate, offline, table_files  # noqa: E402
 from coldstart.graphs.errors import AlteredTable, GraphError  # noqa: E402
 from coldstart.graphs.link import broken_assumptions  # noqa: E402
 from coldstart.graphs.restore import Restorer  # noqa: E402
@@ -100,21 +100,26 @@ def models(shapes: list[Shape], run: int = 0) -> dict[str, Any]:
     for number, shape in enumerate(shapes):
         with tempfile.TemporaryDirectory() as directory:
             row: dict[str, Any] = {"model": shape.name}
+            base = 10_000 * run + 100 * number
             for step, seed in (("a", 1), ("c", 5), ("d", 6), ("bundle", 2), ("prove", 3), ("serve", 4)):
-                row |= _step(step, shape, 10_000 * run + 100 * number + seed, Path(directory))
+                row |= _step(step, shape, base + seed, Path(directory))
+                if step == "prove" and "dropped" in row:
+                    row |= _step(step, shape, base + 7, Path(directory))
         print(json.dumps(row), file=sys.stderr)
         rows.append(row)
-    return {"models": rows, "all_equal": all(r["proven"] == r["graphs"] == r["equal"] for r in rows)}
+    return {
+        "models": rows,
+        "all_equal": all(r["proven"] + r.get("dropped", 0) == r["graphs"] == r["equal"] for r in rows),
+    }
 
 
 def counted(found: dict[str, Any]) -> dict[str, Any]:
-    """What a run of `models` comes to: graphs, and how many of them differ, are refused or fall back."""
+    """What a run of `models` comes to: graphs, how many are proven and equal, and why the others were dropped."""
     rows = found["models"]
-    sums = {
-        name: sum(row[name] for row in rows) for name in ("graphs", "proven", "equal", "refused", "fallbacks")
-    }
-    kept = {name: value for name, value in found.items() if name != "models"}
-    return kept | sums | {"launches_before_restored": sum(row["launches_before_restored"] for row in rows)}
+    names = ("graphs", "proven", "equal", "fallbacks", "launches_before_restored")
+    sums = {name: sum(row[name] for row in rows) for name in names}
+    dropped = {row["model"]: row["reasons"] for row in rows if "dropped" in row}
+    return {name: value for name, value in found.items() if name != "models"} | sums | {"dropped": dropped}
 
 
 def _step(step: str, shape: Shape, seed: int, directory: Path) -> dict[str, Any]:
@@ -131,6 +136,10 @@ def step(name: str, shape: Shape, seed: int, directory: Path) -> dict[str, Any]:
         return _serve(model, directory / "bundle")
     if name == "prove":
         proof = gate.prove(Restorer(directory / "bundle", model.driver, model), model.driver, model, model)
+        if proof.failed:  # as the offline phase: without those, and proven once more
+            gate.reject(proof, directory / "bundle")
+            offline.keep_proven(directory / "bundle")
+            return {"dropped": len(proof.failed), "reasons": sorted(set(proof.failed.values()))}
         gate.publish(proof, directory / "bundle")
         return {"proven": len(proof.proven)}
     captured = {key: model.capture(key) for key in reversed(model.sizes())}

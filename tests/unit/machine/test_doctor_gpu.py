@@ -33,7 +33,9 @@ def test_one_device(fake: Fake, tmp_path: Path) -> None:
     found, ways = _found(tmp_path)
     assert found["gpu"].status == "ok" and found["cuda checkpoint"].mend is None
     # Nothing of ours drives a CUDA checkpoint, whatever the driver can do.
-    assert ways == {"fresh": True, "template": True, "snapshot": False, "runtime-snapshot": False}
+    assert ways == {
+        "fresh": True, "template": True, "snapshot": False, "runtime-snapshot": False, "standby": True
+    }  # fmt: skip
     assert found["cuda checkpoint"].status == "note" and "vllm snapshot" in found["cuda checkpoint"].found
 
 
@@ -91,14 +93,14 @@ def test_two_kinds(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_modes_that_a_gpu_engine_has_not() -> None:
-    assert modes.refusal("fresh") is modes.refusal("template-runtime") is None
+    assert all(modes.refusal(mode) is None for mode in ("fresh", "template-runtime", "standby"))
+    assert set(modes.refusals()) == {"template-engine", "snapshot", "runtime-snapshot"}
     for mode in ("template-engine", "snapshot", "runtime-snapshot"):
         found = modes.refusal(mode)
         assert found is not None and found.reason and found.mend
 
 
-def test_a_cpu_engine_has_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_engine_has_all_but_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    assert all(
-        modes.refusal(mode) is None for mode in ("fresh", "template-engine", "snapshot", "runtime-snapshot")
-    )
+    assert set(modes.refusals()) == {"standby"}
+    assert "--level engine" in modes.refusals()["standby"].mend
