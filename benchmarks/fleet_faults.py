@@ -5,7 +5,8 @@
 Ray is real (a head and three nodes on one machine), and so are gateway, controller, server actors, starters, supervisors;
 the model servers need no model: processes that answer as vLLM does, token by token. `a` is whole, up to two workers; `p`
 starts as a pipeline of two ranks, and becomes one worker by an engine beside the first. Killed, by SIGKILL, is one of: a
-process of a model server (whole, rank, or engine beside), a server actor, the controller's actor.
+process of a model server (whole, rank, or engine beside), a server actor, the controller's actor, a node's raylet, with
+which Ray ends the node and all that it serves; `fleet join` begins another.
 
 Asked meanwhile, without a pause: whole answers and streams that can go on elsewhere, which may not be lost; and streams with
 logprobs, which cannot go on once they have begun: their loss has to be an error that says so. A stream's tokens are compared
@@ -44,7 +45,7 @@ RESULT = RESULTS / "fleet-faults.json"
 TOKENS = 60
 # Milliseconds until a server is ready.
 START = ("--max-model-len", "700")
-KINDS = ("process", "process", "process", "actor", "controller")
+KINDS = ("process", "process", "process", "actor", "controller", "raylet")
 
 
 class Fleet:
@@ -82,9 +83,9 @@ class Fleet:
         words = ("fleet", "join", self.ray, "--memory", "40B", "--network", "5B", "--load", "1GB")
         self._start(name, "-m", "coldstart.commands.cli", *words, RAY_AUTH_TOKEN=self.token)
 
-    def family(self) -> list[psutil.Process]:
+    def family(self, among: slice = slice(None)) -> list[psutil.Process]:
         found = []
-        for process in self.processes:
+        for process in self.processes[among]:
             try:
                 found += psutil.Process(process.pid).children(recursive=True)
             except psutil.NoSuchProcess:
@@ -93,6 +94,8 @@ class Fleet:
 
     def victims(self, kind: str) -> list[psutil.Process]:
         """Processes of that kind."""
+        if kind == "raylet":  # not the head's: it is the cluster's end
+            return [one for one in self.family(slice(1, None)) if one.name() == "raylet"]
         found = []
         for process in self.family():
             try:
@@ -277,6 +280,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--log", type=Path, help="keep the gateway's log in this file")
     given = parser.parse_args()
     load, began = os.getloadavg()[0], time.time()
     with tempfile.TemporaryDirectory(prefix="cf-", dir="/tmp") as place:
@@ -288,6 +292,8 @@ def main() -> None:
             raise
         finally:
             fleet.end()
+            if given.log is not None:
+                given.log.write_bytes((fleet.root / "up.log").read_bytes())
     left = [one for one in psutil.process_iter(["environ"]) if _of(one, place)]
     about = {
         "command": f"python benchmarks/fleet_faults.py {' '.join(sys.argv[1:])}".rstrip(),

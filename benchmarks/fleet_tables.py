@@ -17,6 +17,7 @@ def parts() -> dict[str, str]:
         "end-to-end": end_to_end(_read("fleet-end-to-end-simulated")),
         "sensitivity": sensitivity(_read("fleet-end-to-end-simulated")),
         "cost": cost(_read("fleet-cost")),
+        "faults": faults(_read("fleet-faults")),
     }
 
 
@@ -37,6 +38,24 @@ def policies(found: Mapping[str, Any]) -> str:
         f"- The ledger on {ledger['runs']:,} links shared exactly: {ledger['admitted']:,} fetches admitted, "
         f"{ledger['refused']:,} refused, {ledger['runs_with_a_late_worker']} runs with one past its deadline; "
         f"bytes lost or invented: {ledger['bytes_lost_relative']:.0e} of all at most."
+    )
+
+
+def faults(found: Mapping[str, Any]) -> str:
+    killed = ", ".join(f"{kind} {count}" for kind, count in sorted(found["killed"].items()))
+    rows = []
+    for kind, told in found["requests"].items():
+        named = sum(count for what, count in told.items() if what.startswith("named: "))
+        others = [told.get("right", 0), named, told.get("wrong", 0)]
+        unnamed = sum(count for what, count in told.items() if what.startswith("unnamed"))
+        rows.append([kind, *(str(count) for count in (told["asked"], *others, unnamed))])
+    table = _table(["asked for", "requests", "right", "an error that says so", "wrong", "unnamed"], rows)
+    again = found["both_serve_again_s"]
+    return (
+        f"{found['kills']} kills ({killed}); the machine's load was {found['about']['load_before']:.1f} before.\n\n{table}\n\n"
+        f"- Lost of what can go on elsewhere (the first two rows): {found['lost_that_could_go_on']}.\n"
+        f"- Both models served again after {again['median']:.1f} s (median), {again['worst']:.1f} s at worst; "
+        f"processes left at the end: {found['processes_left']}."
     )
 
 

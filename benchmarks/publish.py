@@ -29,6 +29,7 @@ README = HERE.parent / "README.md"
 RESULTS = HERE / "RESULTS.md"
 SCHEDULING = HERE / "SCHEDULING.md"
 MODEL_CACHE = HERE / "MODEL_CACHE.md"
+COMMANDS = HERE.parent / "docs" / "commands.md"
 FLEET = HERE.parent / "docs" / "fleet.md"
 
 
@@ -43,9 +44,13 @@ def marked(text: str, name: str, content: str) -> str:
 
 
 def readme(text: str) -> str:
-    """README with the committed table and transcript."""
+    """README with the committed tables."""
     text = marked(text, "cold-start", cold_start()[0])
-    text = marked(text, "architectures", architecture_tables.sentence())
+    return marked(text, "architectures", architecture_tables.sentence())
+
+
+def commands(text: str) -> str:
+    """docs/commands.md with the committed transcript."""
     transcript = json.loads((HERE / "results" / "transcript.json").read_text())
     for name in ("materialize", "inspect", "validate", "serve", "template"):
         entry = transcript[name]
@@ -130,6 +135,7 @@ def _spread(samples: dict[str, float]) -> str:
 def main() -> None:
     """Write the files."""
     README.write_text(readme(README.read_text()))
+    COMMANDS.write_text(commands(COMMANDS.read_text()))
     RESULTS.write_text(results(RESULTS.read_text()))
     SCHEDULING.write_text(scheduling(SCHEDULING.read_text()))
     MODEL_CACHE.write_text(model_cache(MODEL_CACHE.read_text()))

@@ -1,4 +1,4 @@
-"""What the commands print on this machine, for README: run for real, kept as a result.
+"""What the commands print on this machine, for docs/commands.md: run for real, kept as a result.
 
     python benchmarks/transcript.py
 

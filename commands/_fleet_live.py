@@ -1,7 +1,6 @@
 """`coldstart fleet up` and what is asked of the fleet that runs. Nothing here imports Ray: the gateway is asked over HTTP."""
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,9 +121,11 @@ def join(
     network: Network = "1GB",
     load: Load = "10GB",
 ) -> None:
-    """Become a node of Ray with the labels of a server."""
+    """Become a node of Ray with the labels of a server, and again where Ray gave the node up."""
     from coldstart.cluster import meeting, ray_node
+    from coldstart.cluster.ray_process import JoinedNode
     from coldstart.contract import environment
+    from coldstart.gateway.log import Log
 
     ray_node.require()
     if memory is None:
@@ -135,7 +136,7 @@ def join(
     if known is not None and known.token and known.ray == (address or known.ray):
         env["RAY_AUTH_TOKEN"] = known.token
     command = ray_node.joining(server, address or meeting.find().ray)
-    os.execve(command[0], command, os.environ | env)
+    raise typer.Exit(JoinedNode(command, env, Log(quiet=common.out.quiet)).run())
 
 
 def _server(memory: str, devices: int, network: str, load: str) -> "ServerSpec":

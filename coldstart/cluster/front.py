@@ -66,15 +66,16 @@ class FleetFront:
         self.total += 1
         facts = self.facts.of(route.model)
         facts.requests += 1
-        ticket = self._enter(route, 0)
+        ticket = self._enter(route)
         facts.hits += ticket.hit
         return ticket
 
-    def _enter(self, route: Route, tries: int) -> FleetTicket:
+    def _enter(self, route: Route, tries: int = 0, unsent: int = 0) -> FleetTicket:
         self._number += 1
         number = f"{self.contact.name}/{self._number}"
         future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
-        ticket = self._tickets[number] = FleetTicket(number, route, self.clock(), future, tries=tries)
+        ticket = FleetTicket(number, route, self.clock(), future, tries=tries, unsent=unsent)
+        self._tickets[number] = ticket
         if (target := self._free(route.model)) is not None:
             ticket.hit = True
             self._granted(ticket, target)
@@ -125,21 +126,21 @@ class FleetFront:
             return ticket
         replica.suspect_until = self.clock() + SUSPECT_S
         # What was never sent does no harm elsewhere; what was may be why its server died.
-        most = TRIES_UNSENT if isinstance(error, NothingSent) else TRIES
-        if ticket.tries >= most or self.facts.stopping:
+        unsent = ticket.unsent + isinstance(error, NothingSent)
+        if ticket.tries + 1 - unsent > TRIES or unsent > TRIES_UNSENT or self.facts.stopping:
             return None
         ticket.passed_on()
         self.leave(ticket)
         self.again_count += 1
         begun = len(ticket.stream.tokens) if ticket.stream is not None else 0
         self.resumed_count += begun > 0
-        self.log.say(
-            "again", model=ticket.route.model, group=replica.group, tries=ticket.tries + 1, made=begun
-        )
+        said: dict[str, Any] = {"model": ticket.route.model, "group": replica.group, "made": begun}
+        reason = str(error) or type(error).__name__
+        self.log.say("again", number=ticket.number, tries=ticket.tries + 1, **said, reason=reason)
         if self._free(ticket.route.model) is None:
             # The controller hears of the end in a moment; before that it would send it there again.
             await asyncio.sleep(min(AGAIN_MOST_S, AGAIN_S * 2**ticket.tries))
-        return self._enter(ticket.route, ticket.tries + 1)
+        return self._enter(ticket.route, ticket.tries + 1, unsent)
 
     def state(self, model: str) -> str:
         """As Front."""

@@ -40,10 +40,11 @@ class MovingStream:
 
 @dataclass(eq=False)
 class FleetTicket(Ticket):
-    """`target` has it now; `move` is its way to another one."""
+    """`target` has it now; `move` is its way to another one. `unsent`: of its `tries`, those in which it was not sent."""
 
     target: FleetReplica | None = None
     move: MovingStream | None = None
+    unsent: int = 0
 
     def grant(self, replica: FleetReplica) -> None:
         """Have it go on there, whatever was granted before."""

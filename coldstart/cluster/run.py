@@ -19,12 +19,12 @@ from pathlib import Path
 
 import uvicorn
 
-from coldstart.cluster import admin, meeting, ray_head, wire
+from coldstart.cluster import admin, meeting, wire
 from coldstart.cluster.contact import ControllerAway
 from coldstart.cluster.front import FleetFront
 from coldstart.cluster.link import RayLink
 from coldstart.cluster.meeting import FleetPlace
-from coldstart.cluster.ray_head import RayHead
+from coldstart.cluster.ray_process import OwnRay, own_ray
 from coldstart.errors import CommandFailed
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.gateway.app import HEARTBEAT_S, Gateway
@@ -71,17 +71,17 @@ class FleetUp:
         options = self.options
         with (
             listening(HostOptions(options.cache, options.host, options.port)) as sock,
-            ray_head.begun(options.server, options.cache)
-            if options.address is None
-            else nullcontext() as ray,
+            own_ray(options.server, options.cache) if options.address is None else nullcontext() as ray,
             asyncio.Runner(loop_factory=loop_factory()) as runner,
         ):
             runner.run(self._main(sock, ray))
-            if ray is not None and ray.ended() and not self.caught:
-                raise CommandFailed(f"the fleet's Ray ended: {ray.last_words()}", mend="coldstart fleet up")
+            if ray is not None and ray.node.ended() and not self.caught:
+                raise CommandFailed(
+                    f"the fleet's Ray ended: {ray.node.last_words()}", mend="coldstart fleet up"
+                )
         return 128 + self.caught[0] if self.caught else 0
 
-    async def _main(self, sock: socket.socket, ray: RayHead | None) -> None:
+    async def _main(self, sock: socket.socket, ray: OwnRay | None) -> None:
         options = self.options
         address, env = (ray.address, ray.env) if ray else (options.address or "", {})
         controller = {
@@ -111,7 +111,7 @@ class FleetUp:
             meeting.gone()
             if watched is not None:
                 watched.cancel()
-            if ray is not None and not ray.ended():
+            if ray is not None and not ray.node.ended():
                 await self._down()
             await self.front.close()
             await self.link.close()
@@ -137,11 +137,11 @@ class FleetUp:
             backlog=BACKLOG,
         )
 
-    async def _watch(self, ray: RayHead) -> None:
+    async def _watch(self, ray: OwnRay) -> None:
         """Without its Ray a fleet serves nobody, and does not come back."""
-        while not ray.ended():
+        while not ray.node.ended():
             await asyncio.sleep(WATCH_S)
-        self.log.say("ray ended", reason=ray.last_words())
+        self.log.say("ray ended", reason=ray.node.last_words())
         self._finish()
 
     async def _down(self) -> None:

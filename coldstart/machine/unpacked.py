@@ -18,6 +18,7 @@ from pathlib import Path
 
 from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.errors import DestinationExists
 from coldstart.machine import fingerprint, ownership, paths, stamps
 
 FORMAT = 2
@@ -99,13 +100,22 @@ def _renew(bundle: Bundle, section: str, place: Path, trust: Trust) -> None:
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if (reason := ownership.fault(place.parent)) is not None:
         raise PermissionError(f"code is not unpacked where others can write: {reason}")
+    _away(place)
+    try:
+        bundle.extract(section, place, trust=trust)
+    except DestinationExists:
+        # An engine that was killed with its server may have put its compile cache there once more.
+        _away(place)
+        bundle.extract(section, place, trust=trust)
+
+
+def _away(place: Path) -> None:
     if place.is_symlink() or (place.exists() and not place.is_dir()):
         place.unlink()
     elif place.is_dir():
         aside = place.with_name(f".{place.name}.{os.getpid()}.old")
         place.rename(aside)
         shutil.rmtree(aside)
-    bundle.extract(section, place, trust=trust)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from coldstart.artifacts import sign
@@ -99,6 +100,27 @@ def test_what_has_changed_is_not_run(bundle: Bundle, attack: Attack) -> None:
     assert (again / "kernel.so").read_bytes() == GOOD and ownership.fault(again) is None
     assert attack is _open_parent or refused
     assert used(bundle, paths.Cache.at().unpacked) == again
+
+
+def test_what_comes_there_while_it_is_unpacked_is_not_run(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server's engine that has a moment to live writes its compile cache where a start has just found nothing."""
+    place = paths.Cache.at().unpacked / bundle.entry("compile").digest.removeprefix("sha256:")
+    real, writes = Path.mkdir, []
+
+    def mkdir(self: Path, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        if self.name.endswith(".partial") and not writes:
+            writes.append(self)
+            real(place)
+            (place / "kernel.so").write_bytes(EVIL)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    assert used(bundle, paths.Cache.at().unpacked) == place and writes
+    assert (place / "kernel.so").read_bytes() == GOOD and [one.name for one in place.parent.iterdir()] == [
+        place.name
+    ]
 
 
 def test_a_cache_that_others_write_is_read_and_not_written(bundle: Bundle, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def publish() -> Iterator[ModuleType]:
 
 FILES = [
     ("README.md", "readme"),
+    ("docs/commands.md", "commands"),
     ("benchmarks/RESULTS.md", "results"),
     ("benchmarks/SCHEDULING.md", "scheduling"),
     ("benchmarks/MODEL_CACHE.md", "model_cache"),

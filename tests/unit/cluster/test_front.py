@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from support.fake_upstream import run, until
 from support.fleet_rig import deployment, fleet
 
-from coldstart.cluster.front import FleetFront
+from coldstart.cluster.front import TRIES_UNSENT, FleetFront
+from coldstart.gateway.tickets import Ticket
+from coldstart.gateway.upstream import Disconnected, NothingSent
 
 
 def test_a_cold_request_starts_a_server_and_the_next_ones_go_to_it(tmp_path: Path) -> None:
@@ -79,6 +82,30 @@ def test_a_server_that_dies_loses_no_request_that_was_not_begun(tmp_path: Path) 
             assert {status for status, _ in await asyncio.gather(*asked)} == {200}
             assert stage.front.again_count >= 2
             assert len(list(stage.rig.servers())) == 2
+
+    run(work())
+
+
+@pytest.mark.parametrize(("unsent", "sent"), [(0, 4), (10, 4), (16, 0)])
+def test_only_what_was_sent_may_be_why_its_server_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsent: int, sent: int
+) -> None:
+    monkeypatch.setattr("coldstart.cluster.front.AGAIN_S", 0.0)
+
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            await stage.deploy(deployment("a"))
+            ticket: Ticket | None = stage.front.enter("a")
+            assert ticket is not None
+            replica = await ticket.granted
+            gone, broken = NothingSent("refused"), Disconnected("closed")
+            for error in [gone] * unsent + [broken] * sent:
+                assert ticket is not None
+                ticket = await stage.front.again(ticket, replica, error)
+            assert ticket is not None
+            last = gone if unsent == TRIES_UNSENT else broken
+            assert await stage.front.again(ticket, replica, last) is None
+            stage.front.leave(ticket)
 
     run(work())
 
