@@ -82,6 +82,26 @@ def test_a_mask_that_names_nothing(fake: Fake, tmp_path: Path, monkeypatch: pyte
     assert "GPU-ffff, which is not there" in str(found["gpu"].mend) and not ways["fresh"]
 
 
+def test_masks_by_uuid(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.add(A100)
+    wanted = fake.add(H200)
+    monkeypatch.setenv(nvml.VISIBLE, wanted)
+    found, ways = _found(tmp_path)
+    # One device of those there are: nothing of their order matters.
+    assert found["gpu"].status == "ok" and "H200" in found["gpu"].found and "A100" not in found["gpu"].found
+    assert ways["fresh"] and ways["template"] and ways["standby"]
+
+
+def test_an_instance_by_uuid(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.add(A100)
+    fake.add(mig=1)
+    wanted = fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=1)
+    monkeypatch.setenv(nvml.VISIBLE, wanted)
+    found, ways = _found(tmp_path)
+    assert "MIG 3g.71gb" in found["gpu"].found and "A100" not in found["gpu"].found and ways["fresh"]
+    assert "one whole device" in str(found["cuda checkpoint"].mend)
+
+
 def test_two_kinds(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.add(A100)
     fake.add(H200)

@@ -62,7 +62,7 @@ class Resident:
 def resident(request: pytest.FixtureRequest, home: Path) -> Iterator[Resident]:
     model = models.ensure_weights(models.resolve("tiny-llama", cache=Cache(home / "cache"))).path
     arguments = ["--model", str(model), "--served-model-name", "tiny", "--max-model-len", "512"]
-    arguments += ["--kv-cache-memory-bytes", str(1 << 27), "--enable-sleep-mode"]
+    arguments += ["--kv-cache-memory-bytes", str(1 << 27), "--enable-sleep-mode", "--enforce-eager"]
     place = home / "resident"
     place.mkdir(mode=0o700)
     LaunchPlan(arguments, key="k").save(place / "plan.json")
