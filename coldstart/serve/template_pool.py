@@ -30,7 +30,6 @@ from coldstart.machine.lifeline import SUPERVISOR_ENV
 from coldstart.serve import template_environment
 
 LEVELS = ("runtime", "engine", *modes.SLEEP_LEVELS)
-SLEEP_FLAG = "--enable-sleep-mode"
 
 
 @dataclass(frozen=True)
@@ -103,8 +102,8 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float, root: Path |
         raise Usage(f"No template of level {level}: {refusal.reason}.", mend=refusal.mend)
     if asleep and not plan.vllm_args.gives("enable_sleep_mode"):
         raise Usage(
-            f"vLLM's engine cannot sleep without {SLEEP_FLAG}.",
-            mend=f"materialize, start and serve it with that: coldstart template start {model} --level {level} -- {SLEEP_FLAG}",
+            "vLLM's engine cannot sleep without --enable-sleep-mode.",
+            mend=f"give it everywhere: coldstart template start {model} --level asleep-1 -- --enable-sleep-mode",
         )
     directory = _root(root) / f"{level}-{plan.key.removeprefix('sha256:')[:12]}"
     with _alone(directory, f"A template of level {level} is being started for {model}."):

@@ -46,7 +46,7 @@ _KINDS = (
     str, bytes, dict, list, set, frozenset, tuple, int, float, memoryview, object, BaseException,
     OSError, SystemExit, types.FunctionType, types.ModuleType, pathlib.Path, socket.socket,
     threading.Thread, argparse.ArgumentParser, concurrent.futures.Future,
-    concurrent.futures.ThreadPoolExecutor, asyncio.AbstractEventLoop, selectors.DefaultSelector, selectors.SelectorKey,
+    concurrent.futures.ThreadPoolExecutor, asyncio.AbstractEventLoop, asyncio.Event, selectors.DefaultSelector, selectors.SelectorKey,
     random.Random, logging.Logger, importlib.machinery.ModuleSpec, importlib.machinery.SourceFileLoader,
     http.client.HTTPConnection, http.client.HTTPResponse, contextlib.ExitStack, os.stat_result,
     re.Pattern, itertools.chain, collections.deque, argparse, ast, asyncio, concurrent.futures, contextlib, ctypes,
