@@ -38,11 +38,12 @@ class RankUp:
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """A worker is no more; `ordered`: it was told to stop."""
+    """A worker is no more; `ordered`: it was told to stop; not by its `own` doing where its server could not be reached."""
 
     worker: str
     reason: str
     ordered: bool
+    own: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class Workers:
             master = await self.nodes[first.server].meeting() if len(ranks) > 1 else None
         except (NodeLost, KeyError) as lost:
             for rank in ranks:
-                self._ended(RankEnded(rank.worker, f"server {first.server} is gone: {lost}", False))
+                self._unreached(rank.worker, first.server, lost)
             return
         patience = self.control.core.settings.hold_s
         orders = [RankOrder(rank, deployment.launch, patience, master) for rank in ranks]
@@ -74,7 +74,10 @@ class Workers:
         try:
             await self.nodes[rank.server].launch(order)
         except (NodeLost, KeyError) as lost:
-            self._ended(RankEnded(rank.worker, f"server {rank.server} is gone: {lost}", False))
+            self._unreached(rank.worker, rank.server, lost)
+
+    def _unreached(self, worker: str, server: str, lost: Exception) -> None:
+        self._ended(RankEnded(worker, f"server {server} is gone: {lost}", False, own=False))
 
     def stop(self, worker: str) -> None:
         """End all that the worker is."""
@@ -158,7 +161,7 @@ class Workers:
                 del self.dying[worker]
                 tell(events.WorkerDied(worker, reason))
         elif known is None or not left:
-            tell(events.Stopped(worker) if ordered else events.WorkerDied(worker, ended.reason))
+            tell(events.Stopped(worker) if ordered else events.WorkerDied(worker, ended.reason, ended.own))
         elif known.stopping:
             return
         elif ordered:

@@ -91,8 +91,8 @@ class FleetCore(GroupLives):
                 self.roster.whole(worker, model.spec, now)
                 self._freed = True
                 yield from self._whole(worker, now)
-            case events.WorkerDied(_, reason):
-                yield from self._died(worker, reason, now)
+            case events.WorkerDied(_, reason, own):
+                yield from self._died(worker, reason, now, own=own)
             case events.ProcessDied(_, name, reason):
                 if name in worker.groups:
                     yield from self._failed(self.groups[name], f"{worker.name}: {reason}", now)

@@ -56,7 +56,7 @@ class Deployment:
         again = [*self.waiting.items(), (request, since)]
         self.waiting = dict(sorted(again, key=lambda one: one[1]))
 
-    def failed(self, reason: str, now: float, settings: FleetSettings) -> None:
-        self.failures, self.error = self.failures + 1, reason
-        backoff = settings.backoff_s * 2 ** min(self.failures - 1, 60)
+    def failed(self, reason: str, now: float, settings: FleetSettings, *, counts: bool) -> None:
+        self.failures, self.error = self.failures + counts, reason
+        backoff = settings.backoff_s * 2 ** min(max(self.failures - 1, 0), 60)
         self.retry_at = now + min(settings.backoff_max_s, backoff)

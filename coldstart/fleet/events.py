@@ -73,10 +73,11 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """A worker's process ended by itself, or never came up."""
+    """A worker's process ended by itself, or never came up; not by its `own` doing where its server could not be reached."""
 
     worker: str
     reason: str
+    own: bool = True
 
 
 @dataclass(frozen=True, slots=True)

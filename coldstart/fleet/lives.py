@@ -144,33 +144,37 @@ class GroupLives:
         if left in self.groups:
             yield from self._left(self.groups[left], request, now)
 
-    def _died(self, worker: FleetWorker, reason: str, now: float) -> Iterator[Action]:
+    def _died(self, worker: FleetWorker, reason: str, now: float, *, own: bool) -> Iterator[Action]:
         names = list(worker.groups)
         self.roster.gone(worker, now)
         self._freed = True
         if worker.stopping:
             return
         for name in names:
-            yield from self._failed(self.groups[name], f"{worker.name}: {reason}", now)
+            yield from self._failed(self.groups[name], f"{worker.name}: {reason}", now, counts=own)
 
-    def _failed(self, group: Group, reason: str, now: float) -> Iterator[Action]:
-        """Any rank's end is the group's: what it had in flight waits again, at its old place."""
+    def _failed(self, group: Group, reason: str, now: float, *, counts: bool = True) -> Iterator[Action]:
+        """Any rank's end is the group's: what it had in flight waits again, at its old place.
+
+        It `counts` against the model and its requests unless their server was what went."""
         model, starting = self.models[group.model], group.phase is GroupPhase.STARTING
         requests = list(group.in_flight)
         group.in_flight.clear()
         yield from self._close(group, now)
         for request in requests:
-            yield from self._again(request, group, reason, now)
+            yield from self._again(request, group, reason, now, counts=counts)
         if starting:
-            model.failed(reason, now, self.settings)
+            model.failed(reason, now, self.settings, counts=counts)
             self.timers.add(model.retry_at, RETRY, model.spec.name)
-            if model.failures > self.settings.retries:
+            if counts and model.failures > self.settings.retries:
                 for request in list(model.waiting):
                     self._forget(request)
                     yield Refuse(request, 503, f"model {group.model} did not start: {reason}", 1.0)
         self._touched[group.model] = None
 
-    def _again(self, request: str, group: Group, reason: str, now: float) -> Iterator[Action]:
+    def _again(
+        self, request: str, group: Group, reason: str, now: float, *, counts: bool
+    ) -> Iterator[Action]:
         name, since, at = self._requests[request]
         target = self._consolidation.moving.pop(request, None)
         if at != group.name:
@@ -178,7 +182,7 @@ class GroupLives:
             return
         if target in self.groups:
             yield from self._left(self.groups[target], request, now)
-        self._tries[request] = self._tries.get(request, 0) + 1
+        self._tries[request] = self._tries.get(request, 0) + counts
         if self._tries[request] > self.settings.retries or self.models[name].retired:
             self._forget(request)
             yield Refuse(request, 503, f"model {name} was lost {self._tries.get(request, 1)} times: {reason}")
@@ -217,7 +221,8 @@ class GroupLives:
         for worker in self.roster.lose(server):
             for name in list(worker.groups):
                 if name in self.groups:
-                    yield from self._failed(self.groups[name], f"server {server} is gone", now)
+                    reason = f"server {server} is gone"
+                    yield from self._failed(self.groups[name], reason, now, counts=False)
         self._freed = True
 
     def _drained(self, server: str, now: float) -> Iterator[Action]:

@@ -10,6 +10,7 @@ from support.fake_upstream import run, until
 from support.fleet_rig import deployment, fleet
 
 from coldstart.cluster.front import TRIES_UNSENT, FleetFront
+from coldstart.fleet.events import WorkerDied
 from coldstart.gateway.tickets import Ticket
 from coldstart.gateway.upstream import Disconnected, NothingSent
 
@@ -82,6 +83,23 @@ def test_a_server_that_dies_loses_no_request_that_was_not_begun(tmp_path: Path) 
             assert {status for status, _ in await asyncio.gather(*asked)} == {200}
             assert stage.front.again_count >= 2
             assert len(list(stage.rig.servers())) == 2
+
+    run(work())
+
+
+def test_servers_that_cannot_be_reached_cost_a_request_time_and_nothing_else(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            await stage.deploy(deployment("a"))
+            for node in stage.rig.nodes.values():
+                node.away = True
+            cold = asyncio.create_task(stage.ask("a"))
+            told = stage.rig.recording
+            await until(lambda: sum(isinstance(event, WorkerDied) for _, event, _ in told) > 4)
+            assert not cold.done()
+            for node in stage.rig.nodes.values():
+                node.away = False
+            assert (await cold)[0] == 200
 
     run(work())
 

@@ -379,6 +379,29 @@ def test_a_model_that_never_starts_answers_in_the_end() -> None:
     assert 3.0 <= now < 10.0, "after a second, then two"
 
 
+@pytest.mark.parametrize("told", ["lost", "unreached"])
+def test_what_its_servers_do_is_not_held_against_a_model(told: str) -> None:
+    """Ten starts in a row whose server goes, or cannot be reached before anybody knows that it went: the eleventh serves."""
+    one, now, tried = core(MODELS[:2], retries=2), 0.0, list[str]()
+    actions = one.on(events.Arrived("1", "small"), now)
+    while len(tried) <= 10:
+        assert not any(isinstance(action, Refuse) for action in actions)
+        if not (started := launches(actions)):
+            assert one.deadline() < now + 2.0, "a pause that does not grow"
+            now = one.deadline()
+            actions = one.on(events.Tick(), now)
+            continue
+        tried.append(started[0].server)
+        if len(tried) > 10:
+            break
+        if told == "lost":
+            actions = one.on(events.ServerLost(tried[-1]), now)
+            actions += one.on(events.Joined(next(s for s in SERVERS if s.name == tried[-1])), now)
+        else:
+            actions = one.on(events.WorkerDied(started[0].worker, "unreached", own=False), now)
+    assert one.on(events.RankReady(started[0].worker), now) == [Send("1", started[0].group)]
+
+
 def test_who_waits_too_long_is_told() -> None:
     one = FleetCore(FleetSettings(hold_s=20.0), [], MODELS[:1])
     assert one.on(events.Arrived("1", "small"), 0.0) == []
