@@ -121,9 +121,13 @@ class Standby:
                 for descriptor in descriptors[:4]:
                     os.close(descriptor)
                 return
+            code = 1
             self.mark.touch()
-            with _in_the_place_of(request, descriptors):
-                code = await self._serve(plan, connection)
+            try:
+                with _in_the_place_of(request, descriptors):
+                    code = await self._serve(plan, connection)
+            except OSError as error:  # the client's own directory is gone
+                sys.stderr.write(f"coldstart: no server was begun: {error}\n")
             self.mark.unlink(missing_ok=True)
             _tell(connection, {"exit": code})
 
@@ -221,13 +225,12 @@ def _in_the_place_of(request: dict[str, Any], descriptors: list[int]) -> Iterato
     """With the client's standard streams, directory and environment, for its secrets are not the resident's."""
     held, own, where = [os.dup(n) for n in range(3)], dict(os.environ), Path.cwd()
     try:
+        os.environ.clear()
+        os.environ.update({**request["env"], READY_FD_ENV: str(descriptors[3])})
         for target, descriptor in enumerate(descriptors[:3]):
             os.dup2(descriptor, target)
             os.close(descriptor)
         os.chdir(request["cwd"])
-        os.environ.clear()
-        os.environ.update(request["env"])
-        os.environ[READY_FD_ENV] = str(descriptors[3])
         yield
     finally:
         refuse("the server ended before it was ready")  # where it has not said a word yet

@@ -97,6 +97,7 @@ def test_it_is_woken_for_one_server_at_a_time_and_sleeps_again(
     first = resident.serve()
     assert resident.asked() == [slept, *WOKEN[level]]
     tokens, text, port = first.report["tokens"], resident.ask(), resident.port
+    assert tokens != [0], "weights that are zero find every token alike, and take the first"
     with pytest.raises(peers.PeerError, match="another server has it"):
         resident.serve()
     resident.port = port
@@ -118,6 +119,14 @@ def test_it_is_woken_for_one_server_at_a_time_and_sleeps_again(
     with pytest.raises(launch.Died, match="another max_num_seqs"):
         resident.serve("--max-num-seqs", "3")
     assert resident.asked()[-1] == slept
+    # A client whose directory is gone is told, and takes nothing with it.
+    gone, where = resident.socket.with_name("gone"), Path.cwd()
+    gone.mkdir()
+    monkeypatch.setattr(launch.Path, "cwd", lambda: gone)
+    gone.rmdir()
+    with pytest.raises(launch.Died, match="before it was ready"):
+        resident.serve()
+    monkeypatch.setattr(launch.Path, "cwd", lambda: where)
     # Another server has its own words for its clients: its weights are whole, its secret is its own.
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     second = resident.serve()
