@@ -21,7 +21,7 @@ from tools.machine import criu as installed
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed
-from coldstart.machine import criu, digests, fingerprint, paths, processes, runtime_image, stamps
+from coldstart.machine import criu, criu_memory, digests, fingerprint, paths, processes, runtime_image, stamps
 from coldstart.machine.paths import Cache
 from coldstart.model import tiny
 from coldstart.serve import launch, prepare, process_snapshot, runtime_snapshot
@@ -112,8 +112,9 @@ def test_one_changed_byte_of_a_module_is_refused_by_name(cache: Cache, tmp_path:
         lambda image: os.chown(image / "inventory.img", 64321, 64321),
         lambda image: (image / "inventory.img").chmod(0o666),
         lambda image: os.truncate(image / "pages-1.img", 4096),
+        lambda image: os.truncate(image / criu_memory.MEMORY, 4096),
     ],
-    ids=["owner", "owner of a file", "mode", "truncated"],
+    ids=["owner", "owner of a file", "mode", "truncated", "mapped memory"],
 )
 def test_what_another_could_have_written_is_never_given_to_criu(
     cache: Cache, spoil: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
