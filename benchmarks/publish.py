@@ -21,6 +21,7 @@ import fleet_tables  # noqa: E402
 import model_cache_tables  # noqa: E402
 import overhead_tables  # noqa: E402
 import scheduling_tables  # noqa: E402
+import size_tables  # noqa: E402
 import twin_tables  # noqa: E402
 from weight_path import report  # noqa: E402
 
@@ -63,6 +64,7 @@ def results(text: str) -> str:
     """RESULTS.md with the committed reports."""
     text = marked(marked(text, "cold-start", cold_start()[1]), "graphs", graphs())
     text = marked(text, "architectures", architecture_tables.table())
+    text = marked(text, "model-sizes", size_tables.table())
     for name in report.TABLES:
         if (result := HERE / "results" / f"{name}.json").exists():
             text = marked(text, name, report.published(name, json.loads(result.read_text())))

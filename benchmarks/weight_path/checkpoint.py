@@ -174,32 +174,37 @@ def _write(target: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
+    config = json.loads((target / "config.json").read_text())
+    dtype = getattr(torch, config["torch_dtype"])
     shards: list[dict[str, tuple[int, ...]]] = [{}]
     held = 0
-    for name, shape in shapes(json.loads((target / "config.json").read_text())):
-        held += 2 * torch.Size(shape).numel()
+    for name, shape in shapes(config):
+        size = dtype.itemsize * torch.Size(shape).numel()
+        held += size
         if held > SHARD and shards[-1]:
             shards.append({})
-            held = 2 * torch.Size(shape).numel()
+            held = size
         shards[-1][name] = shape
     index = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         save_file(
-            {name: _tensor(name, shape) for name, shape in shard.items()}, target / file, {"format": "pt"}
+            {name: _tensor(name, shape, dtype) for name, shape in shard.items()},
+            target / file,
+            {"format": "pt"},
         )
         index |= dict.fromkeys(shard, file)
     document = {"metadata": {}, "weight_map": index}
     (target / "model.safetensors.index.json").write_text(json.dumps(document, indent=1))
 
 
-def _tensor(name: str, shape: tuple[int, ...]) -> Any:
+def _tensor(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
     import torch
 
     if len(shape) == 1:
-        return torch.ones(shape, dtype=torch.bfloat16)
+        return torch.ones(shape, dtype=dtype)
     generator = torch.Generator().manual_seed(SEED ^ zlib.crc32(name.encode()))
-    return torch.empty(shape).normal_(0, shape[-1] ** -0.5, generator=generator).to(torch.bfloat16)
+    return torch.empty(shape).normal_(0, shape[-1] ** -0.5, generator=generator).to(dtype)
 
 
 if __name__ == "__main__":

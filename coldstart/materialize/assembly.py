@@ -53,6 +53,7 @@ class Assembly:
     def __init__(
         self, model: ResolvedModel, vllm_args: Arguments, key: str, work: Path, phase: Phase, *,
         kernels: graphs.Kernels = "value", profile_s: float = profiling.BUDGET_S, estimates: Mapping[str, float] | None = None,
+        others: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.model, self.vllm_args, self.key = model, vllm_args, key
         self.work, self.phase = work, phase
@@ -60,6 +61,7 @@ class Assembly:
         self.out.mkdir()
         self.seconds: dict[str, float] = {}
         self.kernels, self.profile_s, self.estimates = kernels, profile_s, estimates or {}
+        self.others = others or {}
         self.not_made: dict[str, str] = {}
         self._say: Steps = progress.silent
 
@@ -248,6 +250,8 @@ class Assembly:
     def _stage(self, name: str) -> Iterator[None]:
         start = timeline.now()
         with self.phase(name, self.estimates.get(name)) as self._say:
+            if name in self.others:
+                self._say(f"took {self.others[name]}")
             yield
         self.seconds[name] = timeline.now() - start
 

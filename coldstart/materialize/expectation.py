@@ -48,6 +48,19 @@ def estimates(requested: Lookup) -> Mapping[str, float]:
     return dict(earlier.manifest.provenance.seconds)
 
 
+def of_another(requested: Lookup) -> Mapping[str, str]:
+    """What each stage took for the nearest other model on this hardware, as words; nothing where there is none."""
+    other = requested.nearest
+    if (
+        other is None
+        or estimates(requested)
+        or any(m.field.startswith("hardware.") for m in requested.mismatches)
+    ):
+        return {}
+    took = other.manifest.provenance.seconds
+    return {stage: f"{seconds:.0f} s for {other.name}" for stage, seconds in took.items()}
+
+
 def _ranks(vllm_args: Arguments) -> int:
     names = ("tensor_parallel_size", "pipeline_parallel_size")
     return vllm_args.number(names[0], 1) * vllm_args.number(names[1], 1)

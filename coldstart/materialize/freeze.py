@@ -14,7 +14,7 @@ from coldstart.errors import CommandFailed
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import paths, timeline
-from coldstart.materialize.expectation import estimates
+from coldstart.materialize.expectation import estimates, of_another
 from coldstart.serve import prepare, process_snapshot
 
 if TYPE_CHECKING:
@@ -33,16 +33,22 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
     """
     plan = prepare.prepare(lookup, bundle, trust=inspection.trust, root=paths.frozen_dir())
     began, earlier = timeline.now(), estimates(lookup).get(STAGE)
-    with phase(STAGE, earlier), lookup.store.begin(bundle.key) as draft:
+    with phase(STAGE, earlier) as say, lookup.store.begin(bundle.key) as draft:
+        if (took := of_another(lookup).get(STAGE)) is not None:
+            say(f"took {took}")
         for section in bundle.manifest.sections:
             draft.keep(bundle, section.type)
         with tempfile.TemporaryDirectory(dir=lookup.cache.work) as name:
             try:
-                process_snapshot.freeze(replace(plan, env=plan.env | _LOOPBACK), Path(name), _TIMEOUT_S)
+                unshared = process_snapshot.freeze(
+                    replace(plan, env=plan.env | _LOOPBACK), Path(name), _TIMEOUT_S
+                )
             except process_snapshot.SnapshotUnusable as error:
                 raise CommandFailed(
                     f"No snapshot can be taken here: {error}.", mend="coldstart doctor"
                 ) from error
+            if unshared is not None:
+                say(unshared)
             draft.add_tree("snapshot", Path(name), level=1, threads=-1)
         provenance = bundle.manifest.provenance
         seconds = {**provenance.seconds, STAGE: round(timeline.now() - began, 3)}

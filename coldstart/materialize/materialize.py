@@ -23,7 +23,7 @@ from coldstart.key.inspection import Lookup
 from coldstart.machine import criu, modes, paths
 from coldstart.materialize import freeze
 from coldstart.materialize.assembly import Assembly
-from coldstart.materialize.expectation import estimates
+from coldstart.materialize.expectation import estimates, of_another
 from coldstart.materialize.graphs import Kernels
 from coldstart.materialize.progress import Phase
 from coldstart.model import models
@@ -91,7 +91,7 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
     with _workspace(lookup.cache.work) as work:
         assembly = Assembly(
             model, lookup.vllm_args, lookup.key.digest, work, phase,
-            kernels=options.kernels, profile_s=options.profile_s, estimates=estimates(lookup),
+            kernels=options.kernels, profile_s=options.profile_s, estimates=estimates(lookup), others=of_another(lookup),
         )  # fmt: skip
         assembly.run(with_graphs="graphs" in options.sections)
         with phase("publish"), lookup.store.begin(lookup.key) as draft:

@@ -4,7 +4,8 @@ What is frozen is a template, with an engine built (a bundle's `snapshot`) or th
 a server: it holds no port, no event loop and no client, so one snapshot starts any number of servers, at any address, in
 namespaces of their own. The image is bound to files by path, so the compiled kernels it maps are unpacked to one place per user
 that does not depend on the cache root, and it carries the content digests of all that it was made of (fingerprint.py) and the
-variables that it has read (template_environment.py).
+variables that it has read (template_environment.py). Its large memory, the weights above all, is a file that every thawed
+process maps (criu_memory.py); like the kernels it is named by where the frozen template listened.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.files import locked
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed
-from coldstart.machine import criu, fingerprint, ownership, paths, processes
+from coldstart.machine import criu, criu_memory, fingerprint, ownership, paths, processes
 from coldstart.machine.lifeline import die_with_parent
 from coldstart.machine.paths import Cache
 from coldstart.machine.unpacked import unpacked
@@ -39,8 +40,8 @@ class SnapshotUnusable(RuntimeError):
     """The snapshot cannot be thawed here; the message says what was wanted and what was found."""
 
 
-def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -> None:
-    """Build a template for `plan` and freeze it into the existing directory `out`.
+def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -> str | None:
+    """Build a template for `plan` and freeze it into the existing directory `out`; why its memory cannot be shared, if so.
 
     Raises SnapshotUnusable where CRIU is missing or may not run, CommandFailed when the template or the dump fails.
     """
@@ -66,6 +67,11 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
     read = template_environment.counted(template_environment.spawned(os.environ, plan))
     about = {"criu": criu.version(), "environment": read, "meeting": str(meeting)}
     (out / ABOUT).write_text(json.dumps(about, sort_keys=True))
+    try:
+        criu_memory.move(out, meeting / criu_memory.MEMORY)
+    except criu_memory.Unknown as error:
+        return f"{error}: each process that is thawed reads all of its own memory"
+    return None
 
 
 def _clear(meeting: Path) -> None:
@@ -146,6 +152,8 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
     meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
     _sweep(paths.runtime_dir())
     own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=paths.runtime_dir()))
+    if (images / criu_memory.MEMORY).exists():
+        (own / criu_memory.MEMORY).symlink_to(images.absolute() / criu_memory.MEMORY)
     os.mkfifo(own / "resumed")
     resumed = os.open(own / "resumed", os.O_RDONLY | os.O_NONBLOCK)
     thawed = Thawed(own, _spawn(images, meeting, own))

@@ -13,6 +13,7 @@ from coldstart.artifacts.store import Store
 from tools.machine import VLLM, Machine, Tokens, criu
 
 from coldstart.machine import criu as engine_criu
+from coldstart.machine import criu_memory
 
 pytestmark = pytest.mark.vllm
 PLANTED = {name: f"PLANTED-{name}" for name in ("HF_TOKEN", "VLLM_API_KEY", "MY_OWN_VARIABLE", "DB_PASSWORD")}
@@ -58,7 +59,7 @@ def test_a_qwen2_from_the_same_image_by_itself(machine: Machine, image: Path) ->
 
 
 def test_nothing_of_its_maker_is_in_it(image: Path) -> None:
-    assert (image / "pages-1.img").stat().st_size > 100 << 20
+    assert sum((image / name).stat().st_size for name in ("pages-1.img", criu_memory.MEMORY)) > 100 << 20
     assert [path.name for path in image.iterdir() if b"PLANTED-" in path.read_bytes()] == []
     assert {path.stat().st_mode & 0o777 for path in image.iterdir()} == {0o600}
 
@@ -66,10 +67,12 @@ def test_nothing_of_its_maker_is_in_it(image: Path) -> None:
 def test_a_truncated_one_is_named_and_the_start_is_fresh(
     machine: Machine, made: Any, image: Path, reference: Tokens
 ) -> None:
-    os.truncate(image / "pages-1.img", 4096)
+    os.truncate(image / criu_memory.MEMORY, 4096)
     with machine.serving("tiny-llama", "--mode", "runtime-snapshot") as served:
         assert served.report["mode"] == "fresh"
-        assert "pages-1.img has changed since it was made" in served.report["fallbacks"][0]["reason"]
+        assert (
+            f"{criu_memory.MEMORY} has changed since it was made" in served.report["fallbacks"][0]["reason"]
+        )
         assert served.tokens() == reference
     status = json.loads(machine.run("template", "status", "--format", "json"))
-    assert "pages-1.img has changed" in status["frozen"][0]["obstacle"]
+    assert f"{criu_memory.MEMORY} has changed" in status["frozen"][0]["obstacle"]

@@ -12,6 +12,7 @@ import zstandard
 from tools.machine import VLLM, Machine, Tokens, criu
 
 from coldstart.machine import criu as engine_criu
+from coldstart.machine import criu_memory
 
 pytestmark = pytest.mark.vllm
 PLANTED = {
@@ -48,6 +49,7 @@ def test_two_servers_thaw_at_once(machine: Machine, frozen: str, reference: Toke
         for served in (one, two):
             assert served.report["mode"] == "snapshot" and served.report["fallbacks"] == []
             assert served.report["fast_path"] == {"mode": True, "compile": True}
+            assert criu_memory.MEMORY in Path(f"/proc/{served.report['pid']}/maps").read_text()
         assert one.tokens() == two.tokens() == reference
     assert list((machine.root / "run" / "coldstart").glob("thawed-*")) == []
 

@@ -34,6 +34,20 @@ def made(tmp_path: Path) -> Assembly:
     return Assembly(ResolvedModel("m", tmp_path, None, None, {}), Arguments(), "sha256:00", tmp_path, _phase)
 
 
+def test_a_stage_says_what_it_took_for_another_model(tmp_path: Path, made: Assembly) -> None:
+    said: list[str] = []
+
+    @contextmanager
+    def phase(name: str, expected_s: float | None = None) -> Iterator[Callable[[str], None]]:
+        yield said.append
+
+    made.phase, made.others = phase, {"prove by a start": "25 s for another"}
+    for name in ("prove by a start", "hash the weights"):
+        with made._stage(name):
+            pass
+    assert said == ["took 25 s for another"]
+
+
 @pytest.mark.parametrize("on_cpu", [False, True])
 def test_the_kv_cache_of_a_gpu_is_sized_in_a_second_start_over_warm_caches(
     made: Assembly, monkeypatch: pytest.MonkeyPatch, on_cpu: bool

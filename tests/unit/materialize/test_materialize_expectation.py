@@ -15,7 +15,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.key.inspection import Lookup
 from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
-from coldstart.materialize.expectation import Expectation, estimates, expected
+from coldstart.materialize.expectation import Expectation, estimates, expected, of_another
 from coldstart.materialize.materialize import Options
 from coldstart.model.models import ResolvedModel
 
@@ -82,3 +82,19 @@ def test_a_stage_is_expected_to_take_what_it_took_the_last_time(
     assert estimates(asked) == dict(earlier.manifest.provenance.seconds) != {}
     elsewhere = replace(asked, bundle=None, nearest=earlier, mismatches=(Mismatch("hardware.cpu", "a", "b"),))
     assert estimates(elsewhere) == {} == estimates(replace(asked, bundle=None))
+
+
+def test_a_model_that_is_new_here_is_told_what_another_took(
+    home: Path, publish: Any, model: ResolvedModel
+) -> None:
+    earlier = publish()
+    same = Lookup(model, Arguments(), Cache.at(), earlier.key, earlier)
+    new = replace(
+        same, bundle=None, nearest=earlier, mismatches=(Mismatch("model.config", "another", "this one"),)
+    )
+    seconds = earlier.manifest.provenance.seconds
+    assert (
+        of_another(new) == {name: f"{took:.0f} s for {earlier.name}" for name, took in seconds.items()} != {}
+    )
+    elsewhere = replace(new, mismatches=(*new.mismatches, Mismatch("hardware.cpu", "a", "b")))
+    assert of_another(elsewhere) == {} == of_another(same) == of_another(replace(new, nearest=None))

@@ -238,7 +238,10 @@ def test_what_is_frozen_says_what_it_is_bound_to(
     fake_criu(0)
     monkeypatch.setattr(process_snapshot, "meeting_dir", lambda: home)
     (tmp_path / "out").mkdir()
-    process_snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
+    unshared = process_snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
+    assert (
+        unshared is not None and "reads all of its own memory" in unshared
+    )  # images that CRIU did not write
     made = json.loads((tmp_path / "out" / process_snapshot.ABOUT).read_text())
     assert made["criu"] == "9.8.7" and made["meeting"] == str(home)
     listed = (tmp_path / "out" / fingerprint.LIST).read_text()
