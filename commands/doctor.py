@@ -8,6 +8,7 @@ from coldstart.commands._output import table
 
 from coldstart.errors import CommandFailed
 from coldstart.machine import doctor
+from coldstart.machine import modes as ways
 from coldstart.machine.probes import Probe
 
 
@@ -17,7 +18,13 @@ def command(common: Common) -> None:
     with common.out.phase("examine this machine"):
         results = doctor.examine(common.cache)
     modes, able = doctor.start_modes(results), doctor.able(results)
-    data = {"able": able, "start_modes": modes, "probes": [asdict(probe) for probe in results]}
+    refused = {mode: asdict(why) for mode, why in ways.refusals().items()}
+    data = {
+        "able": able,
+        "start_modes": modes,
+        "refused": refused,
+        "probes": [asdict(probe) for probe in results],
+    }
     common.out.result(data, lambda: _text(results, modes), brief="yes" if able else "no")
     if not able:
         first = next(probe for probe in results if probe.required and probe.status == "missing")
@@ -32,6 +39,9 @@ def _text(results: list[Probe], modes: dict[str, bool]) -> str:
     missing = [f"  {probe.name}: {probe.mend}" for probe in results if probe.mend]
     can = ", ".join(f"{name} {'yes' if yes else 'no'}" for name, yes in modes.items())
     blocks = [table(("", "what", "found"), rows), f"start modes: {can}"]
+    refused = [f"  {mode}: {why.reason}; {why.mend}" for mode, why in ways.refusals().items()]
+    if refused:
+        blocks.append("modes that this vLLM has not:\n" + "\n".join(refused))
     if missing:
         blocks.append("to get what is missing:\n" + "\n".join(missing))
     return "\n\n".join(blocks)

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from coldstart.key.inspection import Lookup
 
-Mode = Literal["auto", "fresh", "runtime-snapshot", "template-runtime", "template-engine", "snapshot"]
+Mode = Literal[
+    "auto", "fresh", "runtime-snapshot", "template-runtime", "template-engine", "snapshot", "standby"
+]
 OnMiss = Literal["fail", "warn", "materialize"]
 
 

@@ -1,4 +1,4 @@
-"""Keep warm processes that fork servers, or a frozen one: the runtime imported, or a model's engine built."""
+"""Keep warm processes that fork servers (the runtime imported, or an engine built), a frozen one, or an engine asleep."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from coldstart.machine import runtime_image
 
 app = group(__doc__)
-Level = Literal["runtime", "engine"]
-_LEVEL = typer.Option("--level", help="How much to build: the runtime, or the engine with its weights.")
+Level = Literal["runtime", "engine", "asleep-1", "asleep-2"]
+_LEVEL = typer.Option(
+    "--level", help="How much to build: the runtime, the engine with its weights, or one asleep on its GPU."
+)
 
 
 @app.command(help="Start a template and wait until it is ready.")
@@ -28,6 +30,7 @@ def start(
     untrusted: Untrusted = False,
 ) -> None:
     """Start one for the model's bundle."""
+    from coldstart.machine.modes import SLEEP_LEVELS
     from coldstart.serve import serve, template_pool
 
     request = serve.ServeRequest(common.look_up(model, None, anyone if untrusted else None))
@@ -36,9 +39,10 @@ def start(
         common.out.warn(note)
     with common.out.phase(f"start a template ({level})"):
         warm = template_pool.start(level, plan, request.lookup.model.name, ready_timeout)
+    mode = "standby" if level in SLEEP_LEVELS else f"template-{level}"
     data = {"level": level, "model": warm.model, "key": warm.key, "pid": warm.pid}
     common.out.result(data, f"{level} template of {warm.model}, pid {warm.pid}")
-    common.out.success("Started a template", then=common.again("serve", model, "--mode", f"template-{level}"))
+    common.out.success("Started a template", then=common.again("serve", model, "--mode", mode))
 
 
 @app.command(help="Freeze the imported runtime (CRIU): one image starts every model where no template runs.")

@@ -24,7 +24,7 @@ SHAPES = {
     "0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "heads": 14, "kv": 2},
     "7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "heads": 32, "kv": 32},
 }
-LEAST_S = 20.0
+LEAST_S, ENDING_S = 20.0, 15.0
 
 
 def needs(bytes_: int, place: Path) -> list[str]:
@@ -96,6 +96,23 @@ def _index(target: Path) -> None:
     (target / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
 
 
+def _ended(argv: list[str], environment: dict[str, str], left: float) -> subprocess.CompletedProcess[str]:
+    """As subprocess.run, but a command that is out of time is asked to end, so that it takes what it started with it."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=environment)
+    try:
+        output, errors = process.communicate(timeout=left)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        try:
+            process.communicate(timeout=ENDING_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        raise
+    return subprocess.CompletedProcess(argv, process.returncode, output, errors)
+
+
 @dataclass
 class Run:
     """Steps in order, each in what time is left; `report` is on disk after every one."""
@@ -114,13 +131,11 @@ class Run:
             if left < LEAST_S:
                 raise TimeoutError("no time was left")
             environment = os.environ | {"COLDSTART_CACHE_DIR": str(self.work / "cache")}
-            done = subprocess.run(
-                [_console(), *arguments], capture_output=True, text=True, timeout=left, env=environment, check=False
-            )  # fmt: skip
+            done = _ended([_console(), *arguments], environment, left)
             text = result.read_text() if result and result.exists() else done.stdout
             row |= {
                 "exit": done.returncode,
-                "result": json.loads(text.strip().splitlines()[-1] if not result else text),
+                "result": json.loads(text),
             }
             row["ok"] = done.returncode == 0
             if not row["ok"]:

@@ -41,4 +41,5 @@ def start_modes(results: Sequence[Probe]) -> dict[str, bool]:
         "template": served and "template" in good,
         "snapshot": served and "criu" in good and modes.refusal("snapshot") is None,
         "runtime-snapshot": served and "criu" in good and modes.refusal("runtime-snapshot") is None,
+        "standby": served and modes.refusal("standby") is None,
     }

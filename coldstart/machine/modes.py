@@ -1,4 +1,4 @@
-"""Which ways of starting a GPU engine has: those that hold before CUDA is initialised, and those that do not."""
+"""Which ways of starting an engine has: a GPU's none that forks or freezes CUDA, a CPU's none that empties a device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,22 @@ _GPU = {
     ),
 }
 
+_CPU = {
+    "standby": Refusal(
+        "vLLM's sleep mode is for devices: its CPU build would keep all of its memory",
+        "coldstart template start MODEL --level engine",
+    ),
+}
+SLEEP_LEVELS = {"asleep-1": 1, "asleep-2": 2}
+"""The levels of a template that sleeps, which is the mode `standby`, as vLLM counts them."""
+MODES = ("fresh", "template-runtime", "runtime-snapshot", "template-engine", "snapshot", "standby")
+
 
 def refusal(mode: str) -> Refusal | None:
     """Why this mode cannot be taken with the installed vLLM, or None."""
-    return None if runtime.targets_cpu() else _GPU.get(mode)
+    return (_CPU if runtime.targets_cpu() else _GPU).get(mode)
+
+
+def refusals() -> dict[str, Refusal]:
+    """Every mode that cannot be taken with the installed vLLM."""
+    return {mode: found for mode in MODES if (found := refusal(mode))}

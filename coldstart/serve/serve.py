@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8000
 # The fastest first.
-LADDER = ("template-engine", "snapshot", "template-runtime", "runtime-snapshot", "fresh")
+LADDER = ("standby", "template-engine", "snapshot", "template-runtime", "runtime-snapshot", "fresh")
 # A step down that leaves the start as fast as it was.
 FETCH_REST = "fetch-rest"
 
@@ -232,16 +232,15 @@ def _launch(mode: str, request: ServeRequest, plan: LaunchPlan) -> tuple[launch.
     if mode == "fresh":
         return launch.fresh(plan)
     if refused := modes.refusal(mode):
-        raise _Unavailable(f"{refused.reason}: {refused.mend}")
+        raise _Absent(f"{refused.reason}: {refused.mend}")
     if mode in ("snapshot", "runtime-snapshot"):
         return _thaw(mode, request, plan)
-    level, lookup = mode.removeprefix("template-"), request.lookup
+    levels = tuple(modes.SLEEP_LEVELS) if mode == "standby" else (mode.removeprefix("template-"),)
+    key, roots = request.lookup.key.digest, dict.fromkeys((request.templates, None))
     try:
-        warm = template_pool.find(level, lookup.key.digest)
-        if request.templates is not None:
-            warm = template_pool.find(level, lookup.key.digest, request.templates) or warm
-        if warm is None:
-            raise _no_template(level, lookup)
+        found = (template_pool.find(level, key, root) for level in levels for root in roots)
+        if (warm := next(filter(None, found), None)) is None:
+            raise _no_template(mode, levels, request.lookup)
     except (OSError, Usage) as error:  # no private place, or no room, where they would listen
         raise _Unavailable(str(error)) from error
 
@@ -252,13 +251,14 @@ def _launch(mode: str, request: ServeRequest, plan: LaunchPlan) -> tuple[launch.
     return launch.forked(plan, warm.socket, judge=judge)
 
 
-def _no_template(level: str, lookup: Lookup) -> _Unavailable:
+def _no_template(mode: str, levels: Sequence[str], lookup: Lookup) -> _Unavailable:
     name, key = lookup.model.name, lookup.key.digest
     for warm in template_pool.listed():
-        if warm.level == level and warm.python == sys.executable and (level == "runtime" or warm.key == key):
+        fits = warm.level == "runtime" or warm.key == key
+        if warm.level in levels and warm.python == sys.executable and fits:
             state = "is not ready yet" if warm.pid else "has died: coldstart template stop"
-            return _Unavailable(f"the template-{level} of {warm.model} {state}")
-    return _Absent(f"no template-{level} runs for {name}: coldstart template start {name} --level {level}")
+            return _Unavailable(f"the {mode} of {warm.model} {state}")
+    return _Absent(f"no {mode} runs for {name}: coldstart template start {name} --level {levels[0]}")
 
 
 def _thaw(mode: str, request: ServeRequest, plan: LaunchPlan) -> tuple[launch.ServerProcess, int]:
@@ -327,5 +327,6 @@ def stay(process: launch.ServerProcess) -> int:
         signal.signal(number, forward)
     process.wait()
     with suppress(OSError, Usage):
-        scratch.sweep(process.pid)  # where it was killed it has left its directory
+        resident = Path(f"/proc/{process.pid}").exists()  # an engine that sleeps again keeps its own
+        scratch.sweep(None if resident else process.pid)  # where it was killed it has left its directory
     return 128 + caught[0] if caught else 1

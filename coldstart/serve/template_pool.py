@@ -29,12 +29,12 @@ from coldstart.machine import fingerprint, logs, modes, paths, processes
 from coldstart.machine.lifeline import SUPERVISOR_ENV
 from coldstart.serve import template_environment
 
-LEVELS = ("runtime", "engine")
+LEVELS = ("runtime", "engine", *modes.SLEEP_LEVELS)
 
 
 @dataclass(frozen=True)
 class Warm:
-    """One template: `pid` is None when its process is gone; `servers` are the processes it has forked.
+    """One template: `pid` is None when its process is gone; `servers` are the processes it has forked, or itself awake.
 
     `python` is the interpreter it runs under: a server forked from it runs that one's vLLM.
     """
@@ -76,7 +76,9 @@ def listed(root: Path | None = None) -> Iterator[Warm]:
             continue  # being written, or being removed
         pid = about["pid"] if _lives(about["pid"], directory, about.get("birth")) else None
         python, read = about.get("python", ""), about.get("environment", {})
-        yield Warm(about["level"], about["key"], directory, about["model"], pid, _servers(pid), python, read)
+        level = about["level"]
+        servers = _awake(pid, directory) if level in modes.SLEEP_LEVELS else _servers(pid)
+        yield Warm(level, about["key"], directory, about["model"], pid, servers, python, read)
 
 
 def obstacle(warm: Warm, plan: LaunchPlan) -> str | None:
@@ -95,8 +97,14 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float, root: Path |
     """
     if level not in LEVELS:
         raise Usage(f"There is no template level {level!r}.", mend=f"take one of {', '.join(LEVELS)}")
-    if refusal := modes.refusal(f"template-{level}"):
+    asleep = level in modes.SLEEP_LEVELS
+    if refusal := modes.refusal("standby" if asleep else f"template-{level}"):
         raise Usage(f"No template of level {level}: {refusal.reason}.", mend=refusal.mend)
+    if asleep and not plan.vllm_args.gives("enable_sleep_mode"):
+        raise Usage(
+            "vLLM's engine cannot sleep without --enable-sleep-mode.",
+            mend=f"give it everywhere: coldstart template start {model} --level asleep-1 -- --enable-sleep-mode",
+        )
     directory = _root(root) / f"{level}-{plan.key.removeprefix('sha256:')[:12]}"
     with _alone(directory, f"A template of level {level} is being started for {model}."):
         if any(warm.directory == directory and warm.pid for warm in listed(root)):
@@ -246,6 +254,10 @@ def _lives(pid: int, directory: Path, born: str | None) -> bool:
         return False
     named = os.fsencode(directory / "socket") in words and any(w.endswith(b".engine.template") for w in words)
     return own and named and (born is None or born == processes.birth(pid))
+
+
+def _awake(pid: int | None, directory: Path) -> tuple[int, ...]:
+    return (pid,) if pid is not None and (directory / "serving").exists() else ()
 
 
 def _servers(pid: int | None) -> tuple[int, ...]:

@@ -53,7 +53,6 @@ THROUGH = {
     "coldstart.gateway": {
         "client": "unit/gateway/test_exchange.py", "record": "unit/gateway/test_driver.py",
         "reload": "unit/gateway/test_driver.py", "resumption": "unit/gateway/test_driver.py",
-        "tickets": "unit/gateway/test_exchange.py",
     },
     "coldstart.graphs": {
         "cuda.cupti": CUDA, "cuda.reader": CUDA, "cuda.symbols": CUDA, "intervals": "unit/graphs/test_graphs_tables.py",

@@ -23,6 +23,7 @@ from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.machine import fingerprint, memory, modes, randomness, tiles, timeline
 from coldstart.machine.ipc import Channel
 from coldstart.machine.lifeline import SUPERVISOR_ENV, die_with_parent, die_with_supervisor
+from coldstart.machine.modes import SLEEP_LEVELS
 from coldstart.machine.peers import Listener, PeerError
 from coldstart.vllm import seams
 from coldstart.vllm.engine import ahead, server, stepdowns
@@ -233,7 +234,10 @@ def _tell(connection: Channel, message: dict[str, Any]) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """`template SOCKET LEVEL PLAN_FILE READY_FD`: build, listen, acknowledge with one byte, fork until told to stop."""
+    """`template SOCKET LEVEL PLAN_FILE READY_FD`: build, listen, acknowledge with one byte, fork until told to stop.
+
+    At a level of sleep nothing is forked: the process itself is woken.
+    """
     if SUPERVISOR_ENV in os.environ:
         die_with_supervisor()
     path, level, plan_file, ready = Path(argv[0]), argv[1], Path(argv[2]), int(argv[3])
@@ -241,6 +245,12 @@ def main(argv: list[str]) -> None:
     gc.disable()
     # What building leaves in the directory for temporary files goes with the template's own.
     tempfile.tempdir = tempfile.mkdtemp(prefix="tmp-", dir=path.parent)
+    if level in SLEEP_LEVELS:
+        from coldstart.vllm.engine import standby
+
+        code = standby.run(plan, SLEEP_LEVELS[level], path, ready)
+        path.unlink(missing_ok=True)
+        sys.exit(code)
     fallbacks = build(plan, level)
     path.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.imported()))
     listener = Listener(path)

@@ -33,7 +33,7 @@ def test_one_failed_step_takes_no_other_with_it(
 ) -> None:
     console = tmp_path / "coldstart"
     console.write_text(
-        '#!/bin/sh\n[ $1 = materialize ] && { echo "no device" >&2; exit 2; }\necho "{\\"$1\\": 1}"\n'
+        '#!/bin/sh\n[ $1 = materialize ] && { echo "no device" >&2; exit 2; }\nprintf "{\\n  \\"%s\\": 1\\n}\\n" $1\n'
     )
     console.chmod(console.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setattr(serve, "_console", lambda: str(console))
@@ -42,9 +42,22 @@ def test_one_failed_step_takes_no_other_with_it(
         run.step(name, name)
     rows = {row["step"]: row for row in json.loads((tmp_path / "out.json").read_text())["steps"]}
     assert [rows[n]["ok"] for n in ("doctor", "materialize", "bench")] == [True, False, True]
-    assert rows["bench"]["result"] == {"bench": 1} and "IndexError" in rows["materialize"]["error"]
+    assert rows["bench"]["result"] == {"bench": 1} and "JSONDecodeError" in rows["materialize"]["error"]
     late = serve.Run(None, time.monotonic() + 1, tmp_path)
     assert late.step("doctor", "doctor") is None and "no time was left" in late.report["steps"][0]["error"]
+
+
+def test_a_command_that_is_out_of_time_may_end_what_it_started(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console, ended = tmp_path / "coldstart", tmp_path / "ended"
+    console.write_text(f"#!/bin/sh\ntrap 'touch {ended}; exit 143' TERM\nsleep 30 >/dev/null 2>&1 &\nwait\n")
+    console.chmod(console.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setattr(serve, "_console", lambda: str(console))
+    monkeypatch.setattr(serve, "LEAST_S", 0.0)
+    run = serve.Run(None, time.monotonic() + 0.5, tmp_path)
+    run.step("bench", "bench")
+    assert "TimeoutExpired" in run.report["steps"][0]["error"] and ended.exists()
 
 
 def test_what_it_needs_is_said_before_it_starts(

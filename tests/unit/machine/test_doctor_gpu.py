@@ -33,7 +33,9 @@ def test_one_device(fake: Fake, tmp_path: Path) -> None:
     found, ways = _found(tmp_path)
     assert found["gpu"].status == "ok" and found["cuda checkpoint"].mend is None
     # Nothing of ours drives a CUDA checkpoint, whatever the driver can do.
-    assert ways == {"fresh": True, "template": True, "snapshot": False, "runtime-snapshot": False}
+    assert ways == {
+        "fresh": True, "template": True, "snapshot": False, "runtime-snapshot": False, "standby": True
+    }  # fmt: skip
     assert found["cuda checkpoint"].status == "note" and "vllm snapshot" in found["cuda checkpoint"].found
 
 
@@ -80,6 +82,26 @@ def test_a_mask_that_names_nothing(fake: Fake, tmp_path: Path, monkeypatch: pyte
     assert "GPU-ffff, which is not there" in str(found["gpu"].mend) and not ways["fresh"]
 
 
+def test_masks_by_uuid(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.add(A100)
+    wanted = fake.add(H200)
+    monkeypatch.setenv(nvml.VISIBLE, wanted)
+    found, ways = _found(tmp_path)
+    # One device of those there are: nothing of their order matters.
+    assert found["gpu"].status == "ok" and "H200" in found["gpu"].found and "A100" not in found["gpu"].found
+    assert ways["fresh"] and ways["template"] and ways["standby"]
+
+
+def test_an_instance_by_uuid(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.add(A100)
+    fake.add(mig=1)
+    wanted = fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=1)
+    monkeypatch.setenv(nvml.VISIBLE, wanted)
+    found, ways = _found(tmp_path)
+    assert "MIG 3g.71gb" in found["gpu"].found and "A100" not in found["gpu"].found and ways["fresh"]
+    assert "one whole device" in str(found["cuda checkpoint"].mend)
+
+
 def test_two_kinds(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.add(A100)
     fake.add(H200)
@@ -91,14 +113,14 @@ def test_two_kinds(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_modes_that_a_gpu_engine_has_not() -> None:
-    assert modes.refusal("fresh") is modes.refusal("template-runtime") is None
+    assert all(modes.refusal(mode) is None for mode in ("fresh", "template-runtime", "standby"))
+    assert set(modes.refusals()) == {"template-engine", "snapshot", "runtime-snapshot"}
     for mode in ("template-engine", "snapshot", "runtime-snapshot"):
         found = modes.refusal(mode)
         assert found is not None and found.reason and found.mend
 
 
-def test_a_cpu_engine_has_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_engine_has_all_but_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    assert all(
-        modes.refusal(mode) is None for mode in ("fresh", "template-engine", "snapshot", "runtime-snapshot")
-    )
+    assert set(modes.refusals()) == {"standby"}
+    assert "--level engine" in modes.refusals()["standby"].mend

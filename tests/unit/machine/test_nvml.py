@@ -49,6 +49,19 @@ def test_a_library_that_does_not_answer_is_named(fake: Fake, name: str, code: in
     assert found.devices == [] and nvml.free_bytes() is None and len(found.problems) == 1
 
 
+OPTIONAL = ("nvmlDeviceGetNumGpuCores", "nvmlDeviceGetMigMode")
+UNSUPPORTED = (3, 6, 13)
+
+
+@pytest.mark.parametrize("code", sorted(set(RETURN_CODES) - set(UNSUPPORTED)))
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_what_a_device_need_not_have_may_not_fail_either(fake: Fake, name: str, code: int) -> None:
+    fake.add()
+    fake.fail(name, code)
+    found = nvml.machine()
+    assert found.devices == [] and len(found.problems) == 1
+
+
 def test_an_old_driver_does_not_count_cores(fake: Fake) -> None:
     fake.add()
     fake.fail("nvmlDeviceGetNumGpuCores", 3)

@@ -133,7 +133,9 @@ def test_modes_follow_the_probes() -> None:
         Probe("template", "ok", "x"),
         Probe("criu", "missing", "x"),
     ]
-    without = {"fresh": True, "template": True, "snapshot": False, "runtime-snapshot": False}
+    without = {"fresh": True, "template": True, "snapshot": False, "runtime-snapshot": False} | {
+        "standby": False
+    }
     assert doctor.start_modes(good) == without
     bad = [Probe("vllm", "missing", "x", required=True), Probe("criu", "ok", "x")]
     assert not any(doctor.start_modes(bad).values())

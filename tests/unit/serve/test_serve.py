@@ -107,13 +107,14 @@ def test_auto_without_a_template_is_fresh_and_no_fallback(started: Started) -> N
     document = one.document()
     assert one.mode == document["mode"] == "fresh" and document["fallbacks"] == []
     assert [step["section"] for step in document["absent"]] == [
+        "standby",
         "template-engine",
         "snapshot",
         "template-runtime",
         "runtime-snapshot",
     ]
-    assert "no template-engine runs for tiny" in document["absent"][0]["reason"]
-    assert "the bundle has no snapshot" in document["absent"][1]["reason"]
+    assert "no template-engine runs for tiny" in document["absent"][1]["reason"]
+    assert "the bundle has no snapshot" in document["absent"][2]["reason"]
     assert document["fast_path"] == {"mode": True, "compile": True}
     assert document["pid"] == one.running.process.pid and document["ready_s"] > 0
     assert document["canary"] is True and document["tokens"] == [1]
@@ -132,7 +133,7 @@ def test_auto_thaws_a_snapshot_that_fits_before_a_runtime_template(
     template("runtime")
     one = started("auto")
     assert one.mode == "snapshot" and one.steps == [] and one.running.process.poll() is None
-    assert [step["section"] for step in one.absent] == ["template-engine"] and thawed.ends == 0
+    assert [step["section"] for step in one.absent] == ["standby", "template-engine"] and thawed.ends == 0
     template("engine")
     assert started("auto").mode == "template-engine"
 
@@ -203,6 +204,7 @@ def test_auto_names_a_template_that_died(started: Started, template: Template) -
     assert document["mode"] == "fresh" and document["fast_path"]["mode"] is False
     assert [step["section"] for step in document["fallbacks"]] == ["template-engine"]
     assert [step["section"] for step in document["absent"]] == [
+        "standby",
         "snapshot",
         "template-runtime",
         "runtime-snapshot",
@@ -329,6 +331,7 @@ def test_auto_names_a_snapshot_that_does_not_fit(started: Started, monkeypatch: 
     assert step["section"] == "snapshot" and "kernel 5.1" in step["reason"]
     assert document["mode"] == "fresh" and document["fast_path"]["mode"] is False
     assert [one["section"] for one in document["absent"]] == [
+        "standby",
         "template-engine",
         "template-runtime",
         "runtime-snapshot",

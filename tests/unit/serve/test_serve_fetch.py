@@ -255,7 +255,8 @@ def test_only_what_will_load_weights_itself_has_them_fetched(streaming: LaunchPl
             entered.append(mode)
     with fetch.begun("fresh", replace(streaming, vllm_args=Arguments(["--load-format", "auto"])), LLAMA):
         entered.append("vllm's own")
-    assert prefetcher.asked == [] and sorted(entered) == ["snapshot", "template-engine", "vllm's own"]
+    assert prefetcher.asked == []
+    assert sorted(entered) == ["snapshot", "standby", "template-engine", "vllm's own"]
 
 
 def test_without_a_prefetcher_the_server_is_started_all_the_same(streaming: LaunchPlan, use: Use) -> None:

@@ -1,0 +1,275 @@
+"""A resident engine that sleeps: vLLM's own sleep mode, levels 1 and 2, woken for one server at a time.
+
+Level 1 keeps the weights in host memory, level 2 reads them again; both free the device. Who asks for a server gets this very
+process: it wakes the engine, proves itself by one token, listens where it was told, and sleeps again when its lease ends.
+What vLLM's arguments say of the engine must be the same; what they say of the server is each request's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
+from coldstart.machine import fingerprint, modes
+from coldstart.machine.ipc import Channel
+from coldstart.machine.peers import Listener, PeerError
+from coldstart.machine.scratch import scratch
+from coldstart.vllm import seams
+from coldstart.vllm.engine import server, stepdowns
+from coldstart.vllm.engine.readiness import Readiness, refuse
+
+SERVING = "serving"
+"""A file beside the socket while a server is out."""
+PATIENCE_S, AGAIN_S = 10.0, 0.1
+
+
+def described(args: Namespace) -> dict[str, str]:
+    """What vLLM's arguments say of the engine, by name, as they were parsed: making a configuration changes some of them."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    given = AsyncEngineArgs.from_cli_args(args)
+    return {field.name: repr(getattr(given, field.name)) for field in fields(given)}
+
+
+def difference(held: dict[str, str], asked: dict[str, str]) -> str | None:
+    """Which engine `asked` is that is not `held`, or None."""
+    names = [name for name, value in held.items() if asked[name] != value]
+    return f"the engine that sleeps was started with another {', '.join(names)}" if names else None
+
+
+async def wake(engine: Any, level: int) -> None:
+    """All of the engine's memory again; at level 2 its weights are read anew before the KV cache takes its place."""
+    if level == 1:
+        await engine.wake_up()
+        return
+    await engine.wake_up(tags=["weights"])
+    await engine.collective_rpc("reload_weights")
+    await engine.wake_up(tags=["kv_cache"])
+
+
+class Standby:
+    """The engine, asleep, and who may have it."""
+
+    def __init__(
+        self, engine: Any, level: int, held: dict[str, str], listener: Listener, place: Path
+    ) -> None:
+        self.engine, self.level, self.held, self.listener = engine, level, held, listener
+        self.mark = place / SERVING
+        self.ended = asyncio.Event()
+        self.lease: asyncio.Task[None] | None = None
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.serving: asyncio.Task[int] | None = None
+        self.awake = False
+
+    async def reside(self) -> None:
+        """Until a signal, or until the engine has died."""
+        loop = asyncio.get_running_loop()
+        self._take_signals()
+        loop.add_reader(self.listener.fileno(), self._accept)
+        await self.ended.wait()
+        loop.remove_reader(self.listener.fileno())
+        if self.lease is not None:
+            if self.serving is not None:
+                self.serving.cancel()
+            await asyncio.wait([self.lease], timeout=PATIENCE_S)
+
+    def _take_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.ended.set)
+
+    def _accept(self) -> None:
+        if (accepted := self.listener.accept()) is None:
+            return
+        connection = Channel(accepted)
+        free = self.lease is None or self.lease.done()
+        task = asyncio.create_task(self._lend(connection) if free else self._turn_away(connection))
+        if free:
+            self.lease = task
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _turn_away(self, connection: Channel) -> None:
+        with connection, suppress(PeerError):
+            # Whoever is cut off while speaking does not hear the answer.
+            await asyncio.to_thread(connection.request)
+            _tell(connection, {"error": "the engine is awake: another server has it"})
+
+    async def _lend(self, connection: Channel) -> None:
+        with connection:
+            try:
+                request = await asyncio.to_thread(connection.request)
+                plan = LaunchPlan.of(request["plan"])
+                descriptors = [connection.take() for _ in range(5)]
+            except (PeerError, ValueError, KeyError) as error:
+                _tell(connection, {"error": str(error)})
+                return
+            _tell(connection, {"pid": os.getpid()})
+            leave = await asyncio.to_thread(os.read, descriptors[4], 1)
+            os.close(descriptors[4])
+            if not leave:  # the client has found that this engine does not fit, or has gone
+                for descriptor in descriptors[:4]:
+                    os.close(descriptor)
+                return
+            code = 1
+            self.mark.touch()
+            try:
+                with _in_the_place_of(request, descriptors):
+                    code = await self._serve(plan, connection)
+            except OSError as error:  # the client's own directory is gone
+                sys.stderr.write(f"coldstart: no server was begun: {error}\n")
+            self.mark.unlink(missing_ok=True)
+            _tell(connection, {"exit": code})
+
+    async def _serve(self, plan: LaunchPlan, connection: Channel) -> int:
+        """One server, until its lease or its engine ends."""
+        loop = asyncio.get_running_loop()
+        try:
+            plan.install()
+            args, fallbacks = server.parse_args(plan.vllm_args)
+            plan.fallbacks.extend(fallbacks)
+            if reason := difference(self.held, described(args)):
+                refuse(reason)
+                return 1
+            self.serving = asyncio.create_task(self._awake(plan, args))
+            loop.add_reader(connection.fileno(), self._end_lease, connection, self.serving)
+            try:
+                return await self.serving
+            except asyncio.CancelledError:
+                return 0
+            finally:
+                loop.remove_reader(connection.fileno())
+        except Exception as error:  # noqa: BLE001 - whatever vLLM raises, its server has ended and its client is told
+            sys.stderr.write(f"coldstart: the woken server ended: {type(error).__name__}: {error}\n")
+            return 1
+        except SystemExit as error:  # vLLM's parser, of what it does not know
+            return int(error.code or 0) if isinstance(error.code, int) else 1
+        finally:
+            await self._sleep()
+
+    async def _awake(self, plan: LaunchPlan, args: Namespace) -> int:
+        from vllm.entrypoints.launchers.api_server.entry import build_and_serve
+        from vllm.entrypoints.launchers.launcher import setup_server
+
+        address, sock = setup_server(args, reuse_port=False)
+        readiness: Readiness | None = None
+        ending: asyncio.Future[None] | None = None
+        try:
+            self.awake = True
+            await wake(self.engine, self.level)
+            readiness = Readiness(plan, self.engine, worker_reports=stepdowns.reports(args))
+            if not await readiness.proven():
+                return 1
+            # Cancelled or by a signal: vLLM says then how its HTTP server ends.
+            shutdown = await build_and_serve(
+                self.engine, address, sock, args, callback_notify=readiness.listening
+            )
+            ending = asyncio.ensure_future(shutdown)
+            await asyncio.sleep(0)  # it does not listen any more
+            deadline = asyncio.get_running_loop().time() + PATIENCE_S
+            while not ending.done() and asyncio.get_running_loop().time() < deadline:
+                # What is still being answered is aborted, and again what had been on its way to the engine meanwhile:
+                # left in its queue, it would be answered when the next client wakes it.
+                await self._sleep()
+                await asyncio.wait([ending], timeout=AGAIN_S)
+                self.awake = not ending.done() and not self.ended.is_set()
+            return 1 if self.engine.errored else 0
+        finally:
+            if ending is not None:
+                ending.cancel()
+            if readiness is not None and not readiness.done and readiness.descriptor >= 0:
+                os.close(readiness.descriptor)  # its end is the client's answer
+            sock.close()
+
+    async def _sleep(self) -> None:
+        """Back to sleep; an engine that cannot is of no use to the next one."""
+        self._take_signals()  # vLLM's server had them
+        if not self.awake:
+            return
+        self.awake = False
+        try:
+            await self.engine.sleep(self.level)
+        except Exception as error:  # noqa: BLE001 - it has died, or was ended by a signal
+            sys.stderr.write(f"coldstart: the engine does not sleep: {type(error).__name__}: {error}\n")
+            self.ended.set()
+
+    def _end_lease(self, connection: Channel, serving: asyncio.Task[int]) -> None:
+        """The client has gone, which is SIGTERM, or asks for SIGTERM or SIGKILL."""
+        try:
+            messages = connection.receive()
+        except PeerError:
+            messages = None
+        if any(message.get("signal") == signal.SIGKILL for message in messages or ()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        asyncio.get_running_loop().remove_reader(connection.fileno())
+        serving.cancel()
+
+
+def _tell(connection: Channel, message: dict[str, Any]) -> None:
+    with suppress(OSError):  # a client that has gone
+        connection.send(message)
+
+
+@contextmanager
+def _in_the_place_of(request: dict[str, Any], descriptors: list[int]) -> Iterator[None]:
+    """With the client's standard streams, directory and environment, for its secrets are not the resident's."""
+    held, own, where = [os.dup(n) for n in range(3)], dict(os.environ), Path.cwd()
+    try:
+        os.environ.clear()
+        os.environ.update({**request["env"], READY_FD_ENV: str(descriptors[3])})
+        for target, descriptor in enumerate(descriptors[:3]):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+        os.chdir(request["cwd"])
+        yield
+    finally:
+        refuse("the server ended before it was ready")  # where it has not said a word yet
+        os.environ.clear()
+        os.environ.update(own)
+        os.chdir(where)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for target, descriptor in enumerate(held):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+
+
+async def _reside(plan: LaunchPlan, level: int, listening: Path, acknowledge: int) -> int:
+    args, _ = server.parse_args(plan.vllm_args)
+    held = described(args)
+    async with server.engine_client(args, plan, warm=False) as engine:
+        gc.enable()
+        await engine.sleep(level)
+        listening.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.imported()))
+        with Listener(listening) as listener:
+            os.write(acknowledge, b"1")
+            os.close(acknowledge)
+            await Standby(engine, level, held, listener, listening.parent).reside()
+        return 0
+
+
+def run(plan: LaunchPlan, level: int, listening: Path, acknowledge: int) -> int:
+    """Build the engine, put it to sleep, listen at `listening`, say so by one byte; the exit code once it has ended.
+
+    Raises RuntimeError where this vLLM has no way for it.
+    """
+    if refusal := modes.refusal("standby"):
+        raise RuntimeError(f"{refusal.reason}: {refusal.mend}")
+    if reason := seams.check("start") or seams.check("standby"):
+        raise RuntimeError(f"no engine can be kept asleep: {reason}")
+    import uvloop
+
+    plan.install()
+    server.import_runtime()
+    with scratch():
+        return int(uvloop.run(_reside(plan, level, listening, acknowledge)))

@@ -1,0 +1,148 @@
+"""An engine that sleeps by vLLM's own sleep mode and is woken for one server at a time; real vLLM, its allocator a double."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from coldstart.contract.plan import LaunchPlan
+from coldstart.machine import addresses, peers, timeline
+from coldstart.machine.paths import Cache
+from coldstart.model import models
+from coldstart.serve import launch
+
+DOUBLE = Path(__file__).parents[3] / "support" / "sleeping_engine.py"
+READY_S = 240.0
+WOKEN = {"asleep-1": ["wake None"], "asleep-2": ["wake ['weights']", "wake ['kv_cache']"]}
+
+
+@dataclass
+class Resident:
+    """The process that sleeps, and what its servers are asked."""
+
+    process: subprocess.Popen[bytes]
+    socket: Path
+    arguments: list[str]
+    port: int = 0
+
+    def serve(self, *more: str) -> launch.Running:
+        """A server of it, on a port that is free."""
+        began, self.port = timeline.now(), addresses.free_port()
+        plan = LaunchPlan([*self.arguments, "--port", str(self.port), *more], key="k")
+        return launch.acknowledged(*launch.forked(plan, self.socket), began, READY_S)
+
+    def ask(self, count: int = 4, key: str = "") -> str:
+        """The text that follows a fixed prompt."""
+        body = {"model": "tiny", "prompt": "Once", "max_tokens": count, "temperature": 0, "ignore_eos": True}
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/completions", json.dumps(body).encode(), headers
+        )
+        with urllib.request.urlopen(request, timeout=READY_S) as answer:
+            return str(json.load(answer)["choices"][0]["text"])
+
+    def asked(self) -> list[str]:
+        """What the worker was asked for so far."""
+        return self.socket.with_name("asked").read_text().splitlines()
+
+
+@pytest.fixture
+def resident(request: pytest.FixtureRequest, home: Path) -> Iterator[Resident]:
+    model = models.ensure_weights(models.resolve("tiny-llama", cache=Cache(home / "cache"))).path
+    arguments = ["--model", str(model), "--served-model-name", "tiny", "--max-model-len", "512"]
+    arguments += ["--kv-cache-memory-bytes", str(1 << 27), "--enable-sleep-mode", "--enforce-eager"]
+    place = home / "resident"
+    place.mkdir(mode=0o700)
+    LaunchPlan(arguments, key="k").save(place / "plan.json")
+    reader, writer = os.pipe()
+    argv = [sys.executable, "-P", DOUBLE, place / "socket", request.param, place / "plan.json", str(writer)]
+    with (place / "log").open("wb") as log:
+        process = subprocess.Popen(argv, pass_fds=(writer,), stdout=log, stderr=log, start_new_session=True)
+    os.close(writer)
+    try:
+        assert os.read(reader, 1) == b"1", (place / "log").read_text()[-3000:]
+        yield Resident(process, place / "socket", arguments)
+    finally:
+        os.close(reader)
+        process.kill()
+        process.wait()
+
+
+def _end(running: launch.Running) -> int:
+    running.process.signal(signal.SIGTERM)
+    return running.process.wait()
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(3 * READY_S)
+@pytest.mark.parametrize("resident", list(WOKEN), indirect=True)
+def test_it_is_woken_for_one_server_at_a_time_and_sleeps_again(
+    resident: Resident, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    level = request.node.callspec.params["resident"]
+    slept = f"sleep {level[-1]}"
+    assert resident.asked() == [slept]
+    first = resident.serve()
+    assert resident.asked() == [slept, *WOKEN[level]]
+    tokens, text, port = first.report["tokens"], resident.ask(), resident.port
+    assert tokens != [0], "weights that are zero find every token alike, and take the first"
+    with pytest.raises(peers.PeerError, match="another server has it"):
+        resident.serve()
+    resident.port = port
+    # What is being answered when the lease ends is cut off, and keeps nobody waiting.
+    answers: list[str] = []
+
+    def one() -> None:
+        with suppress(OSError, ValueError):  # a connection that was closed, half an answer
+            answers.append(resident.ask(480))
+
+    pending = threading.Thread(target=one)
+    pending.start()
+    assert _end(first) == 0 and resident.asked()[-1] == slept
+    pending.join(30)
+    assert not pending.is_alive()
+    with pytest.raises(urllib.error.URLError):
+        resident.ask()
+
+    with pytest.raises(launch.Died, match="another max_num_seqs"):
+        resident.serve("--max-num-seqs", "3")
+    assert resident.asked()[-1] == slept
+    # A client whose directory is gone is told, and takes nothing with it.
+    gone, where = resident.socket.with_name("gone"), Path.cwd()
+    gone.mkdir()
+    monkeypatch.setattr(launch.Path, "cwd", lambda: gone)
+    gone.rmdir()
+    with pytest.raises(launch.Died, match="before it was ready"):
+        resident.serve()
+    monkeypatch.setattr(launch.Path, "cwd", lambda: where)
+    # Another server has its own words for its clients: its weights are whole, its secret is its own.
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    second = resident.serve()
+    assert second.report["tokens"] == tokens and resident.ask(key="secret") == text
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        resident.ask()
+    assert resident.socket.with_name("serving").exists()
+    # A signal ends what is resident, and with it the server.
+    resident.process.terminate()
+    assert resident.process.wait(60) == 0 and second.process.wait() in (0, 1)
+
+
+def test_what_differs_is_named() -> None:
+    pytest.importorskip("vllm")
+    from coldstart.vllm.engine import standby
+
+    held = {"max_num_seqs": "3", "seed": "0"}
+    assert standby.difference(held, dict(held)) is None
+    assert "another max_num_seqs" in str(standby.difference(held, held | {"max_num_seqs": "4"}))
