@@ -22,7 +22,9 @@ def test_the_table_of_rooms_is_the_one_that_is_enforced() -> None:
 
 
 def test_every_file_that_it_names_is_there() -> None:
-    named = set(re.findall(r"\b([a-z_]+(?:/[a-z_]+)*/[\w.]+\.(?:py|md))\b", TEXT)) - {
+    # Where links lead is held elsewhere, for every page.
+    text = re.sub(r"\]\([^)]*\)", "]", TEXT)
+    named = set(re.findall(r"\b([a-z_]+(?:/[a-z_]+)*/[\w.]+\.(?:py|md))\b", text)) - {
         "tests/unit/test_architecture.py"
     }
     assert len(named) > 12
