@@ -22,6 +22,9 @@ def render(status: Mapping[str, Any]) -> str:
         lines.append(
             f"server {server['name']}: free {free} of {human_bytes(server['memory_bytes'])}{draining}"
         )
+    lines += [
+        f"server {name} cannot be used: {reason}" for name, reason in status.get("unusable", {}).items()
+    ]
     for model in status["models"]:
         error = f"  {model['error']}" if model["error"] else ""
         lines.append(

@@ -268,8 +268,10 @@ async def followed(
                 for number, event in await actor.heard.remote(after):
                     control.said(event)
                     after = number
-        except RayError:
-            control.lost(spec.name)
+        except RayError as error:
+            # What it raised, not Ray's account of where.
+            cause = getattr(error, "cause", None)
+            control.unreached(spec.name, str(cause) if cause is not None else type(error).__name__)
             report = None
             await asyncio.sleep(LOOK_S / 2)
 

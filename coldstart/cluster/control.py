@@ -51,6 +51,7 @@ class FleetControl:
         self.state, self.clock, self.log, self.record = state, clock, log or Log(quiet=True), record
         self.desks = Desks(clock)
         self.workers = Workers(self)
+        self.unusable: dict[str, str] = {}
         self.incarnation, self.began = uuid4().hex, clock()
         self._timer: asyncio.TimerHandle | None = None
         self.tasks = Tasks(self.log)
@@ -114,14 +115,23 @@ class FleetControl:
 
     def joined(self, spec: ServerSpec, node: Node) -> None:
         """A server is there, empty."""
+        self.unusable.pop(spec.name, None)
         self.log.say("server joined", server=spec.name)
         self.workers.nodes[spec.name] = node
         self.tell(events.Joined(spec))
         if spec.name in self.state.drained:
             self.tell(events.Drained(spec.name))
 
+    def unreached(self, server: str, reason: str) -> None:
+        """A server cannot be used, though its node is there: lost, and the status says why."""
+        if self.unusable.get(server) != reason:
+            self.log.say("server unusable", server=server, reason=reason)
+        self.lost(server)
+        self.unusable[server] = reason
+
     def lost(self, server: str) -> None:
         """A server is gone with all that was on it."""
+        self.unusable.pop(server, None)
         if not self.workers.lose(server):
             return
         self.log.say("server lost", server=server)

@@ -246,6 +246,7 @@ class FleetFront:
             },
             "controller": None,
             "servers": [],
+            "unusable": {},
             "models": [],
             **self.controlled,
             **({} if self.connected else {"controller": None}),

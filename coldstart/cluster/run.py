@@ -1,8 +1,8 @@
 """The process of `fleet up`: the gateway, and where no cluster was named, a Ray of its own on this machine.
 
 SIGTERM or SIGINT: nothing new is taken, what is in flight is answered, and the process ends; a second one ends it at once. With
-a Ray of its own all servers end too, and where that Ray ends, so does the process, and says why; a cluster that was named goes
-on as it is, and another gateway may come.
+a Ray of its own all servers end too, and where that Ray ends, so does the process within a minute, and says why; a cluster that
+was named goes on as it is, and another gateway may come.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from coldstart.gateway.run import BACKLOG, GatewayServer, HostOptions, listening
 from coldstart.machine.paths import Cache
 
 DOWN_S, WATCH_S = 30.0, 0.5
+WARM_S = 60.0
+"""So long Ray's other nodes live without its first one."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class FleetUp:
     def __init__(self, options: FleetUpOptions, log: Log, announce: Callable[[FleetPlace], None]) -> None:
         self.options, self.log, self.announce = options, log, announce
         self.caught: list[int] = []
+        self.ray_ended = False
         self.admin_key = options.admin_key or secrets.token_hex(32)
 
     def run(self) -> int:
@@ -75,7 +78,7 @@ class FleetUp:
             asyncio.Runner(loop_factory=loop_factory()) as runner,
         ):
             runner.run(self._main(sock, ray))
-            if ray is not None and ray.node.ended() and not self.caught:
+            if ray is not None and self.ray_ended:
                 raise CommandFailed(
                     f"the fleet's Ray ended: {ray.node.last_words()}", mend="coldstart fleet up"
                 )
@@ -138,10 +141,14 @@ class FleetUp:
         )
 
     async def _watch(self, ray: OwnRay) -> None:
-        """Without its Ray a fleet serves nobody, and does not come back."""
+        """Without its Ray a fleet does not come back; what serves on other nodes does so for a while yet."""
         while not ray.node.ended():
             await asyncio.sleep(WATCH_S)
+        self.ray_ended = True
         self.log.say("ray ended", reason=ray.node.last_words())
+        end = asyncio.get_running_loop().time() + WARM_S
+        while self.front.targets and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(WATCH_S)
         self._finish()
 
     async def _down(self) -> None:

@@ -5,6 +5,7 @@
                       again (requests taken in anew), resumed (of these: streams that had begun), moved (streams handed over)
     controller        null while it cannot be reached, else: incarnation, pid, uptime_s, starts (groups), gateways, held
     servers           each: name, devices, memory_bytes (of a device), free_bytes: [...], network_bytes_s, draining
+    unusable          servers whose node is there and that cannot be used: their reasons by their names
     models            each: name, least, most, idle_s, waiting, failures, error,
                       groups: each: name, phase (starting | serving | leaving), in_flight, capacity, url, mode, start_s,
                       fallbacks: [...], as a server's ready file has them,
@@ -50,6 +51,7 @@ def controlled(control: FleetControl) -> dict[str, Any]:
             }
             for server in core.roster.cluster.servers.values()
         ],
+        "unusable": dict(control.unusable),
         "models": [
             _model(control, model) for model in core.models.values() if not model.retired or model.groups
         ],

@@ -33,14 +33,14 @@ async def heard(after):
     await asyncio.sleep(60)
 
 control = SimpleNamespace(
-    joined=lambda spec, node: said.append("joined"), lost=lambda name: said.append("lost"), said=None
+    joined=lambda spec, node: said.append("joined"), unreached=lambda name, reason: said.append(reason), said=None
 )
 
 async def main():
     known = {"a": SimpleNamespace(found=calls(dead))}
     task = asyncio.create_task(actors.followed(control, SimpleNamespace(name="a"), known, None))
     await asyncio.sleep(0.1)
-    assert said and set(said) == {"lost"}, said
+    assert said and set(said) == {"ActorUnschedulableError"}, said
     known["a"] = SimpleNamespace(found=calls(found), heard=calls(heard))
     await asyncio.sleep(0.1)
     assert said[-1] == "joined", said

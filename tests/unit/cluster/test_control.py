@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coldstart.commands._fleet_table import render
 from support.fake_upstream import run, until
 from support.fleet_rig import deployment, fleet
 
@@ -228,5 +229,22 @@ def test_orders_are_kept_until_they_were_heard() -> None:
         again = desks.attach("g", [])
         assert [one[0] for one in (await desks.asked(again, 1, 1.0))["orders"]] == [2]
         assert desks.of("g/7") is again and desks.of("h/1") is None
+
+    run(work())
+
+
+def test_a_server_that_cannot_be_used_is_named_with_the_reason_until_it_can(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path) as stage:
+            control = stage.rig.control
+            assert control is not None
+            node = stage.rig.nodes["s0"]
+            control.unreached("s0", "/run/long is too long a path for sockets")
+            said = await stage.front.refreshed()
+            assert said["unusable"] == {"s0": "/run/long is too long a path for sockets"}
+            assert [one["name"] for one in said["servers"]] == ["s1"]  # type: ignore[attr-defined]
+            assert "server s0 cannot be used: /run/long is too long" in render(said)
+            control.joined(node.spec, node)
+            assert (await stage.front.refreshed())["unusable"] == {}
 
     run(work())
