@@ -42,7 +42,7 @@ THROUGH = {
         **dict.fromkeys(("replicas", "workers"), "unit/cluster/test_moves.py"),
     },
     "coldstart.commands": {
-        "_fleet_live": "cli/test_fleet_command.py", "_fleet_table": "cli/test_fleet_command.py",
+        "_fleet_live": "cli/test_fleet_command.py",
         "_fleet_manifest": "cli/test_fleet_command.py",
         "_host_table": "cli/test_host_command.py", "_received": "cli/test_cli_store.py",
         "pull": REGISTRY, "push": REGISTRY,
