@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ PLANTED = {
 
 
 @pytest.fixture(scope="module")
-def frozen(machine: Machine, made: Any) -> str:
-    """The bundle with a snapshot: the next version of the same key."""
+def frozen(machine: Machine, made: Any) -> Iterator[str]:
+    """The bundle with a snapshot: the next version of the same key, which goes again for whoever shares the machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(engine_criu.VARIABLE, criu() or "")
         if (reason := engine_criu.missing()) is not None:
@@ -38,7 +39,8 @@ def frozen(machine: Machine, made: Any) -> str:
     rich = Machine(machine.root, PLANTED)
     said = json.loads(rich.run("materialize", "tiny-llama", "--snapshot", "--format", "json", "--", *VLLM))
     assert said["key"] == made.key
-    return str(said["ref"])
+    yield str(said["ref"])
+    machine.run("prune", "--keep", "9", str(said["ref"]))
 
 
 def test_two_servers_thaw_at_once(machine: Machine, frozen: str, reference: Tokens) -> None:
