@@ -18,6 +18,7 @@ def parts() -> dict[str, str]:
         "sensitivity": sensitivity(_read("fleet-end-to-end-simulated")),
         "cost": cost(_read("fleet-cost")),
         "faults": faults(_read("fleet-faults")),
+        "overhead": overhead(_read("fleet-overhead")),
     }
 
 
@@ -57,6 +58,19 @@ def faults(found: Mapping[str, Any]) -> str:
         f"- Both models served again after {again['median']:.1f} s (median), {again['worst']:.1f} s at worst; "
         f"processes left at the end: {found['processes_left']}."
     )
+
+
+def overhead(found: Mapping[str, Any]) -> str:
+    cold = found["cold_request"]
+    rows = [["a cold request beside its start", cold["overhead_median_s"], cold["bar_s"], cold["met"]]]
+    rows += [
+        [f"`{name}`", one["median_s"], one["bar_s"], one["met"]] for name, one in found["commands"].items()
+    ]
+    cells = [
+        [name, f"{1000 * median:.0f}", f"{1000 * bar:.0f}", "yes" if met else "**no**"]
+        for name, median, bar, met in rows
+    ]
+    return _table(["what", "median (ms)", "at most", "met"], cells)
 
 
 def cold_ttft(found: Mapping[str, Any]) -> str:
