@@ -19,6 +19,7 @@ def parts() -> dict[str, str]:
         "cost": cost(_read("fleet-cost")),
         "faults": faults(_read("fleet-faults")),
         "overhead": overhead(_read("fleet-overhead")),
+        "handover": handover(_read("fleet-handover-cpu")),
     }
 
 
@@ -57,6 +58,19 @@ def faults(found: Mapping[str, Any]) -> str:
         f"- Lost of what can go on elsewhere (the first two rows): {found['lost_that_could_go_on']}.\n"
         f"- Both models served again after {again['median']:.1f} s (median), {again['worst']:.1f} s at worst; "
         f"processes left at the end: {found['processes_left']}."
+    )
+
+
+def handover(found: Mapping[str, Any]) -> str:
+    moved, killed = found["moved"], found["killed"]
+    gap = moved["gap"]
+    met = "met" if gap["worst_s"] <= moved["bar_s"] else "**missed**"
+    return (
+        f"- From two ranks to one worker: {moved['moved']} streams moved, {moved['broken']} of {moved['streams']} broken, "
+        f"{moved['differ']} with another token. Gap {gap['median_s']:.2f} s (median), {gap['p95_s']:.2f} s (95 %), "
+        f"{gap['worst_s']:.2f} s at worst; {moved['gaps_within_bar']} within the {moved['bar_s']} s asked for: {met}.\n"
+        f"- The server killed under {killed['begun_when_killed']} streams: {killed['broken']} broken, {killed['differ']} with "
+        f"another token; they waited {killed['pause']['median_s']:.0f} s for an ordinary start of the next one."
     )
 
 
