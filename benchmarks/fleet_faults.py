@@ -296,7 +296,8 @@ def main() -> None:
                 given.log.write_bytes((fleet.root / "up.log").read_bytes())
     left = [one for one in psutil.process_iter(["environ"]) if _of(one, place)]
     about = {
-        "command": f"python benchmarks/fleet_faults.py {' '.join(sys.argv[1:])}".rstrip(),
+        # Where its files go is not what was measured.
+        "command": f"python benchmarks/fleet_faults.py --kills {given.kills} --seed {given.seed}",
         "seconds": time.time() - began,
         "load_before": load,
         "load_after": os.getloadavg()[0],

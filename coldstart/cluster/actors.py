@@ -67,12 +67,15 @@ class ServerActor:
     def _servers(self) -> NodeServers:
         """Made by the first call: what is here belongs to the loop that runs the calls, and to its thread."""
         if self._node is None:
-            directory = self._stack.enter_context(own_directory())
             made = _servers(self._options.get("servers"))
             offline = bool(self._options.get("offline"))
-            starter = made(directory, Cache.at(), offline=offline, env=_environment())
-            starter.warm()
-            self._node = NodeServers(self._host, starter, shows_devices=not runtime.targets_cpu())
+            # Asked again and again where it cannot be made: each time its directory goes with it.
+            with ExitStack() as stack:
+                directory = stack.enter_context(own_directory())
+                starter = made(directory, Cache.at(), offline=offline, env=_environment())
+                starter.warm()
+                self._node = NodeServers(self._host, starter, shows_devices=not runtime.targets_cpu())
+                self._stack = stack.pop_all()
         return self._node
 
     async def found(self) -> NodeReport:
