@@ -90,7 +90,11 @@ class Bench:
             before = usage.snapshot()
             try:
                 for launcher in self.launchers:
-                    self._prepare(launcher, warmup, measured)
+                    self._prepare(launcher, measured)
+                    cold_first = schedule[0][0] == run_order.VLLM_COLD
+                    self._warm(
+                        launcher, run_order.warmups(launcher.mode, warmup, cold_first=cold_first), measured
+                    )
                 for index, order in enumerate(schedule):
                     self._round(index, order, measured)
                 if not self.settings.steady:
@@ -105,7 +109,7 @@ class Bench:
         self._fork_floor(measured)
         return measured
 
-    def _prepare(self, launcher: Launcher, warmup: int, measured: BenchRuns) -> None:
+    def _prepare(self, launcher: Launcher, measured: BenchRuns) -> None:
         try:
             launcher.prepare()
         except ModeUnavailable as error:
@@ -113,7 +117,9 @@ class Bench:
         except CommandFailed as error:
             measured.failed.add(launcher.mode)
             measured.drop(launcher.mode, error.message)
-        for number in range(run_order.warmups(launcher.mode, warmup)):
+
+    def _warm(self, launcher: Launcher, count: int, measured: BenchRuns) -> None:
+        for number in range(count):
             if launcher.mode not in measured.unavailable:
                 self._run(launcher, f"warm-up-{number}", -1, measured)
 
@@ -122,8 +128,12 @@ class Bench:
         if self.measure_floor and measured.no_floor is None:
             self._import_floor(measured)
         for mode in order:
-            if mode not in measured.unavailable:
-                self._run(by_mode[mode], f"round-{index}", index, measured)
+            if mode in measured.unavailable:
+                continue
+            self._run(by_mode[mode], f"round-{index}", index, measured)
+            if (mode, index) == (run_order.VLLM_COLD, 0) and mode in measured.failed:
+                for warm in (one for one in self.launchers if one.mode == run_order.VLLM_WARM):
+                    self._warm(warm, 1, measured)
 
     def _run(self, launcher: Launcher, name: str, index: int, measured: BenchRuns) -> None:
         directory = self.work / launcher.mode / name
