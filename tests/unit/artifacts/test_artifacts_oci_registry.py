@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import oci_registry, remote, sign
 from coldstart.artifacts.blobs import blob_path
-from coldstart.artifacts.errors import DigestMismatch, InvalidReference, MissingBlob, RemoteFailed
+from coldstart.artifacts.errors import (
+    DigestMismatch,
+    InvalidManifest,
+    InvalidReference,
+    MissingBlob,
+    RemoteFailed,
+)
 from coldstart.artifacts.limits import CHUNK
 from coldstart.artifacts.store import Store
 from tools import debian
@@ -138,6 +144,8 @@ def test_others_unpack_the_image_into_a_store(host: str, store: Store, tmp_path:
         bundle = draft.publish(provenance(), signer=sign.host_key(tmp_path / "state"))
     address = remote.push_image(bundle, f"oci://{host}/images/tiny:v1")
     assert remote.push_image(bundle, f"oci://{host}/images/tiny:v1") == address
+    with pytest.raises(InvalidManifest, match="a container image's"):
+        remote.pull(Store(tmp_path / "pulled"), f"oci://{host}/images/tiny:v1")
     try:
         layout = tmp_path / "layout"
         copied = _skopeo("copy", "--src-tls-verify=false", f"docker://{address}", f"oci:{layout}:v1")
