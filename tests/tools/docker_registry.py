@@ -1,4 +1,4 @@
-"""A real OCI registry from Debian's docker-registry package, for tests. As a script it prints its path.
+"""A real OCI registry from Debian's docker-registry package, for tests.
 
 The package is unpacked into the user's cache; nothing is installed and nothing runs as a service.
 """
@@ -58,7 +58,3 @@ def _wait(process: subprocess.Popen[bytes], port: int) -> None:
                 return
         time.sleep(0.05)
     raise Unavailable("the registry does not answer")
-
-
-if __name__ == "__main__":
-    print(binary())
