@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,8 +15,10 @@ from pathlib import Path
 from coldstart.contract import environment
 
 VARIABLE = environment.CRIU
-# CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE, as bits of CapEff.
+# Capabilities as bits of CapEff: CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE; CAP_SYS_RESOURCE.
 _CAPABILITIES = (1 << 21) | (1 << 40)
+_RESOURCE = 1 << 24
+_NR_OPEN = Path("/proc/sys/fs/nr_open")
 
 
 def command() -> list[str]:
@@ -37,6 +40,13 @@ def missing() -> str | None:
     held = int(_status("CapEff") or "0", 16)
     if held & _CAPABILITIES != _CAPABILITIES:
         return "CRIU needs CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE: run as root, or in a container with both"
+    # It raises its own limit of open files to the kernel's before all else, and ends where it may not.
+    most, hard = int(_NR_OPEN.read_text()), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if not held & _RESOURCE and hard < most:
+        return (
+            f"CRIU raises its limit of open files to fs.nr_open ({most}), past the hard limit here ({hard}): it needs "
+            f"CAP_SYS_RESOURCE, or a hard limit as high (podman run --ulimit nofile={most})"
+        )
     return None
 
 
