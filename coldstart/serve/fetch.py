@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from coldstart.artifacts.errors import BundleError
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.contract.weights import WeightsRequest
+from coldstart.contract.weights import PacedFetch, WeightsRequest
 from coldstart.errors import CommandFailed
 from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
@@ -57,16 +57,17 @@ class Streamed:
 
     source: str
     plan: Mapping[str, Any]
+    pace: PacedFetch | None = None
 
     @classmethod
-    def of(cls, bundle: Bundle, source: str) -> Streamed:
+    def of(cls, bundle: Bundle, source: str, pace: PacedFetch | None = None) -> Streamed:
         """Raises CommandFailed when the bundle does not say which weights to fetch."""
         try:
             known = bundle.json("weights")
         except BundleError as error:
             known = error
         if isinstance(known, Mapping) and isinstance(known.get("files"), list):
-            return cls(source, known)
+            return cls(source, known, pace)
         raise CommandFailed(
             f"{bundle.ref} does not say which weights to fetch.",
             mend="where the weights are: coldstart materialize MODEL --only weights --force",
@@ -87,7 +88,7 @@ class Streamed:
             ) from error
         path, identity = weights.keep(self.plan, cache.weights / "plans")
         ours = [*_format(given), *_untied(model.config, names, given)]
-        return ours, WeightsRequest(self.source, path), identity
+        return ours, WeightsRequest(self.source, path, self.pace), identity
 
 
 def _untied(config: Mapping[str, Any], names: Sequence[str], given: Arguments) -> list[str]:
@@ -109,7 +110,8 @@ def begun(mode: str, plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[No
         from coldstart.weights.prefetch import client
 
         try:
-            early = client.start_early(asked.source, asked.read(), _node_names(asked.read(), config, given))
+            names = _node_names(asked.read(), config, given)
+            early = client.start_early(asked.source, asked.read(), names, pace=asked.pace)
         except client.PrefetchError:
             yield  # the loader will try again, and say why it fails
             return

@@ -19,6 +19,7 @@ from coldstart.artifacts.bundle import Trust
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.net.origin import without_secrets
 from coldstart.contract.plan import LaunchPlan
+from coldstart.contract.weights import PacedFetch
 from coldstart.errors import Usage
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
@@ -46,7 +47,8 @@ class ServeRequest:
     `listen` are vLLM's host and port arguments, `mode` is one of LADDER or "auto", `without_bundle` starts vLLM's ordinary way
     where there is none, `trust` judges whose code may run here; with `require_signature` a bundle it does not accept is
     refused as a whole, otherwise only its code is left alone. `weights_from` is where the weights are fetched from (None: the
-    model's own directory); with `fetch_rest` those that this node's pipeline ranks do not need follow in the background.
+    model's own directory), by `weights_pace` if there is one; with `fetch_rest` those that this node's pipeline ranks do not
+    need follow in the background.
     """
 
     lookup: Lookup
@@ -58,6 +60,7 @@ class ServeRequest:
     scheduler: Choice = STOCK
     trust: Trust = inspection.trust
     weights_from: str | None = None
+    weights_pace: PacedFetch | None = None
     fetch_rest: bool = False
     accepts: Trust | None = None
     templates: Path | None = None
@@ -109,7 +112,9 @@ def plan(request: ServeRequest) -> LaunchPlan:
 
 def _prepared(request: ServeRequest) -> LaunchPlan:
     lookup, donor = request.lookup, request.lookup.weights_donor
-    streamed = fetch.Streamed.of(donor, request.weights_from) if donor and request.weights_from else None
+    streamed = None
+    if donor and request.weights_from:
+        streamed = fetch.Streamed.of(donor, request.weights_from, request.weights_pace)
     ensure = models.ensure_weights if streamed is None else models.ensure_tokenizer
     lookup = replace(lookup, model=ensure(lookup.model, offline=lookup.offline))
     if lookup.bundle is None:

@@ -241,7 +241,8 @@ def test_fetching_begins_before_the_block_and_is_let_go_after_it(
 ) -> None:
     prefetcher = use()
     with fetch.begun(mode, streaming, LLAMA):
-        assert prefetcher.asked == [(SOURCE, planned(), NAMES, {})] and prefetcher.closed == 0
+        assert prefetcher.asked == [(SOURCE, planned(), NAMES, {"pace": None})]
+        assert prefetcher.closed == 0
     assert prefetcher.closed == 1
     with pytest.raises(KeyboardInterrupt), fetch.begun(mode, streaming, LLAMA):
         raise KeyboardInterrupt
