@@ -52,11 +52,14 @@ class TokenBucket:
 
 
 class FetchPace:
-    """That of one fetch, whoever's leases it has. `limited`: a rate was told before its last byte came."""
+    """That of one fetch, whoever's leases it has. `limited`: a rate was told before its last byte came.
+
+    `served`: some lease of it had all that it wanted; leases before may have been given back without.
+    """
 
     def __init__(self, rate: float | None) -> None:
         self._bucket, self._changed = TokenBucket(rate, monotonic()), Condition()
-        self._bytes, self.limited = 0, False
+        self._bytes, self.limited, self.served = 0, False, False
         self._first = self._last = 0.0
 
     def change(self, rate: float | None) -> None:

@@ -157,7 +157,7 @@ class Service:
             return None
         pace.change(rate)
         waits = any(lease_waits(client) for client in self.clients if client.pace is pace)
-        return {**pace.document(), "ended": not waits}
+        return {**pace.document(), "ended": pace.served and not waits}
 
     def _want(self, client: ClientConnection, message: dict[str, Any]) -> None:
         names, _ = ipc.body(client.channel.take())
@@ -286,6 +286,8 @@ class Service:
         lease, model = client.lease, client.model
         if lease is None or model is None or lease.unfinished() or lease.unfinished(background=True):
             return
+        if client.pace is not None:
+            client.pace.served = True
         if client.events is not None:
             self._draw(client, model, client.events)
             client.events = None

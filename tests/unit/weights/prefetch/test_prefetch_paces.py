@@ -84,6 +84,22 @@ def test_the_rate_that_was_told_is_kept_and_another_one_from_then_on(
         assert said["ended"] and said["bytes"] == sum(map(len, weights.data.values()))
 
 
+def test_a_lease_that_was_given_back_before_it_was_served_is_no_end(
+    weights: Weights, server: RangeServer, runtime: Path
+) -> None:
+    """A start tries one way after the other: each has a lease of the same fetch."""
+    pace = PacedFetch("worker", 1e3)
+    with client.attach(server.url, weights.plan, pace=pace, directory=runtime):
+        pass
+    said = client.told(pace, directory=runtime)
+    assert said is not None and not said["ended"]
+    with client.attach(server.url, weights.plan, pace=pace, directory=runtime) as attached:
+        client.told(PacedFetch("worker"), directory=runtime)
+        attached.complete()
+    said = client.told(PacedFetch("worker"), directory=runtime)
+    assert said is not None and said["ended"]
+
+
 def test_a_slow_pace_takes_no_stream_from_another_fetch(
     weights: Weights, server: RangeServer, runtime: Path
 ) -> None:
