@@ -1,8 +1,8 @@
 """What can be shown about graph restoration without a GPU. Nothing printed here is a GPU time.
 
   random   10,000 random graphs: constants corrupted and pointers missed at a layout never seen (goal 0 and 0)
-  models   10 decoder shapes x 35 batch sizes in the simulator: four capturing processes, one that proves and
-           one that only restores, each with its own addresses; outputs and KV cache bitwise equal.
+  models   10 decoder shapes x 35 batch sizes in the simulator: the offline phase's own rounds and a process that only
+           restores, each with its own addresses; outputs and KV cache bitwise equal.
            `--run N` is the same at other addresses, and only counted (`runs` in the file)
   cost     Python's share of a restore over a fake libcuda: 14,000 nodes, 56,000 pointers
   altered  every byte of every table of a bundle changed in turn: refused by the seal
@@ -13,6 +13,7 @@ The last line of standard output is one JSON object.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import numpy as np  # noqa: E402
 
-from coldstart.graphs import capture, combine, contents, gate, offline, table_files  # noqa: E402
+from coldstart.contract.graphs import EngineTask  # noqa: E402
+from coldstart.graphs import combine, gate, live, offline, rounds, table_files  # noqa: E402
 from coldstart.graphs.errors import AlteredTable, GraphError  # noqa: E402
+from coldstart.graphs.inputs import InputLog  # noqa: E402
 from coldstart.graphs.link import broken_assumptions  # noqa: E402
 from coldstart.graphs.restore import Restorer  # noqa: E402
 from coldstart.graphs.snapshot import load_snapshot  # noqa: E402
@@ -99,18 +102,32 @@ def models(shapes: list[Shape], run: int = 0) -> dict[str, Any]:
     rows = []
     for number, shape in enumerate(shapes):
         with tempfile.TemporaryDirectory() as directory:
-            row: dict[str, Any] = {"model": shape.name}
-            base = 10_000 * run + 100 * number
-            for step, seed in (("a", 1), ("c", 5), ("d", 6), ("bundle", 2), ("prove", 3), ("serve", 4)):
-                row |= _step(step, shape, base + seed, Path(directory))
-                if step == "prove" and "dropped" in row:
-                    row |= _step(step, shape, base + 7, Path(directory))
-        print(json.dumps(row), file=sys.stderr)
-        rows.append(row)
+            rows.append(_life(shape, Path(directory), itertools.count(10_000 * run + 100 * number)))
+        print(json.dumps(rows[-1]), file=sys.stderr)
     return {
         "models": rows,
-        "all_equal": all(r["proven"] + r.get("dropped", 0) == r["graphs"] == r["equal"] for r in rows),
+        "all_equal": all(r["proven"] + r["dropped"] == r["graphs"] == r["equal"] for r in rows),
     }
+
+
+def _life(shape: Shape, work: Path, seeds: Iterator[int]) -> dict[str, Any]:
+    """The offline phase's own rounds, then a process that restores."""
+    answers: list[dict[str, Any]] = []
+
+    def launch(name: str, task: EngineTask) -> None:
+        answers.append(_step("record" if task.record else "prove", shape, next(seeds), work))
+
+    bundle = offline.make(work, launch)
+    tables = table_files.load(bundle)
+    first, other, *_ = map(load_snapshot, rounds.layouts(work))
+    return {
+        "model": shape.name, "layouts": len(rounds.layouts(work)), "proofs": sum("proven" in a for a in answers),
+        "assumptions": len(tables.assumed), "classifiers": [asdict(score) for score in compare(first, other)],
+        "graphs": len(shape.sizes), "nodes": len(tables.nodes), "relocations": len(tables.relocations),
+        "bytes_per_node": round(tables.bytes_per_node(), 1), "contents_bytes": int(tables.contents.nbytes),
+        "proven": len(tables.keys), "dropped": len(shape.sizes) - len(tables.keys),
+        "reasons": sorted(set(tables.refused.values())),
+    } | _step("serve", shape, next(seeds), work)  # fmt: skip
 
 
 def counted(found: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +135,7 @@ def counted(found: dict[str, Any]) -> dict[str, Any]:
     rows = found["models"]
     names = ("graphs", "proven", "equal", "fallbacks", "launches_before_restored")
     sums = {name: sum(row[name] for row in rows) for name in names}
-    dropped = {row["model"]: row["reasons"] for row in rows if "dropped" in row}
+    dropped = {row["model"]: row["reasons"] for row in rows if row["dropped"]}
     return {name: value for name, value in found.items() if name != "models"} | sums | {"dropped": dropped}
 
 
@@ -129,40 +146,28 @@ def _step(step: str, shape: Shape, seed: int, directory: Path) -> dict[str, Any]
     return result
 
 
-def step(name: str, shape: Shape, seed: int, directory: Path) -> dict[str, Any]:
+def step(name: str, shape: Shape, seed: int, work: Path) -> dict[str, Any]:
     """One process of the life of a bundle."""
     model = SimModel(shape, seed)
     if name == "serve":
-        return _serve(model, directory / "bundle")
+        return _serve(model, work / rounds.BUNDLE)
     if name == "prove":
-        proof = gate.prove(Restorer(directory / "bundle", model.driver, model), model.driver, model, model)
-        if proof.failed:  # as the offline phase: without those, and proven once more
-            gate.reject(proof, directory / "bundle")
-            offline.keep_proven(directory / "bundle")
-            return {"dropped": len(proof.failed), "reasons": sorted(set(proof.failed.values()))}
-        gate.publish(proof, directory / "bundle")
-        return {"proven": len(proof.proven)}
+        proof = rounds.prove(work, model.driver, model, lambda restorer: model)
+        return {"proven": len(proof.proven), "failed": len(proof.failed)}
     captured = {key: model.capture(key) for key in reversed(model.sizes())}
-    snapshot = capture.take(model.driver, model, captured)
-    if name != "bundle":
-        snapshot.save(directory / name)
-        return {}
-    first, *more = (load_snapshot(directory / other) for other in ("a", "c", "d"))
-    combined = combine.combine(first, snapshot, more)
-    tables = contents.minimise(model.driver, model, captured, combined, snapshot.contents)
-    table_files.save(tables, directory / "bundle", snapshot.binaries)
-    return {
-        "assumptions": len(tables.assumed),
-        "classifiers": [asdict(score) for score in compare(first, snapshot)],
-        "graphs": len(tables.keys), "nodes": len(tables.nodes), "relocations": len(tables.relocations),
-        "bytes_per_node": round(tables.bytes_per_node(), 1), "contents_bytes": int(tables.contents.nbytes),
-        "refused": len(tables.refused),
-    }  # fmt: skip
+    watch = rounds.record(work, model.driver, model, captured, model, InputLog(model.driver), {})
+    for number in range(live.LEAST):
+        key = next(iter(captured))
+        model.prepare(key, number)
+        model.driver.launch(captured[key].executable, 0)
+        watch.look()
+    watch.save(work)
+    return {}
 
 
 def _serve(model: SimModel, bundle: Path) -> dict[str, Any]:
     """A process that restores and never ran the model, against its own ordinary capture afterwards."""
-    restorer = Restorer(bundle, model.driver, model)
+    restorer = Restorer(bundle, model.driver, model, adopt=gate.read_proof(bundle).adopt)
     restorer.link()
     graphs = {key: restorer.graph(key) for key in model.sizes()}
     forwards = model.driver.launches

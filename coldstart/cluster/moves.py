@@ -7,18 +7,38 @@ the stream is stopped there and goes on here. A stream that cannot move, or does
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from coldstart.cluster.replicas import FleetReplica, FleetTicket, MovingStream
-from coldstart.fleet.handover import Handover, Request, StreamSide
+from coldstart.fleet.handover import Handover, HandoverPace, Request, StreamSide
 from coldstart.gateway.tasks import Tasks
 
 if TYPE_CHECKING:
     from coldstart.cluster.front import FleetFront
 
 PATIENCE_S = 60.0
-AT_ONCE = 4
 JSON = ((b"content-type", b"application/json"),)
+
+
+class _Turns:
+    """As many at a time as the pace says."""
+
+    def __init__(self) -> None:
+        self.pace, self._moving, self._changed = HandoverPace(), 0, asyncio.Condition()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[HandoverPace]:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._moving < self.pace.at_once)
+            self._moving += 1
+        try:
+            yield self.pace
+        finally:
+            self._moving -= 1
+            async with self._changed:
+                self._changed.notify_all()
 
 
 class Moves:
@@ -27,7 +47,7 @@ class Moves:
     def __init__(self, front: FleetFront) -> None:
         self.front, self.count = front, 0
         self._tasks = Tasks(front.log)
-        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._turns: dict[str, _Turns] = {}
 
     def order(self, ticket: FleetTicket, target: FleetReplica | None) -> None:
         """Move that request, when it is its turn."""
@@ -36,13 +56,12 @@ class Moves:
     async def _ordered(self, ticket: FleetTicket, target: FleetReplica | None) -> None:
         done, number = False, ticket.number
         if target is not None:
-            # Few at a time: each would wait for all the others otherwise.
-            async with self._turns.setdefault(target.group, asyncio.Semaphore(AT_ONCE)):
-                done = self.front.has(ticket) and await self._moved(ticket, target)
+            async with self._turns.setdefault(target.group, _Turns()).turn() as pace:
+                done = self.front.has(ticket) and await self._moved(ticket, target, pace)
         if self.front.has(ticket):
             self.front.contact.happened("moved", number, done)
 
-    async def _moved(self, ticket: FleetTicket, target: FleetReplica) -> bool:
+    async def _moved(self, ticket: FleetTicket, target: FleetReplica, pace: HandoverPace) -> bool:
         source, stream = ticket.target, ticket.stream
         if source is None or stream is None or ticket.answer is None:
             return self._stays(ticket, "it can only end where it began")
@@ -69,6 +88,7 @@ class Moves:
                 handover.token(StreamSide.WORKER, handover.sent)
                 self.count += 1
                 gap = round(clock() - stopped, 4)
+                pace.moved(gap)
                 self.front.log.say("moved", request=ticket.number, made=handover.sent, gap_s=gap)
             if ticket.move is move:
                 ticket.move = None

@@ -34,6 +34,30 @@ class StreamSide(StrEnum):
     WORKER = "worker"
 
 
+@dataclass(slots=True)
+class HandoverPace:
+    """How many streams move to one worker at once: one more while each of so many came through within `target_s`, half as
+    many after one that did not (additive increase, multiplicative decrease; RFC 5681's congestion avoidance).
+
+    Those that move share the worker's steps with each other, and its device with the pipeline that still serves: the more,
+    the longer each client waits; who is not moved yet waits for nothing.
+    """
+
+    target_s: float = 0.35
+    most: int = 8
+    at_once: int = 1
+    _since: int = 0
+
+    def moved(self, gap_s: float) -> None:
+        """A stream came through, `gap_s` seconds after it was stopped."""
+        if gap_s > self.target_s:
+            self.at_once, self._since = max(1, self.at_once // 2), 0
+            return
+        self._since += 1
+        if self._since >= self.at_once:
+            self.at_once, self._since = min(self.most, self.at_once + 1), 0
+
+
 class Gap(RuntimeError):
     """A side skipped a token: its stream cannot be continued."""
 

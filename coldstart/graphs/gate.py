@@ -26,13 +26,15 @@ class Proof:
     """`canary` is (key, seed, sha256 of the outputs) of the smallest graph, `hashes` the same of all at that seed.
 
     `adopt` says that unnamed memory was adopted in the proof: a restore does what its proof did; `eager`
-    that outputs without any graph were compared as well.
+    that outputs without any graph were compared as well. `unsettled` are those of `failed` of which one more
+    recorded layout would decide a word that has two readings.
     """
 
     seal: str
     seeds: list[int]
     proven: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    unsettled: list[str] = field(default_factory=list)
     canary: tuple[str, int, str] | None = None
     adopt: bool = False
     eager: bool = True
@@ -65,6 +67,7 @@ def prove(
             proof.proven.append(key)
         else:
             proof.failed[key] = reason
+            proof.unsettled += [key] if restorer.has_two_readings(key) else []
     for key in proof.proven:
         graph = restored[key]
         if graph is not None:
@@ -123,13 +126,15 @@ def publish(proof: Proof, directory: Path) -> None:
 
 
 def reject(proof: Proof, directory: Path) -> None:
-    """Leave the reasons beside the tables, for whoever drops the graphs that failed."""
-    (directory / REJECTED).write_text(json.dumps(proof.failed, sort_keys=True))
+    """Leave the reasons beside the tables, for whoever drops the graphs that failed or records once more."""
+    said = {"failed": proof.failed, "unsettled": proof.unsettled}
+    (directory / REJECTED).write_text(json.dumps(said, sort_keys=True))
 
 
-def read_rejected(directory: Path) -> dict[str, str]:
-    """Graph to reason."""
-    return {str(k): str(v) for k, v in json.loads((directory / REJECTED).read_text()).items()}
+def read_rejected(directory: Path) -> tuple[dict[str, str], list[str]]:
+    """Graph to reason, and those of them that one more layout may save."""
+    said = json.loads((directory / REJECTED).read_text())
+    return {str(k): str(v) for k, v in said["failed"].items()}, [str(key) for key in said["unsettled"]]
 
 
 def read_proof(directory: Path) -> Proof:

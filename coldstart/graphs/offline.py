@@ -1,7 +1,7 @@
 """The offline rounds as seen from outside: which processes to start, until a bundle is proven.
 
-Two processes with two layouts make a bundle; a further layout is taken while words with two readings are left; what
-of it changes while the last of them serves a few steps is refused.
+Two processes with two layouts make a bundle; a further layout is taken while words with two readings are left, and
+where the proof's layout shows that they matter; what of it changes while the last of them serves a few steps is refused.
 Then one process that captured nothing of it proves it; graphs that fail are dropped, and what is left is proved
 again.  Nothing here touches a driver: whoever calls says how a process of the engine is started.
 """
@@ -18,6 +18,7 @@ from coldstart.graphs.errors import NotProven, Refused
 from coldstart.graphs.rounds import BUNDLE, REASON, layouts
 
 LEAST, MOST = 2, 4
+MOST_AFTER_PROOF = 8
 Launch = Callable[[str, EngineTask], None]
 
 
@@ -26,19 +27,39 @@ def make(work: Path, launch: Launch, *, by_reference: bool = False) -> Path:
 
     Raises Refused or NotProven with the reason when no graph of this model can be restored; what `launch` raises.
     """
-    for number in range(1, MOST + 1):
-        launch(f"record graphs, layout {number}", EngineTask(record=work, by_reference=by_reference))
-        _expect(work, len(layouts(work)) == number)
-        if number >= LEAST and not _ambiguous(work):
-            break
-    live.settle(work, work / BUNDLE)
-    for _ in range(2):
+    while len(layouts(work)) < LEAST or (len(layouts(work)) < MOST and _ambiguous(work)):
+        _record(work, launch, by_reference)
+    dropped = False
+    while True:
+        live.settle(work, work / BUNDLE)
         launch("prove graphs", EngineTask(prove=work))
         _expect(work, (work / BUNDLE / gate.PROOF).exists() or (work / BUNDLE / gate.REJECTED).exists())
         if (work / BUNDLE / gate.PROOF).exists():
             return work / BUNDLE
-        keep_proven(work / BUNDLE)
-    raise NotProven("graphs that were proven once failed the second time: nothing of it can be relied on")
+        if worth_another(work / BUNDLE, len(layouts(work))):
+            _record(work, launch, by_reference)
+        elif dropped:
+            raise NotProven(
+                "graphs that were proven once failed the second time: nothing of it can be relied on"
+            )
+        else:
+            keep_proven(work / BUNDLE)
+            dropped = True
+
+
+def worth_another(bundle: Path, recorded: int) -> bool:
+    """Whether one more layout may save what the proof has refused.
+
+    Two regions that touched in every layout recorded so far did not in the proof's: a further one is likely to tell
+    which of the two a word belongs to. Where they always touch, the proof's own layout would have been no different.
+    """
+    return recorded < MOST_AFTER_PROOF and bool(gate.read_rejected(bundle)[1])
+
+
+def _record(work: Path, launch: Launch, by_reference: bool) -> None:
+    number = len(layouts(work)) + 1
+    launch(f"record graphs, layout {number}", EngineTask(record=work, by_reference=by_reference))
+    _expect(work, len(layouts(work)) == number)
 
 
 def _expect(work: Path, done: bool) -> None:
@@ -56,7 +77,7 @@ def _ambiguous(work: Path) -> bool:
 
 def keep_proven(bundle: Path) -> None:
     """Drop the graphs that the gate rejected, with its reasons. Raises NotProven where none is left."""
-    failed = gate.read_rejected(bundle)
+    failed, _ = gate.read_rejected(bundle)
     tables = table_files.load(bundle)
     if set(tables.keys) <= set(failed):
         raise NotProven(f"no graph was proven: {failed}")

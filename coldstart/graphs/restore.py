@@ -210,6 +210,15 @@ class Restorer:
         """Whether the linked bundle has this graph."""
         return key in self.sizes()
 
+    def has_two_readings(self, key: str) -> bool:
+        """Whether a word of this graph has two readings that this process does not make equal."""
+        linked = self._linked
+        return (
+            linked is not None
+            and key in linked.tables.keys
+            and linked.tables.keys.index(key) in linked.ambiguous
+        )
+
     def region(self, symbol: str) -> tuple[SymbolRegion, int]:
         """A symbol and its address here. Raises MissingRegion."""
         for number, region in enumerate(self._linked.tables.regions if self._linked else []):

@@ -63,14 +63,14 @@ def match_backwards(trace: Array, wanted: Iterable[tuple[int, int]]) -> dict[tup
     by_place: dict[int, set[int]] = {}
     for place, address in wanted:
         by_place.setdefault(place if place >= 0 else end, set()).add(address)
-    live, ordinal, matched = Live(), 0, {}
+    live, ordinal, matched, events = Live(), 0, {}, trace.tolist()
     for at in range(end + 1):
         for address in by_place.get(at, ()):
             matches = live.match(address)
             if any(matches):
                 matched[at, address] = matches
         if at < end:
-            kind, base, size = trace[at].item()
+            kind, base, size = events[at]
             live.apply(kind, base, size, ordinal)
             ordinal += kind == 0
     return matched

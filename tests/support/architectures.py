@@ -75,7 +75,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "OPTConfig",
         _DEEP | {"ffn_dim": 256, "word_embed_proj_dim": _HIDDEN, "max_position_embeddings": _POSITIONS},
     ),
-    "bloom": Architecture("BloomConfig", {"hidden_size": _HIDDEN, "n_layer": _LAYERS, "n_head": _HEADS}),
+    "bloom": Architecture(
+        "BloomConfig", {"hidden_size": _HIDDEN, "n_layer": _LAYERS, "n_head": _HEADS} | _TIED
+    ),
     "mpt": Architecture(
         "MptConfig",
         {"d_model": _HIDDEN, "n_layers": _LAYERS, "n_heads": _HEADS, "max_seq_len": _POSITIONS} | _TIED,

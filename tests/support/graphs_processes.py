@@ -36,8 +36,8 @@ def engine(task: EngineTask, seed: int = ELSEWHERE, **extra: str) -> dict[str, A
 class Launches:
     """Starts engines and remembers their names and answers; `between` may meddle before each.
 
-    The nth has the seed `first` + n, the same in every run of the tests: where regions touch by chance in all
-    layouts that a bundle is made of, a graph is rightly refused where they do not.
+    The nth has the seed `first` + n, the same in every run of the tests: how many layouts are recorded hangs on whether
+    regions touch by chance.
     """
 
     def __init__(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.errors import Usage
+from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
 from coldstart.measure.bench import compare, result, run_order
 from coldstart.measure.bench.launchers import Subject, launchers
@@ -72,7 +73,8 @@ def _measure(
 ) -> result.Document:
     settings = RunSettings(PROMPTS, ready_timeout_s=request.ready_timeout_s, steady=request.steady)
     with tempfile.TemporaryDirectory(prefix="coldstart-bench-") as name:
-        bench = Bench(launchers(about, modes, Path(name)), settings, Path(name), progress)
+        starters = launchers(about, modes, Path(name))
+        bench = Bench(starters, settings, Path(name), progress, two_at_once=runtime.targets_cpu())
         measured = bench.measure(request.runs, request.warmup)
     return result.document(
         measured, model=request.model, vllm_args=request.vllm_args, command_line=request.command_line

@@ -11,7 +11,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +21,7 @@ from coldstart.errors import CommandFailed
 from coldstart.machine import logs
 from coldstart.machine.addresses import free_port
 from coldstart.measure.bench import usage
+from coldstart.measure.bench.completions import NoAnswer
 
 HOST = "127.0.0.1"
 STOP_S = 20.0
@@ -184,6 +186,25 @@ def launch(launcher: Launcher, files: RunFiles) -> Server:
             start_new_session=True,
         )
     return Server(launcher.mode, files, process, launched_s, before)
+
+
+@contextmanager
+def serving(launcher: Launcher, directory: Path) -> Iterator[Server]:
+    """A server, launched and not waited for, stopped in every case.
+
+    Raises ServerDied, or CommandFailed when it does not answer what it is asked in the block.
+    """
+    server = launch(launcher, RunFiles.make(directory))
+    try:
+        yield server
+    except NoAnswer as error:
+        server.check()
+        raise CommandFailed(
+            f"the {launcher.mode} server gave no answer: {error}; its last words:\n{server.tail()}",
+            mend="coldstart doctor",
+        ) from error
+    finally:
+        server.stop()
 
 
 def end_strays(before: usage.Snapshot) -> None:

@@ -47,7 +47,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class VllmLauncher:
-    """An ordinary vLLM server. `caches` is kept between runs when `warm`, else every run has an empty one."""
+    """An ordinary vLLM server. `caches` is kept between runs when `warm`, else every run has an empty one.
+
+    The first cold start fills those that the warm ones then have, if nobody did before: one compilation less.
+    """
 
     subject: Subject
     caches: Path
@@ -59,10 +62,10 @@ class VllmLauncher:
         return run_order.VLLM_WARM if self.warm else run_order.VLLM_COLD
 
     def prepare(self) -> None:
-        """Nothing: the plan's warm-up run fills the caches."""
+        """Nothing: a cold start, or the plan's warm-up run, fills the caches."""
 
     def command(self, files: RunFiles) -> Command:
-        root = self.caches if self.warm else files.directory / "caches"
+        root = self.caches if self.warm or not self.caches.exists() else files.directory / "caches"
         argv = [sys.executable, "-m", ENTRY_POINT, "--model", self.subject.target]
         argv += ["--host", HOST, "--port", str(files.port), *self.subject.vllm_args]
         return Command(argv, {**careful(self.subject), **cache_variables(root)})
@@ -160,7 +163,7 @@ def launchers(subject: Subject, modes: Sequence[str], work: Path) -> list[Launch
 
 def _launcher(subject: Subject, mode: str, work: Path) -> Launcher:
     if mode in run_order.BASELINES:
-        return VllmLauncher(subject, work / mode / "caches", mode == run_order.VLLM_WARM)
+        return VllmLauncher(subject, work / "vllm" / "caches", mode == run_order.VLLM_WARM)
     # One short directory: the path of a unix socket below it may have 107 bytes.
     return ColdstartLauncher(subject, mode, work / "run")
 

@@ -10,19 +10,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
-from coldstart.errors import CommandFailed
 from coldstart.machine import processes
 from coldstart.machine.timeline import Span, Timeline
 from coldstart.measure.bench import usage, vllm_log
-from coldstart.measure.bench.completions import CompletionClient, NoAnswer
-from coldstart.measure.bench.launch import HOST, Launcher, RunFiles, Server, launch
+from coldstart.measure.bench.completions import CompletionClient
+from coldstart.measure.bench.launch import HOST, Launcher, Server, serving
+from coldstart.measure.bench.steady import Steady, sample
 
 HARNESS = "harness"
 LISTENING, ANSWERING = "until listening", "first request"
-CONCURRENCY = 8
-SINGLE_REQUESTS = 5
 READY_PATIENCE_S = 30.0
 
 
@@ -37,15 +34,6 @@ class RunSettings:
     ready_timeout_s: float = 900.0
     steady: bool = True
     crowds: Sequence[int] = ()
-
-
-@dataclass(frozen=True)
-class Steady:
-    """A server past its start: seconds per answer alone, seconds to one token, tokens per second at 8."""
-
-    latency_s: float
-    one_token_s: float
-    tokens_per_s: float
 
 
 @dataclass(frozen=True)
@@ -71,17 +59,8 @@ def run(launcher: Launcher, directory: Path, settings: RunSettings, index: int) 
 
     Raises ServerDied, or CommandFailed when it gave no token in time or did not answer what it was asked.
     """
-    server = launch(launcher, RunFiles.make(directory))
-    try:
+    with serving(launcher, directory) as server:
         return _measure(launcher, server, settings, index)
-    except NoAnswer as error:
-        server.check()
-        raise CommandFailed(
-            f"the {launcher.mode} server gave no answer: {error}; its last words:\n{server.tail()}",
-            mend="coldstart doctor",
-        ) from error
-    finally:
-        server.stop()
 
 
 def _measure(launcher: Launcher, server: Server, settings: RunSettings, index: int) -> Run:
@@ -104,7 +83,7 @@ def _measure(launcher: Launcher, server: Server, settings: RunSettings, index: i
         spans=_relative(timeline, server.launched_s),
         answers=answers(client, settings),
         crowds={count: crowd(client, settings, count) for count in settings.crowds},
-        steady=steady(client, settings) if settings.steady else None,
+        steady=sample(client, settings.prompts, settings.max_tokens) if settings.steady else None,
         readiness=readiness,
     )
 
@@ -119,16 +98,6 @@ def crowd(client: CompletionClient, settings: RunSettings, count: int) -> list[t
     """The same with `count` requests in flight; the prompts in turn, so often that there are as many. Raises NoAnswer."""
     asked = [settings.prompts[i % len(settings.prompts)] for i in range(max(count, len(settings.prompts)))]
     return [(one.tokens, one.text) for one in client.complete_all(asked, settings.max_tokens, count)]
-
-
-def steady(client: CompletionClient, settings: RunSettings) -> Steady:
-    """The server as it is after the start, already warmed by the tokens' check. Raises NoAnswer."""
-    prompt = settings.prompts[0]
-    alone = [client.complete(prompt, settings.max_tokens).seconds for _ in range(SINGLE_REQUESTS)]
-    short = [client.complete(prompt, 1).seconds for _ in range(SINGLE_REQUESTS)]
-    asked = [settings.prompts[i % len(settings.prompts)] for i in range(2 * CONCURRENCY)]
-    rate = client.tokens_per_s(asked, settings.max_tokens, CONCURRENCY)
-    return Steady(median(alone), median(short), rate)
 
 
 def _readiness(launcher: Launcher, server: Server) -> Mapping[str, object]:

@@ -13,9 +13,10 @@ from statistics import median
 
 from coldstart.machine import secrets
 from coldstart.measure.bench import facts, floor, run_order
-from coldstart.measure.bench.measure import Run, Steady
+from coldstart.measure.bench.measure import Run
 from coldstart.measure.bench.runner import BenchRuns
 from coldstart.measure.bench.stats import Summary, paired_ratio, summarize
+from coldstart.measure.bench.steady import Pair, Steady
 
 SCHEMA_VERSION = 1
 STEADY_TOLERANCE = 0.03
@@ -86,15 +87,11 @@ def _slow(readiness: Mapping[str, object]) -> list[str]:
 
 def floor_of(measured: BenchRuns) -> floor.Floor:
     """Service time from the warm vLLM server where there is one, else from the first mode that tells."""
-    order = [run_order.REFERENCE, *measured.runs]
-    served = (steadies(measured.runs.get(mode, ())) for mode in order)
-    service = next((summarize([one.one_token_s for one in answers]) for answers in served if answers), None)
+    order = [run_order.REFERENCE, *measured.beside]
+    served = (measured.beside.get(mode, ()) for mode in order)
+    service = next((summarize([pair.mine.one_token_s for pair in pairs]) for pairs in served if pairs), None)
     imports = summarize(measured.imports_s) if measured.imports_s else None
     return floor.Floor(imports, measured.fork, service)
-
-
-def steadies(runs: Iterable[Run]) -> list[Steady]:
-    return [run.steady for run in runs if run.steady is not None]
 
 
 def _mode(mode: str, measured: BenchRuns, floors: floor.Floor) -> Document:
@@ -115,7 +112,7 @@ def _mode(mode: str, measured: BenchRuns, floors: floor.Floor) -> Document:
         "floor_s": floor_s,
         "percent_of_floor": 100 * floor_s / first_token["median"] if floor_s else None,
         "tokens_identical": _same_tokens(mode, measured),
-        "steady": _steady(runs, reference),
+        "steady": _steady(measured.beside.get(mode, ())),
         "fast_path": runs[-1].readiness.get("fast_path"),
         "fallbacks": slow_paths(runs),
         "samples": [_sample(run) for run in runs],
@@ -147,22 +144,22 @@ def _same_tokens(mode: str, measured: BenchRuns) -> bool | None:
     return all(list(run.answers) == wanted for run in measured.runs[mode])
 
 
-def _steady(runs: Sequence[Run], reference: Sequence[Run]) -> Document | None:
-    if not steadies(runs):
+def _steady(pairs: Sequence[Pair]) -> Document | None:
+    if not pairs:
         return None
     return {
-        "latency_s": summarize([one.latency_s for one in steadies(runs)]),
-        "tokens_per_s": summarize([one.tokens_per_s for one in steadies(runs)]),
-        "latency_ratio": _against(runs, reference, lambda one: one.latency_s, worse=1),
-        "throughput_ratio": _against(runs, reference, lambda one: one.tokens_per_s, worse=-1),
+        "latency_s": summarize([pair.mine.latency_s for pair in pairs]),
+        "tokens_per_s": summarize([pair.mine.tokens_per_s for pair in pairs]),
+        "latency_ratio": _against(pairs, lambda one: one.latency_s, worse=1),
+        "throughput_ratio": _against(pairs, lambda one: one.tokens_per_s, worse=-1),
     }
 
 
-def _against(
-    runs: Sequence[Run], reference: Sequence[Run], of: Callable[[Steady], float], *, worse: int
-) -> Document | None:
+def _against(pairs: Sequence[Pair], of: Callable[[Steady], float], *, worse: int) -> Document | None:
     """This mode over vllm-warm; `worse` is the sign of a change for the worse."""
-    value = paired_ratio(_steady_rounds(runs, of), _steady_rounds(reference, of))
+    mine = {number: of(pair.mine) for number, pair in enumerate(pairs)}
+    reference = {number: of(pair.reference) for number, pair in enumerate(pairs) if pair.reference}
+    value = paired_ratio(mine, reference)
     if value is None:
         return None
     ratio, interval = value
@@ -174,10 +171,6 @@ def _against(
         "verdict": "ok" if losses[1] <= STEADY_TOLERANCE else verdict,
         "tolerance": STEADY_TOLERANCE,
     }
-
-
-def _steady_rounds(runs: Sequence[Run], of: Callable[[Steady], float]) -> dict[int, float]:
-    return {run.round: of(run.steady) for run in runs if run.steady is not None}
 
 
 def _rounds(runs: Sequence[Run], of: Callable[[Run], float]) -> dict[int, float]:

@@ -36,14 +36,15 @@ def rotated(modes: Sequence[str], by: int) -> list[str]:
     return [*modes[start:], *modes[:start]]
 
 
-def warmups(mode: str, wanted: int) -> int:
+def warmups(mode: str, wanted: int, *, cold_first: bool = False) -> int:
     """Uncounted runs before the first round.
 
-    A cold start has none, since warming is what it must not have; warm caches need one to exist at all.
+    A cold start has none, since warming is what it must not have; warm caches need one start to exist at all, and with
+    `cold_first` the first round's cold start is that one.
     """
     if mode == VLLM_COLD:
         return 0
-    return max(wanted, 1) if mode == VLLM_WARM else wanted
+    return max(wanted, 1) - cold_first if mode == VLLM_WARM else wanted
 
 
 def is_process_of_its_own(mode: str) -> bool:

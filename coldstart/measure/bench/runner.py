@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coldstart.errors import NO_BUNDLE, ColdstartError, CommandFailed, NoBundle
-from coldstart.measure.bench import floor, run_order, usage
+from coldstart.measure.bench import floor, run_order, steady, usage
+from coldstart.measure.bench.completions import CompletionClient
 from coldstart.measure.bench.launch import Launcher, ModeUnavailable, ServerDied, end_strays
 from coldstart.measure.bench.measure import Run, RunSettings, run
 from coldstart.measure.bench.stats import Summary, summarize
+from coldstart.measure.bench.steady import Pair
 
 Progress = Callable[[str], None]
 PROMPTS = (
@@ -32,10 +35,13 @@ PROMPTS = (
 
 @dataclass
 class BenchRuns:
-    """All counted runs by mode, the modes that could not run, and the servers that failed."""
+    """All counted runs by mode, the modes that could not run, and the servers that failed; `beside` holds what each mode
+    did past its start, beside vllm-warm.
+    """
 
     modes: Sequence[str]
     runs: dict[str, list[Run]] = field(default_factory=dict)
+    beside: dict[str, list[Pair]] = field(default_factory=dict)
     unavailable: dict[str, str] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     imports_s: list[float] = field(default_factory=list)
@@ -45,18 +51,32 @@ class BenchRuns:
     def drop(self, mode: str, reason: str) -> None:
         """Set a mode aside: what it measured before is not shown, for it would be half a result."""
         self.runs.pop(mode, None)
+        self.beside.pop(mode, None)
         self.unavailable[mode] = reason
+
+    def pair_rounds(self) -> None:
+        """Fill `beside` from the rounds, where each run measured its own steady state."""
+        asked = {
+            mode: {run.round: run.steady for run in runs if run.steady} for mode, runs in self.runs.items()
+        }
+        reference = asked.get(run_order.REFERENCE, {})
+        for mode, rounds in asked.items():
+            self.beside[mode] = [Pair(mine, reference.get(number)) for number, mine in rounds.items()]
 
 
 @dataclass
 class Bench:
-    """One bench over `launchers`; `work` is an empty directory for caches, logs and events."""
+    """One bench over `launchers`; `work` is an empty directory for caches, logs and events.
+
+    With `two_at_once` the steady state of each mode is measured beside vllm-warm's, after the rounds.
+    """
 
     launchers: Sequence[Launcher]
     settings: RunSettings
     work: Path
     progress: Progress
     measure_floor: bool = True
+    two_at_once: bool = True
 
     def measure(self, runs: int, warmup: int) -> BenchRuns:
         """Nothing that was started is alive afterwards, however it ends.
@@ -70,16 +90,26 @@ class Bench:
             before = usage.snapshot()
             try:
                 for launcher in self.launchers:
-                    self._prepare(launcher, warmup, measured)
+                    self._prepare(launcher, measured)
+                    cold_first = schedule[0][0] == run_order.VLLM_COLD
+                    self._warm(
+                        launcher, run_order.warmups(launcher.mode, warmup, cold_first=cold_first), measured
+                    )
                 for index, order in enumerate(schedule):
                     self._round(index, order, measured)
+                if not self.settings.steady:
+                    pass
+                elif self.two_at_once:
+                    self._side_by_side(measured)
+                else:
+                    measured.pair_rounds()
             finally:
                 self._close()
                 end_strays(before)
         self._fork_floor(measured)
         return measured
 
-    def _prepare(self, launcher: Launcher, warmup: int, measured: BenchRuns) -> None:
+    def _prepare(self, launcher: Launcher, measured: BenchRuns) -> None:
         try:
             launcher.prepare()
         except ModeUnavailable as error:
@@ -87,7 +117,9 @@ class Bench:
         except CommandFailed as error:
             measured.failed.add(launcher.mode)
             measured.drop(launcher.mode, error.message)
-        for number in range(run_order.warmups(launcher.mode, warmup)):
+
+    def _warm(self, launcher: Launcher, count: int, measured: BenchRuns) -> None:
+        for number in range(count):
             if launcher.mode not in measured.unavailable:
                 self._run(launcher, f"warm-up-{number}", -1, measured)
 
@@ -96,14 +128,19 @@ class Bench:
         if self.measure_floor and measured.no_floor is None:
             self._import_floor(measured)
         for mode in order:
-            if mode not in measured.unavailable:
-                self._run(by_mode[mode], f"round-{index}", index, measured)
+            if mode in measured.unavailable:
+                continue
+            self._run(by_mode[mode], f"round-{index}", index, measured)
+            if (mode, index) == (run_order.VLLM_COLD, 0) and mode in measured.failed:
+                for warm in (one for one in self.launchers if one.mode == run_order.VLLM_WARM):
+                    self._warm(warm, 1, measured)
 
     def _run(self, launcher: Launcher, name: str, index: int, measured: BenchRuns) -> None:
         directory = self.work / launcher.mode / name
         self.progress(f"{launcher.mode} {name} ...")
         try:
-            done = run(launcher, directory, self.settings, index)
+            alone = self.settings.steady and not self.two_at_once
+            done = run(launcher, directory, replace(self.settings, steady=alone), index)
         except ColdstartError as error:
             _require_bundle(error)
             measured.failed.add(launcher.mode)
@@ -112,6 +149,31 @@ class Bench:
         _keep(done, measured)
         self.progress(f"{launcher.mode} {name}: first token after {done.first_token_s:.2f} s")
         shutil.rmtree(directory)
+
+    def _side_by_side(self, measured: BenchRuns) -> None:
+        """Each mode's server beside one of vllm-warm; vllm-warm itself beside a second one, which shows what is noise.
+
+        vllm-cold differs from vllm-warm in its start alone, so it has no part in this.
+        """
+        by_mode = {one.mode: one for one in self.launchers if one.mode in measured.runs}
+        with ExitStack() as stack:
+            reference = None
+            for mode in sorted(by_mode, key=lambda mode: mode != run_order.REFERENCE):
+                self.progress(f"{mode} past its start ...")
+                try:
+                    if mode == run_order.REFERENCE:
+                        reference = stack.enter_context(self._answering(by_mode[mode], "reference"))
+                    if mode != run_order.VLLM_COLD:
+                        with self._answering(by_mode[mode], "beside") as one:
+                            prompts, tokens = self.settings.prompts, self.settings.max_tokens
+                            measured.beside[mode] = steady.side_by_side(one, reference, prompts, tokens)
+                except CommandFailed as error:
+                    measured.failed.add(mode)
+                    measured.drop(mode, error.message)
+
+    def _answering(self, launcher: Launcher, name: str) -> AbstractContextManager[CompletionClient]:
+        directory = self.work / launcher.mode / name
+        return steady.answering(launcher, directory, self.settings.prompts[0], self.settings.ready_timeout_s)
 
     def _import_floor(self, measured: BenchRuns) -> None:
         try:

@@ -30,36 +30,34 @@ class Allocator:
         self._memory, self._rng, self._trace = memory, rng, trace
         self._segment, self._reuse = segment, reuse
         self.segments: list[Segment] = []
-        self._sizes: dict[int, int] = {}
+        self._held: dict[int, tuple[int, Segment]] = {}
 
     def allocate(self, size: int) -> int:
         """Address of a block of at least `size` bytes."""
         rounded = (size + GRAIN - 1) // GRAIN * GRAIN
-        address = self._from_holes(rounded) if self._rng.random() < self._reuse else None
-        if address is None:
-            address = self._from_new(rounded)
-        self._sizes[address] = rounded
+        found = self._from_holes(rounded) if self._rng.random() < self._reuse else None
+        address, segment = found or self._from_new(rounded)
+        self._held[address] = rounded, segment
         self._trace.append(AllocationEvent("alloc", address, size))
         return address
 
-    def _from_holes(self, size: int) -> int | None:
+    def _from_holes(self, size: int) -> tuple[int, Segment] | None:
         for segment in self.segments:
             for i, (offset, room) in enumerate(segment.free):
                 if room >= size:
                     segment.free[i : i + 1] = [(offset + size, room - size)] if room > size else []
-                    return segment.base + offset
+                    return segment.base + offset, segment
         return None
 
-    def _from_new(self, size: int) -> int:
+    def _from_new(self, size: int) -> tuple[int, Segment]:
         total = max(size, self._segment)
         base = self._memory.allocate(total)
         self.segments.append(Segment(base, total, [(size, total - size)] if total > size else []))
-        return base
+        return base, self.segments[-1]
 
     def free(self, address: int) -> None:
         """Give the block back; the segment stays mapped."""
-        size = self._sizes.pop(address)
-        owner = next(s for s in self.segments if s.base <= address < s.base + s.size)
+        size, owner = self._held.pop(address)
         owner.free.append((address - owner.base, size))
         self._merge(owner)
         self._trace.append(AllocationEvent("free", address, size))

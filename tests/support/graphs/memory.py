@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import random
 from typing import Any
 
@@ -82,7 +83,7 @@ class Memory:
 
     def array(self, address: int, dtype: Any, *shape: int) -> Array:
         """A typed view."""
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         kind = np.dtype(dtype)
         view: Array = self.view(address, count * kind.itemsize).view(kind)
         return view.reshape(shape)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from coldstart.fleet.handover import Gap, Handover, HandoverPhase, Means, Request, StreamSide
+from coldstart.fleet.handover import Gap, Handover, HandoverPace, HandoverPhase, Means, Request, StreamSide
 
 
 def test_one_move() -> None:
@@ -79,3 +79,11 @@ def test_no_token_twice_none_missing(seed: int) -> None:
             who, index = late.pop(0)
             client += [index] if stream.token(who, index) else []
     assert client == list(range(len(client)))
+
+
+def test_more_move_at_once_while_none_waits_long_and_half_as_many_after_one_that_did() -> None:
+    pace, seen = HandoverPace(target_s=0.35, most=4), []
+    for gap_s in (0.1, 0.1, 0.35, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.36, 0.1, 0.4, 0.4):
+        pace.moved(gap_s)
+        seen.append(pace.at_once)
+    assert seen == [2, 2, 3, 3, 3, 4, 4, 4, 4, 4, 2, 2, 1, 1]

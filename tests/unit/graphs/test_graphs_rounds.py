@@ -89,6 +89,23 @@ def test_a_graph_that_fails_the_gate_is_dropped_and_the_rest_is_proved_again(tmp
     assert gate.read_proof(directory).proven == KEYS[1:]
 
 
+def test_regions_that_do_not_touch_in_the_proof_alone_are_recorded_once_more(tmp_path: Path) -> None:
+    """With these addresses two regions touch in all four layouts and not in the proof's."""
+    launches = Launches(first=3460)
+    directory = offline.make(tmp_path, launches)
+    first = launches.names.index("prove graphs")
+    assert any("do not touch here" in reason for reason in launches.answers[first]["failed"].values())
+    assert launches.names[first + 1] == "record graphs, layout 5" and launches.names[-1] == "prove graphs"
+    assert gate.read_proof(directory).proven == KEYS and not table_files.load(directory).refused
+
+
+def test_layouts_that_always_touch_end_the_recording(tmp_path: Path) -> None:
+    gate.reject(gate.Proof("", [1], failed={"decode:1": "two readings"}, unsettled=["decode:1"]), tmp_path)
+    assert offline.worth_another(tmp_path, 7) and not offline.worth_another(tmp_path, 8)
+    gate.reject(gate.Proof("", [1], failed={"decode:1": "outputs differ"}), tmp_path)
+    assert not offline.worth_another(tmp_path, 4)
+
+
 def test_an_engine_that_leaves_nothing_is_a_reason(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="captured no graph, or did not load the plug-in"):
         offline.make(tmp_path, lambda name, task: None)

@@ -34,6 +34,12 @@ def test_cold_caches_are_new_for_every_run_and_warm_ones_are_kept(tmp_path: Path
         assert len(kept) == 1
 
 
+def test_the_first_cold_start_fills_what_the_warm_ones_have(tmp_path: Path) -> None:
+    cold, warm = launchers.launchers(SUBJECT, run_order.BASELINES, tmp_path)
+    first, second = (cold.command(files(tmp_path, f"c{i}")).environment["VLLM_CACHE_ROOT"] for i in range(2))
+    assert warm.command(files(tmp_path, "w")).environment["VLLM_CACHE_ROOT"] == first != second
+
+
 def test_moving_the_caches_does_not_move_the_downloads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,7 @@ def test_reported_phases_join_the_harness_own(
         events(server)
         return server
 
-    monkeypatch.setattr(measure, "launch", launching)
+    monkeypatch.setattr(launch, "launch", launching)
     run = measure.run(fake("fresh"), tmp_path / "r", settings, 0)
     assert list(run.phases) == [measure.LISTENING, measure.ANSWERING, "imports"]
     assert run.phases["imports"] == pytest.approx(0.1)

@@ -29,5 +29,6 @@ def test_an_impossible_plan_is_refused(modes: list[str], runs: int) -> None:
 
 def test_warm_caches_are_warmed_and_empty_ones_are_not() -> None:
     assert run_order.warmups(run_order.VLLM_WARM, 0) == 1
+    assert [run_order.warmups(run_order.VLLM_WARM, n, cold_first=True) for n in (0, 1, 2)] == [0, 0, 1]
     assert run_order.warmups(run_order.VLLM_COLD, 3) == 0
     assert run_order.warmups(run_order.FRESH, 2) == 2

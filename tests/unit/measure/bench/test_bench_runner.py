@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from coldstart.errors import NoBundle
-from coldstart.measure.bench import floor, result
+from coldstart.measure.bench import floor, result, steady
+from coldstart.measure.bench.completions import CompletionClient, NoAnswer
 from coldstart.measure.bench.launch import Launcher, ModeUnavailable
 from coldstart.measure.bench.measure import RunSettings
 from coldstart.measure.bench.runner import Bench
+from coldstart.measure.bench.steady import SLICES, Pair
 
 Fake = Callable[..., Any]
 
@@ -24,10 +26,16 @@ def quick_floor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bench(
-    launchers: list[Launcher], settings: RunSettings, tmp_path: Path, runs: int = 2
+    launchers: list[Launcher],
+    settings: RunSettings,
+    tmp_path: Path,
+    runs: int = 2,
+    *,
+    two_at_once: bool = True,
 ) -> tuple[dict[str, Any], list[str]]:
     told: list[str] = []
-    measured = Bench(launchers, settings, tmp_path, told.append).measure(runs, warmup=0)
+    one = Bench(launchers, settings, tmp_path, told.append, two_at_once=two_at_once)
+    measured = one.measure(runs, warmup=0)
     document = result.document(
         measured, model="/models/tiny", vllm_args=["--x"], command_line=["bench", "--cache-dir=/home/me/c"]
     )
@@ -41,20 +49,49 @@ def test_a_good_bench(fake: Fake, settings: RunSettings, tmp_path: Path) -> None
     document, told = bench(launchers, settings, tmp_path)
     assert document["failures"] == []
     assert document["tokens_identical"] is True
-    assert sum("first token after" in line for line in told) == 4 * 2 + 1  # vllm-warm is warmed once
+    # The first cold start leaves vllm-warm its caches: nothing has to be warmed.
+    assert sum("first token after" in line for line in told) == 4 * 2
     for mode in ("vllm-cold", "vllm-warm", "fresh", "template-engine"):
         found = document["modes"][mode]
         assert set(found["first_token_s"]) == set(found["cpu_s"]) == {"median", "min", "max", "n"}
         assert found["first_token_s"]["n"] == 2
         assert found["phases"]["until listening"]["n"] == 2
         assert found["percent_of_floor"] > 0
-        assert found["steady"]["latency_ratio"]["ratio"] > 0
+    for mode in ("vllm-warm", "fresh", "template-engine"):
+        past = document["modes"][mode]["steady"]
+        assert past["latency_s"]["n"] == SLICES and past["throughput_ratio"]["ratio"] > 0
+    assert document["modes"]["vllm-cold"]["steady"] is None
     assert document["modes"]["vllm-warm"]["ratio"] == 1
     assert document["modes"]["fresh"]["fast_path"] == {"compile": True}
     assert document["floor"]["fork_s"]["n"] == floor.FORKS
     assert document["model"] == "tiny"
     assert document["command_line"] == ["bench", "--cache-dir=c"]
     assert [launcher.closed for launcher in launchers] == [1] * 4
+
+
+def test_where_two_do_not_fit_each_run_measures_its_own_steady_state(
+    fake: Fake, settings: RunSettings, tmp_path: Path
+) -> None:
+    settings = RunSettings(settings.prompts, 4, 20.0, steady=True)
+    document, _ = bench([fake("vllm-warm"), fake("fresh")], settings, tmp_path, two_at_once=False)
+    for mode in ("vllm-warm", "fresh"):
+        assert document["modes"][mode]["steady"]["latency_s"]["n"] == 2
+    assert document["modes"]["vllm-warm"]["steady"]["latency_ratio"]["ratio"] == 1
+
+
+def test_a_server_that_dies_past_its_start_fails_and_the_others_go_on(
+    fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(one: CompletionClient, *_: object) -> list[Pair]:
+        raise NoAnswer("broken off")
+
+    monkeypatch.setattr(steady, "side_by_side", asked)
+    settings = RunSettings(settings.prompts, 4, 20.0, steady=True)
+    document, _ = bench([fake("vllm-warm"), fake("fresh")], settings, tmp_path)
+    assert [reason.split(" server")[0] for reason in document["failures"]] == [
+        "vllm-warm: the vllm-warm",
+        "fresh: the fresh",
+    ]
 
 
 def test_other_tokens_fail(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
@@ -75,6 +112,15 @@ def test_a_dead_server_fails_and_the_others_go_on(fake: Fake, settings: RunSetti
     assert document["failures"][0].startswith("fresh: the fresh server ended with status 1")
     assert document["modes"]["vllm-warm"]["first_token_s"]["n"] == 2
     assert document["tokens_identical"] is None
+
+
+def test_warm_caches_without_a_cold_start_need_one_of_their_own(
+    fake: Fake, settings: RunSettings, tmp_path: Path
+) -> None:
+    _, alone = bench([fake("vllm-warm")], settings, tmp_path / "a")
+    _, failed = bench([fake("vllm-cold", "dies"), fake("vllm-warm")], settings, tmp_path / "f")
+    for told in (alone, failed):
+        assert next(line for line in told if "first token after" in line).startswith("vllm-warm warm-up-0:")
 
 
 @pytest.mark.parametrize(

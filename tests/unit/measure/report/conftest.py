@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from coldstart.measure.bench import result
-from coldstart.measure.bench.measure import Run, Steady
+from coldstart.measure.bench.measure import Run
 from coldstart.measure.bench.runner import BenchRuns
 from coldstart.measure.bench.stats import summarize
+from coldstart.measure.bench.steady import Steady
 
 PROOF = {"fast_path": {"compile": True}, "fallbacks": []}
 
@@ -40,5 +41,6 @@ def document() -> dict[str, Any]:
         imports_s=[4.0, 5.0, 6.0],
         fork=summarize([0.01]),
     )
+    measured.pair_rounds()
     made = result.document(measured, model="tiny-llama", vllm_args=[], command_line=["coldstart", "bench"])
     return json.loads(json.dumps(made))
