@@ -157,6 +157,8 @@ def test_two_that_fetch_over_one_link_keep_to_their_halves(fleet: Fleet, checkpo
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(fleet.ask, name) for name in ("left", "right")]
         fleet.until(lambda status: _workers(status, "left") and _workers(status, "right"), PATIENCE_S)
+        # Time in which the prefetcher comes up and is told both rates; what comes meanwhile is no part of it worth the name.
+        time.sleep(5)
         checkpoint.source.settings.rate = None
         workers, _ = fleet.until(
             lambda status: _fetched(_workers(status, "left") + _workers(status, "right"), 2),
