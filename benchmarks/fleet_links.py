@@ -203,7 +203,7 @@ def _started(fleet: LinkedFleet, model: Path, total: int, slo_s: float | None) -
         "error": abs(group["predicted_s"] - ttft_s) / ttft_s,
         "ready_s": group["start_s"],
         "mode": group["mode"],
-        "fallbacks": [step["section"] for step in group["fallbacks"]],
+        "fallbacks": group["fallbacks"],
         "fetched_s": [worker["fetched_s"] for worker in group["workers"]],
         "fetched_bytes": [worker["fetched_bytes"] for worker in group["workers"]],
         "shares": shares,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,12 +99,31 @@ def _untied(config: Mapping[str, Any], names: Sequence[str], given: Arguments) -
     return ["--hf-overrides", json.dumps({"tie_word_embeddings": False})]
 
 
+class Ahead:
+    """What is on its way for a server that starts, until `close`."""
+
+    def __init__(self, close: Callable[[], None] = lambda: None, *, headless: bool = False) -> None:
+        self._close, self._headless, self._lasts = close, headless, False
+
+    def started(self) -> None:
+        """The server is up. A pipeline's later node says so before it loads: the prefetcher is to go on until it does."""
+        self._lasts = self._headless
+
+    def end(self) -> None:
+        """The block is left."""
+        if not self._lasts:
+            self._close()
+
+
 @contextmanager
-def begun(mode: str, plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[None]:
-    """Within the block the weights are on their way, if a server started by `mode` will load them itself."""
+def begun(mode: str, plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[Ahead]:
+    """Within the block the weights are on their way, if a server started by `mode` will load them itself.
+
+    Beyond it, as long as somebody holds what it gives, for a server that has `started` and loads them later.
+    """
     given = plan.vllm_args
     if mode not in FETCHING_MODES or given.value("load_format") != LOAD_FORMAT:
-        yield
+        yield Ahead()
         return
     if asked := plan.weights_from:
         from coldstart.weights.prefetch import client
@@ -113,16 +132,17 @@ def begun(mode: str, plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[No
             names = _node_names(asked.read(), config, given)
             early = client.start_early(asked.source, asked.read(), names, pace=asked.pace)
         except client.PrefetchError:
-            yield  # the loader will try again, and say why it fails
+            yield Ahead()  # the loader will try again, and say why it fails
             return
+        ahead = Ahead(early.close, headless=given.gives("headless"))
         try:
-            yield
+            yield ahead
         finally:
-            early.close()
+            ahead.end()
         return
     reading = _page_in(Path(str(given.value("model", ""))), config, given)
     try:
-        yield
+        yield Ahead()
     finally:
         if reading is not None:
             reading.end()

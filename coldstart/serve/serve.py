@@ -70,7 +70,8 @@ class ServeRequest:
 class StartedServer:
     """A started server: how it was asked for, how it came up.
 
-    `steps` name each faster mode that was there and could not be taken, `absent` those that there are not.
+    `steps` name each faster mode that was there and could not be taken, `absent` those that there are not. `rest` and `ahead`
+    are what is fetched still.
     """
 
     mode: str
@@ -80,6 +81,7 @@ class StartedServer:
     absent: list[dict[str, str]] = field(default_factory=list)
     rest: Attached | None = None
     began: float = 0.0
+    ahead: fetch.Ahead | None = None
 
     def document(self) -> dict[str, Any]:
         """The ready file: mode, pid, seconds, and the server's own account of its fast path."""
@@ -151,9 +153,10 @@ def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
     steps: list[dict[str, str]] = []
     absent: list[dict[str, str]] = []
     for mode in _ladder(request.mode):
-        with fetch.begun(mode, plan, config):
+        with fetch.begun(mode, plan, config) as ahead:
             try:
                 running = _run(mode, request, plan, began)
+                ahead.started()
             except _Absent as reason:
                 (absent if request.mode == "auto" else steps).append(_step(mode, reason))
                 continue
@@ -166,7 +169,8 @@ def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
                 steps.append(_step(mode, reason))
                 continue
         if running.report.get("canary") is not False:
-            return _with_rest(StartedServer(mode, plan, running, steps, absent, began=began), request)
+            started = StartedServer(mode, plan, running, steps, absent, began=began, ahead=ahead)
+            return _with_rest(started, request)
         running.process.wait()
         wrong = (
             f"a {mode} start did not answer the bundle's canary with its token: started without the bundle"

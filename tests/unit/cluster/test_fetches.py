@@ -7,13 +7,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.fake_upstream import FakeServer, until
 from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
 
-from coldstart.cluster import node
+from coldstart.cluster import deployments, node
 from coldstart.cluster.fetches import NodeFetch
 from coldstart.cluster.orders import RankFetched
 from coldstart.cluster.state import FleetState
@@ -133,3 +134,28 @@ def test_what_a_server_says_of_a_worker_that_is_gone_means_nothing(tmp_path: Pat
             assert stage.rig.control.state.links == {}
 
     asyncio.run(run())
+
+
+def test_a_ranks_bytes_are_those_of_the_tensors_that_it_needs() -> None:
+    sizes = {"model.embed_tokens.weight": 100, "model.norm.weight": 4, "lm_head.weight": 60}
+    sizes |= {f"model.layers.{number}.mlp.weight": 10 for number in range(3)}
+    tensors = [
+        {"name": name, "dtype": "U8", "shape": [size], "offset": at, "size": size}
+        for (name, size), at in zip(sizes.items(), range(0, 6000, 1000), strict=True)
+    ]
+    plan = {
+        "chunk": 1,
+        "files": [{"name": "m.safetensors", "size": 6000, "tensors": tensors}],
+    }
+    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 3}
+
+    def lookup(donor: Any, config: Any) -> Any:
+        bundle = None if donor is None else SimpleNamespace(json=lambda name: donor)
+        return SimpleNamespace(weights_donor=bundle, model=SimpleNamespace(config=config))
+
+    # No more ranks than layers; an odd layer goes to the rank before the last.
+    assert deployments.ranks_bytes(lookup(plan, config)) == {1: (194,), 2: (120, 74), 3: (110, 10, 74)}
+    # An architecture whose layout is not known: each rank would fetch all of it.
+    assert deployments.ranks_bytes(lookup(plan, config | {"architectures": ["Other"]}))[2] == (194, 194)
+    assert deployments.ranks_bytes(lookup(None, config)) == {}
+    assert deployments.ranks_bytes(lookup({"files": []}, config)) == {}
