@@ -1,6 +1,6 @@
 """Cold starts of a live fleet whose links are slow: one worker, and a pipeline of two, each rank fetching its own layers.
 
-    python benchmarks/fleet_links.py [--rates 6MB 7.5MB 9MB] [--rounds 1] [--out FILE]      # as root
+    python benchmarks/fleet_links.py [--rates 4.5MB 5.5MB 7MB] [--rounds 1] [--out FILE]      # as root
 
 At each rate a new fleet: the gateway with Ray's first node, two nodes that are servers, and the source of the weights, each in
 a network namespace of its own (tests/tools/link_cluster.py); what comes into a node passes tc's token bucket at that rate.
@@ -260,7 +260,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rates", nargs="+", default=["6MB", "7.5MB", "9MB"])
+    parser.add_argument("--rates", nargs="+", default=["4.5MB", "5.5MB", "7MB"])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args()

@@ -68,7 +68,7 @@ def up(
         bool,
         _word(
             "--consolidate/--no-consolidate",
-            help="Load the whole model beside a pipeline's first rank, and hand its streams over.",
+            help="Load the whole model beside a rank of a pipeline, and hand its streams over.",
         ),
     ] = True,
     record: Annotated[
