@@ -20,6 +20,7 @@ def parts() -> dict[str, str]:
         "faults": faults(_read("fleet-faults")),
         "overhead": overhead(_read("fleet-overhead")),
         "handover": handover(_read("fleet-handover-cpu")),
+        "links": links(_read("fleet-links-cpu")),
     }
 
 
@@ -72,6 +73,53 @@ def handover(found: Mapping[str, Any]) -> str:
         f"- The server killed under {killed['begun_when_killed']} streams: {killed['broken']} broken, {killed['differ']} with "
         f"another token; they waited {killed['pause']['median_s']:.0f} s for an ordinary start of the next one."
     )
+
+
+def links(found: Mapping[str, Any]) -> str:
+    about, told = found["about"], found["summary"]
+    rows = [
+        [
+            f"{row['rate'] / 1e6:g} MB/s, {'one worker' if row['ranks'] == 1 else str(row['ranks']) + ' ranks'}",
+            f"{row['ttft_s']:.1f}",
+            f"{row['predicted_s']:.1f}",
+            f"{100 * row['error']:.0f}",
+            ", ".join(f"{seconds:.1f}" for seconds in row["fetched_s"]),
+            f"{row['ttft_s'] - max(row['fetched_s']):.1f}",
+            ", ".join(f"{share:.3f}" for share in row["shares"]),
+        ]
+        for row in found["rows"]
+    ]
+    ratios = ", ".join(f"{ratio:.2f} at {float(rate) / 1e6:g} MB/s" for rate, ratio in told["ratio"].items())
+    heads = [
+        "link, start",
+        "first token (s)",
+        "predicted (s)",
+        "off (%)",
+        "each rank's fetch (s)",
+        "the rest (s)",
+    ]
+    verdicts = [
+        f"- First token of two ranks over one worker's: {ratios}; asked for at most {told['ratio_bar']}: "
+        f"{_met(told['ratio_met'])}.",
+        f"- Bytes that a rank fetched over the model's: {told['largest_share']:.3f} at most, asked for at most "
+        f"{told['share_bar']}: {_met(told['share_met'])}.",
+        f"- Predicted against actual: {100 * told['median_error']:.0f} % off (median), {100 * told['worst_error']:.0f} % at "
+        f"worst; asked for a median of at most {100 * told['error_bar']:.0f} %: {_met(told['error_met'])}.",
+    ]
+    return "\n".join(
+        [
+            f"{about['model_bytes'] / 1e6:.0f} MB of weights, {about['layers']} layers, {about['cores']} cores; the machine's "
+            f"load was {about['load_before']:.1f} before and {about['load_after']:.1f} after.",
+            "",
+            _table([*heads, "of the model's bytes"], rows),
+            "",
+            *verdicts,
+        ]
+    )
+
+
+def _met(met: bool) -> str:
+    return "met" if met else "**missed**"
 
 
 def overhead(found: Mapping[str, Any]) -> str:

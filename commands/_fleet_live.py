@@ -68,7 +68,7 @@ def up(
         bool,
         _word(
             "--consolidate/--no-consolidate",
-            help="Load the whole model beside a pipeline's first rank, and hand its streams over.",
+            help="Load the whole model beside a rank of a pipeline, and hand its streams over.",
         ),
     ] = True,
     record: Annotated[
@@ -168,6 +168,14 @@ def deploy(
     start: Annotated[
         float | None, _word("--start", metavar="SECONDS", help="Until it serves; else as its bundle says.")
     ] = None,
+    weights_from: Annotated[
+        str | None,
+        _word(
+            "--weights-from",
+            metavar="SOURCE",
+            help="Where servers without its weights fetch them: http(s)://..., s3://... or hf://REPO@REV.",
+        ),
+    ] = None,
     on_miss: OnMissing = "fail",
     url: Url = None,
     admin_key: Key = None,
@@ -176,7 +184,7 @@ def deploy(
     from coldstart.cluster import deployments, wire
     from coldstart.host.launches import Launch
 
-    launch = Launch(name or model, model, common.vllm_args, on_miss=on_miss)
+    launch = Launch(name or model, model, common.vllm_args, on_miss=on_miss, weights_from=weights_from)
     wanted = deployments.DeployWords(least, most, deployments.limits(slo), idle, batch, memory, size, start)
     made = deployments.made(launch, wanted, common.cache, offline=common.offline)
     _ordered(common, url, admin_key, "deploy", wire.document(made))

@@ -19,8 +19,11 @@ def render(status: Mapping[str, Any]) -> str:
     for server in status["servers"]:
         free = ", ".join(map(human_bytes, server["free_bytes"]))
         draining = "  draining" if server["draining"] else ""
+        seen = server.get("observed_bytes_s")
+        link = f"link {human_bytes(server['network_bytes_s'])}/s given"
+        link += f", {human_bytes(seen)}/s observed" if seen else ""
         lines.append(
-            f"server {server['name']}: free {free} of {human_bytes(server['memory_bytes'])}{draining}"
+            f"server {server['name']}: free {free} of {human_bytes(server['memory_bytes'])}, {link}{draining}"
         )
     lines += [
         f"server {name} cannot be used: {reason}" for name, reason in status.get("unusable", {}).items()

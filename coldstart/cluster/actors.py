@@ -90,6 +90,10 @@ class ServerActor:
         """As NodeServers."""
         await self._servers().launch(order)
 
+    async def pace(self, worker: str, rate: float | None) -> None:
+        """As NodeServers."""
+        await self._servers().pace(worker, rate)
+
     async def stop(self, worker: str) -> None:
         """As NodeServers."""
         await self._servers().stop(worker)
@@ -113,6 +117,10 @@ class RemoteNode:
     async def launch(self, order: RankOrder) -> None:
         """As Node."""
         await _asked(self.actor.launch.remote(order))
+
+    async def pace(self, worker: str, rate: float | None) -> None:
+        """As Node."""
+        await _asked(self.actor.pace.remote(worker, rate))
 
     async def stop(self, worker: str) -> None:
         """As Node."""

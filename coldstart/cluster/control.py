@@ -22,7 +22,7 @@ from coldstart.cluster.state import FleetState
 from coldstart.cluster.wire import ModelDeployment, document
 from coldstart.cluster.workers import Workers
 from coldstart.errors import Usage
-from coldstart.fleet import events
+from coldstart.fleet import events, observed
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Action, Event, LaunchRank
 from coldstart.fleet.groups import GroupPhase
@@ -92,6 +92,8 @@ class FleetControl:
                 self.workers.release(worker, group)
             case events.FetchRest(worker):
                 self.workers.load_whole(worker)
+            case events.Share(worker, rate):
+                self.workers.share(worker, rate)
             case events.Send(request, group):
                 self._order(request, "send", request, group)
             case events.Refuse(request, status, reason, after):
@@ -119,6 +121,7 @@ class FleetControl:
         self.log.say("server joined", server=spec.name)
         self.workers.nodes[spec.name] = node
         self.tell(events.Joined(spec))
+        self._tell_speed(spec.name)
         if spec.name in self.state.drained:
             self.tell(events.Drained(spec.name))
 
@@ -148,6 +151,20 @@ class FleetControl:
             self.desks.expect()
         self.log.say("rebuilt", servers=[spec.name for spec in servers], workers=len(ranks))
         self.tell(events.Rebuilt(tuple(servers), ranks, tuple(sorted(self.state.drained))))
+        for spec in servers:
+            self._tell_speed(spec.name)
+
+    def link_measured(self, server: str, size: int, seconds: float) -> None:
+        """A fetch had the server's link to itself: from now on it is believed to be as fast as that shows."""
+        before = self.state.links.get(server)
+        after = observed.speed(before, size, seconds)
+        if after is not None and after != before:
+            self.state.observe(server, after)
+            self._tell_speed(server)
+
+    def _tell_speed(self, server: str) -> None:
+        if (known := self.state.links.get(server)) is not None:
+            self.tell(events.Rate(server, known))
 
     # Gateways.
 

@@ -5,18 +5,24 @@ Where a start's parts are not known apart, all of it counts as the runtime's tim
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
+from coldstart.artifacts.errors import BundleError
 from coldstart.cluster.wire import ModelDeployment
 from coldstart.errors import Usage
+from coldstart.fleet.sizing import MOST_RANKS
 from coldstart.fleet.specification import FleetModel
 from coldstart.fleet.timing import Costs
 from coldstart.gateway import lookups, profiles
 from coldstart.host.configuration import size
 from coldstart.host.launches import Launch
+from coldstart.key.inspection import Lookup
 from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
+from coldstart.weights.load import stage, tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,12 @@ def made(launch: Launch, wanted: DeployWords, cache: Cache, *, offline: bool) ->
     found = lookups.of_launch(launch, cache, offline=offline)
     if wanted.memory is None and not runtime.targets_cpu():
         raise Usage("no bundle says how much of a GPU's memory a model takes", mend="--memory 24GB")
-    weights = size(wanted.size) if wanted.size else profiles.weights_bytes(found.model.path)
+    shares: dict[int, tuple[int, ...]] = {}
+    if wanted.size:
+        weights = size(wanted.size)
+    else:
+        shares = ranks_bytes(found)
+        weights = profiles.weights_bytes(found.model.path) or (shares[1][0] if shares else 0)
     if not weights:
         raise Usage(f"{launch.name}: no weights lie here to say how large they are", mend="--size 24GB")
     memory, start_s = size(wanted.memory) if wanted.memory else 0, wanted.start_s
@@ -70,5 +81,22 @@ def made(launch: Launch, wanted: DeployWords, cache: Cache, *, offline: bool) ->
         least=wanted.least,
         most=wanted.most,
         idle_s=wanted.idle_s,
+        shares=shares,
     )
     return ModelDeployment(launch, spec)
+
+
+def ranks_bytes(found: Lookup) -> dict[int, tuple[int, ...]]:
+    """Bytes of the tensors that each rank needs, by number of ranks, as the bundle has them; {} where none says."""
+    try:
+        plan: Any = found.weights_donor.json("weights") if found.weights_donor else None
+        ordered = tensors.ordered(plan) if isinstance(plan, Mapping) else []
+    except (BundleError, tensors.UnreadableWeights):
+        return {}
+    config, size = found.model.config, {tensor.name: tensor.size for tensor in ordered}
+    most = min(MOST_RANKS, int(config.get("num_hidden_layers") or 1))
+
+    def rank(number: int, count: int) -> int:
+        return sum(size[name] for name in stage.needed(list(size), config, [number], count))
+
+    return {n: tuple(rank(one, n) for one in range(n)) for n in range(1, most + 1)} if size else {}

@@ -13,15 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
-from coldstart.cluster.orders import FoundWorker, NodeReport, RankEnded, RankOrder, RankUp
+from coldstart.cluster.fetches import NodeFetch
+from coldstart.cluster.orders import FoundWorker, NodeReport, RankEnded, RankFetched, RankOrder, RankUp
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.weights import PacedFetch
 from coldstart.gateway.residence import PATIENCE_S
 from coldstart.gateway.servers import ModelServer, Servers, StartFailed
 from coldstart.host.launches import Launch
 from coldstart.machine.addresses import free_port
 
-Said = RankUp | RankEnded
+Said = RankFetched | RankUp | RankEnded
 WAIT_S = 5.0
 
 
@@ -29,6 +31,7 @@ WAIT_S = 5.0
 class _Process:
     order: RankOrder
     server: ModelServer
+    fetch: NodeFetch | None = None
     up: RankUp | None = None
     stopping: bool = False
 
@@ -62,17 +65,29 @@ class NodeServers:
         if worker in self.processes:
             return
         listen = ("--host", self.host, "--port", str(free_port(self.host)))
+        # A name that no fetch before had: the prefetcher may outlive the server, and this actor.
+        pace = (
+            PacedFetch(f"{worker} {uuid4().hex}", order.rate, order.behind)
+            if order.launch.weights_from
+            else None
+        )
         try:
-            server = self.servers.begin(_words(order), order.deadline_s, listen, self._device(order))
+            server = self.servers.begin(_words(order), order.deadline_s, listen, self._device(order), pace)
         except OSError as error:  # no descriptor, no disk, no process
             self._say(RankEnded(worker, f"no server can be started: {error.strerror or error}", False))
             return
-        process = self.processes[worker] = _Process(order, server)
+        process = self.processes[worker] = _Process(order, server, NodeFetch(pace) if pace else None)
         task = asyncio.get_running_loop().create_task(
             self._live(worker, process, f"http://{listen[1]}:{listen[3]}")
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def pace(self, worker: str, rate: float | None) -> None:
+        """As Node; nothing happens where it fetches nothing."""
+        process = self.processes.get(worker)
+        if process is not None and process.fetch is not None:
+            process.fetch.change(rate)
 
     def _device(self, order: RankOrder) -> dict[str, str]:
         """The one that the server is to see."""
@@ -80,6 +95,7 @@ class NodeServers:
 
     async def _live(self, worker: str, process: _Process, url: str) -> None:
         began = self.clock()
+        fetching = asyncio.ensure_future(self._fetched(worker, process.fetch))
         try:
             ready = await process.server.ready
         except StartFailed as failed:
@@ -90,8 +106,14 @@ class NodeServers:
             process.up = RankUp(worker, url, ready.mode, self.clock() - began, ready.pid, steps)
             self._say(process.up)
             reason = await process.server.ended
+        fetching.cancel()
         del self.processes[worker]
         self._say(RankEnded(worker, reason, process.stopping))
+
+    async def _fetched(self, worker: str, fetch: NodeFetch | None) -> None:
+        if fetch is not None:
+            said = await fetch.ended()
+            self._say(RankFetched(worker, said["bytes"], said["seconds"], said["limited"]))
 
     async def stop(self, worker: str) -> None:
         """As Node; returns when it has ended, or was asked a second time."""

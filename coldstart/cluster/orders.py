@@ -16,12 +16,17 @@ class NodeLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RankOrder:
-    """Start this rank. `master` is where a pipeline's ranks meet, the first rank's address and a free port there."""
+    """Start this rank. `master` is where a pipeline's ranks meet, the first rank's address and a free port there.
+
+    Weights that are fetched come at `rate` bytes/s (None: as they come), `behind` all that others fetch on that server or not.
+    """
 
     rank: LaunchRank
     launch: Launch
     deadline_s: float
     master: tuple[str, int] | None = None
+    rate: float | None = None
+    behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,16 @@ class RankUp:
     start_s: float
     pid: int
     fallbacks: tuple[Mapping[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankFetched:
+    """All that a worker had fetched is there: `size` bytes, in `seconds` from the first to the last; `limited` by a rate."""
+
+    worker: str
+    size: int
+    seconds: float
+    limited: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +84,9 @@ class Node(Protocol):
 
     async def launch(self, order: RankOrder) -> None:
         """Begin; what becomes of it is said later."""
+
+    async def pace(self, worker: str, rate: float | None) -> None:
+        """Let it fetch at another rate, in bytes/s; None: as it comes."""
 
     async def stop(self, worker: str) -> None:
         """End it; that it has ended is said later, also of one that is not there."""

@@ -15,7 +15,9 @@ SCHEMA = 1
 
 
 class FleetState:
-    """Deployments by name and the servers that take nothing new. Invariant: the file is written before a change is obeyed.
+    """Deployments by name, the servers that take nothing new, links' observed speeds (bytes/s) by server.
+
+    Invariant: the file is written before a change is obeyed.
 
     Without a path nothing is kept. Raises Usage for a file that is not ours or cannot be read.
     """
@@ -24,6 +26,7 @@ class FleetState:
         self.path = path
         self.models: dict[str, ModelDeployment] = {}
         self.drained: set[str] = set()
+        self.links: dict[str, float] = {}
         if path is not None and path.exists():
             self._load(path)
 
@@ -34,6 +37,7 @@ class FleetState:
                 raise ValueError(f"schema {found['schema']}")
             models = [wire.thing(one) for one in found["models"]]
             self.drained = {str(name) for name in found["drained"]}
+            self.links = {str(name): float(speed) for name, speed in found.get("links", {}).items()}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Usage(
                 f"the fleet's state {path} cannot be read: {error}", mend="move it away to begin anew"
@@ -55,6 +59,11 @@ class FleetState:
         self.drained.add(server)
         self._save()
 
+    def observe(self, server: str, speed: float) -> None:
+        """Keep in mind how fast its link was. Raises OSError."""
+        self.links[server] = speed
+        self._save()
+
     def _save(self) -> None:
         if self.path is None:
             return
@@ -62,6 +71,7 @@ class FleetState:
             "schema": SCHEMA,
             "models": [wire.document(one) for one in self.models.values()],
             "drained": sorted(self.drained),
+            "links": self.links,
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         files.write_atomic(self.path, json.dumps(kept, indent=1).encode(), mode=0o600)

@@ -4,12 +4,15 @@
     gateway           url, pid, version, uptime_s, requests, in_flight, held, refused: {HTTP status: count},
                       again (requests taken in anew), resumed (of these: streams that had begun), moved (streams handed over)
     controller        null while it cannot be reached, else: incarnation, pid, uptime_s, starts (groups), gateways, held
-    servers           each: name, devices, memory_bytes (of a device), free_bytes: [...], network_bytes_s, draining
+    servers           each: name, devices, memory_bytes (of a device), free_bytes: [...], network_bytes_s (as given), draining,
+                      observed_bytes_s (of fetches that had the link to themselves; null: none yet)
     unusable          servers whose node is there and that cannot be used: their reasons by their names
     models            each: name, least, most, idle_s, waiting, failures, error,
                       groups: each: name, phase (starting | serving | leaving), in_flight, capacity, url, mode, start_s,
+                      predicted_s (until the first token, by the decision to start; null for one that was found),
                       fallbacks: [...], as a server's ready file has them,
-                      workers: each: name, server, device, memory_bytes, ready
+                      workers: each: name, server, device, memory_bytes, ready,
+                      fetched_bytes, fetched_s (null where it fetches still, or nothing)
 
 Servers and models are the controller's, as last known where it cannot be reached. All bytes are bytes, all times seconds.
 """
@@ -47,6 +50,7 @@ def controlled(control: FleetControl) -> dict[str, Any]:
                 "memory_bytes": server.spec.memory,
                 "free_bytes": list(server.free),
                 "network_bytes_s": server.spec.network,
+                "observed_bytes_s": control.state.links.get(server.spec.name),
                 "draining": server.draining,
             }
             for server in core.roster.cluster.servers.values()
@@ -81,16 +85,20 @@ def _group(control: FleetControl, group: Group) -> dict[str, Any]:
         "url": up.url if up else None,
         "mode": up.mode if up else None,
         "start_s": up.start_s if up else None,
+        "predicted_s": group.predicted_s,
         "fallbacks": [dict(one) for one in up.fallbacks] if up else [],
-        "workers": [_worker(worker) for worker in group.workers],
+        "workers": [_worker(control, worker) for worker in group.workers],
     }
 
 
-def _worker(worker: FleetWorker) -> dict[str, Any]:
+def _worker(control: FleetControl, worker: FleetWorker) -> dict[str, Any]:
+    fetched = control.workers.fetched.get(worker.name)
     return {
         "name": worker.name,
         "server": worker.server,
         "device": worker.device,
         "memory_bytes": worker.memory,
         "ready": worker.ready,
+        "fetched_bytes": fetched.size if fetched else None,
+        "fetched_s": fetched.seconds if fetched else None,
     }

@@ -8,12 +8,21 @@ into a whole model in place.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
 from coldstart.cluster.node import Said
-from coldstart.cluster.orders import Node, NodeLost, NodeReport, RankEnded, RankOrder, RankUp
+from coldstart.cluster.orders import (
+    Node,
+    NodeLost,
+    NodeReport,
+    RankEnded,
+    RankFetched,
+    RankOrder,
+    RankUp,
+)
 from coldstart.fleet import events
 from coldstart.fleet.events import LaunchRank
 from coldstart.fleet.groups import WHOLE, Group
@@ -23,13 +32,19 @@ if TYPE_CHECKING:
 
 
 class Workers:
-    """Those of one controller, by the process's name. `stopping` were ordered to stop; `dying` wait for an engine's end."""
+    """Those of one controller, by the process's name. `stopping` were ordered to stop; `dying` wait for an engine's end.
+
+    `rates` are what those that fetch were last told.
+    """
 
     def __init__(self, control: FleetControl) -> None:
         self.control = control
         self.nodes: dict[str, Node] = {}
         self.launched: dict[str, LaunchRank] = {}
         self.up: dict[str, RankUp] = {}
+        self.rates: dict[str, float | None] = {}
+        self.fetched: dict[str, RankFetched] = {}
+        self._ordered: set[str] = set()
         self.stopping: set[str] = set()
         self.dying: dict[str, str] = {}
 
@@ -69,10 +84,23 @@ class Workers:
         orders = [RankOrder(rank, deployment.launch, patience, master) for rank in ranks]
         await asyncio.gather(*map(self._launch_rank, orders))
 
+    def share(self, worker: str, rate: float | None) -> None:
+        """It has another part of its server's link."""
+        self.rates[worker] = rate
+        if worker in self._ordered:
+            self.control.tasks.spawn(self._paced(worker, rate))
+
+    async def _paced(self, worker: str, rate: float | None) -> None:
+        if (rank := self.launched.get(worker)) is not None:
+            with suppress(NodeLost, KeyError):  # gone, as will be said
+                await self.nodes[rank.server].pace(worker, rate)
+
     async def _launch_rank(self, order: RankOrder) -> None:
         rank = order.rank
+        self._ordered.add(rank.worker)
+        paced = replace(order, rate=self.rates.get(rank.worker), behind=rank.worker.endswith(WHOLE))
         try:
-            await self.nodes[rank.server].launch(order)
+            await self.nodes[rank.server].launch(paced)
         except (NodeLost, KeyError) as lost:
             self._unreached(rank.worker, rank.server, lost)
 
@@ -121,8 +149,23 @@ class Workers:
         """A server has something to say of a process."""
         if isinstance(event, RankEnded):
             self._ended(event)
+        elif isinstance(event, RankFetched):
+            self._has_fetched(event)
         elif (rank := self.launched.get(event.worker)) is not None and rank.rank == 0:
             self._came_up(event, rank)
+
+    def _has_fetched(self, fetched: RankFetched) -> None:
+        """What loads beside a rank has no part in its server's foreground, and says nothing of the link."""
+        name, rank = fetched.worker, self.launched.get(fetched.worker)
+        if rank is None:
+            return
+        self.fetched[name] = fetched
+        took = {"bytes": fetched.size, "seconds": round(fetched.seconds, 3), "limited": fetched.limited}
+        self.control.log.say("fetched", worker=name, server=rank.server, **took)
+        if self._worker(name) == name:
+            self.control.tell(events.Fetched(name))
+            if not fetched.limited:
+                self.control.link_measured(rank.server, fetched.size, fetched.seconds)
 
     def _came_up(self, up: RankUp, first: LaunchRank) -> None:
         """The first rank answers only when all do: the others are up before they have done anything, and say so."""
@@ -147,6 +190,7 @@ class Workers:
         rank = self.launched.pop(ended.worker, None)
         if rank is None:
             return
+        self._forget(ended.worker)
         was_up = self.up.pop(ended.worker, None) is not None
         ordered = ended.ordered or ended.worker in self.stopping
         self.stopping.discard(ended.worker)
@@ -180,6 +224,11 @@ class Workers:
             self.stopping.add(name)
             self.control.tasks.spawn(self._asked_to_stop(name, self.launched[name]))
 
+    def _forget(self, name: str) -> None:
+        self._ordered.discard(name)
+        self.rates.pop(name, None)
+        self.fetched.pop(name, None)
+
     # Servers.
 
     def lose(self, server: str) -> bool:
@@ -188,6 +237,7 @@ class Workers:
             return False
         for name in [rank.worker for rank in self.launched.values() if rank.server == server]:
             del self.launched[name]
+            self._forget(name)
             self.up.pop(name, None)
             self.stopping.discard(name)
             self.dying.pop(name, None)
@@ -198,6 +248,7 @@ class Workers:
         self.nodes[server] = node
         for worker in report.workers:
             self.launched[worker.rank.worker] = worker.rank
+            self._ordered.add(worker.rank.worker)
             if worker.stopping:
                 self.stopping.add(worker.rank.worker)
             if worker.up is not None and worker.rank.rank == 0:

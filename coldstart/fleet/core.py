@@ -23,7 +23,7 @@ class FleetCore(GroupLives):
 
     def on(self, event: Event, now: float) -> list[Action]:
         """Take note, then order what can be done now."""
-        return [*self._note(event, now), *self._timed(now), *self._advance(now)]
+        return [*self._note(event, now), *self._timed(now), *self._advance(now), *self.roster.shares()]
 
     def deadline(self) -> float:
         """When `Tick` is due at the latest; infinity where nothing waits for time to pass."""
@@ -55,8 +55,7 @@ class FleetCore(GroupLives):
             case events.Drained(server):
                 yield from self._drained(server, now)
             case events.Rate(server, bandwidth):
-                if server in self.roster.cluster.servers:
-                    self.roster.cluster.servers[server].ledger.measured(bandwidth, now)
+                self.roster.measured(server, bandwidth, now)
             case events.Deployed(model):
                 self._deployed(model)
             case events.Removed(name):

@@ -125,7 +125,7 @@ class Routed:
 class LaunchRank:
     """Start a rank: fetch `fetch` of its `size` bytes (what is not in host memory), and load them on that device.
 
-    `deadline` is when the fetch must have ended; infinity where nothing is promised.
+    `deadline` is when the fetch must have ended; infinity where nothing is promised. `Share` follows where it fetches.
     """
 
     worker: str
@@ -184,6 +184,14 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """A worker that fetches has this part of its server's link from now on, in bytes/s; None: all there is."""
+
+    worker: str
+    rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class FetchRest:
     """Fetch the other ranks' `size` bytes behind everybody else's, and load them beside."""
 
@@ -223,7 +231,7 @@ class Move:
     target: str
 
 
-Action = LaunchRank | FetchRest | Release | Stop | Send | Move | Refuse
+Action = LaunchRank | Share | FetchRest | Release | Stop | Send | Move | Refuse
 
 __all__ = [
     "Action",
@@ -250,6 +258,7 @@ __all__ = [
     "Routed",
     "Send",
     "ServerLost",
+    "Share",
     "Stop",
     "Stopped",
     "Tick",

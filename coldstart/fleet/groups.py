@@ -41,7 +41,11 @@ class FleetWorker:
 
 @dataclass(slots=True)
 class Group:
-    """`keep` workers are to remain of it; `capacity` requests at once; `since` is when it became idle or began."""
+    """`keep` workers are to remain of it; `capacity` requests at once; `since` is when it became idle or began.
+
+    `predicted_s` until its first token were predicted when it was launched, with what its oldest request had waited; None
+    for one that was found.
+    """
 
     name: str
     model: str
@@ -51,6 +55,7 @@ class Group:
     phase: GroupPhase = GroupPhase.STARTING
     in_flight: dict[str, None] = field(default_factory=dict)
     since: float = 0.0
+    predicted_s: float | None = None
 
     @property
     def spare(self) -> int:

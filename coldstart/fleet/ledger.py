@@ -20,6 +20,7 @@ class LinkLedger:
 
     def __init__(self, bandwidth: float, now: float = 0.0) -> None:
         self.link, self.deadlines = Link(bandwidth, now), dict[str, float]()
+        self._said: dict[str, float | None] = {}
 
     @property
     def idle(self) -> bool:
@@ -62,6 +63,16 @@ class LinkLedger:
         self._age(now)
         self.link.drop(name)
         self.deadlines.pop(name, None)
+
+    def news(self) -> list[tuple[str, float | None]]:
+        """Foreground fetches whose part of the link is another than when last asked, with it in bytes/s.
+
+        None for one that has the link to itself: it may take all there is, which shows how fast the link is.
+        """
+        count = len(self.link.pending)
+        each = None if count == 1 else self.link.rate / max(1, count)
+        said, self._said = self._said, dict.fromkeys(self.link.pending, each)
+        return [(name, each) for name in self._said if name not in said or said[name] != each]
 
     def measured(self, bandwidth: float, now: float) -> None:
         """The link's rate as observed, from now on."""

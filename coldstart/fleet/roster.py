@@ -5,13 +5,15 @@ Invariant: a worker holds its device memory from its launch until its process is
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from math import inf
 
 from coldstart.fleet import timing
-from coldstart.fleet.cluster import Cluster
-from coldstart.fleet.events import FetchRest, FoundRank, LaunchRank, Stop
+from coldstart.fleet.cluster import Cluster, FleetServer
+from coldstart.fleet.events import FetchRest, FoundRank, LaunchRank, Share, Stop
 from coldstart.fleet.groups import WHOLE, FleetWorker, Group, GroupPhase
+from coldstart.fleet.ledger import LinkLedger
 from coldstart.fleet.sizing import Demand, Place, Scheme
 from coldstart.fleet.specification import PIPELINE, FleetModel, FleetSettings
 
@@ -23,12 +25,26 @@ class Roster:
     def __init__(self, settings: FleetSettings) -> None:
         self.settings, self.cluster = settings, Cluster()
         self.workers: dict[str, FleetWorker] = {}
+        self._stirred: dict[str, None] = {}
+
+    def shares(self) -> Iterator[Share]:
+        """What has become of the parts of links since this was last asked."""
+        stirred, self._stirred = self._stirred, {}
+        for server in stirred:
+            if server in self.cluster.servers:
+                yield from itertools.starmap(Share, self.cluster.servers[server].ledger.news())
+
+    def _ledger(self, server: FleetServer) -> LinkLedger:
+        """To change it."""
+        self._stirred[server.spec.name] = None
+        return server.ledger
 
     def launch(
         self, name: str, model: FleetModel, demand: Demand, scheme: Scheme, keep: int, now: float
     ) -> tuple[Group, list[LaunchRank]]:
         """Take memory and links for a scheme."""
-        group = Group(name, model.name, [], min(keep, max(1, scheme.full)), 0, since=now)
+        keep = min(keep, max(1, scheme.full))
+        group = Group(name, model.name, [], keep, 0, since=now, predicted_s=scheme.ttft_s)
         group.capacity = model.batch * group.keep
         orders = [self._start(group, model, demand, scheme, rank, now) for rank in range(len(scheme.places))]
         return group, orders
@@ -42,9 +58,9 @@ class Roster:
         fetch = 0 if self.settings.cache and server.recall(model.name) else place.size
         deadline = now + self._budget(demand, scheme, place, server.spec.load)
         if fetch and deadline < inf:
-            server.ledger.claim(name, fetch, deadline, now)
+            self._ledger(server).claim(name, fetch, deadline, now)
         elif fetch:
-            server.ledger.join(name, fetch, now)
+            self._ledger(server).join(name, fetch, now)
         worker = FleetWorker(name, model.name, place.server, device, place.memory, place.size, 0, place.full)
         worker.rest, worker.whole = model.size - place.size, len(scheme.places) == 1
         worker.groups.append(group.name)
@@ -88,9 +104,14 @@ class Roster:
         term = demand.ttft_s - after
         return timing.fetch_budget_s(demand.costs, place.size, load, term)
 
+    def measured(self, server: str, bandwidth: float, now: float) -> None:
+        """How fast a server's link is."""
+        if (known := self.cluster.servers.get(server)) is not None:
+            self._ledger(known).measured(bandwidth, now)
+
     def fetched(self, worker: FleetWorker, model: FleetModel, now: float) -> None:
         server = self.cluster.servers[worker.server]
-        server.ledger.finished(worker.name, now)
+        self._ledger(server).finished(worker.name, now)
         if self.settings.cache and worker.whole:
             server.remember(model.name, model.size)
 
@@ -150,5 +171,5 @@ class Roster:
     def _release_link(self, worker: FleetWorker, now: float) -> None:
         server = self.cluster.servers.get(worker.server)
         if server is not None:
-            server.ledger.finished(worker.name, now)
+            self._ledger(server).finished(worker.name, now)
             server.ledger.finished(worker.name + REST, now)

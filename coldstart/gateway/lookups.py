@@ -12,11 +12,19 @@ from coldstart.machine.paths import Cache
 
 
 def by_words(
-    model: str, args: Sequence[str], *, revision: str | None, untrusted: bool, cache: Cache, offline: bool
+    model: str,
+    args: Sequence[str],
+    *,
+    revision: str | None,
+    untrusted: bool,
+    cache: Cache,
+    offline: bool,
+    weights_from: str | None = None,
 ) -> Lookup:
-    """Raises what inspection.look_up raises."""
+    """For a machine without the model's weights where they may come from elsewhere. Raises what inspection.look_up raises."""
     accepts = anyone if untrusted else None
-    return inspection.look_up(model, args, cache=cache, offline=offline, revision=revision, accepts=accepts)
+    found = inspection.look_up(model, args, cache=cache, offline=offline, revision=revision, accepts=accepts)
+    return found.without_weights() if weights_from and not found.model.weight_files else found
 
 
 def of_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
@@ -28,6 +36,7 @@ def of_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
         untrusted=launch.untrusted,
         cache=cache,
         offline=offline,
+        weights_from=launch.weights_from,
     )
     if found.bundle is None and launch.on_miss == FAIL:
         raise inspection.miss(found)

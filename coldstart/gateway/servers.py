@@ -14,12 +14,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from coldstart.contract import environment
+from coldstart.contract.weights import PacedFetch
 from coldstart.errors import Usage
 from coldstart.gateway.server_log import ServerLog
 from coldstart.host.launches import Launch
@@ -71,8 +72,11 @@ class Servers(Protocol):
         deadline_s: float,
         listen: Sequence[str] = (),
         env: Mapping[str, str] = MappingProxyType({}),
+        pace: PacedFetch | None = None,
     ) -> ModelServer:
         """Order a start; returns at once. It listens at its socket, or as vLLM's words in `listen` say; `env` is put on top.
+
+        Weights that are fetched are fetched by `pace`.
 
         Raises OSError where not even that can be done.
         """
@@ -197,9 +201,10 @@ class Starter:
         deadline_s: float,
         listen: Sequence[str] = (),
         env: Mapping[str, str] = MappingProxyType({}),
+        pace: PacedFetch | None = None,
     ) -> ModelServer:
         """As Servers."""
-        return self._begin(launch, deadline_s, None, listen, env)
+        return self._begin(launch, deadline_s, None, listen, env, pace)
 
     def begin_template(self, launch: Launch, level: str, deadline_s: float) -> ModelServer:
         """As Servers."""
@@ -212,6 +217,7 @@ class Starter:
         level: str | None,
         listen: Sequence[str] = (),
         env: Mapping[str, str] = MappingProxyType({}),
+        pace: PacedFetch | None = None,
     ) -> ModelServer:
         self._number += 1
         path = self.directory / f"{self._number}.sock"
@@ -229,6 +235,8 @@ class Starter:
             "environment": dict(env),
             "listen": list(listen or ("--uds", str(path))),
             "ready_timeout": deadline_s,
+            "weights_from": launch.weights_from,
+            "pace": None if pace is None else asdict(pace),
             "template": level,
             "templates": str(self.directory / "templates"),
         }

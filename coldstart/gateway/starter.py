@@ -147,6 +147,7 @@ def supervise(message: Mapping[str, Any], channel: ipc.Channel) -> int:
 
 
 def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeRequest:
+    from coldstart.contract.weights import PacedFetch
     from coldstart.gateway import lookups
     from coldstart.machine.paths import Cache
     from coldstart.serve.serve import ServeRequest
@@ -160,7 +161,10 @@ def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeReq
         untrusted=message["untrusted"],
         cache=Cache.at(Path(message["cache"])),
         offline=message["offline"],
+        weights_from=message["weights_from"],
     )
+    # What lies here already is read here.
+    fetched = message["weights_from"] is not None and not found.model.weight_files
     return ServeRequest(
         found,
         listen,
@@ -168,6 +172,8 @@ def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeReq
         without_bundle=message["on_miss"] == "warn",
         ready_timeout=message["ready_timeout"],
         templates=Path(message["templates"]),
+        weights_from=message["weights_from"] if fetched else None,
+        weights_pace=PacedFetch(**message["pace"]) if fetched and message["pace"] else None,
     )
 
 

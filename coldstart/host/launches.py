@@ -24,7 +24,7 @@ class Launch:
 
     `on_miss` is "fail" or "warn" (vLLM's ordinary start where there is no bundle). With `engine_template` the host builds the
     model's engine once, forks its servers from that, and keeps it while its memory is not needed: the tier `template`.
-    An `unlisted` model is not named in /v1/models.
+    An `unlisted` model is not named in /v1/models. `weights_from` is where the weights come from on a machine that has none.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Launch:
     untrusted: bool = False
     engine_template: bool = False
     unlisted: bool = False
+    weights_from: str | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from coldstart.artifacts.errors import BundleError
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.contract.weights import WeightsRequest
+from coldstart.contract.weights import PacedFetch, WeightsRequest
 from coldstart.errors import CommandFailed
 from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
@@ -57,16 +57,17 @@ class Streamed:
 
     source: str
     plan: Mapping[str, Any]
+    pace: PacedFetch | None = None
 
     @classmethod
-    def of(cls, bundle: Bundle, source: str) -> Streamed:
+    def of(cls, bundle: Bundle, source: str, pace: PacedFetch | None = None) -> Streamed:
         """Raises CommandFailed when the bundle does not say which weights to fetch."""
         try:
             known = bundle.json("weights")
         except BundleError as error:
             known = error
         if isinstance(known, Mapping) and isinstance(known.get("files"), list):
-            return cls(source, known)
+            return cls(source, known, pace)
         raise CommandFailed(
             f"{bundle.ref} does not say which weights to fetch.",
             mend="where the weights are: coldstart materialize MODEL --only weights --force",
@@ -87,7 +88,7 @@ class Streamed:
             ) from error
         path, identity = weights.keep(self.plan, cache.weights / "plans")
         ours = [*_format(given), *_untied(model.config, names, given)]
-        return ours, WeightsRequest(self.source, path), identity
+        return ours, WeightsRequest(self.source, path, self.pace), identity
 
 
 def _untied(config: Mapping[str, Any], names: Sequence[str], given: Arguments) -> list[str]:
@@ -98,29 +99,50 @@ def _untied(config: Mapping[str, Any], names: Sequence[str], given: Arguments) -
     return ["--hf-overrides", json.dumps({"tie_word_embeddings": False})]
 
 
+class Ahead:
+    """What is on its way for a server that starts, until `close`."""
+
+    def __init__(self, close: Callable[[], None] = lambda: None, *, headless: bool = False) -> None:
+        self._close, self._headless, self._lasts = close, headless, False
+
+    def started(self) -> None:
+        """The server is up. A pipeline's later node says so before it loads: the prefetcher is to go on until it does."""
+        self._lasts = self._headless
+
+    def end(self) -> None:
+        """The block is left."""
+        if not self._lasts:
+            self._close()
+
+
 @contextmanager
-def begun(mode: str, plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[None]:
-    """Within the block the weights are on their way, if a server started by `mode` will load them itself."""
+def begun(mode: str, plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[Ahead]:
+    """Within the block the weights are on their way, if a server started by `mode` will load them itself.
+
+    Beyond it, as long as somebody holds what it gives, for a server that has `started` and loads them later.
+    """
     given = plan.vllm_args
     if mode not in FETCHING_MODES or given.value("load_format") != LOAD_FORMAT:
-        yield
+        yield Ahead()
         return
     if asked := plan.weights_from:
         from coldstart.weights.prefetch import client
 
         try:
-            early = client.start_early(asked.source, asked.read(), _node_names(asked.read(), config, given))
+            names = _node_names(asked.read(), config, given)
+            early = client.start_early(asked.source, asked.read(), names, pace=asked.pace)
         except client.PrefetchError:
-            yield  # the loader will try again, and say why it fails
+            yield Ahead()  # the loader will try again, and say why it fails
             return
+        ahead = Ahead(early.close, headless=given.gives("headless"))
         try:
-            yield
+            yield ahead
         finally:
-            early.close()
+            ahead.end()
         return
     reading = _page_in(Path(str(given.value("model", ""))), config, given)
     try:
-        yield
+        yield Ahead()
     finally:
         if reading is not None:
             reading.end()

@@ -19,6 +19,7 @@ from coldstart.artifacts.bundle import Trust
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.net.origin import without_secrets
 from coldstart.contract.plan import LaunchPlan
+from coldstart.contract.weights import PacedFetch
 from coldstart.errors import Usage
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
@@ -46,7 +47,8 @@ class ServeRequest:
     `listen` are vLLM's host and port arguments, `mode` is one of LADDER or "auto", `without_bundle` starts vLLM's ordinary way
     where there is none, `trust` judges whose code may run here; with `require_signature` a bundle it does not accept is
     refused as a whole, otherwise only its code is left alone. `weights_from` is where the weights are fetched from (None: the
-    model's own directory); with `fetch_rest` those that this node's pipeline ranks do not need follow in the background.
+    model's own directory), by `weights_pace` if there is one; with `fetch_rest` those that this node's pipeline ranks do not
+    need follow in the background.
     """
 
     lookup: Lookup
@@ -58,6 +60,7 @@ class ServeRequest:
     scheduler: Choice = STOCK
     trust: Trust = inspection.trust
     weights_from: str | None = None
+    weights_pace: PacedFetch | None = None
     fetch_rest: bool = False
     accepts: Trust | None = None
     templates: Path | None = None
@@ -67,7 +70,8 @@ class ServeRequest:
 class StartedServer:
     """A started server: how it was asked for, how it came up.
 
-    `steps` name each faster mode that was there and could not be taken, `absent` those that there are not.
+    `steps` name each faster mode that was there and could not be taken, `absent` those that there are not. `rest` and `ahead`
+    are what is fetched still.
     """
 
     mode: str
@@ -77,6 +81,7 @@ class StartedServer:
     absent: list[dict[str, str]] = field(default_factory=list)
     rest: Attached | None = None
     began: float = 0.0
+    ahead: fetch.Ahead | None = None
 
     def document(self) -> dict[str, Any]:
         """The ready file: mode, pid, seconds, and the server's own account of its fast path."""
@@ -109,7 +114,9 @@ def plan(request: ServeRequest) -> LaunchPlan:
 
 def _prepared(request: ServeRequest) -> LaunchPlan:
     lookup, donor = request.lookup, request.lookup.weights_donor
-    streamed = fetch.Streamed.of(donor, request.weights_from) if donor and request.weights_from else None
+    streamed = None
+    if donor and request.weights_from:
+        streamed = fetch.Streamed.of(donor, request.weights_from, request.weights_pace)
     ensure = models.ensure_weights if streamed is None else models.ensure_tokenizer
     lookup = replace(lookup, model=ensure(lookup.model, offline=lookup.offline))
     if lookup.bundle is None:
@@ -146,9 +153,10 @@ def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
     steps: list[dict[str, str]] = []
     absent: list[dict[str, str]] = []
     for mode in _ladder(request.mode):
-        with fetch.begun(mode, plan, config):
+        with fetch.begun(mode, plan, config) as ahead:
             try:
                 running = _run(mode, request, plan, began)
+                ahead.started()
             except _Absent as reason:
                 (absent if request.mode == "auto" else steps).append(_step(mode, reason))
                 continue
@@ -161,7 +169,8 @@ def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
                 steps.append(_step(mode, reason))
                 continue
         if running.report.get("canary") is not False:
-            return _with_rest(StartedServer(mode, plan, running, steps, absent, began=began), request)
+            started = StartedServer(mode, plan, running, steps, absent, began=began, ahead=ahead)
+            return _with_rest(started, request)
         running.process.wait()
         wrong = (
             f"a {mode} start did not answer the bundle's canary with its token: started without the bundle"

@@ -77,7 +77,8 @@ def running(tmp_path: Path) -> Iterator[tuple[str, list[Any]]]:
     said = {
         "gateway": {"url": "u", "pid": 7, "uptime_s": 5.0, "requests": 9, "held": 1, "in_flight": 2, "again": 0, "refused": {}},
         "controller": None,
-        "servers": [{"name": "s-1", "free_bytes": [1 << 30], "memory_bytes": 2 << 30, "draining": True}],
+        "servers": [{"name": "s-1", "free_bytes": [1 << 30], "memory_bytes": 2 << 30, "draining": True,
+                     "network_bytes_s": 1e9, "observed_bytes_s": 5e8}],
         "models": [
             {"name": "m", "least": 0, "most": 2, "waiting": 1, "error": "no weights", "groups": [
                 {"name": "m#1", "phase": "serving", "in_flight": 2, "capacity": 8, "mode": "fresh", "start_s": 2.0,
@@ -121,6 +122,7 @@ def test_a_running_fleet_is_asked(run: Run, running: tuple[str, list[Any]]) -> N
     where = ["--url", url, "--admin-key", "k"]
     shown = run("fleet", "status", *where).stdout
     assert "m#1 serving on s-1:0: in flight 2 of 8, fresh in 2.00 s" in shown
+    assert "/s given" in shown and "/s observed" in shown
     assert "the controller is away" in shown and "draining" in shown and "no weights" in shown
     assert (
         json.loads(run("fleet", "status", *where, "--format", "json").stdout)["servers"][0]["name"] == "s-1"

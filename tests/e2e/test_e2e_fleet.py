@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 from support.fake_model import generated
-from support.fleet_rig import deployment
+from support.fleet_on_ray import Fleet, of_two
 
 from coldstart.cluster import wire
 from coldstart.fleet.core import FleetCore
@@ -33,106 +28,12 @@ from coldstart.fleet.specification import FleetSettings
 
 # Found, not imported: ray changes the environment, by which templates are judged.
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="no ray")]
-TESTS = Path(__file__).parents[1]
-
-
-class Fleet:
-    """Its processes, its gateway, and whoever asks it."""
-
-    def __init__(self, root: Path, ranks: int = 1) -> None:
-        self.root, self.processes = root, list[subprocess.Popen[bytes]]()
-        # Sockets lie below it, whose paths may have 107 bytes; a test's own directory may be longer.
-        self.runtime = Path(tempfile.mkdtemp(prefix="cf-", dir="/tmp"))
-        files = str(root / "state.json"), str(root / "recording")
-        up = self._started("up", "-m", "support.fleet_up", *files, str(ranks))
-        assert up.stdout is not None
-        place = json.loads(up.stdout.readline())
-        self.url, self.ray = place["url"], place["ray"]
-        known = json.loads((self.runtime / "up" / "coldstart" / "fleet.json").read_text())
-        self.key, self.token = known["admin_key"], known["token"]
-
-    def _started(self, name: str, *words: str, **env: str) -> subprocess.Popen[bytes]:
-        (self.runtime / name).mkdir(mode=0o700)
-        with (self.root / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", *words],
-                env=os.environ
-                | env
-                | {
-                    "XDG_RUNTIME_DIR": str(self.runtime / name),
-                    "PYTHONPATH": str(TESTS),
-                    "COLDSTART_CACHE_DIR": str(self.root / "cache"),
-                },
-                stdout=subprocess.PIPE if name == "up" else log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.processes.append(process)
-        return process
-
-    def join(self, name: str, network: str = "1GB") -> subprocess.Popen[bytes]:
-        words = ["fleet", "join", self.ray, "--memory", "40B", "--network", network, "--load", "1GB"]
-        return self._started(name, "-m", "coldstart.commands.cli", *words, RAY_AUTH_TOKEN=self.token)
-
-    def end(self) -> None:
-        for process in self.processes:
-            process.terminate()
-        for process in self.processes:
-            process.wait(60)
-        shutil.rmtree(self.runtime)
-
-    def asked(self, path: str, body: Any = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"x-coldstart-admin-key": self.key})
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.loads(answer.read())
-
-    def status(self) -> Any:
-        return self.asked("/fleet/status")
-
-    def order(self, method: str, *args: Any) -> None:
-        assert (
-            self.asked("/fleet/order", {"method": method, "args": [wire.document(one) for one in args]}) == {}
-        )
-
-    def ask(self, model: str, **body: Any) -> Any:
-        return self.asked("/v1/completions", {"model": model, "prompt": "x", **body})
-
-    def until(self, true: Callable[[Any], Any], seconds: float = 60) -> Any:
-        """What holds of the status at last, and the seconds that took."""
-        began = time.monotonic()
-        while time.monotonic() < began + seconds:
-            if found := true(self.status()):
-                return found, time.monotonic() - began
-            time.sleep(0.1)
-        said = {log.stem: log.read_text(errors="replace")[-2000:] for log in self.root.glob("*.log")}
-        raise AssertionError(f"not within {seconds} s: {self.status()}\n{said}")
-
-    def deploy(self, name: str, **given: Any) -> None:
-        self.order("deploy", deployment(name, **given))
-        time.sleep(0.5)
-
-    def groups(self, status: Any, model: str) -> list[Any]:
-        return [group for one in status["models"] if one["name"] == model for group in one["groups"]]
-
-
-@contextmanager
-def _of_two(root: Path, ranks: int = 1, network: str = "1GB") -> Iterator[Fleet]:
-    made = Fleet(root, ranks)
-    try:
-        made.until(lambda status: status["controller"], 120)
-        for count, name in enumerate(("one", "two"), 1):
-            made.join(name, network)
-            made.until(lambda status, count=count: len(status["servers"]) == count, 180)  # type: ignore[misc]
-        yield made
-    finally:
-        made.end()
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two servers and a head that is none."""
-    with _of_two(tmp_path_factory.mktemp("fleet")) as made:
+    with of_two(tmp_path_factory.mktemp("fleet")) as made:
         yield made
 
 
@@ -197,7 +98,7 @@ class Asking:
 
 def test_a_pipeline_becomes_one_worker_under_its_streams(tmp_path: Path) -> None:
     """Two ranks on two nodes; the engine beside the first takes a second to come up. Before the other fleet is there."""
-    with _of_two(tmp_path, 2, "5B") as fleet:
+    with of_two(tmp_path, 2, "5B") as fleet:
         fleet.deploy("p", words=("--max-model-len", "1000"), ttft_s=1.9, least=1, most=1, batch=20)
         fleet.until(lambda status: [g["phase"] for g in fleet.groups(status, "p")] == ["serving"])
         (pipeline,) = fleet.groups(fleet.status(), "p")

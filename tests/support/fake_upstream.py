@@ -22,6 +22,7 @@ import uvicorn
 from aiohttp import web
 from support import fake_model
 
+from coldstart.contract.weights import PacedFetch
 from coldstart.gateway.app import Gateway
 from coldstart.gateway.driver import Driver
 from coldstart.gateway.run import GatewayServer, loop_factory
@@ -45,6 +46,7 @@ class FakeServer:
         self.paths: list[str] = []
         self.gone: list[Any] = []
         self.env: dict[str, str] = {}
+        self.pace: PacedFetch | None = None
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._task = loop.create_task(self._live())
 
@@ -204,11 +206,12 @@ class FakeServers:
         deadline_s: float,
         listen: Sequence[str] = (),
         env: Mapping[str, str] = MappingProxyType({}),
+        pace: PacedFetch | None = None,
     ) -> FakeServer:
         if self.full:
             raise OSError(28, "No space left on device")
         server = FakeServer(self, launch, self.directory / f"{len(self.begun)}.sock", listen)
-        server.env = dict(env)
+        server.env, server.pace = dict(env), pace
         self.begun.append(server)
         return server
 

@@ -63,6 +63,9 @@ class RigNode:
     async def launch(self, order: RankOrder) -> None:
         await self._reach().launch(order)
 
+    async def pace(self, worker: str, rate: float | None) -> None:
+        await self._reach().pace(worker, rate)
+
     async def stop(self, worker: str) -> None:
         await self._reach().stop(worker)
 

@@ -2,7 +2,8 @@
 
 A server answers completions with its pid and how often it was asked. The model "broken" never comes up; one whose words
 give --max-model-len N waits N milliseconds before it is ready. A stream has `max_tokens` pieces, `pause_s` apart; asked for
-token ids it is that of `fake_model`.
+token ids it is that of `fake_model`. One that is to fetch its weights does, as `coldstart serve` would: its model is a
+directory with a config.json and a plan.json, and it is ready once its rank's tensors are there.
 """
 
 from __future__ import annotations
@@ -14,15 +15,22 @@ import sys
 import time
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from support import fake_model
 
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.plan import LaunchPlan
+from coldstart.contract.weights import PacedFetch, WeightsRequest
 from coldstart.errors import Usage
 from coldstart.gateway import starter
 from coldstart.gateway.servers import Starter
 from coldstart.machine import ipc
 from coldstart.machine.lifeline import die_with_supervisor
+from coldstart.serve import fetch
+from coldstart.vllm.weights.entry import LOAD_FORMAT
+from coldstart.weights.prefetch import client
 
 TOKEN_S = 0.02
 
@@ -92,11 +100,26 @@ def supervise(message: Mapping[str, Any], channel: ipc.Channel) -> int:
     words = list(message["args"])
     if "--max-model-len" in words:
         time.sleep(int(words[words.index("--max-model-len") + 1]) / 1000)
+    if message["weights_from"] is not None:
+        _fetch(message, words)
     listen = dict(zip(message["listen"][::2], message["listen"][1::2], strict=True))
     server = _Server((listen["--host"], int(listen["--port"])), _Answer)
     channel.send({"ready": {"mode": "fake", "pid": os.getpid(), "phases": {}, "fallbacks": []}})
     server.serve_forever()
     return 0
+
+
+def _fetch(message: Mapping[str, Any], words: list[str]) -> None:
+    model, pace = Path(message["model"]), PacedFetch(**message["pace"])
+    config = json.loads((model / "config.json").read_text())
+    asked = WeightsRequest(message["weights_from"], model / "plan.json", pace)
+    plan = LaunchPlan(Arguments([*words, "--load-format", LOAD_FORMAT]), weights_from=asked)
+    names = fetch._node_names(asked.read(), config, plan.vllm_args)
+    with (
+        fetch.begun("fresh", plan, config),
+        client.attach(asked.source, asked.read(), names=names, pace=pace) as attached,
+    ):
+        attached.complete(names)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -28,10 +30,12 @@ _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
 class RangeServer:
-    """The files below `directory` on a port of HOST that stays the same through `down` and `up`."""
+    """The files below `directory` on a port of `host` that stays the same through `down` and `up`."""
 
-    def __init__(self, directory: Path, rate: float | None = None, port: int = 0) -> None:
-        self.directory, self.settings = directory.resolve(), Settings(rate)
+    def __init__(
+        self, directory: Path, rate: float | None = None, port: int = 0, *, host: str = HOST
+    ) -> None:
+        self.directory, self.settings, self.host = directory.resolve(), Settings(rate), host
         self.bucket, self.lock = Bucket(self.settings), threading.Condition()
         self._port, self._sent = port, list[Sent]()
         self._listener: _Listener | None = None
@@ -40,7 +44,7 @@ class RangeServer:
     @property
     def url(self) -> str:
         """The base of every file's URL, without a slash at the end."""
-        return f"http://{HOST}:{self._port}"
+        return f"http://{self.host}:{self._port}"
 
     @property
     def sent(self) -> list[Sent]:
@@ -90,7 +94,7 @@ class _Listener(ThreadingHTTPServer):
 
     def __init__(self, owner: RangeServer, port: int) -> None:
         self.owner, self.connections = owner, set[socket.socket]()
-        super().__init__((HOST, port), _Handler)
+        super().__init__((owner.host, port), _Handler)
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -243,3 +247,15 @@ def serving(directory: Path, rate: float | None = None, port: int = 0) -> Iterat
         yield server
     finally:
         server.down()
+
+
+def main(directory: str, host: str, port: str) -> None:
+    """Serve until SIGTERM, and say where."""
+    server = RangeServer(Path(directory), port=int(port), host=host)
+    print(server.url, flush=True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.sigwait({signal.SIGTERM})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -230,10 +230,11 @@ def require() -> None:
 
 def not_compiled(engine: OfflineEngine) -> str | None:
     """Why there is no compiled forward of ours to keep; None where there is one."""
+    if engine.config.parallel_config.worker_cls != stepdowns.WORKER:
+        # Several ranks are processes of their own, whose models cannot be looked at from here.
+        return "only coldstart's own worker restores compiled code, and this engine has another: it compiles as always"
     if not engine.compiles:
         return "vLLM compiles no part of this model as it is started here: there is nothing to keep"
-    if engine.config.parallel_config.worker_cls != stepdowns.WORKER:
-        return "only coldstart's own worker restores compiled code, and this engine has another: it compiles as always"
     return seams.check("compile")
 
 

@@ -170,7 +170,9 @@ class _Wanted:
         assert self.asked is not None and self.plan is not None
         names = [tensor.name for tensor in left]
         try:
-            return PrefetchSource(client.attach(self.asked.source, self.plan, names=names))
+            return PrefetchSource(
+                client.attach(self.asked.source, self.plan, names=names, pace=self.asked.pace)
+            )
         except client.PrefetchError as error:
             raise Lost(str(error)) from error
 

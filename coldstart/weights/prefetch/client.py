@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from coldstart.contract import environment
+from coldstart.contract.weights import PacedFetch
 from coldstart.machine.ipc import Channel
 from coldstart.machine.timeline import EVENTS_VARIABLE
 from coldstart.weights.prefetch import region_layout, spawning
@@ -31,6 +33,7 @@ __all__ = [
     "attach",
     "request",
     "start_early",
+    "told",
 ]
 
 # What a source may need of its client's environment: the prefetcher has that of whoever started it.
@@ -46,12 +49,14 @@ def attach(
     names: Collection[str] | None = None,
     background: bool = False,
     start: bool = True,
+    pace: PacedFetch | None = None,
     directory: Path | None = None,
 ) -> Attached:
     """Take a lease on the weights of `plan` and want the tensors `names` (None: all bytes of all files, in their order).
 
     `source` is a local directory, http(s)://..., s3://bucket/prefix or hf://repo@revision. `directory` is where the
-    prefetcher's socket lies (default: the user's runtime directory); `start` starts a prefetcher when none runs.
+    prefetcher's socket lies (default: the user's runtime directory); `start` starts a prefetcher when none runs. A `pace`
+    names the fetch, for `told`.
     A local directory's files are read and verified, too, but mapped themselves: the page cache is the shared copy.
     Raises PrefetchRefused (no room, a bad plan), PrefetchLost when none runs and not `start`, or when it dies meanwhile.
     """
@@ -62,7 +67,7 @@ def attach(
         channel = None
         try:
             # One that is being killed may still take a connection, and nothing over it.
-            channel = _ask(source, plan, names, directory, start=start, background=background)
+            channel = _ask(source, plan, names, directory, start=start, background=background, pace=pace)
             return Attached(channel, layout, wanted, normal(source))
         except PrefetchLost as error:
             if channel is None and not start:
@@ -86,6 +91,7 @@ def start_early(
     plan: Mapping[str, Any],
     names: Collection[str] | None = None,
     *,
+    pace: PacedFetch | None = None,
     directory: Path | None = None,
 ) -> Early:
     """Have fetching begin, without waiting for anything: a prefetcher is started if none runs, and finds the request.
@@ -93,17 +99,28 @@ def start_early(
     Returns within milliseconds. The request lives until it is fetched and somebody attached, or `Early.close()`, or
     the death of this process. Raises PrefetchError only when no process can be started.
     """
-    return Early(_ask(source, plan, names, directory, start=True, background=False, early=True))
+    return Early(_ask(source, plan, names, directory, start=True, background=False, pace=pace, early=True))
 
 
-def request(operation: str, *, directory: Path | None = None) -> dict[str, Any]:
+def told(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, Any] | None:
+    """Tell the fetch of that name its rate: {"rate", "bytes", "seconds" (first to last of them), "limited", "ended"}.
+
+    `limited`: by a rate, now or before. None where it has not begun. Raises PrefetchLost where none runs, PrefetchRefused.
+    """
+    found = request("pace", directory=directory, **asdict(pace))
+    if "refused" in found:
+        raise PrefetchRefused(str(found["refused"]))
+    return None if found["pace"] is None else dict(found["pace"])
+
+
+def request(operation: str, *, directory: Path | None = None, **more: Any) -> dict[str, Any]:
     """Ask the running prefetcher for its "status", or to "stop" (and wait for its end).
 
     Raises PrefetchLost when none runs.
     """
     channel = Channel(spawning.connection(directory, start=False))
     try:
-        channel.send({"op": operation})
+        channel.send({"op": operation, **more})
         answers = list(channel.replies()) if operation == "stop" else [next(channel.replies(), {})]
     except OSError as error:
         raise PrefetchLost("The prefetcher has ended.") from error
@@ -121,10 +138,14 @@ def _ask(
     directory: Path | None,
     *,
     start: bool,
+    background: bool,
+    pace: PacedFetch | None,
     **more: Any,
 ) -> Channel:
     environment = {key: value for key, value in os.environ.items() if key.startswith(_HANDED_ON)}
     message = {"op": "attach", "source": normal(source), "environment": environment, **more}
+    message["background"] = background or (pace is not None and pace.background)
+    message["pace"] = None if pace is None else asdict(pace)
     message["events"] = os.environ.get(EVENTS_VARIABLE)
     text = json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
     channel = Channel(spawning.connection(directory, start=start))

@@ -8,6 +8,7 @@ from typing import Any
 
 from coldstart.machine.ipc import Channel, encode, send_some
 from coldstart.weights.prefetch.model import PrefetchedModel
+from coldstart.weights.prefetch.paces import FetchPace
 from coldstart.weights.prefetch.schedule import Lease, UnitEntry, UnitState
 
 # A client that does not read what it asked for is let go before it takes the daemon's memory.
@@ -22,6 +23,7 @@ class ClientConnection:
         self.channel = Channel(connection)
         self.model: PrefetchedModel | None = None
         self.lease: Lease | None = None
+        self.pace: FetchPace | None = None
         self.early = self.gone = False
         self.events: str | None = None
         self.began = 0.0

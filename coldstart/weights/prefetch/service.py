@@ -20,6 +20,7 @@ from coldstart.weights.prefetch import configuration
 from coldstart.weights.prefetch.connections import ClientConnection
 from coldstart.weights.prefetch.errors import PrefetchRefused
 from coldstart.weights.prefetch.model import MAX_WRONG, PrefetchedModel
+from coldstart.weights.prefetch.paces import Paces
 from coldstart.weights.prefetch.range_source import SourceUnavailable, SourceUnusable, shown
 from coldstart.weights.prefetch.resident_models import Memory
 from coldstart.weights.prefetch.schedule import Lease, UnitEntry, pick
@@ -35,7 +36,7 @@ class Service:
 
     def __init__(self, listener: Listener, settings: configuration.PrefetchSettings) -> None:
         self.settings, self.stopping = settings, False
-        self.memory = Memory(settings)
+        self.memory, self.paces = Memory(settings), Paces()
         self.clients: dict[ClientConnection, None] = {}
         self._streams = Streams(settings.streams, self._done)
         self._ended: deque[FetchJob] = deque()
@@ -107,6 +108,8 @@ class Service:
             self._want(client, message)
         elif operation == "stats" and client.model is not None:
             client.say({"stats": {**client.model.stats(), "streams": self.settings.streams}})
+        elif operation == "pace":
+            client.say({"pace": self._paced(*_pace(message))})
         elif operation == "status":
             client.say({"status": self.status()})
         elif operation == "stop":
@@ -134,6 +137,8 @@ class Service:
             raise ipc.MalformedMessage("a malformed attach")
         wanted_names = _names(names)
         model = self.memory.find(source, plan, {str(k): str(v) for k, v in environment.items()})
+        if message.get("pace") is not None:
+            client.pace = self.paces.of(*_pace(message["pace"]))
         client.model, client.lease = model, Lease(model.board)
         client.early, client.began = bool(message.get("early")), timeline.now()
         events = message.get("events")
@@ -144,6 +149,15 @@ class Service:
         self._enlist(client, wanted_names, bool(message.get("background")))
         region = model.region.reader() if model.region is not None else None
         client.say({"attached": model.key, "ready": known}, region)
+
+    def _paced(self, name: str, rate: float | None) -> dict[str, Any] | None:
+        """Tell a fetch its rate; what has come of it, and whether all that is wanted by it has. None for one not begun."""
+        pace = self.paces.find(name)
+        if pace is None:
+            return None
+        pace.change(rate)
+        waits = any(lease_waits(client) for client in self.clients if client.pace is pace)
+        return {**pace.document(), "ended": pace.served and not waits}
 
     def _want(self, client: ClientConnection, message: dict[str, Any]) -> None:
         names, _ = ipc.body(client.channel.take())
@@ -224,6 +238,7 @@ class Service:
 
     def _dispatch(self) -> None:
         owners = {client.lease: client.model for client in self.clients if client.lease and client.model}
+        paces = {client.lease: client.pace for client in self.clients if client.lease}
         now = monotonic()
         slow = {job.model.key for job in self._streams.jobs if job.slow}
         contested = len({model.key for model in owners.values()}) > 1
@@ -234,7 +249,15 @@ class Service:
             most = 1 if contested and model.key in slow else self.settings.streams
             return model.retry_at <= now and model.flying < most
 
+        def paced(lease: Lease) -> bool:
+            # One that waits for its own rate takes no stream from others.
+            pace = paces[lease]
+            jobs = sum(job.pace is pace for job in self._streams.jobs)
+            return pace is not None and jobs < self.settings.streams and available(lease)
+
         def starved(lease: Lease) -> bool:
+            if paced(lease):
+                return True
             model = owners[lease]
             served = any(job.model.address.startswith(model.origin) for job in self._streams.jobs)
             return available(lease) and not served and now - model.wanted_at >= STARVED_S
@@ -246,7 +269,7 @@ class Service:
                 return
             lease, entry = chosen
             owners[lease].start(entry)
-            self._streams.submit(FetchJob(owners[lease], entry, owners[lease].generation))
+            self._streams.submit(FetchJob(owners[lease], entry, owners[lease].generation, paces[lease]))
 
     def _look_after(self) -> None:
         for client in list(self.clients):
@@ -263,6 +286,8 @@ class Service:
         lease, model = client.lease, client.model
         if lease is None or model is None or lease.unfinished() or lease.unfinished(background=True):
             return
+        if client.pace is not None:
+            client.pace.served = True
         if client.events is not None:
             self._draw(client, model, client.events)
             client.events = None
@@ -311,6 +336,14 @@ def lease_waits(client: ClientConnection) -> bool:
     return client.lease is not None and (
         client.lease.unfinished() or client.lease.unfinished(background=True)
     )
+
+
+def _pace(given: Any) -> tuple[str, float | None]:
+    name, rate = (given.get("name"), given.get("rate")) if isinstance(given, dict) else (None, None)
+    fits = rate is None or (isinstance(rate, (int, float)) and not isinstance(rate, bool) and rate > 0)
+    if not isinstance(name, str) or not fits:
+        raise ipc.MalformedMessage("a pace is a name and a rate above 0, or null")
+    return name, rate
 
 
 def _names(text: bytes) -> list[str] | None:

@@ -18,6 +18,7 @@ from coldstart.artifacts.net import pace
 from coldstart.weights.checkpoint import Tensor
 from coldstart.weights.prefetch.backends import open_source
 from coldstart.weights.prefetch.byte_ranges import Range
+from coldstart.weights.prefetch.paces import FetchPace
 from coldstart.weights.prefetch.range_source import Changed, RangeSource, SourceTooSlow, SourceUnavailable
 from coldstart.weights.prefetch.region import SharedRegion
 from coldstart.weights.prefetch.region_layout import RegionFile, RegionLayout
@@ -50,11 +51,15 @@ class StreamedModel(Protocol):
 
 @dataclass(eq=False)
 class FetchJob:
-    """One unit on its way: `error` is None when it arrived, `bytes` is what has come of it so far."""
+    """One unit on its way: `error` is None when it arrived, `bytes` is what has come of it so far.
+
+    `paused_s` are those that its pace took."""
 
     model: StreamedModel
     entry: UnitEntry
     generation: int
+    pace: FetchPace | None = None
+    paused_s: float = 0.0
     error: Exception | None = None
     bytes: int = 0
     slow: bool = False
@@ -142,7 +147,7 @@ class _Stream:
     ) -> str:
         """Fill `buffer`; what the source calls the content, which must not change within a unit."""
         number = job.entry.unit.file
-        file, filled, idle, began = job.model.layout.files[number], 0, 0, monotonic()
+        file, filled, idle, began = job.model.layout.files[number], 0, 0, monotonic() - job.paused_s
         while filled < len(buffer):
             at = start + filled
             try:
@@ -159,8 +164,9 @@ class _Stream:
                     raise
             else:
                 version = _same(version, source.version(file.name), file.name)
-            if monotonic() - began > _BOUNDS.window_s + filled / _BOUNDS.floor:
-                raise SourceTooSlow(f"{file.name}: {filled} bytes in {monotonic() - began:.0f} s")
+            took_s = monotonic() - began - job.paused_s
+            if took_s > _BOUNDS.window_s + filled / _BOUNDS.floor:
+                raise SourceTooSlow(f"{file.name}: {filled} bytes in {took_s:.0f} s")
         return version or ""
 
     def _space(self, size: int) -> memoryview:
@@ -190,6 +196,8 @@ class _ByteCounter:
         self.job.bytes += size
         self.job.model.count(self.file, self.at, size)
         self.at += size
+        if self.job.pace is not None:
+            self.job.paused_s += self.job.pace.take(size)
 
 
 def _same(before: str | None, now: str, name: str) -> str:

@@ -503,3 +503,24 @@ def test_a_request_that_its_gateway_sent_counts_where_it_is() -> None:
     assert one.on(events.Ended("2"), 7.0) == [Send("3", rank.group)]
     again = one.on(events.WorkerDied(rank.worker, "killed"), 8.0)
     assert not [action for action in again if isinstance(action, Refuse)]
+
+
+def test_parts_of_a_link_follow_who_fetches() -> None:
+    """Each launch that fetches is told its part; the others' change with it, and again when a fetch has ended."""
+    server = ServerSpec("s", 100, 4.0, 20.0)
+    models = [FleetModel(name, 20, 25, COSTS, idle_s=500.0) for name in ("a", "b")]
+    made = FleetCore(FleetSettings(consolidate=False, most_ranks=1), [server], models)
+
+    def shares(event: Event, now: float) -> list[events.Share]:
+        return [action for action in made.on(event, now) if isinstance(action, events.Share)]
+
+    assert shares(events.Arrived("1", "a"), 0.0) == [events.Share("a#1.0", None)]
+    assert shares(events.Arrived("2", "b"), 1.0) == [
+        events.Share("a#1.0", 2.0),
+        events.Share("b#1.0", 2.0),
+    ]
+    assert shares(events.Rate("s", 3.0), 2.0) == [events.Share("a#1.0", 1.5), events.Share("b#1.0", 1.5)]
+    assert shares(events.Tick(), 2.5) == []
+    assert shares(events.Fetched("a#1.0"), 3.0) == [events.Share("b#1.0", None)]
+    assert shares(events.WorkerDied("b#1.0", "lost"), 4.0) == []
+    assert made.groups["a#1"].predicted_s == pytest.approx(5.0 + 1.0 + 0.1 + 0.01)

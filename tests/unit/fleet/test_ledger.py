@@ -88,3 +88,29 @@ def test_a_dead_link_moves_nothing() -> None:
     link = Link(0.0)
     link.add("a", 1)
     assert link.advance(100.0) == [] and link.next_end() == inf
+
+
+def test_parts_are_told_when_they_change_and_the_only_fetch_may_take_all() -> None:
+    ledger = LinkLedger(10.0)
+    ledger.join("a", 100, 0.0)
+    assert ledger.news() == [("a", None)] and ledger.news() == []
+    ledger.join("b", 20, 1.0)
+    assert ledger.news() == [("a", 5.0), ("b", 5.0)]
+    ledger.trail("rest", 50, 1.0)
+    ledger.measured(8.0, 1.0)
+    assert ledger.news() == [("a", 4.0), ("b", 4.0)]
+    ledger.finished("b", 2.0)
+    assert ledger.news() == [("a", None)]
+    ledger.finished("a", 3.0)
+    ledger.join("a", 100, 3.0)
+    assert ledger.news() == []  # the same name, and the same part, as far as anybody was told
+
+
+def test_what_nobody_fetches_any_more_is_told_anew() -> None:
+    ledger = LinkLedger(10.0)
+    ledger.join("a", 100, 0.0)
+    ledger.news()
+    ledger.finished("a", 1.0)
+    assert ledger.news() == []
+    ledger.join("a", 100, 3.0)
+    assert ledger.news() == [("a", None)]

@@ -241,10 +241,28 @@ def test_fetching_begins_before_the_block_and_is_let_go_after_it(
 ) -> None:
     prefetcher = use()
     with fetch.begun(mode, streaming, LLAMA):
-        assert prefetcher.asked == [(SOURCE, planned(), NAMES, {})] and prefetcher.closed == 0
+        assert prefetcher.asked == [(SOURCE, planned(), NAMES, {"pace": None})]
+        assert prefetcher.closed == 0
     assert prefetcher.closed == 1
     with pytest.raises(KeyboardInterrupt), fetch.begun(mode, streaming, LLAMA):
         raise KeyboardInterrupt
+    assert prefetcher.closed == 2
+
+
+def test_a_later_node_of_a_pipeline_loads_after_it_is_up_and_has_its_weights_on_their_way_until_then(
+    streaming: LaunchPlan, use: Use
+) -> None:
+    prefetcher = use()
+    words = ["--pipeline-parallel-size", "2", "--nnodes", "2", "--node-rank", "1"]
+    later = replace(streaming, vllm_args=Arguments([*OURS, *words, "--headless"]))
+    with fetch.begun("fresh", later, LLAMA) as ahead:
+        ahead.started()
+    assert prefetcher.closed == 0
+    with fetch.begun("fresh", later, LLAMA):
+        pass  # it did not come up
+    assert prefetcher.closed == 1
+    with fetch.begun("fresh", streaming, LLAMA) as ahead:
+        ahead.started()
     assert prefetcher.closed == 2
 
 

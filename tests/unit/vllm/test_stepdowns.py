@@ -203,6 +203,10 @@ def test_a_bundle_without_compiled_code_says_why(lacking: set[str]) -> None:
     assert offline.not_compiled(_engine()) is None
     assert "compiles no part" in str(offline.not_compiled(_engine(compiles=False)))
     assert "has another" in str(offline.not_compiled(_engine("vllm.v1.worker.cpu_worker.CPUWorker")))
+    several = SimpleNamespace(config=_engine("vllm.v1.worker.cpu_worker.CPUWorker").config)
+    assert "has another" in str(
+        offline.not_compiled(several)
+    )  # ranks in processes of their own show no model
     lacking.add("compile")
     assert offline.not_compiled(_engine()) == REASON
 

@@ -1,0 +1,116 @@
+"""A fleet on a real Ray of a head and two more nodes, all processes of this machine, over model servers that need no model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from support.fleet_rig import deployment
+
+from coldstart.cluster import wire
+
+TESTS = Path(__file__).parents[1]
+
+
+class Fleet:
+    """Its processes, its gateway, and whoever asks it."""
+
+    def __init__(self, root: Path, ranks: int = 1) -> None:
+        self.root, self.processes = root, list[subprocess.Popen[bytes]]()
+        # Sockets lie below it, whose paths may have 107 bytes; a test's own directory may be longer.
+        self.runtime = Path(tempfile.mkdtemp(prefix="cf-", dir="/tmp"))
+        files = str(root / "state.json"), str(root / "recording")
+        up = self._started("up", "-m", "support.fleet_up", *files, str(ranks))
+        assert up.stdout is not None
+        place = json.loads(up.stdout.readline())
+        self.url, self.ray = place["url"], place["ray"]
+        known = json.loads((self.runtime / "up" / "coldstart" / "fleet.json").read_text())
+        self.key, self.token = known["admin_key"], known["token"]
+
+    def _started(self, name: str, *words: str, **env: str) -> subprocess.Popen[bytes]:
+        (self.runtime / name).mkdir(mode=0o700)
+        with (self.root / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", *words],
+                env=os.environ
+                | env
+                | {
+                    "XDG_RUNTIME_DIR": str(self.runtime / name),
+                    "PYTHONPATH": str(TESTS),
+                    "COLDSTART_CACHE_DIR": str(self.root / "cache"),
+                },
+                stdout=subprocess.PIPE if name == "up" else log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def join(self, name: str, network: str = "1GB", memory: str = "40B") -> subprocess.Popen[bytes]:
+        words = ["fleet", "join", self.ray, "--memory", memory, "--network", network, "--load", "1GB"]
+        return self._started(name, "-m", "coldstart.commands.cli", *words, RAY_AUTH_TOKEN=self.token)
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            process.wait(60)
+        shutil.rmtree(self.runtime)
+
+    def asked(self, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"x-coldstart-admin-key": self.key})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read())
+
+    def status(self) -> Any:
+        return self.asked("/fleet/status")
+
+    def order(self, method: str, *args: Any) -> None:
+        assert (
+            self.asked("/fleet/order", {"method": method, "args": [wire.document(one) for one in args]}) == {}
+        )
+
+    def ask(self, model: str, **body: Any) -> Any:
+        return self.asked("/v1/completions", {"model": model, "prompt": "x", **body})
+
+    def until(self, true: Callable[[Any], Any], seconds: float = 60) -> Any:
+        """What holds of the status at last, and the seconds that took."""
+        began = time.monotonic()
+        while time.monotonic() < began + seconds:
+            if found := true(self.status()):
+                return found, time.monotonic() - began
+            time.sleep(0.1)
+        said = {log.stem: log.read_text(errors="replace")[-2000:] for log in self.root.glob("*.log")}
+        raise AssertionError(f"not within {seconds} s: {self.status()}\n{said}")
+
+    def deploy(self, name: str, **given: Any) -> None:
+        self.order("deploy", deployment(name, **given))
+        time.sleep(0.5)
+
+    def groups(self, status: Any, model: str) -> list[Any]:
+        return [group for one in status["models"] if one["name"] == model for group in one["groups"]]
+
+
+@contextmanager
+def of_two(root: Path, ranks: int = 1, network: str = "1GB", memory: str = "40B") -> Iterator[Fleet]:
+    """Two servers and a head that is none."""
+    made = Fleet(root, ranks)
+    try:
+        made.until(lambda status: status["controller"], 120)
+        for count, name in enumerate(("one", "two"), 1):
+            made.join(name, network, memory)
+            made.until(lambda status, count=count: len(status["servers"]) == count, 180)  # type: ignore[misc]
+        yield made
+    finally:
+        made.end()

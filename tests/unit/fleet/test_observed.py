@@ -1,0 +1,26 @@
+"""How fast a link is believed to be, by what fetches got."""
+
+from __future__ import annotations
+
+import pytest
+
+from coldstart.fleet import observed
+from coldstart.fleet.observed import LEAST_BYTES, LEAST_S
+
+
+def test_the_first_fetch_is_believed_and_each_later_one_half() -> None:
+    first = observed.speed(None, 10 * LEAST_BYTES, 10.0)
+    assert first == LEAST_BYTES
+    assert observed.speed(first, 20 * LEAST_BYTES, 10.0) == pytest.approx(1.5 * LEAST_BYTES)
+
+
+def test_a_link_that_became_slower_is_known_after_a_few() -> None:
+    speed: float | None = 1e9
+    for _ in range(6):
+        speed = observed.speed(speed, int(1e9), 10.0)
+    assert speed == pytest.approx(1e8, rel=0.2)
+
+
+def test_what_was_over_at_once_says_nothing() -> None:
+    assert observed.speed(None, 10**12, LEAST_S / 2) is None
+    assert observed.speed(5.0, LEAST_BYTES - 1, 100.0) == 5.0

@@ -1,0 +1,132 @@
+"""Rates that are told: the bucket by itself, and a prefetcher that keeps to one, also to another in the middle."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from prefetching import Weights, check_whole
+from support.range_server import RangeServer
+
+from coldstart.contract.weights import PacedFetch
+from coldstart.weights.prefetch import client
+from coldstart.weights.prefetch.paces import BURST_S, KEPT, Paces, TokenBucket
+
+
+def test_a_bucket_never_lets_more_through_than_its_rate_and_never_less() -> None:
+    for seed in range(200):
+        chance = Random(seed)
+        bucket, now, spent, allowed = TokenBucket(100.0), 0.0, 0, 0.0
+        rate = 100.0
+        for _ in range(50):
+            size = chance.randrange(1, 60)
+            bucket.take(size, now)
+            spent += size
+            waited = bucket.wait_s(now)
+            allowed, now = allowed + rate * waited, now + waited
+            # A reader that does not idle is let through exactly at the rate.
+            assert spent == pytest.approx(allowed)
+            if chance.random() < 0.2:
+                rate = chance.choice([20.0, 100.0, 900.0])
+                bucket.change(rate, now)
+
+
+def test_who_was_idle_may_have_a_burst_and_no_more() -> None:
+    bucket = TokenBucket(100.0)
+    bucket.take(int(100 * BURST_S), 1000.0)
+    assert bucket.wait_s(1000.0) == 0
+    bucket.take(50, 1000.0)
+    assert bucket.wait_s(1000.0) == pytest.approx(0.5)
+
+
+def test_what_went_too_early_is_waited_for_at_the_new_rate_and_not_at_all_without_one() -> None:
+    bucket = TokenBucket(100.0)
+    bucket.take(100, 0.0)
+    bucket.change(10.0, 0.5)
+    assert bucket.wait_s(0.5) == pytest.approx(5.0)
+    bucket.change(None, 0.5)
+    assert bucket.wait_s(0.5) == 0
+    bucket.take(10**9, 0.5)
+    assert bucket.wait_s(0.5) == 0
+
+
+def test_a_pace_is_known_by_its_name_until_many_others_came() -> None:
+    paces = Paces()
+    first = paces.of("first", 5.0)
+    assert paces.of("first", 7.0) is first and first.document()["rate"] == 5.0
+    for number in range(KEPT):
+        paces.of(str(number), None)
+    assert paces.find("first") is None and paces.find("0") is not None
+
+
+def test_the_rate_that_was_told_is_kept_and_another_one_from_then_on(
+    weights: Weights, server: RangeServer, runtime: Path
+) -> None:
+    rate, began = 200e3, time.monotonic()
+    pace = PacedFetch("worker", rate)
+    with client.start_early(server.url, weights.plan, pace=pace, directory=runtime):
+        said: dict[str, Any] = {"bytes": 0}
+        while said["bytes"] < 300e3:
+            with suppress(client.PrefetchLost):  # it has not come up yet
+                said = client.told(pace, directory=runtime) or said
+            time.sleep(0.02)
+        # Each of the streams has at most one piece more in hand.
+        assert said["bytes"] <= rate * (time.monotonic() - began + BURST_S) + 4 * 256e3
+        assert said["limited"] and not said["ended"]
+        with client.attach(server.url, weights.plan, pace=pace, directory=runtime) as attached:
+            client.told(PacedFetch("worker", None), directory=runtime)
+            check_whole(attached, weights)
+        said = client.told(PacedFetch("worker", None), directory=runtime) or {}
+        assert said["ended"] and said["bytes"] == sum(map(len, weights.data.values()))
+
+
+def test_a_lease_that_was_given_back_before_it_was_served_is_no_end(
+    weights: Weights, server: RangeServer, runtime: Path
+) -> None:
+    """A start tries one way after the other: each has a lease of the same fetch."""
+    pace = PacedFetch("worker", 1e3)
+    with client.attach(server.url, weights.plan, pace=pace, directory=runtime):
+        pass
+    said = client.told(pace, directory=runtime)
+    assert said is not None and not said["ended"]
+    with client.attach(server.url, weights.plan, pace=pace, directory=runtime) as attached:
+        client.told(PacedFetch("worker"), directory=runtime)
+        attached.complete()
+    said = client.told(PacedFetch("worker"), directory=runtime)
+    assert said is not None and said["ended"]
+
+
+def test_a_slow_pace_takes_no_stream_from_another_fetch(
+    weights: Weights, server: RangeServer, runtime: Path
+) -> None:
+    behind, now = weights.names("a."), weights.names("b.")
+    slow = PacedFetch("slow", 100e3)
+    with (
+        client.attach(server.url, weights.plan, names=behind, pace=slow, directory=runtime) as first,
+        client.attach(
+            server.url + "/", weights.plan, names=now, pace=PacedFetch("quick"), directory=runtime
+        ) as second,
+    ):
+        second.complete(now)
+        assert not first.finished(behind)
+        said = client.told(PacedFetch("quick"), directory=runtime)
+        assert said is not None and said["ended"] and not said["limited"]
+
+
+def test_a_fetch_that_nobody_has_begun_has_no_pace(weights: Weights, runtime: Path) -> None:
+    with client.attach(str(weights.directory), weights.plan, directory=runtime) as attached:
+        attached.complete()
+        assert client.told(PacedFetch("nobody", 1.0), directory=runtime) is None
+
+
+@pytest.mark.parametrize("rate", [0, -1, "fast", True])
+def test_what_is_no_rate_is_refused(weights: Weights, runtime: Path, rate: object) -> None:
+    with (
+        client.attach(str(weights.directory), weights.plan, directory=runtime),
+        pytest.raises(client.PrefetchError),
+    ):
+        client.told(PacedFetch("worker", rate), directory=runtime)  # type: ignore[arg-type]
