@@ -38,17 +38,16 @@ class PipelinedScheduler(AsyncScheduler):
         return not unscheduled(request) or (gate != PARKED and self.current_step + 1 < gate)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        if self._in_step:
-            Scheduler._update_after_schedule(self, scheduler_output)
-        else:
-            super()._update_after_schedule(scheduler_output)
+        kind = Scheduler if self._in_step else AsyncScheduler
+        kind._update_after_schedule(self, scheduler_output)
 
     def _update_request_with_output(
         self, request: Request, new_token_ids: list[int], is_stale: bool = False
     ) -> tuple[list[int], bool]:
-        if self._in_step:
-            return Scheduler._update_request_with_output(self, request, new_token_ids, is_stale)
-        return super()._update_request_with_output(request, new_token_ids, is_stale)
+        kind = Scheduler if self._in_step else AsyncScheduler
+        found: tuple[list[int], bool]
+        found = kind._update_request_with_output(self, request, new_token_ids, is_stale)
+        return found
 
 
 def unscheduled(request: Request) -> int:
@@ -59,5 +58,5 @@ def unscheduled(request: Request) -> int:
 
 def to_come(request: Request) -> int:
     """Tokens of the request once every step under way has brought its own."""
-    known: int = request.num_tokens + request.num_output_placeholders
-    return max(known, request.num_computed_tokens + 1)
+    tokens: int = max(request.num_tokens + request.num_output_placeholders, request.num_computed_tokens + 1)
+    return tokens
