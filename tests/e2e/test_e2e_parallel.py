@@ -62,6 +62,7 @@ def test_swapping_on_two_ranks_answers_as_fcfs(ranks: Ranks) -> None:
         until(lambda: shares(ours, "out") and shares(ours, "in"), ours)
 
 
+@pytest.mark.parametrize("ranks", ["pipeline"], indirect=True)
 def test_short_requests_pass_on_two_ranks_and_the_answers_are_those_of_fcfs(
     ranks: Ranks,
 ) -> None:
