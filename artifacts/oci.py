@@ -110,6 +110,11 @@ def parse_manifest(data: bytes) -> ImageManifest:
     members = fields.mapping(canonical.loads(data, cap=LIMITS.manifest, what="manifest"), "manifest")
     if members.get("schemaVersion") != 2 or members.get("mediaType") != MANIFEST_TYPE:
         raise InvalidManifest("manifest is not an OCI image manifest")
+    if "artifactType" not in members:
+        raise InvalidManifest(
+            "the manifest is a container image's, not a bundle's",
+            mend="mount the image where the store is, or pull what coldstart push sent without --as-image",
+        )
     layers = fields.items(members.get("layers"), "manifest.layers", cap=LIMITS.sections)
     subject = members.get("subject")
     return ImageManifest(

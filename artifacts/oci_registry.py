@@ -22,6 +22,7 @@ from coldstart.artifacts.net.http_client import Answer, RemoteUnreachable
 from coldstart.artifacts.net.pace import Bounds
 from coldstart.artifacts.ranges import read_full
 from coldstart.artifacts.registry_auth import RegistrySession
+from coldstart.artifacts.tar import Readable
 
 _REFERENCE = re.compile(
     r"(?P<host>[A-Za-z0-9.-]+(:\d{1,5})?|\[[0-9a-f:]+\](:\d{1,5})?)/"
@@ -91,15 +92,27 @@ class Repository:
         return bundle.descriptor
 
     def _upload(self, source: LayoutSource, blob: oci.Descriptor) -> None:
+        if not self._has(blob):
+            with blobs.open_verified(source.store.root, blob.digest, blob.size) as file:
+                self._send(blob, file)
+
+    def upload(self, blob: oci.Descriptor, file: Readable) -> None:
+        """A blob that is in no store, where the registry has it not. Raises RemoteDenied, RemoteFailed."""
+        if not self._has(blob):
+            self._send(blob, file)
+
+    def put(self, manifest: bytes) -> None:
+        """A manifest under the reference. Raises RemoteDenied, RemoteFailed."""
+        self._put(self.reference or "latest", manifest)
+
+    def _has(self, blob: oci.Descriptor) -> bool:
         with self.session.ask("HEAD", self.url("blobs", blob.digest)) as known:
-            if known.status == 200:
-                return
-        place = self._place(blob)
+            return known.status == 200
+
+    def _send(self, blob: oci.Descriptor, file: Readable) -> None:
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(blob.size)}
-        with blobs.open_verified(source.store.root, blob.digest, blob.size) as file:
-            _expect(
-                self.session.ask("PUT", place, headers=headers, body=_Upload(file, blob.size)), 201
-            ).close()
+        body = _Upload(file, blob.size)
+        _expect(self.session.ask("PUT", self._place(blob), headers=headers, body=body), 201).close()
 
     def _place(self, blob: oci.Descriptor) -> str:
         """Where the registry wants the blob: on itself, or anywhere with TLS (it gets the bytes anyway, no login)."""
@@ -166,7 +179,7 @@ class _Body:
 class _Upload:
     """A body of known length, which HTTP clients otherwise send chunked; registries want Content-Length."""
 
-    file: blobs.VerifiedReader
+    file: Readable
     size: int
 
     def __len__(self) -> int:

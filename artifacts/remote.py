@@ -38,6 +38,19 @@ def push(bundle: Bundle, address: str, *, memory: bool = False) -> str:
     return f"{target.root}@{target.receive(LayoutSource(bundle.store), bundle.descriptor).digest}"
 
 
+def push_image(bundle: Bundle, address: str, *, memory: bool = False) -> str:
+    """Send a bundle as a container image, which is mounted and not pulled; its address by digest.
+
+    Raises InvalidReference for all that is no registry, and what `image.push` raises.
+    """
+    from coldstart.artifacts import image
+
+    if not address.startswith(OCI):
+        raise InvalidReference(f"{address} is no registry", mend="an image goes to oci://HOST/NAME:TAG")
+    place = _repository(address)
+    return f"{place.host}/{place.name}@{image.push(bundle, place, memory=memory)}"
+
+
 def pull(store: Store, address: str) -> Bundle:
     """Fetch a bundle with its signatures. From a directory, DIR@sha256:... chooses one of several.
 

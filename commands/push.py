@@ -1,4 +1,7 @@
-"""Copy a bundle with its signatures to a directory, an OCI registry (oci://) or the Hugging Face hub (hf://)."""
+"""Copy a bundle with its signatures to a directory, an OCI registry (oci://) or the Hugging Face hub (hf://).
+
+With --as-image it becomes a container image whose file system is a store: what a pod mounts as an image volume.
+"""
 
 from typing import Annotated
 
@@ -17,12 +20,22 @@ def command(
     address: Annotated[
         str, typer.Argument(metavar="ADDRESS", help="DIR, oci://HOST/NAME[:TAG] or hf://ORG/REPO[:TAG].")
     ],
+    as_image: Annotated[
+        bool,
+        typer.Option("--as-image", help="As a container image, for pods to mount as a volume (oci:// only)."),
+    ] = False,
     include_snapshot: Annotated[bool, typer.Option("--include-snapshot", help=SNAPSHOT)] = False,
 ) -> None:
     """Push, and say from where it can be pulled."""
     common.require_network(address)
     bundle = common.store().get(ref, trust=inspection.trust)
+    send = remote.push_image if as_image else remote.push
     with common.out.phase(f"send {bundle.name}:v{bundle.version}"):
-        there = remote.push(bundle, address, memory=include_snapshot)
+        there = send(bundle, address, memory=include_snapshot)
     common.out.result({"ref": bundle.ref, "address": there}, there)
-    common.out.success(f"Pushed {bundle.name}:v{bundle.version}", where=there, then=f"coldstart pull {there}")
+    then = (
+        "mount it read-only where the store is ($COLDSTART_CACHE_DIR/bundles)"
+        if as_image
+        else f"coldstart pull {there}"
+    )
+    common.out.success(f"Pushed {bundle.name}:v{bundle.version}", where=there, then=then)

@@ -1,11 +1,10 @@
-"""A real OCI registry from Debian's docker-registry package, for tests. As a script it prints its path.
+"""A real OCI registry from Debian's docker-registry package, for tests.
 
 The package is unpacked into the user's cache; nothing is installed and nothing runs as a service.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
@@ -14,11 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tools import debian
+from tools.debian import Unavailable
+
+from coldstart.machine.addresses import free_port
+
 _PACKAGE = "docker-registry"
-
-
-class Unavailable(Exception):
-    """The registry cannot be had here; the message says why."""
 
 
 def binary() -> Path:
@@ -26,17 +26,13 @@ def binary() -> Path:
     installed = shutil.which(_PACKAGE)
     if installed:
         return Path(installed)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "coldstart-tests" / _PACKAGE
-    found = home / "usr" / "bin" / _PACKAGE
-    if not found.exists():
-        _fetch(home)
-    return found
+    return debian.unpacked(_PACKAGE) / "usr" / "bin" / _PACKAGE
 
 
 @contextmanager
 def serving(scratch: Path) -> Iterator[str]:
     """A registry that keeps its blobs in `scratch`; yields HOST:PORT. Raises Unavailable."""
-    port = _free_port()
+    port = free_port()
     config = scratch / "registry.yml"
     config.write_text(
         f"version: 0.1\nlog: {{level: error}}\nhttp: {{addr: '127.0.0.1:{port}'}}\n"
@@ -53,46 +49,6 @@ def serving(scratch: Path) -> Iterator[str]:
         process.wait()
 
 
-def _fetch(home: Path) -> None:
-    if not shutil.which("apt-get") or not shutil.which("dpkg"):
-        raise Unavailable("docker-registry is not installed, and there is no apt-get to fetch it with")
-    scratch = home.with_name(f"{home.name}.{os.getpid()}")
-    scratch.mkdir(parents=True)
-    try:
-        _download(scratch)
-        package = next(scratch.glob("*.deb"))
-        _run(["dpkg", "-x", package.name, "."], scratch)
-        package.unlink()
-        scratch.rename(home)
-    except (OSError, StopIteration) as error:
-        if (home / "usr").exists():  # another worker was faster
-            return
-        raise Unavailable(f"docker-registry cannot be unpacked: {error}") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _download(scratch: Path) -> None:
-    try:
-        _run(["apt-get", "download", _PACKAGE], scratch)
-    except Unavailable:
-        _run(["apt-get", "update"], scratch)
-        _run(["apt-get", "download", _PACKAGE], scratch)
-
-
-def _run(command: list[str], directory: Path) -> None:
-    try:
-        subprocess.run(command, cwd=directory, check=True, capture_output=True, timeout=120)
-    except (subprocess.SubprocessError, OSError) as error:
-        raise Unavailable(f"{' '.join(command)} failed: {error}") from error
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _wait(process: subprocess.Popen[bytes], port: int) -> None:
     for _ in range(300):
         if process.poll() is not None:
@@ -102,7 +58,3 @@ def _wait(process: subprocess.Popen[bytes], port: int) -> None:
                 return
         time.sleep(0.05)
     raise Unavailable("the registry does not answer")
-
-
-if __name__ == "__main__":
-    print(binary())

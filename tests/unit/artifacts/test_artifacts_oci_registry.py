@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from coldstart.artifacts import oci_registry, remote, sign
 from coldstart.artifacts.blobs import blob_path
-from coldstart.artifacts.errors import DigestMismatch, InvalidReference, MissingBlob, RemoteFailed
+from coldstart.artifacts.errors import (
+    DigestMismatch,
+    InvalidManifest,
+    InvalidReference,
+    MissingBlob,
+    RemoteFailed,
+)
 from coldstart.artifacts.limits import CHUNK
 from coldstart.artifacts.store import Store
+from tools import debian
 from tools.bundles import flip, key, provenance, publish, write_tree
 from tools.docker_registry import Unavailable, serving
 
@@ -117,3 +126,42 @@ def test_a_foreign_image_is_refused(host: str, store: Store, tmp_path: Path) -> 
 def test_malformed_reference(address: str, store: Store) -> None:
     with pytest.raises(InvalidReference):
         remote.pull(store, address)
+
+
+def _skopeo(*words: str) -> subprocess.CompletedProcess[str]:
+    """The image library of podman and CRI-O, by its own command. Raises Unavailable."""
+    home = debian.unpacked("skopeo", "libgpgme11", "libassuan0")
+    libraries = ":".join(str(place.parent) for place in home.rglob("libgpgme.so.11"))
+    command = [str(home / "usr/bin/skopeo"), "--insecure-policy", *words]
+    environment = os.environ | {"LD_LIBRARY_PATH": libraries}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="umoci unpacks as root")
+def test_others_unpack_the_image_into_a_store(host: str, store: Store, tmp_path: Path) -> None:
+    with store.begin(key()) as draft:
+        draft.add_tree("compile", write_tree(tmp_path / "code", {"k.so": b"x" * 9000}))
+        bundle = draft.publish(provenance(), signer=sign.host_key(tmp_path / "state"))
+    address = remote.push_image(bundle, f"oci://{host}/images/tiny:v1")
+    assert remote.push_image(bundle, f"oci://{host}/images/tiny:v1") == address
+    with pytest.raises(InvalidManifest, match="a container image's"):
+        remote.pull(Store(tmp_path / "pulled"), f"oci://{host}/images/tiny:v1")
+    try:
+        layout = tmp_path / "layout"
+        copied = _skopeo("copy", "--src-tls-verify=false", f"docker://{address}", f"oci:{layout}:v1")
+        umoci = debian.unpacked("umoci") / "usr/bin/umoci"
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    assert copied.returncode == 0, copied.stderr
+    seen = _skopeo("inspect", f"oci:{layout}:v1").stdout
+    assert json.loads(seen)["Os"] == "linux"
+    unpacked = [str(umoci), "unpack", "--image", f"{layout}:v1", str(tmp_path / "image")]
+    subprocess.run(unpacked, check=True, capture_output=True)
+    (found,) = Store(tmp_path / "image" / "rootfs").list()
+    assert found == bundle and found.verify("checksum") == []
+    assert sign.trusted(found, sign.trust_dir(tmp_path / "state")).ok
+
+
+def test_an_image_goes_to_a_registry_alone(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(InvalidReference, match="no registry"):
+        remote.push_image(publish(store, tmp_path), str(tmp_path / "there"))

@@ -1,0 +1,68 @@
+"""A bundle as a container image (OCI image specification 1.1): the one file system layer is a store, and nothing else.
+
+That is what a pod mounts as an image volume: container runtimes unpack layers of this type, and no artifact's of ours. The
+layer is the archive that `export` writes, not compressed, so its digest is also its diff id; equal bundles are equal images.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import platform
+import tempfile
+from pathlib import Path
+
+from coldstart.artifacts import canonical, oci
+from coldstart.artifacts.archive import export_archive
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.oci_registry import Repository
+
+LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
+CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+DIGEST = "dev.coldstart.digest"
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def push(bundle: Bundle, place: Repository, *, memory: bool = False) -> str:
+    """Send the image; the digest of its manifest. The archive lies among the temporary files meanwhile.
+
+    Raises MemoryInside, RemoteDenied, RemoteFailed, DigestMismatch, NoSpace.
+    """
+    with tempfile.TemporaryDirectory(prefix="coldstart-image-") as scratch:
+        archive = Path(scratch) / "layer.tar"
+        size = export_archive([bundle], archive, memory=memory)
+        with archive.open("rb") as file:
+            layer = oci.Descriptor(
+                LAYER_TYPE, f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}", size
+            )
+        config = configuration(layer)
+        about = oci.describe(config, CONFIG_TYPE)
+        with archive.open("rb") as file:
+            place.upload(layer, file)
+    place.upload(about, io.BytesIO(config))
+    manifest = document(about, layer, bundle)
+    place.put(manifest)
+    return canonical.digest(manifest)
+
+
+def configuration(layer: oci.Descriptor) -> bytes:
+    """The image's configuration: what it is for is a machine like this one, since the bundle is."""
+    machine = platform.machine()
+    root = {"type": "layers", "diff_ids": [layer.digest]}
+    return canonical.dumps(
+        {"architecture": _ARCHITECTURES.get(machine, machine), "os": "linux", "config": {}, "rootfs": root}
+    )
+
+
+def document(config: oci.Descriptor, layer: oci.Descriptor, bundle: Bundle) -> bytes:
+    """The image's manifest; its annotations say which bundle it is."""
+    about = {oci.NAME: bundle.name, oci.VERSION: str(bundle.version), DIGEST: bundle.digest}
+    return canonical.dumps(
+        {
+            "schemaVersion": 2,
+            "mediaType": oci.MANIFEST_TYPE,
+            "config": config.document(),
+            "layers": [layer.document()],
+            "annotations": about,
+        }
+    )
