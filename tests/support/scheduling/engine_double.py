@@ -351,7 +351,9 @@ class EngineDouble:
         self.flight.append((output, self._execute(output)))
         self.most = max(self.most, sum(bool(batch.num_scheduled_tokens) for batch, _ in self.flight))
         if self.shape.stages > 1:
-            if len(self.flight) >= self.shape.depth or not self.scheduler.has_requests():
+            if len(self.flight) >= self.shape.depth:
+                self._deliver()
+            while self.flight and not self.scheduler.has_requests():
                 self._deliver()
         else:
             busy = output.total_num_scheduled_tokens > 0
