@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from scheduling_tables import filled, table, with_range
+from scheduling_tables import filled, held, table, with_range
 
 LIVE = "python benchmarks/live_scheduling.py --express"
 PROPERTIES = "python benchmarks/scheduler_properties.py --scheduler express"
@@ -24,6 +24,7 @@ def parts() -> dict[str, str]:
         "express-live": filled("scheduling-live-express", LIVE, live),
         "express-overhead": filled("express-overhead", "python benchmarks/express_overhead.py", overhead),
         "express-properties": filled("express-properties", PROPERTIES, properties),
+        "parallel-properties": "\n".join(on_ranks()),
         "express-cost": filled("express-cost", "python benchmarks/express_cost.py", costs),
     }
 
@@ -175,4 +176,24 @@ def properties(result: Mapping[str, Any]) -> Iterator[str]:
         f"{totals['requests']} requests, {totals['steps']} steps, {totals['evictions']} evictions, {totals['loads']} loads; "
         f"somebody passed in {seen.get('passes', 0)} of the workloads, was parked in {seen.get('parked', 0)}, "
         f"was aborted in {seen.get('aborts', 0)}."
+    )
+
+
+def on_ranks() -> Iterator[str]:
+    """Random workloads on two ranks, by scheduler: how many kept every invariant, and what occurred in them."""
+    names = [f"{kind}-properties-{way}2" for way in ("tp", "pp") for kind in ("scheduler", "express")]
+    found = [result for result in map(held, names) if result]
+    head = ("scheduler", "tensor parallel", "pipeline parallel", "workloads", "kept every invariant")
+    head += ("several batches in the pipeline", "evictions", "loads")
+    yield from table(
+        head,
+        (
+            (
+                *(one[key] for key in ("scheduler", "tensor_parallel", "pipeline_parallel", "workloads")),
+                one["workloads"] - one["failed"],
+                one["workloads_with"].get("several batches in a pipeline", 0),
+                *(one["totals"][key] for key in ("evictions", "loads")),
+            )
+            for one in found
+        ),
     )

@@ -2,7 +2,9 @@
 
 The workloads are those of tests/support/scheduling (seed n is workload n there), on a virtual clock with symbolic KV; a
 failure is an invariant that did not hold, named with its seed. The counts say which features really occurred.
-Run: python benchmarks/scheduler_properties.py --workloads 10000 [--scheduler express]
+With --tensor-parallel or --pipeline-parallel every rank has KV and copies of its own, and a pipeline is asked for its next
+batch before the earlier ones are back.
+Run: python benchmarks/scheduler_properties.py --workloads 10000 [--scheduler express] [--pipeline-parallel 2]
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ logging.disable(logging.CRITICAL)
 from benchmarks.common import finish  # noqa: E402
 from coldstart.measure.bench import facts  # noqa: E402
 from tests.support.scheduling.lane_workloads import LaneChecked, lane_load  # noqa: E402
-from tests.support.scheduling.workloads import Checked, Load, Run, random_load  # noqa: E402
+from tests.support.scheduling.workloads import Checked, Load, Run, on_ranks, random_load  # noqa: E402
 
 COMMON = (
     "every live request in exactly one queue, none lost, no leaked block",
@@ -39,7 +41,8 @@ QUEUES = (
     "a token between two evictions of one request",
     "victims by descending, loads by ascending ENST, none evicted to load one of larger ENST",
 )
-
+PIPELINE = ("nobody whose token is still in the pipeline is in another batch, nor evicted by us",)
+RANKS = ("every rank's cells hold what its steps read; a load counts once every rank has reported it",)
 
 EXPRESS = (
     *COMMON,
@@ -63,6 +66,8 @@ def features(load: Load, checked: Run) -> Counter[str]:
         "evictions": counters.evictions > 0,
         "loads": counters.loads > 0,
         "two steps in flight": load.shape.depth == 2,
+        "several batches in a pipeline": load.shape.stages > 1 and checked.engine.most > 1,
+        "asynchronous scheduling in a pipeline": load.shape.stages > 1 and load.shape.asynchronous,
     }
     if isinstance(checked, LaneChecked):
         totals = scheduler.policy.totals
@@ -85,13 +90,14 @@ def source() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def run(first: int, count: int, *, express: bool) -> dict[str, Any]:
+def run(first: int, count: int, *, express: bool, stages: int = 1, tensor: int = 1) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp()) / "tiny-opt"
     seen: Counter[str] = Counter()
     totals: Counter[str] = Counter()
     failures: dict[int, str] = {}
     for seed in range(first, first + count):
         load = lane_load(seed) if express else random_load(seed)
+        load = on_ranks(load, seed, stages=stages, tensor=tensor)
         try:
             checked: Run = (LaneChecked if express else Checked)(folder, load, seed).run()
         except Exception as problem:  # noqa: BLE001 - whatever goes wrong is a failure
@@ -112,16 +118,24 @@ def main() -> None:
     parser.add_argument("--workloads", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--scheduler", choices=("skip-join-mlfq", "express"), default="skip-join-mlfq")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="ranks of each stage")
+    parser.add_argument("--pipeline-parallel", type=int, default=1, help="stages")
     given = parser.parse_args()
     express = given.scheduler == "express"
+    stages, tensor = given.pipeline_parallel, given.tensor_parallel
+    invariants = [*(EXPRESS if express else QUEUES), *(PIPELINE if stages > 1 else ())]
+    invariants += RANKS if stages * tensor > 1 else ()
+    parallel = "".join(f"-{name}{n}" for name, n in (("tp", tensor), ("pp", stages)) if n > 1)
     start, before = time.monotonic(), source()
-    found = run(given.first, given.workloads, express=express)
+    found = run(given.first, given.workloads, express=express, stages=stages, tensor=tensor)
     if source() != before:
         raise SystemExit("the scheduler changed while it was being checked: nothing written")
     finish(
-        "express-properties" if express else "scheduler-properties",
+        ("express-properties" if express else "scheduler-properties") + parallel,
         {
             "scheduler": given.scheduler,
+            "tensor_parallel": tensor,
+            "pipeline_parallel": stages,
             "kind": "property tests on vLLM's scheduler classes, virtual clock, symbolic KV",
             "date": facts.today(),
             "command": ["python", "benchmarks/scheduler_properties.py", *facts.without_paths(sys.argv[1:])],
@@ -133,7 +147,7 @@ def main() -> None:
             "workloads": given.workloads,
             "failed": len(found["failures"]),
             **found,
-            "invariants": list(EXPRESS if express else QUEUES),
+            "invariants": invariants,
         },
     )
     raise SystemExit(bool(found["failures"]))

@@ -102,7 +102,8 @@ def _host_bytes(bundle: Bundle | None) -> int:
 
 
 def _cores(given: Arguments) -> dict[str, str]:
-    """vLLM reserves one more core per rank as soon as KV is transferred; our copying needs none of its own."""
+    """vLLM reserves one more core per rank here as soon as KV is transferred; our copying needs none of its own."""
     if any(name in os.environ for name in _CPU_CORES):
         return {}
-    return {environment.VLLM_CPU_NUM_OF_RESERVED_CPU: str(given.value("tensor_parallel_size", 1))}
+    ranks = given.number("tensor_parallel_size", 1) * given.number("pipeline_parallel_size", 1)
+    return {environment.VLLM_CPU_NUM_OF_RESERVED_CPU: str(max(1, ranks // max(1, given.number("nnodes", 1))))}

@@ -8,19 +8,16 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, TOKENS, answer, body, counters, exported, together
 from tools.machine import Machine, Served
 
 pytestmark = pytest.mark.vllm
-
-BLOCK_TOKENS = 32
-BLOCK_BYTES = 2 * 8 * 2 * 64 * 4 * BLOCK_TOKENS
-"""Keys and values of tiny-llama's 8 layers, 2 heads of 64 numbers, 4 bytes each."""
 
 POOL_BLOCKS = 14
 """Fewer than a batch of four ends with, so that however fast the machine and whenever they arrive some must leave."""
@@ -31,7 +28,7 @@ SMALL = (
     *("--max-model-len", "256", "--block-size", str(BLOCK_TOKENS), "--max-num-seqs", "32"),
     *("--kv-cache-memory-bytes", str(POOL_BLOCKS * BLOCK_BYTES)),
 )
-REQUESTS, PROMPT_TOKENS, TOKENS, URGENT_TOKENS = 12, 40, 110, 200
+REQUESTS, URGENT_TOKENS = 12, 200
 """Five blocks each, eight for the urgent one."""
 
 SWAPPING = ("--scheduler", "skip-join-mlfq", "--batch", "4", "--kv-host-memory", str(1 << 27))
@@ -130,26 +127,6 @@ def an_urgent_request_overtakes(served: Served) -> None:
     assert late >= REQUESTS // 2, f"{REQUESTS - late} of {REQUESTS} ended before the urgent one"
 
 
-def body(number: int, tokens: int = TOKENS) -> dict[str, Any]:
-    """A greedy request whose prompt no other shares."""
-    prompt = [10 + (7919 * (number + 1) + 31 * position) % 1900 for position in range(PROMPT_TOKENS)]
-    wanted = {"max_tokens": tokens, "temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
-    return {"prompt": prompt, **wanted}
-
-
-def together(served: Served, bodies: Sequence[dict[str, Any]]) -> list[list[int]]:
-    """The answers' token ids, everybody asked at once."""
-    with ThreadPoolExecutor(len(bodies)) as pool:
-        answers = list(pool.map(lambda one: answer(served, one), bodies))
-    assert [len(tokens) for tokens in answers] == [one["max_tokens"] for one in bodies]
-    return answers
-
-
-def answer(served: Served, given: dict[str, Any]) -> list[int]:
-    with urllib.request.urlopen(_request(served, given), timeout=120) as response:
-        return list(json.load(response)["choices"][0]["token_ids"])
-
-
 def ended(served: Served, given: dict[str, Any]) -> float:
     """When the answer was complete."""
     answer(served, given)
@@ -163,24 +140,6 @@ def wait_for_waiting(served: Served) -> None:
         assert time.monotonic() < deadline, f"{live} of {REQUESTS} requests arrived"
 
 
-def counters(served: Served) -> dict[str, float]:
-    return {name: value for name, value in exported(served) if "{" not in name}
-
-
 def queues(served: Served) -> list[float]:
     """Live requests by level."""
     return [value for name, value in exported(served) if name.startswith("queue_length{")]
-
-
-def exported(served: Served) -> list[tuple[str, float]]:
-    with urllib.request.urlopen(f"{served.report['url']}/metrics", timeout=30) as response:
-        lines = response.read().decode().splitlines()
-    prefix = "coldstart_scheduler_"
-    found = [line.removeprefix(prefix).rsplit(" ", 1) for line in lines if line.startswith(prefix)]
-    return [(name, float(value)) for name, value in found]
-
-
-def _request(served: Served, given: dict[str, Any]) -> urllib.request.Request:
-    data = json.dumps({"model": "tiny-llama", **given}).encode()
-    headers = {"Content-Type": "application/json"}
-    return urllib.request.Request(f"{served.report['url']}/v1/completions", data, headers)

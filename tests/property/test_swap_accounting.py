@@ -20,7 +20,7 @@ def real_pools(folder: Path, shape: Shape) -> tuple[EngineDouble, CpuPoolWorker]
     """The double with its cells in a tensor, and vLLM's CPU worker replaced by our own copying one."""
     engine = EngineDouble(build(folder, shape, PolicyScheduler), shape)
     pool = torch.zeros((shape.blocks, PAGE // 8), dtype=torch.int64)
-    engine.cells = pool.numpy()[:, :BLOCK]  # type: ignore[assignment]
+    engine.ranks[0].cells = pool.numpy()[:, :BLOCK]  # type: ignore[assignment]
     caches = CanonicalKVCaches(
         [CanonicalKVCacheTensor(pool.view(torch.int8), PAGE)], [[CanonicalKVCacheRef(0, PAGE)]]
     )

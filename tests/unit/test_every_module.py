@@ -79,7 +79,7 @@ THROUGH = {
         "engine.recorder": GPU, "scheduling.events": SCHEDULER,
         "scheduling.joining": LANES, "scheduling.lane_view": LANES,
         "scheduling.queue": SCHEDULER, "seams.scheduling": "unit/vllm/test_seams_table.py",
-        "scheduling.started": SCHEDULER, "scheduling.swaps": SCHEDULER,
+        "scheduling.started": SCHEDULER,
         "scheduling.view": SCHEDULER, "weights.device": "unit/vllm/weights/test_loader_in_place.py",
         "weights.extension": "e2e/test_e2e_weights.py",
     },

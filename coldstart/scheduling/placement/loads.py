@@ -84,7 +84,8 @@ class Loads(Generic[R]):
         view, batch = self.view, self.view.batch
         due: list[R] = []
         others: list[R] = []
-        for position, job in enumerate(islice(self.ranking, AHEAD * batch if self.ahead else batch)):
+        ranks = (job for job in self.ranking if not view.in_flight(job.id))
+        for position, job in enumerate(islice(ranks, AHEAD * batch if self.ahead else batch)):
             earned = position < batch
             request = view.on_host(job.id)
             if request is not None:

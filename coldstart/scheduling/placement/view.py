@@ -51,6 +51,9 @@ class KvView(Protocol[R]):
     def proceeds(self, request: R) -> bool:
         """Holds a slot, and has a token left that no step under way already computes."""
 
+    def in_flight(self, name: str) -> bool:
+        """In a batch that another stage of the pipeline still works on: neither served nor evicted meanwhile."""
+
     def prefilling(self, request: R) -> bool:
         """In the middle of a chunked prefill."""
 

@@ -150,6 +150,9 @@ class SimView:
     def proceeds(self, request: SimJob) -> bool:
         return request.running and not request.ending
 
+    def in_flight(self, name: str) -> bool:
+        return False  # one stage: the simulated engine has no pipeline
+
     def prefilling(self, request: SimJob) -> bool:
         return request.running and request in self._scheduler.prefills
 

@@ -96,11 +96,30 @@ class Exporter:
             self._gauges["queue_length"].labels(level=str(level)).set(length)
 
 
+class RankBytes:
+    """Bytes of KV that this process, one rank, has copied each way, as rank_bytes_in and rank_bytes_out by rank."""
+
+    def __init__(self, rank: int, environment: Mapping[str, str] = os.environ) -> None:
+        self.totals = {"in": 0, "out": 0}
+        self._gauges: dict[str, Any] = {}
+        if PROMETHEUS_MULTIPROC_DIR.read(environment):
+            self._gauges = {
+                way: _gauge(f"rank_bytes_{way}", ("rank",)).labels(str(rank)) for way in self.totals
+            }
+
+    def add(self, way: str, size: int) -> None:
+        """`way` is "in" from the host or "out" to it; each has one thread."""
+        self.totals[way] += size
+        if self._gauges:
+            self._gauges[way].set(self.totals[way])
+
+
 def _make_gauges(counters: type[KvCounters]) -> dict[str, Any]:
+    totals = {field.name: _gauge(field.name) for field in fields(counters)}
+    return totals | ({"queue_length": _gauge("queue_length", ("level",))} if counters is Counters else {})
+
+
+def _gauge(name: str, labels: tuple[str, ...] = ()) -> Any:
     from prometheus_client import Gauge
 
-    def gauge(name: str, labels: tuple[str, ...] = ()) -> Any:
-        return Gauge(PREFIX + name, f"Scheduler: {name}.", labels, multiprocess_mode="livesum")
-
-    totals = {field.name: gauge(field.name) for field in fields(counters)}
-    return totals | ({"queue_length": gauge("queue_length", ("level",))} if counters is Counters else {})
+    return Gauge(PREFIX + name, f"Scheduler: {name}.", labels, multiprocess_mode="livesum")

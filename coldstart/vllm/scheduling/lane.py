@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.request import Request, RequestStatus
@@ -24,18 +23,19 @@ from coldstart.scheduling.express.policy import Express
 from coldstart.vllm.scheduling import limits
 from coldstart.vllm.scheduling.counters import Exporter, LaneCounters
 from coldstart.vllm.scheduling.events import Events
+from coldstart.vllm.scheduling.flight import PipelinedScheduler
 from coldstart.vllm.scheduling.hints import expected_of, kind_of_request
 from coldstart.vllm.scheduling.host import HostKv
 from coldstart.vllm.scheduling.joining import JoiningQueue
 from coldstart.vllm.scheduling.lane_view import RequestsView
 from coldstart.vllm.scheduling.states import State, state_of
-from coldstart.vllm.scheduling.swaps import Swaps
+from coldstart.vllm.scheduling.swaps import Swaps, block_bytes
 
 CUT = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
 """Ends that say nothing of how long the answer would have been."""
 
 
-class LaneScheduler(AsyncScheduler):
+class LaneScheduler(PipelinedScheduler):
     """`line` and `arriving` are vLLM's two waiting queues: who waits for memory or a slot, and whose KV is loaded or being
     loaded. The last `hidden` of the running list are parked or paused.
     """
@@ -59,8 +59,7 @@ class LaneScheduler(AsyncScheduler):
         self.events = Events.enabled()
         self.policy.observer = self.events if self.settings.explain else None
         self.counters, self.exporter = LaneCounters(), Exporter(LaneCounters)
-        ranks = self.parallel_config.world_size
-        self.swaps = Swaps(self.counters, self.kv_cache_config, ranks, self.events)
+        self.swaps = Swaps(self.counters, block_bytes(self.vllm_config, self.kv_cache_config), self.events)
         self.host = HostKv(self.connector, self.kv_cache_manager, self._worth_loading)
         self.view = RequestsView(self)
         self.lane = Lane(self.view, self.policy, keeps_kv=self.connector is not None)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from vllm.v1.request import Request
 
 from coldstart.scheduling.job import Job
+from coldstart.vllm.scheduling.flight import to_come
 from coldstart.vllm.scheduling.states import State, all_in_flight
 from coldstart.vllm.scheduling.view import PREEMPTED, RUNNING, PoolView
 
@@ -33,7 +34,7 @@ class RequestsView(PoolView):
 
     def job(self, request: Request) -> Job:
         job = self._scheduler.jobs[request.request_id]
-        job.generated = request.num_output_tokens + request.num_output_placeholders
+        job.generated = to_come(request) - request.num_prompt_tokens
         return job
 
     def request(self, name: str) -> Request:
@@ -74,7 +75,7 @@ class RequestsView(PoolView):
 
     def evict(self, request: Request) -> bool:
         scheduler = self._scheduler
-        if not scheduler._request_blocks_can_be_freed(request):
+        if scheduler.in_flight(request) or not scheduler._request_blocks_can_be_freed(request):
             return False
         scheduler.running.remove(request)
         scheduler._preempt_request(

@@ -29,8 +29,6 @@ def require_policy(policy: str, *, express: bool) -> None:
 def unsupported(config: Any) -> str | None:
     """What in this configuration the scheduler cannot drive, as a sentence."""
     wrong = []
-    if config.parallel_config.pipeline_parallel_size > 1:
-        wrong.append("pipeline parallelism (requests of a micro-batch in flight are not told apart)")
     if config.scheduler_config.policy != "fcfs":
         wrong.append(f"--scheduling-policy {config.scheduler_config.policy} (the queues are replaced)")
     if not config.scheduler_config.enable_chunked_prefill:

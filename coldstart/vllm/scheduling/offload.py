@@ -25,25 +25,38 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
+from coldstart.vllm.scheduling.counters import RankBytes
+
 Pages = Iterator[tuple[int, int, int]]
 
 
 class HostPool:
-    """Anonymous memory of `chunks` pages of `page` bytes."""
+    """Anonymous memory in parts of `chunks` pages of `page` bytes, made when first asked for.
+
+    vLLM's scheduler counts chunks by the first stage of a pipeline; a stage with more layers counts fewer, and is asked for
+    more than those.
+    """
 
     def __init__(self, chunks: int, page: int) -> None:
-        self._memory = mmap.mmap(-1, max(1, chunks * page))
-        self.page = page
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._chunks, self._page = max(1, chunks), page
+        self._parts: list[int] = []
+        self._memory: list[mmap.mmap] = []
 
     def at(self, chunk: int) -> int:
-        return self.address + chunk * self.page
+        """The address of a chunk."""
+        part, place = divmod(chunk, self._chunks)
+        while part >= len(self._parts):
+            memory = mmap.mmap(-1, self._chunks * self._page)
+            self._memory.append(memory)
+            self._parts.append(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+        return self._parts[part] + place * self._page
 
 
 class CpuPoolWorker(OffloadingWorker):
-    """Copies whole blocks between vLLM's KV tensors and the host pools, one thread per direction."""
+    """Copies whole blocks between vLLM's KV tensors and the host pools of one rank, one thread per direction."""
 
-    def __init__(self, kv_caches: CanonicalKVCaches, chunks: int) -> None:
+    def __init__(self, kv_caches: CanonicalKVCaches, chunks: int, rank: int = 0) -> None:
+        self._moved = RankBytes(rank)
         tensors = kv_caches.tensors
         self._device = [(t.tensor.data_ptr(), t.tensor.stride(0), t.page_size_bytes) for t in tensors]
         self._host = [HostPool(chunks, page) for _, _, page in self._device]
@@ -99,6 +112,7 @@ class CpuPoolWorker(OffloadingWorker):
         for device, host, size in pages:
             ctypes.memmove(*((host, device) if store else (device, host)), size)
         moved = sum(size for _, _, size in pages)
+        self._moved.add("out" if store else "in", moved)
         return TransferResult(job_id, True, moved, time.perf_counter() - start)
 
 
@@ -109,9 +123,10 @@ class CpuPoolOffloadingSpec(CPUOffloadingSpec):
         super().__init__(config)
         if self.blocks_per_chunk != 1:
             raise ValueError("the CPU pools move single blocks: leave out block_size and blocks_per_chunk")
+        self._rank = config.parallel.rank
         self._pools: CpuPoolWorker | None = None
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         if self._pools is None:
-            self._pools = CpuPoolWorker(kv_caches, self.num_chunks)
+            self._pools = CpuPoolWorker(kv_caches, self.num_chunks, self._rank)
         return self._pools

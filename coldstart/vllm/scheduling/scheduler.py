@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -21,17 +20,18 @@ from coldstart.scheduling.placement import Enst, Placement
 from coldstart.vllm.scheduling import limits
 from coldstart.vllm.scheduling.counters import Counters, Exporter
 from coldstart.vllm.scheduling.events import Events
+from coldstart.vllm.scheduling.flight import PipelinedScheduler, to_come
 from coldstart.vllm.scheduling.host import HostKv
 from coldstart.vllm.scheduling.queue import PickedQueue
 from coldstart.vllm.scheduling.started import PARKED, Started
 from coldstart.vllm.scheduling.states import State, all_in_flight, state_of
-from coldstart.vllm.scheduling.swaps import Swaps
+from coldstart.vllm.scheduling.swaps import Swaps, block_bytes
 from coldstart.vllm.scheduling.view import EngineView
 
 __all__ = ["PARKED", "PolicyScheduler"]
 
 
-class PolicyScheduler(AsyncScheduler):
+class PolicyScheduler(PipelinedScheduler):
     """Runs the chosen policy before every schedule(); see scheduling.settings for its settings."""
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
@@ -53,8 +53,7 @@ class PolicyScheduler(AsyncScheduler):
         self.counters, self.exporter = Counters(), Exporter(Counters)
         self.events = Events.enabled()
         self.ranking.observer = self.events
-        ranks = self.parallel_config.world_size
-        self.swaps = Swaps(self.counters, self.kv_cache_config, ranks, self.events)
+        self.swaps = Swaps(self.counters, block_bytes(self.vllm_config, self.kv_cache_config), self.events)
         self.host = HostKv(self.connector, self.kv_cache_manager)
         self.view = EngineView(self)
         self.placement = Placement(
@@ -103,7 +102,7 @@ class PolicyScheduler(AsyncScheduler):
         """Can run if picked. A request whose KV the host holds is not: its load comes first."""
         request = self.requests[job.id]
         if request.status == RequestStatus.RUNNING:
-            return not all_in_flight(request)
+            return not (all_in_flight(request) or self.in_flight(request))
         state = self.state(request)
         if state is State.HOST:
             return self.host.hit(request) == 0
@@ -113,7 +112,7 @@ class PolicyScheduler(AsyncScheduler):
         """Decide, arrange what vLLM sees, and return the parked requests that it does not see."""
         self.started.refresh()
         decision = self.placement.decide(now)
-        self.counters.parks += self.started.arrange(decision.chosen)
+        self.counters.parks += self.started.arrange(decision.chosen, self.in_flight)
         self._show(decision.chosen, decision.loads)
         parked = self.started.parked
         self.running = list(self.started.active)
@@ -156,7 +155,7 @@ class PolicyScheduler(AsyncScheduler):
         job = self.jobs[request.request_id]
         prefill = tokens > 1 or job.generated == 0
         cost = self.profile.prefill(tokens) if prefill else decode_s
-        job.generated = request.num_tokens + request.num_output_placeholders - job.prompt_tokens
+        job.generated = to_come(request) - job.prompt_tokens
         job.computed = request.num_computed_tokens
         if not request.is_prefill_chunk:
             self.fresh.discard(job.id)

@@ -6,7 +6,7 @@ both; a parked request keeps its blocks behind the gate `next_decode_eligible_st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from vllm.v1.request import Request, RequestStatus
 
@@ -40,17 +40,22 @@ class Started:
         elif request in self.active:
             self.active.remove(request)
 
-    def arrange(self, chosen: Iterable[Request]) -> int:
-        """Show the chosen requests that have started, park the other active ones; how many were parked."""
+    def arrange(self, chosen: Iterable[Request], in_flight: Callable[[Request], bool]) -> int:
+        """Show the chosen requests that have started, park the other active ones; how many were parked.
+
+        Those in flight are active still, ahead of the chosen: vLLM passes over them, and evicts from the end.
+        """
         running = RequestStatus.RUNNING
         shown = [request for request in chosen if request.status == running]
         kept = set(shown)
-        dropped = [request for request in self.active if request not in kept]
+        others = [request for request in self.active if request not in kept]
+        under_way = [request for request in others if in_flight(request)]
+        dropped = [request for request in others if not in_flight(request)] if under_way else others
         for request in dropped:
             request.next_decode_eligible_step = PARKED
             self.parked[request] = None
         for request in shown:
             if self.parked.pop(request, self) is None:
                 request.next_decode_eligible_step = 0
-        self.active = shown
+        self.active = under_way + shown
         return len(dropped)

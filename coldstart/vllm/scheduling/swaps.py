@@ -1,7 +1,7 @@
 """What moves between the device and the host: decided by the scheduler, and reported by the workers.
 
-Invariant: bytes decided = sum over transfers and groups of blocks * layers * page size; once every transfer has
-landed, the bytes reported equal the bytes decided.
+Invariant: bytes decided = sum over transfers and groups of blocks * bytes of a block on all ranks; once every transfer
+has landed on every rank, the bytes reported equal the bytes decided.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from coldstart.vllm.scheduling.events import Events
 class Swaps:
     """Reads vLLM's own offloading metadata; other connectors' is left alone."""
 
-    def __init__(self, counters: KvCounters, kv_cache_config: Any, ranks: int, events: Events | None) -> None:
-        groups = kv_cache_config.kv_cache_groups
-        self._bytes = [ranks * len(g.layer_names) * g.kv_cache_spec.page_size_bytes for g in groups]
-        self._counters, self._events = counters, events
+    def __init__(self, counters: KvCounters, sizes: list[int], events: Events | None) -> None:
+        self._bytes, self._counters, self._events = sizes, counters, events
         self._loading: dict[str, tuple[float, int]] = {}
 
     def decided(self, metadata: Any) -> None:
@@ -53,3 +51,18 @@ class Swaps:
         """Blocks and bytes of a transfer's device side."""
         each = zip(spec.group_sizes, self._bytes, strict=False)
         return sum(spec.group_sizes), sum(blocks * size for blocks, size in each)
+
+
+def block_bytes(config: Any, kv_cache_config: Any) -> list[int]:
+    """Bytes of one block of each group on all ranks together: a tensor-parallel rank has its heads' share of every layer of
+    its stage. Exact where each group has the same share of every stage's layers.
+    """
+    parallel, model = config.parallel_config, config.model_config
+    stages = parallel.pipeline_parallel_size
+    ranks = parallel.world_size // stages
+    # vLLM's scheduler is told of the first stage's layers alone.
+    every, first = (
+        (1, 1) if stages == 1 else (model.get_total_num_hidden_layers(), model.get_num_layers(parallel))
+    )
+    groups = kv_cache_config.kv_cache_groups
+    return [ranks * len(g.layer_names) * every // first * g.kv_cache_spec.page_size_bytes for g in groups]

@@ -14,6 +14,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 
 from coldstart.scheduling.job import Job
+from coldstart.vllm.scheduling.flight import to_come, unscheduled
 from coldstart.vllm.scheduling.states import State, all_in_flight
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ class PoolView:
         if self.groups > 1 or self.speculates:
             return int(self._engine._request_remaining_blocks(request)) + self.groups
         # Exact where vLLM's own answer leaves out the next token: a block for each would idle half of a small pool.
-        tokens: int = request.num_tokens + request.num_output_placeholders
-        return max(0, -(-tokens // self.block_tokens) - self.held(request))
+        return max(0, -(-to_come(request) // self.block_tokens) - self.held(request))
 
     def to_start(self, request: Request) -> int:
         """Blocks of one that does not run yet."""
@@ -94,7 +94,7 @@ class EngineView(PoolView):
         return iter(self._scheduler.started)
 
     def proceeds(self, request: Request) -> bool:
-        return self.runs(request) and not all_in_flight(request)
+        return self.runs(request) and not all_in_flight(request) and not self._scheduler.in_flight(request)
 
     def prefilling(self, request: Request) -> bool:
         return bool(request.is_prefill_chunk)
@@ -107,7 +107,12 @@ class EngineView(PoolView):
         return self._scheduler.state(request) is State.LOADED
 
     def leavable(self) -> Iterator[Request]:
-        return filter(self._scheduler._request_blocks_can_be_freed, self._scheduler.started)
+        scheduler = self._scheduler
+        freeable = scheduler._request_blocks_can_be_freed
+        return (r for r in scheduler.started if freeable(r) and not scheduler.in_flight(r))
+
+    def in_flight(self, name: str) -> bool:
+        return self._scheduler.stages > 1 and self._scheduler.in_flight(self.request(name))
 
     def free_slots(self) -> int:
         scheduler = self._scheduler
@@ -125,7 +130,7 @@ class EngineView(PoolView):
         return self.groups * (tokens // self.block_tokens + 2)
 
     def pending(self, request: Request) -> int:
-        tokens: int = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
+        tokens = unscheduled(request)
         if request.status == PREEMPTED and not request.num_computed_tokens:
             # What it left in the prefix cache is not computed again.
             tokens -= self._scheduler.kv_cache_manager.get_computed_blocks(request)[1]

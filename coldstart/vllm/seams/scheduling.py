@@ -16,15 +16,24 @@ SCHEDULER = (
                      "schedule(self, throttle_prefills)",
                      "update_from_output(self, scheduler_output, model_runner_output)",
                      "_free_request(self, request, *args, **kwargs)",
+                     "_update_after_schedule(self, scheduler_output)",
+                     "_update_request_with_output(self, request, new_token_ids, is_stale)",
                      "_preempt_request(self, request, *args, **kwargs)"),
           reads="running waiting kv_holding_waiting max_num_active_reqs max_num_running_reqs "
                 "max_num_scheduled_tokens finished_recving_kv_req_ids num_waiting_for_streaming_input "
                 "kv_cache_manager kv_cache_config block_size requests connector vllm_config "
-                "parallel_config num_spec_tokens requires_kv_delivery"),
+                "parallel_config scheduler_config num_spec_tokens requires_kv_delivery current_step"),
     seam("scheduler", "v1.core.sched.scheduler:Scheduler",
          says=("self.current_step < request.next_decode_eligible_step", "self.deferred_waiting",
                "self.reset_preempted_req_ids", "def _update_waiting_for_remote_kv(self, request: Request)",
-               "request_queue = self.kv_holding_waiting")),
+               "request_queue = self.kv_holding_waiting"),
+         calls=("_update_after_schedule(self, scheduler_output)",
+                "_update_request_with_output(self, request, new_token_ids, is_stale)")),
+    seam("scheduler", "config.parallel:ParallelConfig",
+         reads="world_size pipeline_parallel_size"),
+    seam("scheduler", "config.scheduler:SchedulerConfig", reads="async_scheduling"),
+    seam("scheduler", "config.model:ModelConfig",
+         calls=("get_total_num_hidden_layers(self)", "get_num_layers(self, parallel_config)")),
     seam("scheduler", "v1.request:Request",
           reads="request_id status priority max_tokens num_tokens num_prompt_tokens num_output_tokens num_computed_tokens "
                 "next_decode_eligible_step num_output_placeholders num_stale_output_tokens drop_stale_output "
@@ -82,7 +91,8 @@ OFFLOAD = (
           overrides=("submit_store(self, job_id, src_spec, dst_spec)",
                      "submit_load(self, job_id, src_spec, dst_spec)", "get_finished(self)",
                      "wait(self, job_ids)", "shutdown(self)")),
-    seam("offload", f"{_KV}.config:OffloadingConfig"),
+    seam("offload", f"{_KV}.config:OffloadingConfig", reads="parallel"),
+    seam("offload", f"{_KV}.config:OffloadingParallelConfig", reads="rank"),
     seam("offload", f"{_KV}.cpu.spec:CPUOffloadingSpec",
           overrides=("__init__(self, config)", "get_worker(self, kv_caches)"), reads="blocks_per_chunk num_chunks"),
     seam("offload", f"{_KV}.cpu.policies.base:ChunkStatus"),

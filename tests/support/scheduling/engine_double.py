@@ -1,13 +1,15 @@
 """vLLM's real scheduler and connector with a virtual clock, symbolic KV and a pure model.
 
 A KV cell holds a digest of the prefix that was written there; a step that reads anything but exactly the
-prefix it needs fails. The next token is a function of the prefix alone, so outputs can be predicted.
+prefix it needs fails. The next token is a function of the prefix alone, so outputs can be predicted. Every rank of a
+parallel engine has cells and copies of its own; vLLM's aggregator makes one report of theirs.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 import torch
 from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -38,7 +41,7 @@ CONFIG = {
     "hidden_size": 8,
     "ffn_dim": 8,
     "num_attention_heads": 1,
-    "num_hidden_layers": 1,
+    "num_hidden_layers": 2,
     "max_position_embeddings": 512,
     "vocab_size": VOCABULARY,
     "word_embed_proj_dim": 8,
@@ -77,7 +80,9 @@ def base_config(folder: Path, host_blocks: int | None) -> VllmConfig:
 
 @dataclass(frozen=True)
 class Shape:
-    """One engine: its runner slots, batch cap, token budget, pools, and steps in flight."""
+    """One engine: its runner slots, batch cap, token budget, pools, and steps in flight; `stages` of a pipeline, each of
+    `tensor` ranks. A pipeline has as many batches in flight as stages, or one more with asynchronous scheduling.
+    """
 
     slots: int = 8
     batch: int = 3
@@ -87,12 +92,26 @@ class Shape:
     prefix: bool = True
     depth: int = 2
     block: int = BLOCK
+    stages: int = 1
+    tensor: int = 1
     settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        return self.stages * self.tensor
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether vLLM holds the places of tokens that are on their way."""
+        return self.depth > self.stages
 
 
 def build(folder: Path, shape: Shape, cls: type[AsyncScheduler]) -> AsyncScheduler:
     config = base_config(folder, None if shape.host_blocks is None else 1)
-    config.scheduler_config.async_scheduling = shape.depth > 1
+    config.scheduler_config.async_scheduling = shape.asynchronous
+    parallel = config.parallel_config
+    parallel.tensor_parallel_size, parallel.pipeline_parallel_size = shape.tensor, shape.stages
+    parallel.world_size = shape.ranks
     config.scheduler_config.max_num_seqs = shape.slots
     config.scheduler_config.max_num_active_seqs = shape.batch
     config.scheduler_config.max_num_batched_tokens = shape.tokens
@@ -111,13 +130,16 @@ def build(folder: Path, shape: Shape, cls: type[AsyncScheduler]) -> AsyncSchedul
         kv_cache_tensors=[],
         kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
     )
-    return cls(
+    made = cls(
         vllm_config=config,
         kv_cache_config=kv,
         structured_output_manager=StructuredOutputManager(config),
         block_size=shape.block,
         log_stats=True,
     )
+    # With a pipeline vLLM schedules asynchronously on its second model runner only, which the CPU platform has not.
+    made.use_v2_model_runner = shape.stages > 1 and shape.asynchronous
+    return made
 
 
 def make_request(name: str, prompt: list[int], output: int, priority: int = 0, block: int = BLOCK) -> Request:
@@ -209,51 +231,24 @@ class Held:
         self.digests.append(digested(self.digests[-1] if self.digests else 17, token))
 
 
-class EngineDouble:
-    """Schedules, executes in order, and delivers outputs `depth` - 1 steps later."""
+class Rank:
+    """One worker: cells of its own, and copies to and from its own host memory that land when they do."""
 
-    def __init__(self, scheduler: AsyncScheduler, shape: Shape, seed: int = 0) -> None:
-        self.scheduler, self.shape, self.random = scheduler, shape, Random(seed)
+    def __init__(self, scheduler: AsyncScheduler, shape: Shape, random: Random) -> None:
         self.cells = [[POISON] * BLOCK for _ in range(shape.blocks)]
         self.held: dict[str, Held] = {}
-        self.flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
-        self.outputs: dict[str, list[int]] = {}
-        self.now = 0.0
-        self.last: SchedulerOutput | None = None
-        scheduler.clock = lambda: self.now
+        # Without asynchronous scheduling a pipeline's first stage is told of a token by the scheduler alone.
+        self.told = shape.stages > 1 and not shape.asynchronous
         self.worker: OffloadingConnectorWorker | None = None
         if scheduler.connector is not None:
             self.worker = OffloadingConnectorWorker(
                 _Unreplicated(), scheduler.vllm_config, scheduler.kv_cache_config
             )
-            self.symbolic = SymbolicWorker(self.cells, self.random, slowest=6)
+            self.symbolic = SymbolicWorker(self.cells, random, slowest=6)
             self.worker.worker = self.symbolic
 
-    def add(self, request: Request) -> None:
-        self.outputs[request.request_id] = []
-        self.scheduler.add_request(request)
-
-    def abort(self, name: str) -> None:
-        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
-
-    def step(self) -> SchedulerOutput:
-        output = self.scheduler.schedule()
-        self.last = output
-        self.flight.append((output, self._execute(output)))
-        busy = output.total_num_scheduled_tokens > 0
-        while len(self.flight) >= self.shape.depth or (self.flight and not busy):
-            self._deliver()
-        self.now += 0.01 + 0.001 * output.total_num_scheduled_tokens
-        return output
-
-    def _deliver(self) -> None:
-        done = self.scheduler.update_from_output(*self.flight.popleft())
-        for per_client in done.values():
-            for item in per_client.outputs:
-                self.outputs[item.request_id] += item.new_token_ids
-
-    def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        meta = output.kv_connector_metadata
+    def execute(self, output: SchedulerOutput, meta: Any) -> ModelRunnerOutput:
+        """Process `output`; `meta` is this rank's copy of the connector's part, which it changes."""
         if self.worker is not None:
             self.worker.handle_preemptions(meta)
         for name in output.finished_req_ids:
@@ -268,14 +263,21 @@ class EngineDouble:
             req_ids=names,
             req_id_to_index={name: i for i, name in enumerate(names)},
             sampled_token_ids=sampled,
-            kv_connector_output=self._transfers(output),
+            kv_connector_output=self._transfers(output, meta),
         )
+
+    def delivered(self, name: str, tokens: list[int]) -> None:
+        """A batch is back: what it sampled can be computed on."""
+        if self.told and name in self.held:
+            for token in tokens:
+                self.held[name].append(token)
 
     def _take_blocks(self, output: SchedulerOutput) -> None:
         for copy in output.kv_cache_block_copies or ():
             self.cells[copy.dst_block_id] = list(self.cells[copy.src_block_id])
         for new in output.scheduled_new_reqs:
-            self.held[new.req_id] = Held.of(list(new.prompt_token_ids), list(new.block_ids[0]))
+            tokens = new.prompt_token_ids if new.prefill_token_ids is None else new.prefill_token_ids
+            self.held[new.req_id] = Held.of(list(tokens), list(new.block_ids[0]))
         cached = output.scheduled_cached_reqs
         for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if name in cached.resumed_req_ids:
@@ -294,13 +296,13 @@ class EngineDouble:
         if start + count < len(held.tokens):
             return []
         token = held.digests[-1] % VOCABULARY
-        held.append(token)
+        if not self.told:
+            held.append(token)
         return [token]
 
-    def _transfers(self, output: SchedulerOutput) -> KVConnectorOutput | None:
+    def _transfers(self, output: SchedulerOutput, meta: Any) -> KVConnectorOutput | None:
         if self.worker is None:
             return None
-        meta = output.kv_connector_metadata
         self.worker.start_kv_transfers(meta)
         self.worker.prepare_store_kv(meta)
         sending, receiving = self.worker.get_finished(output.finished_req_ids)
@@ -309,6 +311,84 @@ class EngineDouble:
             finished_recving=receiving,
             kv_connector_worker_meta=self.worker.build_connector_worker_meta(),
         )
+
+
+class EngineDouble:
+    """Schedules, executes in order on every rank, and delivers outputs `depth` - 1 steps later.
+
+    With stages it has vLLM's rhythm of a pipeline: as long as fewer than `depth` batches are in flight it schedules, and
+    else it waits for the first of them. `most` batches were in flight at a time.
+    """
+
+    def __init__(self, scheduler: AsyncScheduler, shape: Shape, seed: int = 0) -> None:
+        self.scheduler, self.shape, self.random = scheduler, shape, Random(seed)
+        self.ranks = [Rank(scheduler, shape, self.random) for _ in range(shape.ranks)]
+        self.aggregator = KVOutputAggregator(shape.ranks)
+        self.flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        self.outputs: dict[str, list[int]] = {}
+        self.now, self.most = 0.0, 0
+        self.last: SchedulerOutput | None = None
+        scheduler.clock = lambda: self.now
+
+    @property
+    def worker(self) -> OffloadingConnectorWorker | None:
+        return self.ranks[0].worker
+
+    @property
+    def symbolic(self) -> SymbolicWorker:
+        return self.ranks[0].symbolic
+
+    def add(self, request: Request) -> None:
+        self.outputs[request.request_id] = []
+        self.scheduler.add_request(request)
+
+    def abort(self, name: str) -> None:
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    def step(self) -> SchedulerOutput:
+        output = self.scheduler.schedule()
+        self.last = output
+        self.flight.append((output, self._execute(output)))
+        self.most = max(self.most, sum(bool(batch.num_scheduled_tokens) for batch, _ in self.flight))
+        if self.shape.stages > 1:
+            if len(self.flight) >= self.shape.depth:
+                self._deliver()
+            while self.flight and not self.scheduler.has_requests():
+                self._deliver()
+        else:
+            busy = output.total_num_scheduled_tokens > 0
+            while len(self.flight) >= self.shape.depth or (self.flight and not busy):
+                self._deliver()
+        self.now += 0.01 + 0.001 * output.total_num_scheduled_tokens
+        return output
+
+    def in_flight(self) -> set[str]:
+        """Requests of a pipeline whose token must come back, or pass its stages, before their next step is asked for."""
+        stages = self.shape.stages
+        batches = list(self.flight)
+        if self.shape.asynchronous:
+            batches = batches[len(batches) - stages + 1 :]
+        elif stages == 1:
+            return set()
+        sampled = (zip(report.req_ids, report.sampled_token_ids, strict=True) for _, report in batches)
+        return {name for batch in sampled for name, tokens in batch if tokens}
+
+    def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        meta = output.kv_connector_metadata
+        copies = [meta, *(deepcopy(meta) for _ in self.ranks[1:])]
+        reports = [rank.execute(output, mine) for rank, mine in zip(self.ranks, copies, strict=True)]
+        assert all(report.sampled_token_ids == reports[0].sampled_token_ids for report in reports)
+        return self.aggregator.aggregate(reports) if len(reports) > 1 else reports[0]
+
+    def _deliver(self) -> None:
+        output, report = self.flight.popleft()
+        for name, tokens in zip(report.req_ids, report.sampled_token_ids, strict=True):
+            for rank in self.ranks:
+                rank.delivered(name, tokens)
+        done = self.scheduler.update_from_output(output, report)
+        for per_client in done.values():
+            for item in per_client.outputs:
+                self.outputs[item.request_id] += item.new_token_ids
 
 
 class _Unreplicated:

@@ -72,8 +72,9 @@ class LaneChecked(Run):
         self._evict, self.scheduler.view.evict = self.scheduler.view.evict, self._victim
 
     def _decided(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        before = self.engine.in_flight()
         output: SchedulerOutput = self._schedule(throttle_prefills)
-        self._within(output)
+        self._within(output, before)
         self._hidden(output)
         self._conserving(output)
         return output
@@ -85,6 +86,7 @@ class LaneChecked(Run):
             f"{name} of the main lane was evicted for the lane"
         )
         gone: bool = self._evict(request)
+        assert not (gone and name in self.engine.in_flight()), f"{name} left a batch in flight"
         return gone
 
     def _hidden(self, output: SchedulerOutput) -> None:

@@ -4,13 +4,13 @@
 make room for it, its pledge does not fit beside those without a token, the token budget is spent, or it had to
 leave in this step, or would join below one that had to;
 7 between two evictions a request gains a token; 10 victims leave by descending ENST, loads start by ascending
-ENST, and nobody is evicted to load a request of larger ENST.
+ENST, and nobody is evicted to load a request of larger ENST; 11 nobody is evicted whose token is in a pipeline's stages.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
@@ -25,8 +25,8 @@ Enst = EnstOf[Request]
 class Rules:
     """Wraps one scheduler's decisions; raises AssertionError inside the step that breaks a rule."""
 
-    def __init__(self, scheduler: PolicyScheduler) -> None:
-        self.scheduler = scheduler
+    def __init__(self, scheduler: PolicyScheduler, in_flight: Callable[[], set[str]] = set) -> None:
+        self.scheduler, self.in_flight = scheduler, in_flight
         self.chosen: list[Request] = []
         self.evicted_at: dict[str, int] = {}
         self._left: set[Request] = set()
@@ -76,6 +76,7 @@ class Rules:
         before = self.evicted_at.get(request.request_id, -1)
         assert tokens > before, f"{request.request_id} evicted twice without a token in between"
         self.evicted_at[request.request_id] = tokens
+        assert request.request_id not in self.in_flight(), f"{request.request_id} left a batch in flight"
         self._in_order(request)
         self._preempt(request, *args, **kwargs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Self
@@ -33,6 +33,12 @@ class Load:
     def wanted(self) -> dict[str, list[int]]:
         rows = (row for rows in self.arrivals.values() for row in rows)
         return {name: expected(prompt, output) for name, prompt, output, _ in rows}
+
+
+def on_ranks(load: Load, seed: int, *, stages: int, tensor: int) -> Load:
+    """The same requests on a parallel engine; a pipeline is with and without asynchronous scheduling, by the seed."""
+    depth = stages + seed % 2 if stages > 1 else load.shape.depth
+    return replace(load, shape=replace(load.shape, stages=stages, tensor=tensor, depth=depth))
 
 
 def random_load(seed: int) -> Load:
@@ -111,9 +117,11 @@ class Run:
             manager = self.scheduler.connector.connector_scheduler.manager
             self.host_full |= not manager._get_num_free_chunks()
 
-    def _within(self, output: SchedulerOutput) -> None:
-        """The batch, the token budget and the slots are held."""
+    def _within(self, output: SchedulerOutput, in_flight: set[str]) -> None:
+        """The batch, the token budget and the slots are held; nobody `in_flight` before the step is in it."""
         shape = self.load.shape
+        again = in_flight.intersection(output.num_scheduled_tokens)
+        assert not again, f"{again} in two batches of the pipeline"
         assert len(output.num_scheduled_tokens) <= shape.batch
         assert sum(output.num_scheduled_tokens.values()) <= shape.tokens
         assert len(self.scheduler.running) <= shape.slots
@@ -146,14 +154,15 @@ class Checked(Run):
         self, folder: Path, load: Load, seed: int, cls: type[PolicyScheduler] = PolicyScheduler
     ) -> None:
         super().__init__(folder, load, seed, cls)
-        self.rules = Rules(self.scheduler)
+        self.rules = Rules(self.scheduler, self.engine.in_flight)
 
     def _step(self) -> None:
         wanted = self._wanted() if self._roomy() else None
         asked = sum(map(self._tokens, wanted or ()))
+        before = self.engine.in_flight()
         output = self.engine.step()
         scheduled = set(output.num_scheduled_tokens)
-        self._within(output)
+        self._within(output, before)
         for request in self.scheduler.running:
             assert (request.next_decode_eligible_step == PARKED) <= (request.request_id not in scheduled)
         if wanted is not None and asked < self.load.shape.tokens:

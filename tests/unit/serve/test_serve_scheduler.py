@@ -80,6 +80,10 @@ def test_no_core_is_given_up_for_the_connector(publish: Publish, monkeypatch: py
     bundle = publish(iterations=PROFILE)
     two = replace(PLAN, vllm_args=PLAN.vllm_args.before("--tensor-parallel-size", "2"))
     assert scheduler.apply(two, mlfq(), bundle, on_cpu=True).env == {"VLLM_CPU_NUM_OF_RESERVED_CPU": "2"}
+    six = replace(PLAN, vllm_args=two.vllm_args.before("--pipeline-parallel-size", "3"))
+    assert scheduler.apply(six, mlfq(), bundle, on_cpu=True).env == {"VLLM_CPU_NUM_OF_RESERVED_CPU": "6"}
+    halves = replace(PLAN, vllm_args=six.vllm_args.before("--nnodes", "2"))
+    assert scheduler.apply(halves, mlfq(), bundle, on_cpu=True).env == {"VLLM_CPU_NUM_OF_RESERVED_CPU": "3"}
     assert scheduler.apply(PLAN, mlfq(strategy="recompute"), bundle, on_cpu=True).env == {}
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-1")
     assert scheduler.apply(PLAN, mlfq(), bundle, on_cpu=True).env == {}

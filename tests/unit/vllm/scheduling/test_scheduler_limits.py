@@ -19,14 +19,14 @@ def config(
 
 
 @pytest.mark.parametrize("policy", ["skip-join-mlfq", "express"])
-def test_a_common_configuration_is_driven(policy: str) -> None:
-    assert unsupported(config(policy)) is None
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_common_configuration_is_driven(policy: str, stages: int) -> None:
+    assert unsupported(config(policy, stages=stages)) is None
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (config(stages=2), "pipeline parallelism"),
         (config(order="priority"), "scheduling-policy priority"),
         (config(chunked=False), "chunked prefill"),
     ],

@@ -1,0 +1,101 @@
+"""Both schedulers on two ranks whose KV pool holds a fraction of the requests: the answers are those of FCFS on two ranks.
+
+Invariant: a rank keeps its own heads' or layers' share of what is evicted, and nothing runs before every rank has it back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, body, counters, exported, together
+from tools.machine import Machine, Served
+
+pytestmark = pytest.mark.vllm
+
+HERE = {
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    # A core for each rank is more than this machine need have, and ranks that wait for each other spin.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+# vLLM's eager mode crashes with pipelines on the CPU; its graphs need no C++ compiler here.
+TRACED = ("--compilation-config", '{"backend": "eager"}')
+WAYS = {
+    "tensor": ("--tensor-parallel-size", "2"),
+    "pipeline": ("--pipeline-parallel-size", "2", *TRACED),
+}
+POOL_BLOCKS, RANKS = 14, 2
+SMALL = (
+    *("--dtype", "float32"),
+    *("--max-model-len", "256", "--block-size", str(BLOCK_TOKENS), "--max-num-seqs", "32"),
+    *("--kv-cache-memory-bytes", str(POOL_BLOCKS * BLOCK_BYTES // RANKS)),
+)
+HOST = ("--kv-host-memory", str(1 << 27))
+SWAPPING = ("--scheduler", "skip-join-mlfq", "--batch", "4", *HOST)
+PASSING = ("--scheduler", "express", "--price", "0.3", "--batch", "4", *HOST)
+LENGTHS = [20 + (37 * number) % 150 for number in range(20)]
+LEARNT, SHORT_TOKENS = 48, 2
+Ranks = tuple[Machine, tuple[str, ...], list[list[int]]]
+
+
+@pytest.fixture(scope="module", params=list(WAYS))
+def ranks(request: pytest.FixtureRequest, machine: Machine) -> Ranks:
+    """Where to serve, with which flags, and the answers of vLLM's own scheduler there."""
+    here = Machine(machine.root, HERE)
+    flags = (*SMALL, *WAYS[request.param])
+    with here.serving("tiny-llama", "--on-miss", "warn", vllm=flags) as stock:
+        expected = together(stock, [body(n, tokens) for n, tokens in enumerate(LENGTHS)])
+    return here, flags, expected
+
+
+def test_swapping_on_two_ranks_answers_as_fcfs(ranks: Ranks) -> None:
+    machine, flags, expected = ranks
+    with machine.serving("tiny-llama", "--on-miss", "warn", *SWAPPING, vllm=flags) as ours:
+        is_ours(ours)
+        assert together(ours, [body(n, tokens) for n, tokens in enumerate(LENGTHS)]) == expected
+        moved = counters(ours)
+        some = ("demotions", "parks", "evictions", "loads", "bytes_out_moved", "bytes_in_moved")
+        assert all(moved[name] > 0 for name in some), moved
+        until(lambda: shares(ours, "out") and shares(ours, "in"), ours)
+
+
+@pytest.mark.parametrize("ranks", ["pipeline"], indirect=True)
+def test_short_requests_pass_on_two_ranks_and_the_answers_are_those_of_fcfs(
+    ranks: Ranks,
+) -> None:
+    machine, flags, expected = ranks
+    with machine.serving("tiny-llama", "--on-miss", "warn", *PASSING, vllm=flags) as ours:
+        is_ours(ours)
+        learnt = [SHORT_TOKENS if number % 6 else 110 for number in range(LEARNT)]
+        together(ours, [body(len(LENGTHS) + n, tokens) for n, tokens in enumerate(learnt)])
+        long = [body(n, tokens) for n, tokens in enumerate(LENGTHS)]
+        short = [body(n, SHORT_TOKENS) for n in range(len(LENGTHS))]
+        answers = together(ours, [*long, *short])
+        assert answers == [*expected, *(tokens[:SHORT_TOKENS] for tokens in expected)]
+        moved = counters(ours)
+        assert all(moved[name] > 0 for name in ("passes", "evictions", "bytes_out_moved")), moved
+        until(lambda: shares(ours, "out"), ours)
+
+
+def is_ours(served: Served) -> None:
+    """Nothing was stepped down: a bundle and iteration times are there for single ranks alone."""
+    sections = {fallback["section"] for fallback in served.report["fallbacks"]}
+    assert sections <= {"bundle", "iterations"}, served.report["fallbacks"]
+
+
+def shares(served: Served, way: str) -> bool:
+    """Whether each rank has copied half of what was decided: its own heads, or its own layers."""
+    found = dict(exported(served))
+    mine = [found.get(f'rank_bytes_{way}{{rank="{rank}"}}', 0.0) for rank in range(RANKS)]
+    return mine[0] == mine[1] > 0 and sum(mine) >= found[f"bytes_{way}_moved"]
+
+
+def until(holds: Callable[[], bool], served: Served) -> None:
+    """A copy that nobody waits for may land after the last answer."""
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline, exported(served)
+        time.sleep(0.1)

@@ -1,0 +1,136 @@
+"""Both schedulers with tensor and pipeline parallelism, on vLLM's real scheduler, connector and aggregator (flight).
+
+A rank has KV and copies of its own; a pipeline is asked for its next batch before the earlier ones are back, without and with
+asynchronous scheduling. COLDSTART_WORKLOADS asks for more of the random workloads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+from coldstart.vllm.scheduling.flight import PipelinedScheduler
+from coldstart.vllm.scheduling.lane import LaneScheduler
+from coldstart.vllm.scheduling.scheduler import PolicyScheduler
+from coldstart.vllm.scheduling.swaps import block_bytes
+from tests.support.scheduling.engine_double import EngineDouble, Shape, build, make_request
+from tests.support.scheduling.lane_workloads import LaneChecked, lane_load, steps_of, without_price
+from tests.support.scheduling.workloads import Checked, Run, on_ranks, random_load
+
+WORKLOADS = int(os.environ.get("COLDSTART_WORKLOADS", "24"))
+FIRST = int(os.environ.get("COLDSTART_FIRST_WORKLOAD", "0"))
+BOTH = pytest.mark.parametrize("express", [False, True], ids=["skip-join-mlfq", "express"])
+
+
+def checked(folder: Path, seed: int, *, express: bool, stages: int = 1, tensor: int = 1) -> Run:
+    load = on_ranks(lane_load(seed) if express else random_load(seed), seed, stages=stages, tensor=tensor)
+    return (LaneChecked if express else Checked)(folder, load, seed).run()
+
+
+@BOTH
+@pytest.mark.parametrize(("stages", "tensor"), [(2, 1), (1, 2), (3, 2)])
+def test_random_workloads_keep_every_invariant(
+    express: bool, stages: int, tensor: int, model_folder: Path
+) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(FIRST, FIRST + WORKLOADS):
+        try:
+            run = checked(model_folder, seed, express=express, stages=stages, tensor=tensor)
+        except Exception as problem:
+            raise AssertionError(f"workload {seed}: {type(problem).__name__}: {problem}") from problem
+        counters = run.scheduler.counters
+        seen.update(evictions=counters.evictions, loads=counters.loads, full=run.engine.most >= stages)
+    assert min(seen[what] for what in ("evictions", "loads", "full")) > 0, seen
+
+
+def _fails_somewhere(folder: Path, *, express: bool, stages: int = 1, tensor: int = 1) -> bool:
+    for seed in range(102):
+        try:
+            checked(folder, seed, express=express, stages=stages, tensor=tensor)
+        except (AssertionError, KeyError, ValueError, IndexError, RuntimeError):
+            return True
+    return False
+
+
+@BOTH
+def test_taking_requests_in_flight_for_idle_ones_is_caught(
+    express: bool, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PipelinedScheduler, "in_flight", lambda self, request: False)
+    assert _fails_somewhere(model_folder, express=express, stages=2)
+
+
+@BOTH
+def test_asynchronous_bookkeeping_in_a_pipeline_without_it_is_caught(
+    express: bool, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(PipelinedScheduler, "_update_after_schedule")
+    monkeypatch.delattr(PipelinedScheduler, "_update_request_with_output")
+    assert _fails_somewhere(model_folder, express=express, stages=2)
+
+
+def test_a_load_that_one_rank_alone_has_landed_is_caught(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = KVOutputAggregator.__init__
+    monkeypatch.setattr(KVOutputAggregator, "__init__", lambda self, ranks: made(self, 1))
+    assert _fails_somewhere(model_folder, express=False, tensor=2)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_without_a_price_a_pipeline_has_the_schedule_of_vllms_own_scheduler(
+    seed: int, model_folder: Path
+) -> None:
+    load = on_ranks(without_price(lane_load(seed)), seed, stages=2, tensor=1)
+    stock = AsyncScheduler if load.shape.asynchronous else Scheduler
+    assert steps_of(model_folder, load, seed, LaneScheduler) == steps_of(model_folder, load, seed, stock)
+
+
+def test_the_highest_pending_requests_fill_the_next_batch(model_folder: Path) -> None:
+    """FastServe, 4.3: who is in progress keeps its place, and the stage that is free takes the next of the order."""
+    shape = Shape(slots=8, batch=2, blocks=200, depth=2, stages=2, settings={"alpha_s": 100.0})
+    engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
+    for number in range(6):
+        engine.add(make_request(f"r{number}", [number + 1, 5], 12))
+    batches = [set(engine.step().num_scheduled_tokens) for _ in range(2)]
+    assert batches == [{"r0", "r1"}, {"r2", "r3"}]
+    counters = engine.scheduler.counters
+    assert counters.parks == 0, "who is in progress is not parked"
+    while engine.scheduler.has_requests():
+        before = engine.in_flight()
+        assert not before.intersection(engine.step().num_scheduled_tokens)
+    assert counters.parks > 0 and {len(tokens) for tokens in engine.outputs.values()} == {12}
+
+
+def test_bytes_are_those_of_every_rank_with_its_own_layers() -> None:
+    """Seven layers on two stages of two ranks each: four of them, and what vLLM's scheduler is told of, on the first."""
+    model = SimpleNamespace(get_total_num_hidden_layers=lambda: 7, get_num_layers=lambda parallel: 4)
+    parallel = SimpleNamespace(world_size=4, pipeline_parallel_size=2)
+    group = SimpleNamespace(
+        layer_names=["a", "b", "c", "d"], kv_cache_spec=SimpleNamespace(page_size_bytes=10)
+    )
+    config, kv = (
+        SimpleNamespace(parallel_config=parallel, model_config=model),
+        SimpleNamespace(kv_cache_groups=[group]),
+    )
+    assert block_bytes(config, kv) == [2 * 7 * 10]
+    parallel.world_size, parallel.pipeline_parallel_size = 2, 1
+    assert block_bytes(config, kv) == [2 * 4 * 10]
+
+
+def test_a_request_without_a_pipeline_is_never_in_flight(model_folder: Path) -> None:
+    shape = Shape(depth=2)
+    engine = EngineDouble(build(model_folder, shape, PolicyScheduler), shape)
+    request: Request = make_request("one", [1, 2], 9)
+    engine.add(request)
+    for _ in range(4):
+        engine.step()
+        assert not engine.scheduler.in_flight(request)
