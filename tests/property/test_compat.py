@@ -14,10 +14,7 @@ def config(**changes: object) -> SimpleNamespace:
     scheduler = SimpleNamespace(policy="fcfs", enable_chunked_prefill=True)
     for name, value in changes.items():
         setattr(scheduler, name, value)
-    return SimpleNamespace(
-        scheduler_config=scheduler,
-        parallel_config=SimpleNamespace(pipeline_parallel_size=changes.get("pipeline_parallel_size", 1)),
-    )
+    return SimpleNamespace(scheduler_config=scheduler)
 
 
 def test_the_installed_vllm_runs_it() -> None:
@@ -33,7 +30,6 @@ def test_another_version_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"pipeline_parallel_size": 2}, "pipeline"),
         ({"policy": "priority"}, "priority"),
         ({"enable_chunked_prefill": False}, "chunked"),
     ],

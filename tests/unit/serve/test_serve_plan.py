@@ -89,7 +89,7 @@ SOUND = LaunchPlan([], weights_from=WeightsRequest("s3://b", Path("/p"))).docume
         (SOUND | {"more": 1}, "launch plan is of another release of coldstart: only one knows more"),
         (SOUND | {"engine": {}}, "engine task is of another release"),
         (SOUND | {"engine": None}, "engine task is no JSON object"),
-        (SOUND | {"weights_from": {"source": "s3://b"}}, "weights request .* only one knows plan"),
+        (SOUND | {"weights_from": {"source": "s3://b"}}, "weights request .* only one knows pace, plan"),
         ([], "launch plan is no JSON object"),
     ],
 )
