@@ -39,6 +39,14 @@ def test_one_device(fake: Fake, tmp_path: Path) -> None:
     assert found["cuda checkpoint"].status == "note" and "vllm snapshot" in found["cuda checkpoint"].found
 
 
+def test_a_driver_without_the_call(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number alone says nothing: libcuda has to have it."""
+    fake.add()
+    monkeypatch.setattr(probes, "_exports", lambda library, symbol: False)
+    found, _ = _found(tmp_path)
+    assert "install driver" in str(found["cuda checkpoint"].mend)
+
+
 def test_no_gpu(fake: Fake, tmp_path: Path) -> None:
     found, ways = _found(tmp_path)
     assert found["gpu"].status == "missing" and "driver" in str(found["gpu"].mend)
