@@ -83,7 +83,7 @@ class Repository:
         source = LayoutSource(root)
         for blob in bundle.image.blobs:
             self._upload(source, blob)
-        self._put(self.reference or "latest", bundle.image_bytes())
+        self.put(bundle.image_bytes())
         entries = root.layout.entries()
         for entry, image in signed_by(source, entries, bundle.descriptor):
             for blob in image.blobs:

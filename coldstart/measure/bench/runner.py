@@ -55,7 +55,7 @@ class BenchRuns:
         self.unavailable[mode] = reason
 
     def pair_rounds(self) -> None:
-        """Fill `beside` from the rounds, where each run measured its own steady state."""
+        """Fill `beside` from the rounds, as far as their runs measured a steady state of their own."""
         asked = {
             mode: {run.round: run.steady for run in runs if run.steady} for mode, runs in self.runs.items()
         }
@@ -86,20 +86,17 @@ class Bench:
         modes = [launcher.mode for launcher in self.launchers]
         measured = BenchRuns(modes)
         schedule = run_order.rounds(modes, runs)
+        cold_first = schedule[0][0] == run_order.VLLM_COLD
         with usage.adopting_orphans():
             before = usage.snapshot()
             try:
                 for launcher in self.launchers:
                     self._prepare(launcher, measured)
-                    cold_first = schedule[0][0] == run_order.VLLM_COLD
-                    self._warm(
-                        launcher, run_order.warmups(launcher.mode, warmup, cold_first=cold_first), measured
-                    )
+                    count = run_order.warmups(launcher.mode, warmup, cold_first=cold_first)
+                    self._warm(launcher, count, measured)
                 for index, order in enumerate(schedule):
                     self._round(index, order, measured)
-                if not self.settings.steady:
-                    pass
-                elif self.two_at_once:
+                if self.settings.steady and self.two_at_once:
                     self._side_by_side(measured)
                 else:
                     measured.pair_rounds()
@@ -131,9 +128,10 @@ class Bench:
             if mode in measured.unavailable:
                 continue
             self._run(by_mode[mode], f"round-{index}", index, measured)
-            if (mode, index) == (run_order.VLLM_COLD, 0) and mode in measured.failed:
-                for warm in (one for one in self.launchers if one.mode == run_order.VLLM_WARM):
-                    self._warm(warm, 1, measured)
+            # The first cold start was to fill the warm caches.
+            cold_failed = mode == run_order.VLLM_COLD and index == 0 and mode in measured.failed
+            if cold_failed and run_order.VLLM_WARM in by_mode:
+                self._warm(by_mode[run_order.VLLM_WARM], 1, measured)
 
     def _run(self, launcher: Launcher, name: str, index: int, measured: BenchRuns) -> None:
         directory = self.work / launcher.mode / name
