@@ -5,12 +5,12 @@
 Everything runs in namespaces of its own (processes, /dev/shm, /tmp, /var/tmp), so whatever is there at the end was left by it.
 `--home` keeps the materialized bundle between runs; `--more` adds to the result that is there. Needs root.
 
-litter: start and stop by every mode, refused and killed ones too. After one warm-up of each kind, no process, open
-descriptor, shared segment, file or socket may be more than after it.
+litter: rounds of a start and stop by each mode and one of the other ends (killed, refused). After one warm-up of each
+kind, no process, open descriptor, shared segment, file or socket may be more than after it.
 hostile: plain sections mutated (tests/tools/fuzzed.py), of a bundle that nobody trusted has signed, taken with --untrusted.
 Each start must come up and answer, write nothing to vLLM's cache, and call nothing verified.
-kills: `kill -9` of materialize, pull, prune, serve, prefetch and template start (every second time also of the process
-that outlives the command) at a random moment. The store must be whole, and the next serve plan.
+kills: `--count` times each, `kill -9` of materialize, pull, prune, serve, prefetch and template start at a random moment
+(every second time also of the process that outlives the command). The store must be whole, and the next serve plan.
 full: a start with each directory that it writes to full. It must come up, answer, and say what it did without.
 """
 

@@ -5,47 +5,59 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 
 from benchmarks.reliability.left import more, settled, there
 from benchmarks.reliability.run import VLLM, Run, serving, tail
 
+MODES = ("fresh", "runtime-snapshot", "template-runtime", "snapshot", "template-engine")
+PREPARED = (
+    ("materialize", "tiny-llama", "--snapshot", "--", *VLLM),
+    ("template", "freeze"),
+    ("template", "start", "tiny-llama", "--level", "runtime", "--", *VLLM),
+    ("template", "start", "tiny-llama", "--level", "engine", "--", *VLLM),
+)
+
 
 def litter(run: Run, count: int) -> None:
-    """Cycles of every kind in turn; what is there after the first of each is what may be there at the end."""
-    run.command("materialize", "tiny-llama", "--", *VLLM)
+    """`count` rounds: each mode, then one of the other ends. What is there after the first of each may be there at the end."""
+    for words in PREPARED:
+        if (done := run.command(*words)).returncode:
+            raise SystemExit(f"{words}: {done.stdout[-2000:]}")
     model = next((run.machine.cache / "models").glob("*/tiny-llama"))
-    kinds = [
-        ("template-engine", lambda: cycle(run, "template-engine")),
+    others = [
         ("template-engine, command killed", lambda: cycle(run, "template-engine", number=signal.SIGKILL)),
         ("template-engine, server killed", lambda: cycle(run, "template-engine", server=True)),
-        ("killed while it starts", lambda: cycle(run, "auto", after_s=run.chance.uniform(0.1, 3))),
-        ("interrupted while it starts", lambda: cycle(run, "auto", number=signal.SIGINT, after_s=1.0)),
-        ("fresh", lambda: cycle(run, "fresh")),
+        ("snapshot, command killed", lambda: cycle(run, "snapshot", number=signal.SIGKILL)),
+        ("snapshot, server killed", lambda: cycle(run, "snapshot", server=True)),
         ("fresh, command killed", lambda: cycle(run, "fresh", number=signal.SIGKILL)),
+        (
+            "killed while it starts",
+            lambda: cycle(run, run.chance.choice(MODES), after_s=run.chance.uniform(0.1, 3)),
+        ),
+        ("interrupted while it starts", lambda: cycle(run, "auto", number=signal.SIGINT, after_s=1.0)),
         ("weights fetched", lambda: cycle(run, "auto", "--weights-from", str(model))),
         ("refused: no bundle", lambda: _refused(run, 3, ("--max-model-len", "77"))),
         (
             "refused: vLLM takes no such flag",
             lambda: _refused(run, 1, (*VLLM, "--seed", "x"), "--on-miss=warn"),
         ),
-        ("stepped down: no snapshot", lambda: cycle(run, "snapshot")),
-        ("template started and stopped", lambda: _templates(run)),
+        ("template stopped and started", lambda: _templates(run)),
     ]
-    started = run.command("template", "start", "tiny-llama", "--level", "engine", "--", *VLLM)
-    if started.returncode:
-        raise SystemExit(started.stdout[-2000:])
-    for _, act in kinds:
+    modes = [(mode, partial(cycle, run, mode)) for mode in MODES]
+    for _, act in modes + others:
         act()
-    before = there(run)
-    for number in range(count):
-        if run.over:
-            break
-        name, act = kinds[number % len(kinds)]
-        act()
-        run.counts[name] += 1
-        if (left := more(before, settled(run, before))) is not None:
-            run.fail(f"after {name}: {left}")
-            before = there(run)
+    before = settled(run, {})
+    first = min(run.counts[mode] for mode in MODES)
+    for number in range(first, count):
+        for name, act in [*modes, others[number % len(others)]]:
+            if run.over:
+                break
+            act()
+            run.counts[name] += 1
+            if (left := more(before, settled(run, before))) is not None:
+                run.fail(f"after {name}: {left}")
+                before = there(run)
     run.command("template", "stop")
     run.command("prefetch", "stop")
     left = {name: value for name, value in settled(run, {}).items() if name in ("processes", "shared memory")}
@@ -70,6 +82,8 @@ def cycle(
         if report is None:
             run.fail(f"{mode} {options}: no server: {tail(one.log)}")
             return
+        if mode not in ("auto", report["mode"]):
+            run.fail(f"{mode} {options}: started by {report['mode']}: {report['fallbacks']}")
         if server:
             os.kill(report["pid"], signal.SIGKILL)
             one.process.wait(timeout=60)
@@ -84,7 +98,7 @@ def _refused(run: Run, code: int, vllm: tuple[str, ...], *options: str) -> None:
 
 
 def _templates(run: Run) -> None:
-    for words in (("start", "tiny-llama", "--level", "runtime"), ("stop", "--level", "runtime")):
+    for words in (("stop", "--level", "runtime"), ("start", "tiny-llama", "--level", "runtime")):
         done = run.command("template", *words, *(("--", *VLLM) if words[0] == "start" else ()))
         if done.returncode:
             run.fail(f"template {words}: {done.stdout[-300:]}")
