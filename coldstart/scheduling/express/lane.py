@@ -53,7 +53,7 @@ class Lane(Generic[R]):
         self._moved = True
 
     def evicted(self, request: R) -> None:
-        """Its blocks are gone; the host holds whole blocks of them, where it keeps any."""
+        """Its blocks are gone; the host holds copies of them, where it keeps any."""
         job = self.view.job(request)
         self.members.pop(job.id, None)
         self.parked.pop(job.id, None)

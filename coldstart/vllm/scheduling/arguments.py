@@ -16,6 +16,8 @@ from coldstart.vllm.scheduling import (
     PINNING_MODULE,
     PINNING_POLICY,
     SCHEDULER_CLS,
+    TAILS_CONNECTOR,
+    TAILS_MODULE,
 )
 
 
@@ -44,9 +46,14 @@ def host_arguments(host_bytes: int | None, *, on_cpu: bool) -> list[str]:
 
 
 def kv_transfer_config(host_bytes: int, *, on_cpu: bool) -> dict[str, Any]:
-    """vLLM's offloading connector; decode KV is kept too, which is off by default there."""
+    """vLLM's offloading connector, with the last blocks; decode KV is kept too, which is off by default there."""
     extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes, "offload_prompt_only": False}
     extra |= {"eviction_policy": PINNING_POLICY, "cache_policy_module_path": PINNING_MODULE}
     if on_cpu:
         extra |= {"spec_name": OFFLOADING_SPEC, "spec_module_path": OFFLOADING_MODULE}
-    return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    return {
+        "kv_connector": TAILS_CONNECTOR,
+        "kv_connector_module_path": TAILS_MODULE,
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }

@@ -36,6 +36,17 @@ class PinnedLru(LRUCachePolicy):
             self._away.discard(request_id)
             self._rerank(self._owned.get(request_id, ()))
 
+    def disown(self, request_id: str, keys: Iterable[OffloadKey]) -> None:
+        """The request needs these no more."""
+        keys = list(keys)
+        for key in keys:
+            self._owned.get(request_id, {}).pop(key, None)
+            if key in self._owners:
+                self._owners[key].discard(request_id)
+                if not self._owners[key]:
+                    del self._owners[key]
+        self._rerank(keys)
+
     def insert(self, key: OffloadKey, chunk: ChunkStatus) -> None:
         super().insert(key, chunk)
         self._rerank([key])
@@ -68,13 +79,8 @@ class PinnedLru(LRUCachePolicy):
 
     def _release(self, request_id: str) -> None:
         self._away.discard(request_id)
-        keys = self._owned.pop(request_id, {})
-        for key in keys:
-            owners = self._owners[key]
-            owners.discard(request_id)
-            if not owners:
-                del self._owners[key]
-        self._rerank(keys)
+        self.disown(request_id, self._owned.get(request_id, ()))
+        self._owned.pop(request_id, None)
 
     def _assign_new_rank(self, key: OffloadKey) -> bool:
         evictable: bool = super()._assign_new_rank(key)

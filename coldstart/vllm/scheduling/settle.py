@@ -13,7 +13,7 @@ from typing import Any
 from coldstart.contract.plan import LaunchPlan
 from coldstart.scheduling.settings import KEY
 from coldstart.vllm import seams
-from coldstart.vllm.scheduling import CLASSES, PINNING_POLICY
+from coldstart.vllm.scheduling import CLASSES, PINNING_POLICY, TAILS_CONNECTOR, WHOLE_CONNECTOR
 from coldstart.vllm.scheduling.limits import unsupported
 
 METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"
@@ -68,14 +68,24 @@ def _obstacle(config: Any, scheduler_cls: str) -> str | None:
 
 
 def _settle_host(args: Namespace, plan: LaunchPlan) -> bool:
-    """Without copies on the host where this vLLM cannot make them our way."""
-    if args.kv_transfer_config is None or (reason := seams.check("offload")) is None:
+    """Without copies on the host, or without the last blocks there, where this vLLM cannot make them our way."""
+    if args.kv_transfer_config is None:
         return False
+    if (reason := seams.check("offload")) is None:
+        return _settle_tails(args.kv_transfer_config, plan)
     _note(plan, f"{reason} What is evicted is computed again.")
     args.kv_transfer_config = None
     if args.scheduler_cls is not None:
         settings = args.additional_config.get(KEY, {}) | {"strategy": "recompute"}
         args.additional_config = args.additional_config | {KEY: settings}
+    return True
+
+
+def _settle_tails(transfer: Any, plan: LaunchPlan) -> bool:
+    if transfer.kv_connector != TAILS_CONNECTOR or (reason := seams.check("tails")) is None:
+        return False
+    _note(plan, f"{reason} The last block of what is evicted is computed again.")
+    transfer.kv_connector, transfer.kv_connector_module_path = WHOLE_CONNECTOR, None
     return True
 
 

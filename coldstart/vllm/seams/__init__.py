@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from coldstart.vllm.seams.source_tree import Sources
 
 Feature = Literal[
-    "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "offload", "graphs", "kv-plan",
+    "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "offload", "tails", "graphs", "kv-plan",
     "aot", "offline", "headless", "late-interaction", "stock", "ahead", "standby",
 ]  # fmt: skip
 

@@ -6,6 +6,7 @@ from coldstart.vllm.seams.seam import seam
 
 _KV = "v1.kv_offload"
 _CONNECTOR = "distributed.kv_transfer.kv_connector.v1"
+_OFFLOADING = f"{_CONNECTOR}.offloading"
 
 SCHEDULER = (
     seam("scheduler", "v1.core.sched.async_scheduler:AsyncScheduler",
@@ -102,4 +103,52 @@ OFFLOAD = (
                      "on_request_finished(self, key_groups, insertion_only_keys, reused_keys, req_context)",
                      "clear(self)", "_assign_new_rank(self, key)"),
           reads="_ranks _evictable", says=("self._ranks: dict[OffloadKey, int]",)),
+)  # fmt: skip
+
+TAILS = (
+    seam("tails", "config.kv_transfer:KVTransferConfig", reads="kv_connector kv_connector_module_path"),
+    seam("tails", "config.vllm:VllmConfig", reads="speculative_config kv_events_config"),
+    seam("tails", "config.kv_events:KVEventsConfig", reads="enable_kv_cache_events"),
+    seam("tails", f"{_CONNECTOR}.offloading_connector:OffloadingConnector",
+          overrides=("__init__(self, vllm_config, role, kv_cache_config)",
+                     "get_num_new_matched_tokens(self, request, num_computed_tokens)",
+                     "update_state_after_alloc(self, request, blocks, num_external_tokens)",
+                     "build_connector_meta(self, scheduler_output)", "reset_cache(self)"),
+          reads="connector_scheduler"),
+    seam("tails", f"{_OFFLOADING}.scheduler:OffloadingConnectorScheduler",
+          calls=("_calc_num_offloadable_tokens(self, req_status, num_computed_tokens)", "_generate_job_id(self)"),
+          overrides=("_lookup(self, req_status, max_num_new_tokens)",
+                     "_make_boundary_key(self, request, group_idx, boundary_tokens, req_context)"),
+          reads="config manager _req_status _jobs",
+          says=("keys_to_load.extend(group_keys_to_load)", "req_status.partial_tail_boundary = None",
+                "end_chunk_idx = num_chunks - (partial_tail_boundary is not None)")),
+    seam("tails", f"{_OFFLOADING}.scheduler:SchedulerOffloadConfig",
+          reads="kv_group_configs blocks_per_chunk num_workers dcp_world_size"),
+    seam("tails", f"{_OFFLOADING}.scheduler:GroupOffloadConfig",
+          reads="group_idx tokens_per_block sliding_window_size_in_chunks"),
+    seam("tails", f"{_OFFLOADING}.scheduler:RequestGroupState", reads="block_ids next_stored_chunk_idx"),
+    seam("tails", f"{_OFFLOADING}.scheduler:RequestOffloadState",
+          reads="req req_context group_states transfer_jobs max_load_tokens num_locally_computed_tokens "
+                "partial_tail_boundary"),
+    seam("tails", f"{_OFFLOADING}.scheduler:TransferJobStatus",
+          "TransferJobStatus(req_id, pending_count, keys, is_store)"),
+    seam("tails", f"{_OFFLOADING}.common:TransferJob", "TransferJob(req_id, src_spec, dst_spec)"),
+    seam("tails", f"{_OFFLOADING}.common:OffloadingConnectorMetadata", reads="store_jobs jobs_to_flush"),
+    seam("tails", f"{_OFFLOADING}.worker:OffloadingConnectorWorker",
+          says=("entry = kv_connector_metadata.store_jobs.pop(job_id, None)",
+                "self.worker.wait(kv_connector_metadata.jobs_to_flush)")),
+    seam("tails", "v1.core.sched.output:SchedulerOutput",
+          reads="num_scheduled_tokens preempted_req_ids finished_req_ids"),
+    seam("tails", "v1.request:Request", reads="request_id status num_tokens num_computed_tokens num_preemptions"),
+    seam("tails", "v1.request:RequestStatus", reads="PREEMPTED"),
+    seam("tails", f"{_KV}.base:GPULoadStoreSpec", "GPULoadStoreSpec(block_ids, group_sizes, block_indices)"),
+    seam("tails", f"{_KV}.base:LookupResult", reads="HIT"),
+    seam("tails", f"{_KV}.base:OffloadKey"),
+    seam("tails", f"{_KV}.base:make_offload_key", "make_offload_key(block_hash, group_idx)"),
+    seam("tails", f"{_KV}.base:OffloadingManager",
+          calls=("prepare_store(self, keys, req_context)", "touch(self, keys, req_context)",
+                 "lookup(self, key, req_context)")),
+    seam("tails", f"{_KV}.base:PrepareStoreOutput", reads="keys_to_store store_spec"),
+    seam("tails", f"{_KV}.base:ReqContext", calls=("set_offload_key_position(self, key, end_token)",)),
+    seam("tails", f"{_KV}.cpu.manager:CPUOffloadingManager", reads="_policy"),
 )  # fmt: skip

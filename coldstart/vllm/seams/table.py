@@ -16,6 +16,7 @@ TABLE: tuple[Seam, ...] = (
     *engine.WEIGHTS,
     *scheduling.SCHEDULER,
     *scheduling.OFFLOAD,
+    *scheduling.TAILS,
     *graphs.GRAPHS,
 )
 

@@ -83,11 +83,18 @@ class TimedWorker(OffloadingWorker):  # type: ignore[misc]
 
 
 class TimedDouble:
-    """One engine; `run` it once."""
+    """One engine; `run` it once. `tails` as for Shape: the simulated engine has whole blocks alone."""
 
     def __init__(
-        self, folder: Path, profile: IterationProfile, settings: SchedulerSettings, machine: SimSettings
+        self,
+        folder: Path,
+        profile: IterationProfile,
+        settings: SchedulerSettings,
+        machine: SimSettings,
+        *,
+        tails: bool = False,
     ) -> None:
+        self.tails = tails
         self.profile, self.settings, self.machine = profile, settings, machine
         self.counts, self.now, self.busy_until = Counts(), 0.0, 0.0
         self.scheduler = self._build(folder)
@@ -129,6 +136,7 @@ class TimedDouble:
             host_blocks=host if keeps else None,
             depth=machine.depth,
             block=machine.block_tokens,
+            tails=self.tails,
             settings={**told, "profile": self.profile.to_json()},
         )
         policy = self.settings.policy

@@ -20,7 +20,16 @@ from coldstart.scheduling.settings import KEY, SchedulerSettings
 from coldstart.serve import scheduler
 from coldstart.serve.scheduler import Choice
 from coldstart.vllm import seams
-from coldstart.vllm.scheduling import CLASSES, LANE_CLS, PINNING_POLICY, SCHEDULER_CLS, settle
+from coldstart.vllm.scheduling import (
+    CLASSES,
+    LANE_CLS,
+    PINNING_POLICY,
+    SCHEDULER_CLS,
+    TAILS_CONNECTOR,
+    TAILS_MODULE,
+    WHOLE_CONNECTOR,
+    settle,
+)
 
 Publish = Callable[..., Bundle]
 PROFILE = {"prefill": [[16, 0.01], [64, 0.02]], "decode": [[1, 0.004], [8, 0.006]]}
@@ -147,9 +156,19 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return held
 
 
+def kept_on_host() -> Namespace:
+    """vLLM's KVTransferConfig, as our flags make it."""
+    extra = {"eviction_policy": PINNING_POLICY}
+    return Namespace(
+        kv_connector=TAILS_CONNECTOR, kv_connector_module_path=TAILS_MODULE, kv_connector_extra_config=extra
+    )
+
+
 def ours(scheduler_cls: str = SCHEDULER_CLS) -> Namespace:
     settings = {KEY: {"policy": "skip-join-mlfq", "strategy": "proactive"}, "a": 1}
-    return Namespace(scheduler_cls=scheduler_cls, additional_config=settings, kv_transfer_config=object())
+    return Namespace(
+        scheduler_cls=scheduler_cls, additional_config=settings, kv_transfer_config=kept_on_host()
+    )
 
 
 @pytest.mark.parametrize("scheduler_cls", CLASSES)
@@ -191,9 +210,19 @@ def test_without_copies_on_the_host_evicted_requests_compute_again(
     assert not settle.settle(args, None, plan)
 
 
+def test_without_their_seam_the_last_blocks_alone_are_computed_again(lacking: set[str]) -> None:
+    lacking.add("tails")
+    plan, args = LaunchPlan([]), Namespace(scheduler_cls=None, kv_transfer_config=kept_on_host())
+    assert settle.settle(args, None, plan)
+    assert args.kv_transfer_config.kv_connector == WHOLE_CONNECTOR
+    assert args.kv_transfer_config.kv_connector_module_path is None
+    assert "last block" in plan.fallbacks[0]["reason"]
+    assert not settle.settle(args, None, plan)
+
+
 def test_without_copies_on_the_host_vllms_own_scheduler_computes_again(lacking: set[str]) -> None:
     lacking.add("offload")
-    kept = Namespace(kv_connector_extra_config={"eviction_policy": PINNING_POLICY})
+    kept = kept_on_host()
     plan = LaunchPlan([])
     args = Namespace(scheduler_cls=None, additional_config={}, kv_transfer_config=kept)
     assert (

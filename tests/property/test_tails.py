@@ -1,0 +1,114 @@
+"""The last, not full block of who is evicted comes back from the host, on vLLM's real schedulers and connector."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+from coldstart.scheduling import IterationProfile, SchedulerSettings
+from coldstart.scheduling.simulate import SimSettings
+from coldstart.traces import TraceRequest
+from coldstart.vllm.scheduling.tails import Tails, keepable
+from tests.support.scheduling.engine_double import EngineDouble, Shape, build, expected, make_request
+from tests.support.scheduling.timed_double import TimedDouble
+
+PROFILE = IterationProfile.from_points([(1, 0.004), (512, 0.8)], [(1, 0.004), (16, 0.008)])
+MACHINE = SimSettings(
+    block_tokens=16, device_blocks=40, block_bytes=1, link_bytes_s=2e9, host_blocks=4000, token_budget=128
+)
+TRACE = [TraceRequest(0.01 * number, 8 + number % 17, 30 + 7 * (number % 13)) for number in range(60)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SchedulerSettings("fcfs", batch=16, strategy="proactive"),
+        SchedulerSettings(batch=16, alpha_s=0.3),
+        SchedulerSettings("express", batch=16, trust=8, price=0.2),
+    ],
+    ids=lambda settings: str(settings.policy),
+)
+def test_what_the_host_has_is_computed_again_no_more(settings: SchedulerSettings, model_folder: Path) -> None:
+    with_tails, whole = (
+        TimedDouble(model_folder, PROFILE, settings, MACHINE, tails=tails).run(TRACE)
+        for tails in (True, False)
+    )
+    assert with_tails.evictions and whole.evictions
+    # Schedules differ, and with them who is evicted how often.
+    share = with_tails.recomputed_tokens / with_tails.evictions
+    assert share * 1.5 < whole.recomputed_tokens / whole.evictions
+
+
+def crowded(folder: Path, *, depth: int, host_blocks: int = 400) -> EngineDouble:
+    """vLLM's own scheduler with more requests than its blocks can hold, run to the end."""
+    shape = Shape(batch=8, blocks=24, host_blocks=host_blocks, depth=depth)
+    engine = EngineDouble(build(folder, shape, AsyncScheduler), shape, seed=3)
+    prompts = [[number * 13 + place for place in range(5 + number)] for number in range(8)]
+    for number, prompt in enumerate(prompts):
+        engine.add(make_request(str(number), prompt, 30))
+    for _ in range(2000):
+        if not engine.scheduler.has_requests():
+            break
+        engine.step()
+    assert engine.outputs == {str(n): expected(prompt, 30) for n, prompt in enumerate(prompts)}
+    return engine
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("host_blocks", [2, 12, 400])
+def test_every_step_reads_the_prefix_that_it_needs(depth: int, host_blocks: int, model_folder: Path) -> None:
+    engine = crowded(model_folder, depth=depth, host_blocks=host_blocks)
+    assert engine.symbolic.stored
+
+
+def test_a_tail_is_loaded_as_often_as_it_is_of_use(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+    real = Tails.taken_back
+
+    def counted(self: Tails, request: object) -> None:
+        taken.extend([request.request_id] * (request.request_id in self._kept))  # type: ignore[attr-defined]
+        real(self, request)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Tails, "taken_back", counted)
+    engine = crowded(model_folder, depth=2)
+    assert taken
+    tails = engine.scheduler.connector.tails
+    engine.add(make_request("last", [1, 2], 1))
+    while engine.scheduler.has_requests():
+        engine.step()
+    engine.step()
+    assert not tails._kept and not tails._computed and not tails._leaving
+
+
+def test_a_tail_that_leaves_after_the_step_is_caught(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Tails.store
+
+    def late(self: Tails, meta: SimpleNamespace) -> None:
+        before = set(meta.jobs_to_flush)
+        real(self, meta)  # type: ignore[arg-type]
+        meta.jobs_to_flush &= before
+
+    monkeypatch.setattr(Tails, "store", late)
+    with pytest.raises(AssertionError, match="read a wrong KV cell"):
+        for depth in (1, 2):
+            crowded(model_folder, depth=depth)
+
+
+def test_what_may_take_tokens_back_keeps_no_tail() -> None:
+    def group(window: int | None, block: int = 16) -> SimpleNamespace:
+        return SimpleNamespace(tokens_per_block=block, sliding_window_size_in_chunks=window)
+
+    def asked(*groups: SimpleNamespace, chunk: int = 1, draft: object = None, told: bool = False) -> bool:
+        events = SimpleNamespace(enable_kv_cache_events=True) if told else None
+        config = SimpleNamespace(blocks_per_chunk=chunk, dcp_world_size=1, kv_group_configs=groups)
+        return keepable(SimpleNamespace(speculative_config=draft, kv_events_config=events), config)
+
+    assert asked(group(None)) and asked(group(None), group(None))
+    assert not asked(group(4)) and not asked(group(None), group(None, 32))
+    assert not asked(group(None), chunk=2)
+    assert not asked(group(None), draft=1) and not asked(group(None), told=True)
