@@ -16,7 +16,7 @@ from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
 
 from coldstart.cluster import deployments, node
 from coldstart.cluster.fetches import NodeFetch
-from coldstart.cluster.orders import RankFetched
+from coldstart.cluster.orders import RankEnded, RankFetched, RankUp
 from coldstart.cluster.state import FleetState
 from coldstart.cluster.wire import ModelDeployment
 from coldstart.contract.weights import PacedFetch
@@ -159,3 +159,33 @@ def test_a_ranks_bytes_are_those_of_the_tensors_that_it_needs() -> None:
     assert deployments.ranks_bytes(lookup(plan, config | {"architectures": ["Other"]}))[2] == (194, 194)
     assert deployments.ranks_bytes(lookup(None, config)) == {}
     assert deployments.ranks_bytes(lookup({"files": []}, config)) == {}
+
+
+def test_what_a_start_took_after_its_weights_is_in_the_next_prediction(
+    tmp_path: Path, prefetcher: Prefetcher
+) -> None:
+    async def run() -> None:
+        async with fleet(tmp_path, count=1, memory=100) as stage:
+            control = stage.rig.control
+            assert control is not None
+            stage.rig.nodes["s0"].servers.hold = True
+            await stage.deploy(fetched_from(deployment("a", ttft_s=50.0)))
+            await _launched(stage, "a")
+            before = control.core.groups["a#1"].predicted_s
+            prefetcher.said["a#1.0"] = ENDED
+            await until(lambda: "a#1.0" in control.workers.fetched)
+            fetched = control.workers.fetched["a#1.0"].seconds
+            control.said(RankUp("a#1.0", "http://127.0.0.1:9", "fresh", fetched + 7.0, 1))
+            assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
+            group = control.core.groups["a#1"]
+            control.said(RankEnded("a#1.0", "killed", False))
+            await until(lambda: "a#2" in control.core.groups)
+            after = control.core.groups["a#2"].predicted_s
+            assert group.phase and before is not None and after is not None and after > before + 6.0
+            # Other figures for the same server keep it, another controller too; other words do not.
+            control.deploy(fetched_from(deployment("a", idle_s=5.0)))
+            assert FleetState(tmp_path / "state.json").models["a"].spec.joins == {1: pytest.approx(7.0)}
+            control.deploy(fetched_from(deployment("a", words=("--max-model-len", "9"))))
+            assert control.core.models["a"].spec.joins == {}
+
+    asyncio.run(run())
