@@ -166,7 +166,8 @@ class FleetControl:
         """A start took so long once its weights were there: the next ones of the model are predicted by that."""
         known = self.state.models.get(name)
         if known is not None:
-            joins = {**known.spec.joins, ranks: observed.joining(known.spec.joins.get(ranks), seconds)}
+            seen = self.core.models[name].spec.joins
+            joins = {**seen, ranks: observed.joining(seen.get(ranks), seconds)}
             made = replace(known, spec=replace(known.spec, joins=joins))
             self._noted(lambda: self.state.deploy(made))
             self.tell(events.Deployed(made.spec))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from coldstart.artifacts import files
 from support.fake_upstream import FakeServer, until
 from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
 
@@ -124,6 +126,31 @@ def test_a_state_without_links_is_one_of_before(tmp_path: Path) -> None:
     del kept["links"]
     path.write_text(json.dumps(kept))
     assert FleetState(path).links == {}
+
+
+def test_what_was_seen_is_believed_also_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def run() -> None:
+        async with fleet(tmp_path, count=1) as stage:
+            control = stage.rig.control
+            assert control is not None
+            await stage.deploy(deployment("a"))
+            monkeypatch.setattr(files, "write_atomic", full)
+            control.link_measured("s0", 64 << 20, 2.0)
+            control.start_measured("a", 1, 7.0)
+            assert control.core.roster.cluster.servers["s0"].ledger.link.rate == 32 << 20
+            assert control.core.models["a"].spec.joins == {1: 7.0}
+            # What somebody asks for is not taken where it cannot be kept, and they hear of it; the model serves on.
+            with pytest.raises(OSError, match="No space"):
+                control.scale("a", 0, 1)
+            assert control.state.models["a"].spec.most == control.core.models["a"].spec.most == 2
+            assert (await stage.ask("a"))[0] == 200
+
+    asyncio.run(run())
 
 
 def test_what_a_server_says_of_a_worker_that_is_gone_means_nothing(tmp_path: Path) -> None:
