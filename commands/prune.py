@@ -1,4 +1,4 @@
-"""Remove old versions of bundles, those named, and whatever nothing refers to any more."""
+"""Remove old versions of bundles, those named, and whatever nothing refers to any more, of killed servers too."""
 
 from contextlib import suppress
 from typing import Annotated
@@ -14,7 +14,8 @@ from coldstart.commands._output import human_bytes
 
 from coldstart.errors import Usage
 from coldstart.key import inspection
-from coldstart.machine import paths, reclaim, runtime_image
+from coldstart.machine import paths, reclaim, runtime_image, scratch
+from coldstart.serve import process_snapshot
 
 
 @declare()
@@ -32,6 +33,9 @@ def command(
     removed = [entry.digest for entry in pruned.removed]
     unpacked = _unpacked(common, store, removed, dry_run)
     frozen = runtime_image.prune(common.cache.runtimes, dry_run=dry_run)
+    if not dry_run:
+        scratch.sweep()
+        process_snapshot.sweep()
     freed = pruned.freed + unpacked.freed + frozen.freed
     data = {
         "dry_run": dry_run,

@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.reliability.run import Run
 
-# What every server's directory is called anew, and the sockets in it: as many as before are not more.
-_RANDOM = re.compile(r"(?<=/server-)\w{8}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# What every server's and template's directory is called anew, and the sockets in it: as many as before are not more.
+_RANDOM = re.compile(r"(?<=/server-)\w{8}|(?<=/tmp-)\w{8}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def there(run: Run) -> dict[str, Any]:

@@ -47,6 +47,7 @@ def litter(run: Run, count: int) -> None:
     modes = [(mode, partial(cycle, run, mode)) for mode in MODES]
     for _, act in modes + others:
         act()
+    _pruned(run)
     before = settled(run, {})
     first = min(run.counts[mode] for mode in MODES)
     for number in range(first, count):
@@ -55,6 +56,8 @@ def litter(run: Run, count: int) -> None:
                 break
             act()
             run.counts[name] += 1
+            if "killed" in name:
+                _pruned(run)
             if (left := more(before, settled(run, before))) is not None:
                 run.fail(f"after {name}: {left}")
                 before = there(run)
@@ -89,6 +92,12 @@ def cycle(
             one.process.wait(timeout=60)
         else:
             one.end(number)
+
+
+def _pruned(run: Run) -> None:
+    """What a killed command could not remove itself goes with the next start, or with this."""
+    if (done := run.command("prune")).returncode:
+        run.fail(f"prune: {done.stdout[-300:]}")
 
 
 def _refused(run: Run, code: int, vllm: tuple[str, ...], *options: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from coldstart.fleet.handover import Handover, Means
+from coldstart.fleet.handover import Handover, HandoverPhase, Means
 from coldstart.gateway.tickets import Ticket
 from coldstart.gateway.upstream import Replica, Upstream
 
@@ -57,7 +57,8 @@ class FleetTicket(Ticket):
             self.grant(self.move.target)
 
     def went_on(self) -> None:
-        """As Ticket: a stream that was moved is there."""
-        if self.move is not None and not self.move.settled.done():
-            self.target = self.move.target
-            self.move.settled.set_result(True)
+        """As Ticket: a stream that was moved is there, also one of which nothing had come before."""
+        move = self.move
+        if move is not None and move.handover.phase is HandoverPhase.MOVING and not move.settled.done():
+            self.target = move.target
+            move.settled.set_result(True)

@@ -174,6 +174,7 @@ class Exchange:
                 await self._more(answers.event(await answer.read()), last=True)
                 return
             piece = await answer.piece()
+            ticket.went_on()
             self.first_s, self.body = time.perf_counter() - self.began, b""
             if self.stream is not None and answer.status != 200:
                 self.stream = ticket.stream = None

@@ -74,7 +74,7 @@ class Ticket:
         """What it was read from is closed: it goes on by `granted`."""
 
     def went_on(self) -> None:
-        """A later server's first piece has come."""
+        """A server's first piece has come."""
 
     @property
     def queued_s(self) -> float | None:

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle, Trust
-from coldstart.artifacts.errors import DestinationExists
 from coldstart.machine import fingerprint, ownership, paths, stamps
 
 FORMAT = 2
 """1 was a text: the names of the trusted keys."""
+_TRIES = 20
 
 
 def unpacked(
@@ -100,13 +100,25 @@ def _renew(bundle: Bundle, section: str, place: Path, trust: Trust) -> None:
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if (reason := ownership.fault(place.parent)) is not None:
         raise PermissionError(f"code is not unpacked where others can write: {reason}")
-    _away(place)
+    fresh = place.with_name(f".{place.name}.{os.getpid()}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
     try:
-        bundle.extract(section, place, trust=trust)
-    except DestinationExists:
-        # An engine that was killed with its server may have put its compile cache there once more.
+        bundle.extract(section, fresh, trust=trust)
+        _put(fresh, place)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _put(fresh: Path, place: Path) -> None:
+    """An engine that was killed with its server may put its compile cache there once more: then again."""
+    for left in reversed(range(_TRIES)):
         _away(place)
-        bundle.extract(section, place, trust=trust)
+        try:
+            fresh.rename(place)
+            return
+        except OSError:
+            if not left or not place.exists():
+                raise
 
 
 def _away(place: Path) -> None:

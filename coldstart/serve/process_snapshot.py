@@ -150,7 +150,7 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
     """
     meeting = _meeting(images)
     meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _sweep(paths.runtime_dir())
+    sweep()
     own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=paths.runtime_dir()))
     if (images / criu_memory.MEMORY).exists():
         (own / criu_memory.MEMORY).symlink_to(images.absolute() / criu_memory.MEMORY)
@@ -175,9 +175,9 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
     return thawed
 
 
-def _sweep(directory: Path) -> None:
-    """Remove what thawed templates left behind whose supervisor was killed."""
-    for record in directory.glob(f"{_PREFIX}*/{_GUARDIAN}"):
+def sweep() -> None:
+    """Remove what thawed templates left behind whose supervisor was killed. Raises OSError."""
+    for record in paths.runtime_dir().glob(f"{_PREFIX}*/{_GUARDIAN}"):
         pid, _, born = record.read_text().partition(" ")
         # Another process may have its number by now.
         if pid and (processes.birth(int(pid)) or "") != born:

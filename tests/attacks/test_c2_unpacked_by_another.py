@@ -184,3 +184,21 @@ def test_strict_modes(tmp_path: Path) -> None:
     assert "may be written by others (mode 0770)" in str(ownership.fault(inner))
     (tmp_path / "link").symlink_to(inner)
     assert str(tmp_path / "a") in str(ownership.fault(tmp_path / "link"))
+
+
+def test_what_a_dying_engine_puts_there_meanwhile_does_not_stop_the_start(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its compile cache, by path, whenever it likes: also between one attempt to unpack and the next."""
+    root, extract = tmp_path / "root", Bundle.extract
+    digest = bundle.entry("compile").digest.removeprefix("sha256:")
+
+    def disturbed(*given: Any, **options: Any) -> Any:
+        count = extract(*given, **options)
+        (root / digest / "inductor").mkdir(parents=True, exist_ok=True)
+        return count
+
+    monkeypatch.setattr(Bundle, "extract", disturbed)
+    place = used(bundle, root)
+    assert place == root / digest and (place / "kernel.so").read_bytes() == GOOD
+    assert not (place / "inductor").exists() and [one.name for one in root.iterdir()] == [digest]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from coldstart.artifacts.store import Store
 from tools.bundles import key, provenance, publish, write_tree
 from tools.shell import Run
 
-from coldstart.machine import paths, reclaim, unpacked
+from coldstart.machine import paths, processes, reclaim, unpacked
 from coldstart.machine.paths import Cache
 
 
@@ -62,3 +63,17 @@ def test_m8_nothing_of_another_name_goes(tmp_path: Path) -> None:
     left.mkdir()
     assert reclaim.reclaim([tmp_path], [], dry_run=False).paths == (left,)
     assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_m8_what_killed_servers_left_goes(run: Run, store: Store, home: Path) -> None:
+    gone, alive = (paths.runtime_dir() / f"thawed-{name}" for name in ("gone", "alive"))
+    scratch = paths.temporary_dir() / "server-12345678"
+    for directory in (gone, alive, scratch):
+        directory.mkdir(parents=True, mode=0o700)
+    (scratch / "lock").touch()  # nobody holds it
+    (gone / "guardian").write_text(f"{os.getpid()} another life's")
+    (alive / "guardian").write_text(f"{os.getpid()} {processes.birth(os.getpid())}")
+    run("prune", "--dry-run")
+    assert gone.is_dir() and scratch.is_dir()
+    run("prune")
+    assert not gone.exists() and not scratch.exists() and alive.is_dir()

@@ -7,7 +7,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 import zstandard
 from tools.machine import VLLM, Machine, Tokens, criu
@@ -52,6 +54,10 @@ def test_two_servers_thaw_at_once(machine: Machine, frozen: str, reference: Toke
             assert served.report["mode"] == "snapshot" and served.report["fallbacks"] == []
             assert served.report["fast_path"] == {"mode": True, "compile": True}
             assert criu_memory.MEMORY in Path(f"/proc/{served.report['pid']}/maps").read_text()
+            # No port of the frozen engine's comes with it: another process may have it by now.
+            connections = psutil.Process(served.report["pid"]).net_connections("inet")
+            listens = {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
+            assert listens == {urlsplit(served.report["url"]).port}
         assert one.tokens() == two.tokens() == reference
     assert list((machine.root / "run" / "coldstart").glob("thawed-*")) == []
 

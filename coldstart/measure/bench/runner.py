@@ -97,7 +97,7 @@ class Bench:
                 for index, order in enumerate(schedule):
                     self._round(index, order, measured)
                 if self.settings.steady and self.two_at_once:
-                    self._side_by_side(measured)
+                    self._side_by_side(measured, runs * steady.SLICES_PER_RUN)
                 else:
                     measured.pair_rounds()
             finally:
@@ -148,7 +148,7 @@ class Bench:
         self.progress(f"{launcher.mode} {name}: first token after {done.first_token_s:.2f} s")
         shutil.rmtree(directory)
 
-    def _side_by_side(self, measured: BenchRuns) -> None:
+    def _side_by_side(self, measured: BenchRuns, slices: int) -> None:
         """Each mode's server beside one of vllm-warm; vllm-warm itself beside a second one, which shows what is noise.
 
         vllm-cold differs from vllm-warm in its start alone, so it has no part in this.
@@ -164,7 +164,9 @@ class Bench:
                     if mode != run_order.VLLM_COLD:
                         with self._answering(by_mode[mode], "beside") as one:
                             prompts, tokens = self.settings.prompts, self.settings.max_tokens
-                            measured.beside[mode] = steady.side_by_side(one, reference, prompts, tokens)
+                            measured.beside[mode] = steady.side_by_side(
+                                one, reference, prompts, tokens, slices
+                            )
                 except CommandFailed as error:
                     measured.failed.add(mode)
                     measured.drop(mode, error.message)

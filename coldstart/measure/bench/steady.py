@@ -18,7 +18,7 @@ from coldstart.measure.bench.launch import HOST, Launcher, serving
 
 CONCURRENCY = 8
 SINGLE_REQUESTS = 3
-SLICES = 16
+SLICES_PER_RUN = 4
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,15 @@ def sample(client: CompletionClient, prompts: Sequence[str], max_tokens: int) ->
 
 
 def side_by_side(
-    one: CompletionClient, reference: CompletionClient | None, prompts: Sequence[str], max_tokens: int
+    one: CompletionClient,
+    reference: CompletionClient | None,
+    prompts: Sequence[str],
+    max_tokens: int,
+    slices: int,
 ) -> list[Pair]:
-    """SLICES samples of both, the one that is asked first changing from slice to slice. Raises NoAnswer."""
+    """`slices` samples of both, the one that is asked first changing from slice to slice. Raises NoAnswer."""
     pairs = []
-    for number in range(-1, SLICES):
+    for number in range(-1, slices):
         theirs = sample(reference, prompts, max_tokens) if reference and number % 2 else None
         mine = sample(one, prompts, max_tokens)
         if reference and theirs is None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.machine import fingerprint, memory, modes, randomness, tiles, timeline
+from coldstart.machine import addresses, fingerprint, memory, modes, randomness, tiles, timeline
 from coldstart.machine.ipc import Channel
 from coldstart.machine.lifeline import SUPERVISOR_ENV, die_with_parent, die_with_supervisor
 from coldstart.machine.modes import SLEEP_LEVELS
@@ -58,6 +58,8 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     elif level == "engine":
         server.warm_tokenizer(config)
         prebuild_worker(config)
+        # gloo listens for the others of each group of one: a frozen template would ask for those very ports again.
+        addresses.stop_listening()
     if threading.active_count() > 1:
         raise RuntimeError(f"threads alive before the fork: {[t.name for t in threading.enumerate()]}")
     gc.collect()

@@ -53,24 +53,26 @@ async def _pipeline(stage: FleetStage) -> tuple[list[Any], Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("usage", [False, True])
 def test_a_hundred_streams_move_and_none_has_a_token_twice_or_misses_one(tmp_path: Path, usage: bool) -> None:
     async def work() -> None:
         async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
-            _paced(stage, 0.03)
             ranks, beside = await _pipeline(stage)
+            # The pipeline takes a minute for what the worker has at once: no stream ends before it has moved.
+            ranks[0].servers = replace(ranks[0].servers, pause_s=0.1)
             more = {"stream_options": {"include_usage": True}} if usage else {}
             asked = [
-                asyncio.create_task(stage.events("a", f"p{n}", max_tokens=90, temperature=0, **more))
+                asyncio.create_task(stage.events("a", f"p{n}", max_tokens=600, temperature=0, **more))
                 for n in range(100)
             ]
             await until(lambda: len(ranks[0].asked) == 100)
             beside.gate.set()
             for n, lines in enumerate(await asyncio.gather(*asked)):
-                assert _ids(lines) == generated(f"p{n}", 90)
+                assert _ids(lines) == generated(f"p{n}", 600)
                 if usage:
                     counted = json.loads(lines[-2][6:])["usage"]
-                    assert (counted["prompt_tokens"], counted["completion_tokens"]) == (len(f"p{n}"), 90)
+                    assert (counted["prompt_tokens"], counted["completion_tokens"]) == (len(f"p{n}"), 600)
             assert stage.front.moves.count == 100
             # The pipeline has gone, the worker serves on, with the memory of one whole model.
             await until(lambda: all(rank.ended.done() for rank in ranks))
@@ -81,6 +83,21 @@ def test_a_hundred_streams_move_and_none_has_a_token_twice_or_misses_one(tmp_pat
             await until(
                 lambda: sorted(s.free[0] for s in control.core.roster.cluster.servers.values()) == [30, 40]
             )
+
+    run(work())
+
+
+def test_a_stream_of_which_nothing_has_come_yet_moves_too(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
+            ranks, beside = await _pipeline(stage)
+            ranks[0].servers = replace(ranks[0].servers, pause_s=300.0)
+            moved = asyncio.create_task(stage.events("a", "s", max_tokens=20, temperature=0))
+            await until(lambda: ranks[0].asked)
+            beside.gate.set()
+            assert _ids(await moved) == generated("s", 20) and stage.front.moves.count == 1
+            # It is missed nowhere: the pipeline ends.
+            await until(lambda: all(rank.ended.done() for rank in ranks))
 
     run(work())
 
@@ -115,7 +132,8 @@ def test_a_stream_that_the_worker_does_not_take_goes_on_in_the_pipeline(
             ranks[0].servers = replace(ranks[0].servers, pause_s=0.02)
             beside.servers = replace(beside.servers, **fault)
             moved = asyncio.create_task(stage.events("a", "s", max_tokens=60, temperature=0))
-            await until(lambda: ranks[0].asked)
+            streams = stage.front.facts.of("a")
+            await until(lambda: streams.chunks_streamed)
             beside.gate.set()
             assert _ids(await moved) == generated("s", 60) and stage.front.moves.count == 0
             assert len(ranks[0].asked) == (1 if "warming" in fault else 2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -51,3 +53,35 @@ def test_where_all_ports_are_the_kernels_it_hands_one_out(
     assert addresses.free_port("127.0.0.1") >= 1024
     with pytest.raises(OSError):
         addresses.free_port("192.0.2.77")
+
+
+def test_a_process_stops_listening_and_its_descriptors_stay_its_own(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("::1", 0), family=socket.AF_INET6) as two,
+        socket.socket(socket.AF_UNIX) as local,
+        socket.create_connection(one.getsockname()) as connected,
+    ):
+        local.bind(str(tmp_path / "socket"))
+        local.listen()
+        ports = [held.getsockname() for held in (one, two)]
+        numbers = [held.fileno() for held in (one, two)]
+        code = (
+            "import os, socket, sys\n"
+            "from coldstart.machine import addresses\n"
+            "numbers = [int(word) for word in sys.argv[1:]]\n"
+            "print(addresses.stop_listening(), all(os.readlink(f'/proc/self/fd/{n}') == 'anon_inode:[eventfd]' for n in"
+            " numbers[:2]), [socket.socket(fileno=n).getsockname() != '' for n in numbers[2:]])\n"
+        )
+        kept = [local.fileno(), connected.fileno()]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, numbers + kept)],
+            pass_fds=numbers + kept,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == "2 True [True, True]\n"
+    # Nobody else holds them: who asks for the same ports has them.
+    for family, address in zip((socket.AF_INET, socket.AF_INET6), ports, strict=True):
+        socket.create_server(address[:2], family=family).close()

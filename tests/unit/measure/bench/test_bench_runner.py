@@ -15,7 +15,7 @@ from coldstart.measure.bench.completions import CompletionClient, NoAnswer
 from coldstart.measure.bench.launch import Launcher, ModeUnavailable
 from coldstart.measure.bench.measure import RunSettings
 from coldstart.measure.bench.runner import Bench
-from coldstart.measure.bench.steady import SLICES, Pair
+from coldstart.measure.bench.steady import SLICES_PER_RUN, Pair
 
 Fake = Callable[..., Any]
 
@@ -59,7 +59,7 @@ def test_a_good_bench(fake: Fake, settings: RunSettings, tmp_path: Path) -> None
         assert found["percent_of_floor"] > 0
     for mode in ("vllm-warm", "fresh", "template-engine"):
         past = document["modes"][mode]["steady"]
-        assert past["latency_s"]["n"] == SLICES and past["throughput_ratio"]["ratio"] > 0
+        assert past["latency_s"]["n"] == 2 * SLICES_PER_RUN and past["throughput_ratio"]["ratio"] > 0
     assert document["modes"]["vllm-cold"]["steady"] is None
     assert document["modes"]["vllm-warm"]["ratio"] == 1
     assert document["modes"]["fresh"]["fast_path"] == {"compile": True}
