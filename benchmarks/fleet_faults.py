@@ -128,15 +128,25 @@ class Load:
         self.url, self.client, self.over = url, client, asyncio.Event()
         self.counts: dict[str, Counter[str]] = {}
         self.number = 0
+        # When each of those who ask last heard something, and the longest that one waited: whoever wants may set it to 0.
+        self.since: dict[int, float] = {}
+        self.slowest_s = 0.0
+
+    def _came(self, key: int) -> None:
+        now = time.monotonic()
+        self.slowest_s, self.since[key] = max(self.slowest_s, now - self.since[key]), now
 
     async def ask(self, kind: str, model: str) -> None:
-        counts = self.counts.setdefault(kind, Counter())
+        counts, key = self.counts.setdefault(kind, Counter()), len(self.since)
+        self.since[key] = time.monotonic()
         while not self.over.is_set():
             self.number += 1
             counts["asked"] += 1
-            counts[await self._one(kind, model, f"p{self.number}")] += 1
+            self.since[key] = time.monotonic()
+            counts[await self._one(kind, model, f"p{self.number}", key)] += 1
+            self._came(key)
 
-    async def _one(self, kind: str, model: str, prompt: str) -> str:
+    async def _one(self, kind: str, model: str, prompt: str, key: int) -> str:
         body: dict[str, Any] = {"model": model, "prompt": prompt, "temperature": 0}
         if kind == "whole answer":
             body |= {"pause_s": 0.3}
@@ -152,16 +162,17 @@ class Load:
                 if kind == "whole answer":
                     said = await answer.json()
                     return "right" if said["prompt"] == prompt else "wrong"
-                return await self._streamed(answer, kind, prompt)
+                return await self._streamed(answer, kind, prompt, key)
         except (OSError, aiohttp.ClientError) as error:
             return f"unnamed: {type(error).__name__}"
 
-    async def _streamed(self, answer: aiohttp.ClientResponse, kind: str, prompt: str) -> str:
+    async def _streamed(self, answer: aiohttp.ClientResponse, kind: str, prompt: str, key: int) -> str:
         made, count, ended = list[int](), 0, False
         async for line in answer.content:
             if line.startswith(b"data: [DONE]"):
                 ended = True
             elif line.startswith(b"data: "):
+                self._came(key)
                 said = json.loads(line[6:])
                 if "error" in said:
                     return "named: " + _shape(said["error"]["message"])

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.reliability.run import Run
 
-# What the directory of every server and of every template is called anew, and the sockets in it: as many as before are not more.
+# What every server's and template's directory is called anew, and the sockets in it: as many as before are not more.
 _RANDOM = re.compile(r"(?<=/server-)\w{8}|(?<=/tmp-)\w{8}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 

@@ -159,8 +159,25 @@ class FleetControl:
         before = self.state.links.get(server)
         after = observed.speed(before, size, seconds)
         if after is not None and after != before:
-            self.state.observe(server, after)
+            self._noted(lambda: self.state.observe(server, after))
             self._tell_speed(server)
+
+    def start_measured(self, name: str, ranks: int, seconds: float) -> None:
+        """A start took so long once its weights were there: the next ones of the model are predicted by that."""
+        known = self.state.models.get(name)
+        if known is not None:
+            seen = self.core.models[name].spec.joins
+            joins = {**seen, ranks: observed.joining(seen.get(ranks), seconds)}
+            made = replace(known, spec=replace(known.spec, joins=joins))
+            self._noted(lambda: self.state.deploy(made))
+            self.tell(events.Deployed(made.spec))
+
+    def _noted(self, write: Callable[[], None]) -> None:
+        """What was seen is believed also where it cannot be kept."""
+        try:
+            write()
+        except OSError as error:
+            self.log.say("state not written", reason=error.strerror or str(error))
 
     def _tell_speed(self, server: str) -> None:
         if (known := self.state.links.get(server)) is not None:
@@ -243,8 +260,12 @@ class FleetControl:
         name = deployment.spec.name
         before = self.state.models.get(name)
         Catalogue(one.launch for one in ({**self.state.models, name: deployment}).values())
+        same = before is not None and before.launch.same_server == deployment.launch.same_server
+        if before is not None and same:
+            known = {**before.spec.joins, **deployment.spec.joins}
+            deployment = replace(deployment, spec=replace(deployment.spec, joins=known))
         self.state.deploy(deployment)
-        if before is not None and before.launch.same_server != deployment.launch.same_server:
+        if before is not None and not same:
             self.tell(events.Removed(name))
         self.tell(events.Deployed(deployment.spec))
 

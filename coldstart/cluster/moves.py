@@ -23,22 +23,26 @@ JSON = ((b"content-type", b"application/json"),)
 
 
 class _Turns:
-    """As many at a time as the pace says."""
+    """As many at a time as the pace says; `asked` wait or move."""
 
     def __init__(self) -> None:
-        self.pace, self._moving, self._changed = HandoverPace(), 0, asyncio.Condition()
+        self.pace, self.asked, self._moving, self._changed = HandoverPace(), 0, 0, asyncio.Condition()
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[HandoverPace]:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._moving < self.pace.at_once)
-            self._moving += 1
+        self.asked += 1
         try:
-            yield self.pace
-        finally:
-            self._moving -= 1
             async with self._changed:
-                self._changed.notify_all()
+                await self._changed.wait_for(lambda: self._moving < self.pace.at_once)
+                self._moving += 1
+            try:
+                yield self.pace
+            finally:
+                self._moving -= 1
+                async with self._changed:
+                    self._changed.notify_all()
+        finally:
+            self.asked -= 1
 
 
 class Moves:
@@ -56,8 +60,11 @@ class Moves:
     async def _ordered(self, ticket: FleetTicket, target: FleetReplica | None) -> None:
         done, number = False, ticket.number
         if target is not None:
-            async with self._turns.setdefault(target.group, _Turns()).turn() as pace:
+            turns = self._turns.setdefault(target.group, _Turns())
+            async with turns.turn() as pace:
                 done = self.front.has(ticket) and await self._moved(ticket, target, pace)
+            if not turns.asked:
+                self._turns.pop(target.group, None)
         if self.front.has(ticket):
             self.front.contact.happened("moved", number, done)
 

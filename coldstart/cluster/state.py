@@ -45,9 +45,13 @@ class FleetState:
         self.models = {one.spec.name: one for one in models}
 
     def deploy(self, deployment: ModelDeployment) -> None:
-        """Keep it. Raises OSError."""
-        self.models[deployment.spec.name] = deployment
-        self._save()
+        """Keep it. Raises OSError: then it is as before."""
+        before, self.models = self.models, {**self.models, deployment.spec.name: deployment}
+        try:
+            self._save()
+        except OSError:
+            self.models = before
+            raise
 
     def remove(self, name: str) -> None:
         """Forget it. Raises OSError."""

@@ -23,7 +23,7 @@ from coldstart.cluster.orders import (
     RankOrder,
     RankUp,
 )
-from coldstart.fleet import events
+from coldstart.fleet import events, timing
 from coldstart.fleet.events import LaunchRank
 from coldstart.fleet.groups import WHOLE, Group
 
@@ -178,9 +178,29 @@ class Workers:
         if worker != up.worker:
             self.control.tell(events.Whole(worker))
             return
-        for rank in [one for one in self.launched.values() if one.group == first.group]:
+        ranks = [one for one in self.launched.values() if one.group == first.group]
+        for rank in ranks:
             self.control.tell(events.Fetched(rank.worker))
             self.control.tell(events.RankReady(rank.worker))
+        self._has_joined(up, ranks)
+
+    def _has_joined(self, up: RankUp, ranks: list[LaunchRank]) -> None:
+        """What the start took after its largest term; known only of one that fetched its weights, each rank its own."""
+        costs, servers = (
+            self.control.core.models[ranks[0].model].spec.costs,
+            self.control.core.roster.cluster.servers,
+        )
+        if len(ranks) != ranks[0].ranks or any(one.worker not in self.fetched for one in ranks):
+            return
+        terms = (
+            timing.loaded_after(
+                costs, one.size, servers[one.server].spec.load, self.fetched[one.worker].seconds
+            )
+            for one in ranks
+        )
+        seconds = up.start_s - max(terms)
+        self.control.log.say("joined", group=ranks[0].group, seconds=round(seconds, 3))
+        self.control.start_measured(ranks[0].model, len(ranks), seconds)
 
     def _worker(self, name: str) -> str:
         """Whose process that is. One found by a controller that began again is a worker by itself."""

@@ -36,7 +36,7 @@ from coldstart.fleet.timing import Costs, Overlap
 from coldstart.host.configuration import as_seconds, known_members, needed_members, read, size
 
 SIZES = ("memory", "network", "load", "host_memory", "size")
-NOT_WRITTEN = ("name", "costs", "shares")
+NOT_WRITTEN = ("name", "costs", "shares", "joins")
 
 
 @dataclass(frozen=True, slots=True)

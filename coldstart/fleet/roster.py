@@ -100,7 +100,8 @@ class Roster:
         """Seconds in which the rank must be fetched; the paper's D less now."""
         if not scheme.meets or self.settings.placement != PIPELINE:
             return inf
-        after = timing.ttft_s(demand.costs, 0.0, len(scheme.places), scheme.full, demand.waited_s)
+        ranks = len(scheme.places)
+        after = timing.ttft_s(demand.costs_of(ranks), 0.0, ranks, scheme.full, demand.waited_s)
         term = demand.ttft_s - after
         return timing.fetch_budget_s(demand.costs, place.size, load, term)
 

@@ -11,7 +11,7 @@ could make meet the SLO; and no choice of servers for it is faster.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
 from coldstart.fleet import timing
@@ -35,7 +35,7 @@ class Demand:
     """A model to start: bytes of its weights, device bytes to serve with, limits of TTFT and TPOT in s, time waited already.
 
     `shares` are the real bytes of each rank by number of ranks, where they are known; else ranks are equal. With `beside` a
-    worker that becomes whole loads beside its rank and holds both until the switch.
+    worker that becomes whole loads beside its rank and holds both until the switch. `joins` are as FleetModel has them.
     """
 
     size: int
@@ -46,6 +46,12 @@ class Demand:
     waited_s: float = 0.0
     shares: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     beside: bool = False
+    joins: Mapping[int, float] = field(default_factory=dict)
+
+    def costs_of(self, count: int) -> Costs:
+        """Of a group of so many: what joining took, where that was observed, in the place of what it was said to take."""
+        seen = self.joins.get(count)
+        return self.costs if seen is None else replace(self.costs, join_s=seen / count)
 
     def ranks(self, count: int) -> tuple[int, ...]:
         """Bytes by rank."""
@@ -151,7 +157,7 @@ def _scheme(demand: Demand, ordered: list[tuple[float, Offer]], ranks: int, full
     taken = {offer.server for _, offer in whole}
     parts = [one for one in ordered if one[1].server not in taken][: ranks - full]
     term = max(term for term, _ in (*whole, *parts))
-    ttft = timing.ttft_s(demand.costs, term, ranks, full, demand.waited_s)
+    ttft = timing.ttft_s(demand.costs_of(ranks), term, ranks, full, demand.waited_s)
     tpot = timing.tpot_s(demand.costs, ranks, full)
     meets = ttft <= demand.ttft_s and tpot <= demand.tpot_s
     places = _dealt(demand, [(offer, True) for _, offer in whole] + [(offer, False) for _, offer in parts])

@@ -41,7 +41,8 @@ class ServerSpec:
 @dataclass(frozen=True, slots=True)
 class FleetModel:
     """`size` bytes of weights, `memory` device bytes to serve with; at least `least` and at most `most` workers; one goes
-    after `idle_s` without a request. `batch` requests at once in a worker.
+    after `idle_s` without a request. `batch` requests at once in a worker. `joins`, by number of ranks, are seconds that
+    starts took once their weights were there, as observed: they stand for `join_s` of the costs.
     """
 
     name: str
@@ -55,6 +56,7 @@ class FleetModel:
     most: int = 16
     idle_s: float = 60.0
     shares: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    joins: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 < self.size <= self.memory:
@@ -67,7 +69,15 @@ class FleetModel:
 
     def demand(self, waited_s: float, beside: bool) -> Demand:
         return Demand(
-            self.size, self.memory, self.costs, self.ttft_s, self.tpot_s, waited_s, self.shares, beside
+            self.size,
+            self.memory,
+            self.costs,
+            self.ttft_s,
+            self.tpot_s,
+            waited_s,
+            self.shares,
+            beside,
+            self.joins,
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,6 +24,10 @@ KEEP_ALIVE_S = 3.0
 CROWDED_S = 0.005
 # Of an answer that its client takes slowly: reading stops above, and goes on when all was taken.
 MOST_UNREAD = 1 << 18
+# A machine whose link is cut does not say that it is gone: its kernel is asked every second, and has so long to answer.
+ASK_S, SILENT_S = 1, 1.9
+# What a server that is busy may leave unread, and its kernel not take, is no silence.
+LARGE, LARGE_SILENT_S = 1 << 15, 10.0
 
 
 class NothingSent(ConnectionError):
@@ -145,6 +150,7 @@ class _Connection(asyncio.Protocol):
             self._idle.cancel()
             self._idle = None
         self._parser, self._sized = httptools.HttpResponseParser(self), False
+        self._patience(LARGE_SILENT_S if len(body) > LARGE else SILENT_S)
         answer = self._answer = UpstreamAnswer(self)
         self.transport.writelines([request, body] if body else [request])
         return answer
@@ -161,6 +167,21 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
+        if self._socket is not None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+                self._socket.setsockopt(socket.IPPROTO_TCP, option, ASK_S)
+
+    @property
+    def _socket(self) -> socket.socket | None:
+        """That of TCP: the other end of a unix socket is here."""
+        found: socket.socket | None = self.transport.get_extra_info("socket")
+        return None if found is None or found.family == socket.AF_UNIX else found
+
+    def _patience(self, seconds: float) -> None:
+        """How long the other machine may be silent, whether it has to take something or only to be there."""
+        if self._socket is not None:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
@@ -183,7 +204,8 @@ class _Connection(asyncio.Protocol):
                 # An answer that says no length is as long as its connection.
                 self._answer.whole = True
                 self._answer.wake()
-            self._answer.fail(Disconnected("the connection was closed before the answer was whole"))
+            why = "closed" if error is None else f"lost ({error})"
+            self._answer.fail(Disconnected(f"the connection was {why} before the answer was whole"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         assert self._answer is not None

@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 MEMORY = "memory.img"
-RUN = 1 << 20
-"""Shorter runs are left to CRIU: Python's arenas of small objects, which lie just below this, are written to at once."""
+RUN = 1 << 18
+"""Shorter runs are left to CRIU: each costs a mapping. A start writes to a fifth of Python's arenas of small objects, which
+are longer."""
 
 _PAGE = 4096
 _MAGIC = 8

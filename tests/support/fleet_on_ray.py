@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from support.fleet_rig import deployment
+from tools.link_cluster import LinkCluster
 
 from coldstart.cluster import wire
 
@@ -23,14 +24,17 @@ TESTS = Path(__file__).parents[1]
 
 
 class Fleet:
-    """Its processes, its gateway, and whoever asks it."""
+    """Its processes, its gateway, and whoever asks it; with `links` each node is a place of its own there."""
 
-    def __init__(self, root: Path, ranks: int = 1) -> None:
-        self.root, self.processes = root, list[subprocess.Popen[bytes]]()
+    def __init__(self, root: Path, ranks: int = 1, links: LinkCluster | None = None) -> None:
+        self.root, self.processes, self.links = root, list[subprocess.Popen[bytes]](), links
         # Sockets lie below it, whose paths may have 107 bytes; a test's own directory may be longer.
         self.runtime = Path(tempfile.mkdtemp(prefix="cf-", dir="/tmp"))
         files = str(root / "state.json"), str(root / "recording")
-        up = self._started("up", "-m", "support.fleet_up", *files, str(ranks))
+        if links is not None:
+            links.add("up")
+        host = [] if links is None else [links.address("up")]
+        up = self._started("up", "-m", "support.fleet_up", *files, str(ranks), *host)
         assert up.stdout is not None
         place = json.loads(up.stdout.readline())
         self.url, self.ray = place["url"], place["ray"]
@@ -39,9 +43,10 @@ class Fleet:
 
     def _started(self, name: str, *words: str, **env: str) -> subprocess.Popen[bytes]:
         (self.runtime / name).mkdir(mode=0o700)
+        command = [sys.executable, "-P", *words]
         with (self.root / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-P", *words],
+                command if self.links is None else self.links.within(name, *command),
                 env=os.environ
                 | env
                 | {
@@ -57,6 +62,8 @@ class Fleet:
         return process
 
     def join(self, name: str, network: str = "1GB", memory: str = "40B") -> subprocess.Popen[bytes]:
+        if self.links is not None:
+            self.links.add(name)
         words = ["fleet", "join", self.ray, "--memory", memory, "--network", network, "--load", "1GB"]
         return self._started(name, "-m", "coldstart.commands.cli", *words, RAY_AUTH_TOKEN=self.token)
 
@@ -103,9 +110,15 @@ class Fleet:
 
 
 @contextmanager
-def of_two(root: Path, ranks: int = 1, network: str = "1GB", memory: str = "40B") -> Iterator[Fleet]:
+def of_two(
+    root: Path,
+    ranks: int = 1,
+    network: str = "1GB",
+    memory: str = "40B",
+    links: LinkCluster | None = None,
+) -> Iterator[Fleet]:
     """Two servers and a head that is none."""
-    made = Fleet(root, ranks)
+    made = Fleet(root, ranks, links)
     try:
         made.until(lambda status: status["controller"], 120)
         for count, name in enumerate(("one", "two"), 1):

@@ -1,6 +1,6 @@
 """`coldstart fleet up` over model servers that need no model: the real process but for what starts them.
 
-python -m support.fleet_up STATE RECORDING [RANKS]
+python -m support.fleet_up STATE RECORDING [RANKS [HOST]]
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from coldstart.gateway.log import Log
 from coldstart.machine.paths import Cache
 
 
-def main(state: str, recording: str, ranks: str = "1") -> None:
+def main(state: str, recording: str, ranks: str = "1", host: str = "127.0.0.1") -> None:
     settings = FleetSettings(most_ranks=int(ranks), consolidate=ranks != "1", backoff_s=0.2)
     options = FleetUpOptions(
         Cache.at(),
         settings,
         Path(state),
         None,
+        host=host,
         port=0,
         record=Path(recording),
         servers="support.fleet_servers:FakeStarter",

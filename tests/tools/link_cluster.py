@@ -71,6 +71,14 @@ class LinkCluster:
         how = ("rate", f"{8 * rate:.0f}bit", "burst", f"{max(32 << 10, BURST_S * rate):.0f}")
         _run("tc", "qdisc", "replace", "dev", self._outer(name), "root", "tbf", *how, "latency", LATENCY)
 
+    def cut(self, name: str) -> None:
+        """Nothing comes in or goes out any more, and nobody is told."""
+        _run("ip", "link", "set", self._outer(name), "down")
+
+    def mend(self, name: str) -> None:
+        """As it was before `cut`."""
+        _run("ip", "link", "set", self._outer(name), "up")
+
     def address(self, name: str) -> str:
         """Of a place."""
         return f"{self._subnet}.{self._places[name]}"

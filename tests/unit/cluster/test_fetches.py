@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,12 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from coldstart.artifacts import files
 from support.fake_upstream import FakeServer, until
 from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
 
 from coldstart.cluster import deployments, node
 from coldstart.cluster.fetches import NodeFetch
-from coldstart.cluster.orders import RankFetched
+from coldstart.cluster.orders import RankEnded, RankFetched, RankUp
 from coldstart.cluster.state import FleetState
 from coldstart.cluster.wire import ModelDeployment
 from coldstart.contract.weights import PacedFetch
@@ -126,6 +128,31 @@ def test_a_state_without_links_is_one_of_before(tmp_path: Path) -> None:
     assert FleetState(path).links == {}
 
 
+def test_what_was_seen_is_believed_also_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def run() -> None:
+        async with fleet(tmp_path, count=1) as stage:
+            control = stage.rig.control
+            assert control is not None
+            await stage.deploy(deployment("a"))
+            monkeypatch.setattr(files, "write_atomic", full)
+            control.link_measured("s0", 64 << 20, 2.0)
+            control.start_measured("a", 1, 7.0)
+            assert control.core.roster.cluster.servers["s0"].ledger.link.rate == 32 << 20
+            assert control.core.models["a"].spec.joins == {1: 7.0}
+            # What somebody asks for is not taken where it cannot be kept, and they hear of it; the model serves on.
+            with pytest.raises(OSError, match="No space"):
+                control.scale("a", 0, 1)
+            assert control.state.models["a"].spec.most == control.core.models["a"].spec.most == 2
+            assert (await stage.ask("a"))[0] == 200
+
+    asyncio.run(run())
+
+
 def test_what_a_server_says_of_a_worker_that_is_gone_means_nothing(tmp_path: Path) -> None:
     async def run() -> None:
         async with fleet(tmp_path, count=1) as stage:
@@ -159,3 +186,33 @@ def test_a_ranks_bytes_are_those_of_the_tensors_that_it_needs() -> None:
     assert deployments.ranks_bytes(lookup(plan, config | {"architectures": ["Other"]}))[2] == (194, 194)
     assert deployments.ranks_bytes(lookup(None, config)) == {}
     assert deployments.ranks_bytes(lookup({"files": []}, config)) == {}
+
+
+def test_what_a_start_took_after_its_weights_is_in_the_next_prediction(
+    tmp_path: Path, prefetcher: Prefetcher
+) -> None:
+    async def run() -> None:
+        async with fleet(tmp_path, count=1, memory=100) as stage:
+            control = stage.rig.control
+            assert control is not None
+            stage.rig.nodes["s0"].servers.hold = True
+            await stage.deploy(fetched_from(deployment("a", ttft_s=50.0)))
+            await _launched(stage, "a")
+            before = control.core.groups["a#1"].predicted_s
+            prefetcher.said["a#1.0"] = ENDED
+            await until(lambda: "a#1.0" in control.workers.fetched)
+            fetched = control.workers.fetched["a#1.0"].seconds
+            control.said(RankUp("a#1.0", "http://127.0.0.1:9", "fresh", fetched + 7.0, 1))
+            assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
+            group = control.core.groups["a#1"]
+            control.said(RankEnded("a#1.0", "killed", False))
+            await until(lambda: "a#2" in control.core.groups)
+            after = control.core.groups["a#2"].predicted_s
+            assert group.phase and before is not None and after is not None and after > before + 6.0
+            # Other figures for the same server keep it, another controller too; other words do not.
+            control.deploy(fetched_from(deployment("a", idle_s=5.0)))
+            assert FleetState(tmp_path / "state.json").models["a"].spec.joins == {1: pytest.approx(7.0)}
+            control.deploy(fetched_from(deployment("a", words=("--max-model-len", "9"))))
+            assert control.core.models["a"].spec.joins == {}
+
+    asyncio.run(run())

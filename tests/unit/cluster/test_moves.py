@@ -73,7 +73,7 @@ def test_a_hundred_streams_move_and_none_has_a_token_twice_or_misses_one(tmp_pat
                 if usage:
                     counted = json.loads(lines[-2][6:])["usage"]
                     assert (counted["prompt_tokens"], counted["completion_tokens"]) == (len(f"p{n}"), 600)
-            assert stage.front.moves.count == 100
+            assert stage.front.moves.count == 100 and not stage.front.moves._turns
             # The pipeline has gone, the worker serves on, with the memory of one whole model.
             await until(lambda: all(rank.ended.done() for rank in ranks))
             assert stage.rig.groups() == ["a#1.0/whole"]

@@ -14,6 +14,12 @@ def test_the_first_fetch_is_believed_and_each_later_one_half() -> None:
     assert observed.speed(first, 20 * LEAST_BYTES, 10.0) == pytest.approx(1.5 * LEAST_BYTES)
 
 
+def test_how_long_ranks_join_is_believed_in_the_same_way() -> None:
+    assert observed.joining(None, 38.0) == 38.0
+    assert observed.joining(38.0, 28.0) == 33.0
+    assert observed.joining(None, -0.5) == 0.0
+
+
 def test_a_link_that_became_slower_is_known_after_a_few() -> None:
     speed: float | None = 1e9
     for _ in range(6):

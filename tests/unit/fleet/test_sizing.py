@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from random import Random
 
 import pytest
 from support.fleet_oracles import cluster, exhaustive
 
-from coldstart.fleet.sizing import Demand, Offer, Place, choose, sizes
+from coldstart.fleet.sizing import Demand, Offer, Place, Scheme, choose, considered, sizes
 from coldstart.fleet.timing import Costs
 
 COSTS = Costs(container_s=2.0, context_s=1.0, library_s=3.0, prefill_s=1.0, decode_s=0.05)
@@ -93,3 +94,27 @@ def test_of_equal_servers_the_fullest_is_taken() -> None:
     offers = [Offer("empty", 20.0, 50.0, 100), Offer("fuller", 20.0, 50.0, 61)]
     found = choose(Demand(40, 60, COSTS, inf), offers)
     assert found is not None and found.places[0].server == "fuller"
+
+
+def test_what_joining_was_seen_to_take_counts_for_groups_of_that_size_alone() -> None:
+    said = replace(COSTS, join_s=0.5)
+    before = Demand(20, 30, said, ttft_s=100.0)
+    seen = replace(before, joins={2: 38.0})
+    for ranks, more in ((1, 0.0), (2, 38.0 - 2 * 0.5)):
+        now, then = (
+            next(s for s in considered(demand, FAST, required=1, consolidate=True) if len(s.places) == ranks)
+            for demand in (seen, before)
+        )
+        assert now.ttft_s == pytest.approx(then.ttft_s + more)
+
+
+def test_ranks_that_join_too_long_are_not_taken_for_a_limit() -> None:
+    slow = Demand(20, 30, COSTS, ttft_s=8.0)
+    assert len(chosen(slow).places) == 2
+    assert not chosen(replace(slow, joins={2: 38.0, 3: 38.0, 4: 38.0})).meets
+
+
+def chosen(demand: Demand) -> Scheme:
+    found = choose(demand, FAST)
+    assert found is not None
+    return found

@@ -1,0 +1,94 @@
+"""A fleet whose nodes are network namespaces, and a link that is really cut while requests and streams flow.
+
+Nothing that is asked may fail: every request can be made again elsewhere, and every stream can go on there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib.util import find_spec
+from typing import Any
+
+import psutil
+import pytest
+from support.fleet_askers import Asking, Streaming
+from support.fleet_on_ray import Fleet, of_two
+from tools.link_cluster import lacking, link_cluster
+
+WHY = lacking() or (None if find_spec("ray") else "no ray")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(WHY is not None, reason=str(WHY))]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two servers, each with room for one replica, and both have it."""
+    with link_cluster() as links, of_two(tmp_path_factory.mktemp("cut"), memory="10B", links=links) as made:
+        made.deploy("a", least=2, most=2, batch=40)
+        made.until(lambda status: len(_serving(made, status)) == 2)
+        yield made
+
+
+def _serving(fleet: Fleet, status: Any) -> dict[str, str]:
+    """Server by group, of the model's groups that serve."""
+    groups = fleet.groups(status, "a")
+    return {one["name"]: one["workers"][0]["server"] for one in groups if one["phase"] == "serving"}
+
+
+def _processes(fleet: Fleet, number: int) -> list[psutil.Process]:
+    """The model servers of the node that came as that number: what its starter has forked has its words."""
+    found = []
+    for one in psutil.Process(fleet.processes[number].pid).children(recursive=True):
+        try:
+            words, parent = one.cmdline(), one.parent()
+            if "support.fleet_servers" in words and parent is not None and parent.cmdline() == words:
+                found.append(one)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _asking(fleet: Fleet, stack: ExitStack) -> list[Asking]:
+    """Whole answers and streams on both servers, and all of them begun."""
+    asking = [stack.enter_context(Asking(fleet, "a", pause_s=0.3)) for _ in range(4)]
+    streaming = stack.enter_context(Streaming(fleet, "a", 12, 400))
+    while not streaming.begun():
+        time.sleep(0.01)
+    return asking
+
+
+def test_a_link_that_comes_back_soon_costs_no_answer_and_no_server(fleet: Fleet) -> None:
+    assert fleet.links is not None
+    before, again = _serving(fleet, fleet.status()), fleet.status()["gateway"]["again"]
+    processes = [_processes(fleet, number) for number in (1, 2)]
+    with ExitStack() as stack:
+        asking = _asking(fleet, stack)
+        fleet.links.cut("one")
+        fleet.until(lambda status: status["gateway"]["again"] > again)
+        fleet.links.mend("one")
+    assert not any(one.failed for one in asking)
+    assert _serving(fleet, fleet.until(lambda status: status["controller"] and status)[0]) == before
+    assert [_processes(fleet, number) for number in (1, 2)] == processes
+
+
+def test_a_node_behind_a_cut_link_is_lost_and_comes_back_without_what_it_had(fleet: Fleet) -> None:
+    assert fleet.links is not None
+    before = _serving(fleet, fleet.status())
+    (old,) = _processes(fleet, 1)
+    with ExitStack() as stack:
+        asking = _asking(fleet, stack)
+        fleet.links.cut("one")
+        ((left,), _) = fleet.until(lambda status: len(status["servers"]) == 1 and status["servers"])
+        fleet.until(lambda status: list(_serving(fleet, status).values()) == [left["name"]])
+        asked = [len(one.answers) for one in asking]
+        time.sleep(2)
+        assert all(len(one.answers) > count for one, count in zip(asking, asked, strict=True))
+    assert not any(one.failed for one in asking)
+    # It runs on where it is, and nobody knows: that is what must not be there twice.
+    fleet.links.mend("one")
+    now, _ = fleet.until(lambda status: len(found := _serving(fleet, status)) == 2 and found, 180)
+    assert len(set(now.values())) == 2 and len(set(now.values()) & set(before.values())) == 1
+    assert not old.is_running()
+    assert [len(_processes(fleet, number)) for number in (1, 2)] == [1, 1]
+    assert {fleet.ask("a")["model"] for _ in range(4)} == {"a"}
