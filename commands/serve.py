@@ -126,12 +126,13 @@ def command(
         return
     with recording(timeline, wanted=common.out.verbose) as recorded:
         started = serve.start(request, plan)
-        report = started.document() | {"url": serve.url(plan)}
-        recorded.started()
-        report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
-        _say(common, report, ready_file)
-        common.out.detail(draw(recorded.timeline))
-        code = serve.stay(started.running.process)
+        with serve.ending(started.running.process):
+            report = started.document() | {"url": serve.url(plan)}
+            recorded.started()
+            report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
+            _say(common, report, ready_file)
+            common.out.detail(draw(recorded.timeline))
+            code = serve.stay(started.running.process)
     raise typer.Exit(code)
 
 

@@ -6,6 +6,8 @@ next one, down to vLLM's ordinary start, and every step down is named in the ser
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -318,6 +320,7 @@ def ending(process: launch.ServerProcess) -> Iterator[None]:
         if process.poll() is None:
             process.signal(signal.SIGTERM)
             process.wait()
+        _sweep(process)
         raise
 
 
@@ -334,8 +337,30 @@ def stay(process: launch.ServerProcess) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, forward)
+    with _woken() as reader:
+        ended, watched = process.fileno(), [process.fileno(), reader]
+        while ended not in select.select(watched, [], [])[0]:
+            with suppress(BlockingIOError):
+                os.read(reader, 512)
     process.wait()
+    _sweep(process)
+    return 128 + caught[0] if caught else 1
+
+
+@contextmanager
+def _woken() -> Iterator[int]:
+    """A descriptor that is readable after a signal: one that comes just before a wait begins would not end it."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
+
+
+def _sweep(process: launch.ServerProcess) -> None:
     with suppress(OSError, Usage):
         resident = Path(f"/proc/{process.pid}").exists()  # an engine that sleeps again keeps its own
         scratch.sweep(None if resident else process.pid)  # where it was killed it has left its directory
-    return 128 + caught[0] if caught else 1

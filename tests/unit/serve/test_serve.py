@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -373,26 +375,42 @@ def test_where_it_answers(given: list[str], url: str) -> None:
 
 
 class Fake:
-    """A process that ends with `code` after its signals were sent."""
+    """A process that ends with `code` once each of the signals that its supervisor is sent has been passed on."""
 
     pid = 1
 
     def __init__(self, code: int, *numbers: int) -> None:
         self.code, self.numbers, self.received = code, numbers, list[int]()
+        self.began = threading.Event()
+
+    def live(self) -> None:
+        self.began.wait()
+        for count, number in enumerate(self.numbers, 1):
+            os.kill(os.getpid(), number)
+            while len(self.received) < count:
+                time.sleep(0.001)
+        os.close(self.ends)
+
+    def __enter__(self) -> Fake:
+        self.alive, self.ends = os.pipe()
+        threading.Thread(target=self.live, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.alive)
 
     def poll(self) -> int | None:
         return None
 
     def wait(self) -> int:
-        for number in self.numbers:
-            os.kill(os.getpid(), number)
         return self.code
 
     def signal(self, number: int) -> None:
         self.received.append(number)
 
     def fileno(self) -> int:
-        return -1
+        self.began.set()
+        return self.alive
 
 
 @pytest.fixture
@@ -418,7 +436,20 @@ def handlers() -> Iterator[None]:
     ],
 )
 def test_the_exit_code_of_a_server(process: Fake, code: int, passed_on: list[int]) -> None:
-    assert serve.stay(process) == code and process.received == passed_on
+    with process:
+        assert serve.stay(process) == code and process.received == passed_on
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_that_does_not_interrupt_the_wait_is_passed_on() -> None:
+    """As one that comes just before the wait begins: here another thread takes it."""
+    with Fake(143, signal.SIGTERM) as process:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            assert serve.stay(process) == 143 and process.received == [signal.SIGTERM]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def test_trust_is_the_users_unless_said_otherwise(found: Lookup) -> None:
