@@ -18,6 +18,7 @@ def parts() -> dict[str, str]:
         "sensitivity": sensitivity(_read("fleet-end-to-end-simulated")),
         "cost": cost(_read("fleet-cost")),
         "faults": faults(_read("fleet-faults")),
+        "partitions": partitions(_read("fleet-partitions")),
         "overhead": overhead(_read("fleet-overhead")),
         "handover": handover(_read("fleet-handover-cpu")),
         "links": links(_read("fleet-links-cpu")),
@@ -59,6 +60,23 @@ def faults(found: Mapping[str, Any]) -> str:
         f"- Lost of what can go on elsewhere (the first two rows): {found['lost_that_could_go_on']}.\n"
         f"- Both models served again after {again['median']:.1f} s (median), {again['worst']:.1f} s at worst; "
         f"processes left at the end: {found['processes_left']}."
+    )
+
+
+def partitions(found: Mapping[str, Any]) -> str:
+    about, asked = found["about"], sum(told["asked"] for told in found["requests"].values())
+    loads = f"{about['load_before']:.1f} before, {about['load_after']:.1f} after"
+    back_s = max(one["back_s"] for one in found["cuts"])
+    waited, dead = (
+        f"{found[name]:.2f} s, asked for {bar} s: {'met' if found[met] else '**missed**'}"
+        for name, met, bar in (("slowest_s", "slowest_met", 3), ("dead_s", "dead_met", 10))
+    )
+    return (
+        f"{len(found['cuts'])} cuts, {asked} requests; the machine's load was {loads}.\n\n"
+        f"- Requests lost: {found['lost']}.\n"
+        f"- Longest wait for an answer or a piece of a stream during a cut: {waited}.\n"
+        f"- The node was dead after at most {dead}.\n"
+        f"- Both nodes served again at most {back_s:.0f} s after the link's return."
     )
 
 
