@@ -244,13 +244,14 @@ class Service:
         contested = len({model.key for model in owners.values()}) > 1
 
         def available(lease: Lease) -> bool:
-            model = owners[lease]
+            model, pace = owners[lease], paces[lease]
+            # Who waits for its own rate takes no stream from others, also of the same model: another rank's, say.
+            flying = sum(job.model is model and job.pace is pace for job in self._streams.jobs)
             # Where others want streams, too, a slow source gets one until it is a fast one.
             most = 1 if contested and model.key in slow else self.settings.streams
-            return model.retry_at <= now and model.flying < most
+            return model.retry_at <= now and flying < most
 
         def paced(lease: Lease) -> bool:
-            # One that waits for its own rate takes no stream from others.
             pace = paces[lease]
             jobs = sum(job.pace is pace for job in self._streams.jobs)
             return pace is not None and jobs < self.settings.streams and available(lease)

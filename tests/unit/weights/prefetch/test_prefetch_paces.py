@@ -104,7 +104,7 @@ def test_a_slow_pace_takes_no_stream_from_another_fetch(
     weights: Weights, server: RangeServer, runtime: Path
 ) -> None:
     behind, now = weights.names("a."), weights.names("b.")
-    slow = PacedFetch("slow", 100e3)
+    slow = PacedFetch("slow", 20e3)
     with (
         client.attach(server.url, weights.plan, names=behind, pace=slow, directory=runtime) as first,
         client.attach(
