@@ -13,12 +13,14 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
+
+from psutil import NoSuchProcess
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import timeline
@@ -118,10 +120,26 @@ async def engine_client(args: Namespace, plan: LaunchPlan, warm: bool) -> AsyncI
             aggregate_engine_logging=args.aggregate_engine_logging,
             disable_log_stats=args.disable_log_stats,
         )
+    if not seams.check("ending") and (manager := engine.engine_core.resources.engine_manager) is not None:
+        outlive(manager)
     try:
         yield engine
     finally:
         engine.shutdown(timeout=config.shutdown_timeout)
+
+
+def outlive(manager: Any) -> None:
+    """Have vLLM's manager of engine processes end where one goes by itself just before it is killed.
+
+    It asks whether the process lives, and then psutil for its children, which raises: vLLM's server then never stops.
+    """
+    ended = manager.shutdown
+
+    def shutdown(timeout: float | None = None) -> None:
+        with suppress(NoSuchProcess):
+            ended(timeout=timeout)
+
+    manager.shutdown = shutdown
 
 
 class Unfit(RuntimeError):

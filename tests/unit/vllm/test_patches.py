@@ -31,7 +31,7 @@ ON_OBJECTS = {
     },
     "engine/ahead.py": {"platform.register_triton_kernel_overrides"},
     "engine/executor.py": {"worker.worker.kv_transfer_config", "worker.worker.vllm_config.kv_transfer_config"},
-    "engine/server.py": {"config.logging_config"},
+    "engine/server.py": {"config.logging_config", "manager.shutdown"},
     # Not vLLM's: the connection to a server behind a unix socket; where this process keeps its temporary files.
     "stock.py": {"connection.sock"},
     "engine/template.py": {"tempfile.tempdir"},
@@ -47,7 +47,7 @@ ON_OBJECTS = {
     },
     "scheduling/started.py": {"request.next_decode_eligible_step"},
 }  # fmt: skip
-"""On this server's own objects: what vLLM keeps there to be set, one class swapped for our subclass, five methods wrapped."""
+"""On this server's own objects: what vLLM keeps there to be set, one class swapped for our subclass, six methods wrapped."""
 
 # Ours, the parsed arguments, torch's tensors, and other libraries' settings.
 _HARMLESS = re.compile(

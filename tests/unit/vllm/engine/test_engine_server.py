@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
+import threading
+import weakref
+
+import psutil
+import pytest
+
+from coldstart.vllm.engine import server
 
 FORKED = """
 import asyncio, ctypes, os
@@ -22,7 +31,8 @@ def engine(*_, **__):
         print("dies by", number.value, flush=True)
         os._exit(0)
     os.wait()
-    return SimpleNamespace(shutdown=lambda timeout: None)
+    core = SimpleNamespace(resources=SimpleNamespace(engine_manager=None))
+    return SimpleNamespace(shutdown=lambda timeout: None, engine_core=core)
 
 async def main():
     args = Namespace(worker_cls="other", enable_log_requests=False, aggregate_engine_logging=False, disable_log_stats=True)
@@ -40,3 +50,34 @@ asyncio.run(main())
 def test_an_engine_that_is_just_forked_dies_with_its_server() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", FORKED], capture_output=True, text=True, check=False)
     assert f"dies by {signal.SIGKILL.value}\n" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("outlived", [False, True])
+def test_an_engine_that_ends_just_before_it_is_killed_does_not_keep_the_server(
+    monkeypatch: pytest.MonkeyPatch, outlived: bool
+) -> None:
+    """vLLM's own manager and shutdown; between its question and psutil's the process ends."""
+    from vllm.v1 import utils
+    from vllm.v1.engine.utils import CoreEngineProcManager
+
+    def kill(pid: int) -> None:
+        process.kill()
+        process.join()
+        psutil.Process(pid).children()
+
+    process = multiprocessing.get_context("fork").Process(target=signal.pause)
+    process.start()
+    os.kill(process.pid, signal.SIGSTOP)  # so that SIGTERM alone does not end it
+    monkeypatch.setattr(utils, "kill_process_tree", kill)
+    manager = CoreEngineProcManager.__new__(CoreEngineProcManager)
+    manager.processes, manager.manager_stopped = [process], threading.Event()
+    manager._request_shutdown_timeout = None
+    manager._finalizer = weakref.finalize(manager, tuple)
+    if not outlived:
+        # Where vLLM does without, `outlive` can go.
+        with pytest.raises(psutil.NoSuchProcess):
+            manager.shutdown(timeout=0)
+        return
+    server.outlive(manager)
+    manager.shutdown(timeout=0)
+    assert not process.is_alive()
