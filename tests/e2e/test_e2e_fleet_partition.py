@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from support.fleet_askers import Asking, Streaming
-from support.fleet_on_ray import Fleet, of_two
+from support.fleet_on_ray import PLACES, Fleet, of_two
 from tools.link_cluster import lacking, link_cluster
 
 WHY = lacking() or (None if find_spec("ray") else "no ray")
@@ -64,9 +64,9 @@ def test_a_link_that_comes_back_soon_costs_no_answer_and_no_server(fleet: Fleet)
     processes = [_processes(fleet, number) for number in (1, 2)]
     with ExitStack() as stack:
         asking = _asking(fleet, stack)
-        fleet.links.cut("one")
+        fleet.links.cut(cut := fleet.busiest("a"))
         fleet.until(lambda status: status["gateway"]["again"] > again)
-        fleet.links.mend("one")
+        fleet.links.mend(cut)
     assert not any(one.failed for one in asking)
     assert _serving(fleet, fleet.until(lambda status: status["controller"] and status)[0]) == before
     assert [_processes(fleet, number) for number in (1, 2)] == processes
@@ -75,10 +75,11 @@ def test_a_link_that_comes_back_soon_costs_no_answer_and_no_server(fleet: Fleet)
 def test_a_node_behind_a_cut_link_is_lost_and_comes_back_without_what_it_had(fleet: Fleet) -> None:
     assert fleet.links is not None
     before = _serving(fleet, fleet.status())
-    (old,) = _processes(fleet, 1)
     with ExitStack() as stack:
         asking = _asking(fleet, stack)
-        fleet.links.cut("one")
+        cut = fleet.busiest("a")
+        (old,) = _processes(fleet, PLACES.index(cut) + 1)
+        fleet.links.cut(cut)
         ((left,), _) = fleet.until(lambda status: len(status["servers"]) == 1 and status["servers"])
         fleet.until(lambda status: list(_serving(fleet, status).values()) == [left["name"]])
         asked = [len(one.answers) for one in asking]
@@ -86,7 +87,7 @@ def test_a_node_behind_a_cut_link_is_lost_and_comes_back_without_what_it_had(fle
         assert all(len(one.answers) > count for one, count in zip(asking, asked, strict=True))
     assert not any(one.failed for one in asking)
     # It runs on where it is, and nobody knows: that is what must not be there twice.
-    fleet.links.mend("one")
+    fleet.links.mend(cut)
     now, _ = fleet.until(lambda status: len(found := _serving(fleet, status)) == 2 and found, 180)
     assert len(set(now.values())) == 2 and len(set(now.values()) & set(before.values())) == 1
     assert not old.is_running()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from support.fleet_rig import deployment
 from tools.link_cluster import LinkCluster
@@ -21,6 +22,7 @@ from tools.link_cluster import LinkCluster
 from coldstart.cluster import wire
 
 TESTS = Path(__file__).parents[1]
+PLACES = "one", "two"
 
 
 class Fleet:
@@ -108,6 +110,13 @@ class Fleet:
     def groups(self, status: Any, model: str) -> list[Any]:
         return [group for one in status["models"] if one["name"] == model for group in one["groups"]]
 
+    def busiest(self, model: str) -> str:
+        """The place with `links` whose group has the most requests: the first with room has all of them."""
+        assert self.links is not None
+        groups, _ = self.until(lambda status: [one for one in self.groups(status, model) if one["in_flight"]])
+        address = urlsplit(max(groups, key=lambda one: int(one["in_flight"]))["url"]).hostname
+        return next(name for name in PLACES if self.links.address(name) == address)
+
 
 @contextmanager
 def of_two(
@@ -121,7 +130,7 @@ def of_two(
     made = Fleet(root, ranks, links)
     try:
         made.until(lambda status: status["controller"], 120)
-        for count, name in enumerate(("one", "two"), 1):
+        for count, name in enumerate(PLACES, 1):
             made.join(name, network, memory)
             made.until(lambda status, count=count: len(status["servers"]) == count, 180)  # type: ignore[misc]
         yield made

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import socketserver
 import sys
 import time
 from collections.abc import Mapping
@@ -91,6 +92,11 @@ class _Answer(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 512
+
+    def server_bind(self) -> None:
+        """Without asking for its own address's name: where no name server answers, that takes ten seconds."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
 
 def supervise(message: Mapping[str, Any], channel: ipc.Channel) -> int:
