@@ -102,3 +102,4 @@ class Srpt(_Ranked):
     def served(self, job: Job, seconds: float, now: float) -> None:
         super().served(job, seconds, now)
         self._insert(job, self._take_out(job))
+        self.moved += 1

@@ -8,7 +8,7 @@ a job unserved for alpha moves to the tail of Q1.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from coldstart.scheduling import enst, quanta
 from coldstart.scheduling.job import Job
@@ -29,6 +29,7 @@ class SkipJoinMlfq(Policy):
         first = s.first_quantum_s if s.first_quantum_s is not None else profile.shortest_s
         levels = s.levels if s.levels is not None else quanta.levels_for(profile, first, s.growth)
         self.quanta = quanta.geometric(first, levels, s.growth)
+        self._used = [quantum * (1 - 1e-9) for quantum in self.quanta]
         self.queues = LevelQueues(levels)
         self.demotions = self.promotions = 0
         # Ordered by unserved_since, because every touch sets it to the present and moves the job to the end.
@@ -61,6 +62,18 @@ class SkipJoinMlfq(Policy):
         if self._used_quantum(job) and job.priority >= 0:
             self._demote(job)
 
+    def decoded(self, jobs: Iterable[Job], seconds: float, now: float) -> None:
+        # served() for each of them, in a third of its time.
+        used, unserved = self._used, self._unserved.move_to_end
+        for job in jobs:
+            job.generated += 1
+            job.computed += 1
+            job.attained_s = attained = job.attained_s + seconds
+            job.unserved_since = now
+            unserved(job.id)
+            if attained >= used[job.level] and job.priority >= 0:
+                self._demote(job)
+
     def tick(self, now: float, batch: int) -> None:
         limit = self.alpha(batch)
         while self._unserved:
@@ -90,7 +103,7 @@ class SkipJoinMlfq(Policy):
         return len(self._unserved)
 
     def _used_quantum(self, job: Job) -> bool:
-        return job.attained_s >= self.quanta[job.level] * (1 - 1e-9)
+        return job.attained_s >= self._used[job.level]
 
     def _demote(self, job: Job) -> None:
         self._promoted.discard(job.id)
@@ -98,6 +111,7 @@ class SkipJoinMlfq(Policy):
         job.attained_s = 0.0
         if level != job.level:
             self.queues.move(job, level, at_head=self.settings.demote_to_head)
+            self.moved += 1
             job.demotions += 1
             self.demotions += 1
             if self.observer:
@@ -112,6 +126,7 @@ class SkipJoinMlfq(Policy):
         if cap is not None and len(self._promoted) >= max(1, int(cap * batch)):
             return False
         self.queues.move(job, 0)
+        self.moved += 1
         self._promoted.add(job.id)
         job.attained_s = 0.0
         job.promotions += 1

@@ -29,6 +29,8 @@ class Policy(ABC):
     name: str
     preemptive: bool = True
     observer: Observer | None = None
+    moved: int = 0
+    """Changes of the order since the start, arrivals and ends aside."""
 
     @abstractmethod
     def add(self, job: Job, now: float) -> None: ...
@@ -45,6 +47,13 @@ class Policy(ABC):
     def served(self, job: Job, seconds: float, now: float) -> None:
         """Book `seconds` of service that ended at `now`."""
         job.attained_s += seconds
+
+    def decoded(self, jobs: Iterable[Job], seconds: float, now: float) -> None:
+        """Book an iteration of `seconds` that ended at `now` and brought each of these one token."""
+        for job in jobs:
+            job.generated += 1
+            job.computed += 1
+            self.served(job, seconds, now)
 
     def tick(self, now: float, batch: int) -> None:  # noqa: B027 - most policies have no clock
         """Let time pass: promotions, where the policy has any. `batch` is B, the largest batch."""

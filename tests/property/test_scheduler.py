@@ -203,3 +203,19 @@ def test_swapping_moves_what_was_decided(model_folder: Path) -> None:
     counters, worker = checked.scheduler.counters, checked.engine.symbolic
     assert counters.evictions and counters.loads and counters.blocks_evicted
     assert (worker.stored, worker.loaded) == (counters.blocks_stored, counters.blocks_loaded)
+
+
+def test_between_events_nothing_is_decided(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(batch=2, blocks=200, settings={"alpha_s": 100.0})
+    scheduler: Any = build(model_folder, shape, PolicyScheduler)
+    engine, decided, decide = EngineDouble(scheduler, shape), [], scheduler.placement.decide
+    monkeypatch.setattr(scheduler.placement, "decide", lambda now: decided.append(now) or decide(now))
+    for number in range(4):
+        engine.add(make_request(f"r{number}", [number + 1, 5], 60))
+    steps = 0
+    while scheduler.has_requests():
+        engine.step()
+        steps += 1
+    # Each may start, end a quantum or itself, and have its last token on the way: in the steps between nothing changes.
+    assert 0 < len(decided) <= scheduler.counters.demotions + 4 * 4 < steps
+    assert {name: len(tokens) for name, tokens in engine.outputs.items()} == {f"r{n}": 60 for n in range(4)}

@@ -16,11 +16,11 @@ from coldstart.scheduling.placement.view import Enst, KvView, R
 
 
 class Room(Generic[R]):
-    """One step's promises; `ample` says that nobody can be evicted in this step any more."""
+    """One step's promises. `steady` says that everybody picked runs, and has its next token by a cheap bound."""
 
     def __init__(self, view: KvView[R], fresh: Fresh[R]) -> None:
         self.view, self.fresh = view, fresh
-        self.ample = False
+        self.steady = False
         self.pledged = self._promised = self._joining = 0
 
     @property
@@ -32,14 +32,18 @@ class Room(Generic[R]):
         """Evict what is needed; the picked requests that can be held now, in rank order."""
         view = self.view
         self._forget_promises()
-        heavy = [request for request in picked if not view.runs(request) or view.prefilling(request)]
+        heavy = view.prefilling(picked)
         joining = [request for request in heavy if not view.runs(request)]
-        self.ample = self._ample(picked, heavy, joining, enst)
-        if not self.ample:
-            return self._within_budget(self._fitted(picked, enst))
-        if heavy or len(picked) > view.token_budget:
-            return self._within_budget(picked)
-        return picked
+        ample = self._ample(picked, heavy, joining, enst)
+        self.steady = ample and not heavy and len(picked) <= view.token_budget
+        if self.steady:
+            return picked
+        return self._within_budget(picked if ample else self._fitted(picked, enst))
+
+    def goes_on(self, running: int) -> bool:
+        """Whether so many steady requests have room for another token each."""
+        view = self.view
+        return self.steady and 2 * view.groups * running + view.watermark <= view.free_blocks()
 
     def needs(self, request: R) -> int:
         """Further blocks until the request holds all its tokens and the next one."""
@@ -69,7 +73,8 @@ class Room(Generic[R]):
         """Whether everybody fits by a cheap upper bound, which spares asking the engine about each of them."""
         view, fresh = self.view, self.fresh
         pledged = sum(map(fresh.pledge, joining))
-        bound = 2 * view.groups * (len(picked) - len(heavy)) + sum(map(fresh.pledge, heavy))
+        others = (fresh.pledge(request) for request in heavy if view.runs(request))
+        bound = 2 * view.groups * (len(picked) - len(heavy)) + pledged + sum(others)
         if bound + view.watermark > self.free or view.speculates:
             return False
         if joining and fresh.pledged + pledged > fresh.capacity:
@@ -163,9 +168,10 @@ class Room(Generic[R]):
 
     def _within_budget(self, chosen: list[R]) -> list[R]:
         """Stop where the token budget ends: the engine serves running requests first, whatever their rank."""
+        heavy = set(self.view.prefilling(chosen))
         left = self.view.token_budget
         for position, request in enumerate(chosen):
             if left <= 0:
                 return chosen[:position]
-            left -= self.view.pending(request)
+            left -= self.view.pending(request) if request in heavy or self.view.speculates else 1
         return chosen

@@ -46,12 +46,14 @@ class Placement(Generic[R]):
         ahead = settings.kv_strategy == "proactive"
         self.loads = Loads(self.room, ranking, self.reserve, ahead=ahead)
         self.turns = Turns(settings.oldest_share)
+        self._stirred, self._moved, self._running = True, 0, 0
 
     def arrived(self, job: Job, blocks: int, now: float) -> None:
         """A new request, which asks for so many blocks."""
         self.jobs[job.id] = job
         self.ranking.add(job, now)
         self.reserve.arrived(blocks, now)
+        self._stirred = True
 
     def left(self, name: str) -> None:
         """The request is gone."""
@@ -59,6 +61,20 @@ class Placement(Generic[R]):
         if job is not None:
             self.ranking.remove(job)
         self.fresh.discard(name)
+        self._stirred = True
+
+    def stir(self) -> None:
+        """Something has happened besides: decide anew."""
+        self._stirred = True
+
+    def stands(self, now: float) -> bool:
+        """Whether the latest decision would be taken again: since then nobody came, left, landed, or used up a quantum, and
+        everybody chosen has room for a token more. Asked once a step, by an engine that tells of what happens.
+        """
+        if self._stirred:
+            return False
+        self.ranking.tick(now, self.view.batch)
+        return self.ranking.moved == self._moved and self.room.goes_on(self._running)
 
     def decide(self, now: float) -> Decision[R]:
         """Evicts whom the decision leaves no room for."""
@@ -67,6 +83,11 @@ class Placement(Generic[R]):
         enst = self.enst(now)
         chosen = self.room.make(picked, enst)
         loads = self.loads.choose(chosen, enst, now) if self.keeps_kv else []
+        self._moved, self._running = self.ranking.moved, len(chosen)
+        self._stirred = (
+            not self.room.steady or bool(self.fresh) or self.turns.share > 0 or self._passed_over(picked)
+        )
+        self._stirred |= self.keeps_kv and self.view.any_away()
         return Decision(chosen, loads)
 
     def pick(self) -> list[Job]:
@@ -74,6 +95,13 @@ class Placement(Generic[R]):
         # The table has them in order of arrival: no turn sorts every live request.
         order: Iterable[Job] = self.jobs.values() if self.turns.oldest() else self.ranking
         return pick(order, self.view.batch, self.view.ready)
+
+    def _passed_over(self, picked: list[R]) -> bool:
+        """Whether somebody of the order was not ready, which ends without a word."""
+        if len(picked) < min(self.view.batch, len(self.jobs)):
+            return True
+        job = self.view.job
+        return not all(job(request) is first for request, first in zip(picked, self.ranking, strict=False))
 
     def enst(self, now: float) -> Enst[R]:
         """The policy's ENST of a request, worked out when first asked for: most steps evict nobody."""

@@ -54,8 +54,8 @@ class KvView(Protocol[R]):
     def in_flight(self, name: str) -> bool:
         """In a batch that another stage of the pipeline still works on: neither served nor evicted meanwhile."""
 
-    def prefilling(self, request: R) -> bool:
-        """In the middle of a chunked prefill."""
+    def prefilling(self, requests: Sequence[R]) -> list[R]:
+        """Those of them that have a prompt to compute: not running yet, or in the middle of a chunked prefill."""
 
     def loading(self, name: str) -> bool:
         """A load is under way."""

@@ -153,8 +153,9 @@ class SimView:
     def in_flight(self, name: str) -> bool:
         return False  # one stage: the simulated engine has no pipeline
 
-    def prefilling(self, request: SimJob) -> bool:
-        return request.running and request in self._scheduler.prefills
+    def prefilling(self, requests: Sequence[SimJob]) -> list[SimJob]:
+        prefills = self._scheduler.prefills
+        return [request for request in requests if not request.running or request in prefills]
 
     def loading(self, name: str) -> bool:
         return self._scheduler.jobs[name].landing_s is not None

@@ -16,8 +16,6 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from coldstart.vllm.scheduling.started import PARKED
-
 
 class PipelinedScheduler(AsyncScheduler):
     """vLLM's asynchronous scheduler, with its synchronous bookkeeping where a pipeline runs without placeholders."""
@@ -35,7 +33,7 @@ class PipelinedScheduler(AsyncScheduler):
         if self.stages == 1 or request.status != RequestStatus.RUNNING:
             return False
         gate: int = request.next_decode_eligible_step
-        return not unscheduled(request) or (gate != PARKED and self.current_step + 1 < gate)
+        return not unscheduled(request) or self.current_step + 1 < gate
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         kind = Scheduler if self._in_step else AsyncScheduler

@@ -1,34 +1,34 @@
 """Skip-join MLFQ on vLLM's asynchronous scheduler (FastServe, sections 4.1 and 4.2).
 
-Invariants: at most B requests are scheduled per step and only picked ones; a request that is not picked keeps
-its blocks in vLLM's running list behind the gate `next_decode_eligible_step`, or waits unseen; vLLM's own
-victim, the end of the running list, is the request of largest ENST. Where nobody can be evicted, because
-memory is ample, vLLM does not get to see the parked requests, so that a step costs what its batch costs.
+Invariants: at most B requests are scheduled per step and only picked ones. It is decided on an arrival, an end, the end of a
+quantum, a landing and a failed allocation; in between vLLM's own schedule() goes on with those who run. It sees those who are
+to run, in rank order, and those that join; whoever else holds KV is left out of the running list for the step.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from coldstart.scheduling import Job, SchedulerSettings, SkipJoinMlfq, make_policy
-from coldstart.scheduling.placement import Enst, Placement
+from coldstart.scheduling.placement import Placement
 from coldstart.vllm.scheduling import limits
 from coldstart.vllm.scheduling.counters import Counters, Exporter
 from coldstart.vllm.scheduling.events import Events
 from coldstart.vllm.scheduling.flight import PipelinedScheduler, to_come
 from coldstart.vllm.scheduling.host import HostKv
 from coldstart.vllm.scheduling.queue import PickedQueue
-from coldstart.vllm.scheduling.started import PARKED, Started
-from coldstart.vllm.scheduling.states import State, all_in_flight, state_of
+from coldstart.vllm.scheduling.started import RUNNING, Started
+from coldstart.vllm.scheduling.states import State, all_in_flight, state_of, steps_left
 from coldstart.vllm.scheduling.swaps import Swaps, block_bytes
 from coldstart.vllm.scheduling.view import EngineView
 
-__all__ = ["PARKED", "PolicyScheduler"]
+WAITING = RequestStatus.WAITING
 
 
 class PolicyScheduler(PipelinedScheduler):
@@ -37,6 +37,7 @@ class PolicyScheduler(PipelinedScheduler):
     clock: Callable[[], float] = staticmethod(time.monotonic)
 
     max_num_active_reqs: int
+    running: list[Request]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -44,6 +45,7 @@ class PolicyScheduler(PipelinedScheduler):
         self.settings = SchedulerSettings.read(self.vllm_config.additional_config)
         limits.require_policy(self.settings.policy, express=False)
         self.profile = self.settings.iteration_profile()
+        self._prefill_s = lru_cache(maxsize=8192)(self.profile.prefill)
         self.ranking = make_policy(self.settings.policy, self.profile, self.settings)
         self.batch = min(self.settings.batch or self.max_num_active_reqs, self.max_num_running_reqs)
         self.waiting = self.picked_new = PickedQueue()
@@ -61,12 +63,15 @@ class PolicyScheduler(PipelinedScheduler):
         )
         self.fresh, self.room, self.loads = self.placement.fresh, self.placement.room, self.placement.loads
         self._last_step_s: float | None = None
+        self._stands_for, self._sessions = 0, False
+        self._inside = self._unlisted = False
 
     def add_request(self, request: Request) -> None:
         known = request.request_id in self.requests
         super().add_request(request)
         if known or request.request_id not in self.requests:
             return
+        self._sessions |= request.resumable
         now = self.clock()
         if not self.jobs:
             self._last_step_s = None  # what has passed since then was nobody's iteration
@@ -77,22 +82,29 @@ class PolicyScheduler(PipelinedScheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         now = self.clock()
         self._passed(now)
-        hidden = self._prepare(now)
-        shown = len(self.running)
+        if not self._goes_on(now):
+            self._decide(now)
+        everybody, self.running = self.running, self.started.active
+        shown, self._inside = len(self.running), True
         try:
             output = super().schedule(throttle_prefills)
         finally:
+            self._inside, self.started.active = False, self.running
             admitted = self.running[shown:]
-            self.started.active += admitted
-            self.running += hidden
+            everybody += admitted
+            self.running = everybody
+            if self._unlisted:
+                self.running, self._unlisted = list(self.started), False
         self._book(output, admitted, now)
         if self.connector is not None:
             self.swaps.decided(output.kv_connector_metadata)
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
-        if model_runner_output.kv_connector_output is not None:
-            self.swaps.moved(model_runner_output.kv_connector_output)
+        if (report := model_runner_output.kv_connector_output) is not None:
+            self.swaps.moved(report)
+            if report.finished_recving:
+                self.placement.stir()
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def state(self, request: Request) -> State:
@@ -101,50 +113,70 @@ class PolicyScheduler(PipelinedScheduler):
     def ready(self, job: Job) -> bool:
         """Can run if picked. A request whose KV the host holds is not: its load comes first."""
         request = self.requests[job.id]
-        if request.status == RequestStatus.RUNNING:
-            return not (all_in_flight(request) or self.in_flight(request))
+        if request.status is RUNNING:
+            if request.num_output_placeholders and all_in_flight(request):
+                return False
+            return self.stages == 1 or not self.in_flight(request)
+        if request.status is WAITING and not (request.num_computed_tokens or request.num_stale_output_tokens):
+            return True  # most of a burst; what follows comes to the same
         state = self.state(request)
         if state is State.HOST:
             return self.host.hit(request) == 0
         return state is State.NEW or state is State.LOADED
 
-    def _prepare(self, now: float) -> list[Request]:
-        """Decide, arrange what vLLM sees, and return the parked requests that it does not see."""
+    def _goes_on(self, now: float) -> bool:
+        """Whether this step serves whom the last one did, without a decision."""
+        if self.stages > 1 or self._sessions or not self.placement.stands(now):
+            return False
+        if self._stands_for < 0:
+            self._stands_for = min(map(steps_left, self.started.active), default=0)
+        self._stands_for -= 1
+        return self._stands_for >= 0
+
+    def _decide(self, now: float) -> None:
+        """Decide, and arrange what vLLM sees."""
         self.started.refresh()
         decision = self.placement.decide(now)
-        self.counters.parks += self.started.arrange(decision.chosen, self.in_flight)
-        self._show(decision.chosen, decision.loads)
-        parked = self.started.parked
-        self.running = list(self.started.active)
-        if self.room.ample:
-            return list(parked)
-        # The requests without a token lead: vLLM evicts from the end.
-        enst: Enst[Request] = self.placement.enst(now)
-        self.running += sorted(parked, key=lambda r: (r.request_id not in self.fresh, enst(r)))
-        return []
-
-    def _show(self, chosen: list[Request], loads: list[Request]) -> None:
-        waiting = [request for request in chosen if request.status != RequestStatus.RUNNING]
-        self.picked_holding.show(waiting)
-        self.picked_new.show([*(r for r in waiting if r not in self.kv_holding_waiting), *loads])
+        chosen, loads = decision.chosen, decision.loads
+        running = [request for request in chosen if request.status is RUNNING]
+        joining = [request for request in chosen if request.status is not RUNNING]
+        self.counters.parks += self.started.arrange(running, self.in_flight)
+        self.picked_holding.show(joining if len(self.picked_holding) else ())
+        self.picked_new.show([*joining, *loads])
         self.host.load_only(loads)
-        shown = len(self.started) if not self.room.ample else len(self.started.active)
-        slots = shown + self.num_waiting_for_streaming_input + len(waiting)
+        slots = len(self.started.active) + self.num_waiting_for_streaming_input + len(joining)
         # One more, or the admission loop would stop before it reaches the loads, which take no slot.
         self.max_num_active_reqs = slots + bool(loads)
+        self._stands_for = -1
 
     def _book(self, output: SchedulerOutput, admitted: list[Request], now: float) -> None:
-        for request in admitted:
-            self.fresh.add(request)
-            self.host.back(request.request_id)
         scheduled = output.num_scheduled_tokens
         decode_s = self.profile.decode(len(scheduled))
-        for request_id, tokens in scheduled.items():
-            self._serve(self.requests[request_id], tokens, decode_s, now)
-        for request in self.picked_holding:
-            if request.request_id not in self.fresh:
-                self._load_started(request)
+        names = list(scheduled)
+        others = len(names) - len(admitted)
+        if self._decodes_alone(output, admitted, others):
+            self.ranking.decoded(list(map(self.jobs.__getitem__, names[:others])), decode_s, now)
+            names = names[others:]
+        for request in admitted:
+            if request.is_prefill_chunk:
+                self.fresh.add(request)
+            if self.connector is not None:
+                self.host.back(request.request_id)
+        for name in names:
+            self._serve(self.requests[name], scheduled[name], decode_s, now)
+        if self.connector is not None:
+            for request in self.picked_holding:
+                if request.request_id not in self.fresh:
+                    self._load_started(request)
+        if len(scheduled) != len(self.started.active):
+            self.placement.stir()
         self._publish()
+
+    def _decodes_alone(self, output: SchedulerOutput, admitted: list[Request], others: int) -> bool:
+        """Whether those who ran already have been served a token each, and none of a prompt."""
+        scheduled = output.num_scheduled_tokens
+        tokens = output.total_num_scheduled_tokens - sum(scheduled[r.request_id] for r in admitted)
+        return tokens == others and not self.view.speculates and scheduled.keys().isdisjoint(self.fresh)
 
     def _load_started(self, request: Request) -> None:
         self.host.back(request.request_id)
@@ -154,7 +186,7 @@ class PolicyScheduler(PipelinedScheduler):
     def _serve(self, request: Request, tokens: int, decode_s: float, now: float) -> None:
         job = self.jobs[request.request_id]
         prefill = tokens > 1 or job.generated == 0
-        cost = self.profile.prefill(tokens) if prefill else decode_s
+        cost = self._prefill_s(tokens) if prefill else decode_s
         job.generated = to_come(request) - job.prompt_tokens
         job.computed = request.num_computed_tokens
         if not request.is_prefill_chunk:
@@ -181,7 +213,8 @@ class PolicyScheduler(PipelinedScheduler):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.placement.left(request.request_id)
-        self.started.discard(request)
+        self.started.parked.pop(request, None)
+        self._unlisted |= self._inside
         self.host.back(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
@@ -190,9 +223,10 @@ class PolicyScheduler(PipelinedScheduler):
         self.counters.blocks_evicted += self.view.held(request)
         if self.events:
             self.events.note("eviction", request=request.request_id, blocks=self.view.held(request))
+        self.placement.stir()
         self.started.discard(request)
+        self._unlisted = True
         self.fresh.discard(request.request_id)
         super()._preempt_request(request, *args, **kwargs)
-        request.next_decode_eligible_step = 0
         self.jobs[request.request_id].computed = 0
         self.host.left(request)

@@ -1,17 +1,16 @@
-"""vLLM's running list in two parts, so that a step touches the requests it serves and no others.
+"""The requests that hold a slot in two parts, so that a step touches those that it serves and no others.
 
-Invariants: every request of vLLM's running list is either active (visible in the last step) or parked, never
-both; a parked request keeps its blocks behind the gate `next_decode_eligible_step`.
+Invariants: a request is either active (visible in the last step) or parked, never both; a parked request keeps its blocks
+and its slot, and vLLM's schedule() does not see it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from vllm.v1.request import Request, RequestStatus
 
-PARKED = 1 << 62
-"""A step number that is never reached."""
+RUNNING = RequestStatus.RUNNING
 
 
 class Started:
@@ -29,33 +28,28 @@ class Started:
         yield from list(self.parked)
 
     def refresh(self) -> None:
-        """Forget active requests that finished or were preempted since the last step."""
-        running = RequestStatus.RUNNING
-        self.active = [request for request in self.active if request.status == running]
+        """Forget requests that finished, were preempted, or wait for more input, since the last decision."""
+        self.active = [request for request in self.active if request.status is RUNNING]
 
     def discard(self, request: Request) -> None:
-        """The request left vLLM's running list."""
-        if request in self.parked:
-            del self.parked[request]
-        elif request in self.active:
+        """The request was evicted."""
+        if self.parked.pop(request, self) is self and request in self.active:
             self.active.remove(request)
 
-    def arrange(self, chosen: Iterable[Request], in_flight: Callable[[Request], bool]) -> int:
-        """Show the chosen requests that have started, park the other active ones; how many were parked.
+    def arrange(self, shown: list[Request], in_flight: Callable[[Request], bool]) -> int:
+        """Show these, park the other active ones; how many were parked.
 
-        Those in flight are active still, ahead of the chosen: vLLM passes over them, and evicts from the end.
+        Those in flight are active still, ahead of the shown: vLLM passes over them, and evicts from the end.
         """
-        running = RequestStatus.RUNNING
-        shown = [request for request in chosen if request.status == running]
-        kept = set(shown)
-        others = [request for request in self.active if request not in kept]
-        under_way = [request for request in others if in_flight(request)]
-        dropped = [request for request in others if not in_flight(request)] if under_way else others
-        for request in dropped:
-            request.next_decode_eligible_step = PARKED
-            self.parked[request] = None
-        for request in shown:
-            if self.parked.pop(request, self) is None:
-                request.next_decode_eligible_step = 0
+        kept, under_way = set(shown), list[Request]()
+        dropped = [request for request in self.active if request not in kept]
+        if dropped:
+            under_way = [request for request in dropped if in_flight(request)]
+            for request in dropped:
+                if request not in under_way:
+                    self.parked[request] = None
+        if self.parked:
+            for request in shown:
+                self.parked.pop(request, None)
         self.active = under_way + shown
-        return len(dropped)
+        return len(dropped) - len(under_way)

@@ -47,6 +47,12 @@ def all_in_flight(request: Request) -> bool:
     return pending > 0 and certain >= request.num_prompt_tokens + request.max_tokens
 
 
+def steps_left(request: Request) -> int:
+    """Steps of a token each, the coming one included, at the start of which it is not all_in_flight for sure."""
+    steps: int = request.num_prompt_tokens + request.max_tokens - 1 - request.num_computed_tokens
+    return steps
+
+
 def _draining(request: Request) -> bool:
     """Output sampled before a preemption is still to be delivered; resuming now could sample it again."""
     return bool(request.num_stale_output_tokens) and not request.drop_stale_output

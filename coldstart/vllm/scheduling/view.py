@@ -5,7 +5,7 @@ Invariant: every answer is vLLM's own, read when it is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -76,9 +76,9 @@ class EngineView(PoolView):
         super().__init__(scheduler, scheduler.batch)
         self._scheduler = scheduler
         self.token_budget: int = scheduler.max_num_scheduled_tokens
-
-    def request(self, name: str) -> Request:
-        return self._scheduler.requests[name]
+        # Asked once or more for everybody of a batch: no call between.
+        self.request: Callable[[str], Request] = scheduler.requests.__getitem__
+        self.ready: Callable[[Job], bool] = scheduler.ready
 
     def name(self, request: Request) -> str:
         found: str = request.request_id
@@ -87,17 +87,14 @@ class EngineView(PoolView):
     def job(self, request: Request) -> Job:
         return self._scheduler.jobs[request.request_id]
 
-    def ready(self, job: Job) -> bool:
-        return self._scheduler.ready(job)
-
     def started(self) -> Iterator[Request]:
         return iter(self._scheduler.started)
 
     def proceeds(self, request: Request) -> bool:
         return self.runs(request) and not all_in_flight(request) and not self._scheduler.in_flight(request)
 
-    def prefilling(self, request: Request) -> bool:
-        return bool(request.is_prefill_chunk)
+    def prefilling(self, requests: Sequence[Request]) -> list[Request]:
+        return [r for r in requests if r.status is not RUNNING or r.is_prefill_chunk]
 
     def loading(self, name: str) -> bool:
         request = self._scheduler.picked_holding.get(name)

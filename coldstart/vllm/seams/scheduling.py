@@ -42,11 +42,11 @@ SCHEDULER = (
     seam("scheduler", "sampling_params:SamplingParams", reads="extra_args"),
     seam("scheduler", "lora.request:LoRARequest", reads="lora_name"),
     seam("scheduler", "v1.request:RequestStatus",
-          reads="RUNNING PREEMPTED FINISHED_ABORTED FINISHED_ERROR WAITING_FOR_REMOTE_KVS "
+          reads="WAITING RUNNING PREEMPTED FINISHED_ABORTED FINISHED_ERROR WAITING_FOR_REMOTE_KVS "
                 "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR WAITING_FOR_STREAMING_REQ"),
     seam("scheduler", "v1.structured_output.request:StructuredOutputRequest", reads="grammar"),
     seam("scheduler", "v1.core.sched.output:SchedulerOutput",
-          reads="num_scheduled_tokens kv_connector_metadata"),
+          reads="num_scheduled_tokens total_num_scheduled_tokens kv_connector_metadata"),
     seam("scheduler", "v1.core.sched.request_queue:RequestQueue",
           overrides=("add_request(self, request)", "prepend_request(self, request)",
                      "prepend_requests(self, requests)", "pop_request(self)", "peek_request(self)",

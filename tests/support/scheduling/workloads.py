@@ -14,7 +14,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
 from coldstart.scheduling import Job
-from coldstart.vllm.scheduling.scheduler import PARKED, PolicyScheduler
+from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 from tests.support.scheduling.engine_double import BLOCK, EngineDouble, Shape, build, expected, make_request
 from tests.support.scheduling.scheduling_rules import Rules
 
@@ -163,8 +163,11 @@ class Checked(Run):
         output = self.engine.step()
         scheduled = set(output.num_scheduled_tokens)
         self._within(output, before)
-        for request in self.scheduler.running:
-            assert (request.next_decode_eligible_step == PARKED) <= (request.request_id not in scheduled)
+        started = self.scheduler.started
+        assert scheduled.isdisjoint(request.request_id for request in started.parked), (
+            "a parked request is served"
+        )
+        assert set(started) >= set(self.scheduler.running), "vLLM runs somebody who holds no slot"
         if wanted is not None and asked < self.load.shape.tokens:
             assert scheduled == wanted, "a ready job of higher rank idles"
         self._served(output)

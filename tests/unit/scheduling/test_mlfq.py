@@ -207,3 +207,21 @@ def test_any_history_keeps_the_invariants(
 
 def test_the_first_iteration_is_in_the_order_of_arrival() -> None:
     assert Turns(0.1).oldest() and not Turns(0.0).oldest()
+
+
+@given(st.lists(st.sampled_from([0.4, 1.0, 2.5]), min_size=1, max_size=60), st.sampled_from([-1, 0, 2]))
+def test_a_batch_that_decodes_is_booked_as_each_of_it_would_be(
+    iterations: list[float], priority: int
+) -> None:
+    together, alone = mlfq(), mlfq()
+    for policy in (together, alone):
+        for name, mine in (("a", 0), ("b", priority), ("c", 0)):
+            policy.add(Job(name, 0, 1, generated=1, computed=1, priority=mine), 0)
+    for now, seconds in enumerate(iterations, 1):
+        together.decoded(list(together)[:2], seconds, now)
+        Policy.decoded(alone, list(alone)[:2], seconds, now)
+    assert names(together) == names(alone) and together.moved == alone.moved
+    assert list(together._unserved) == list(alone._unserved)
+    for mine, other in zip(together, alone, strict=True):
+        for field in Job.__slots__:
+            assert getattr(mine, field) == getattr(other, field), field

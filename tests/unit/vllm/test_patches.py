@@ -40,12 +40,10 @@ ON_OBJECTS = {
     "graphs/record.py": {"runner.execute_model"},
     "graphs/restore.py": {"manager name", "runner.cudagraph_manager name"},
     "scheduling/host.py": {"connector.get_num_new_matched_tokens"},
-    "scheduling/scheduler.py": {"request.next_decode_eligible_step"},
     "scheduling/settle.py": {"transfer.kv_connector", "transfer.kv_connector_module_path"},
     "scheduling/tails.py": {
         "scheduler._lookup", "scheduler._make_boundary_key", "group.next_stored_chunk_idx", "status.partial_tail_boundary",
     },
-    "scheduling/started.py": {"request.next_decode_eligible_step"},
 }  # fmt: skip
 """On this server's own objects: what vLLM keeps there to be set, one class swapped for our subclass, six methods wrapped."""
 
