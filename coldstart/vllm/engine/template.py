@@ -26,7 +26,7 @@ from coldstart.machine.lifeline import SUPERVISOR_ENV, die_with_parent, die_with
 from coldstart.machine.modes import SLEEP_LEVELS
 from coldstart.machine.peers import Listener, PeerError
 from coldstart.vllm import seams
-from coldstart.vllm.engine import ahead, server, stepdowns
+from coldstart.vllm.engine import ahead, application, server, stepdowns
 from coldstart.vllm.engine.readiness import refuse
 
 
@@ -51,7 +51,7 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     args, _ = server.parse_args(plan.vllm_args)
     fallbacks: stepdowns.Fallbacks = []
     config = server.configure(args)
-    server.warm_app(args, config)
+    application.warm(args, config)
     ahead.prepare()
     if level == "engine" and (reason := seams.check("template") or seams.check("worker")):
         fallbacks.append({"section": "template", "reason": f"{reason} Each server builds its own worker."})
