@@ -235,10 +235,23 @@ def _tell(connection: Channel, message: dict[str, Any]) -> None:
         connection.send(message)
 
 
-def main(argv: list[str]) -> None:
-    """`template SOCKET LEVEL PLAN_FILE READY_FD`: build, listen, acknowledge with one byte, fork until told to stop.
+def _go_on_in_child() -> None:
+    """Return in a child, which ends with this process; this one waits for its end.
 
-    At a level of sleep nothing is forked: the process itself is woken.
+    Each of gloo's threads would be frozen, and made again in every process that is thawed.
+    """
+    if (pid := os.fork()) != 0:
+        os.waitpid(pid, 0)
+        os._exit(0)
+    os.setsid()
+    die_with_parent()
+
+
+def main(argv: list[str]) -> None:
+    """`template SOCKET LEVEL PLAN_FILE READY_FD [alone]`: build, listen, acknowledge with one byte, fork until told to stop.
+
+    At a level of sleep nothing is forked: the process itself is woken. `alone`: a child of this process goes on in its place,
+    without the threads that building has left.
     """
     if SUPERVISOR_ENV in os.environ:
         die_with_supervisor()
@@ -254,6 +267,8 @@ def main(argv: list[str]) -> None:
         path.unlink(missing_ok=True)
         sys.exit(code)
     fallbacks = build(plan, level)
+    if argv[4:] == ["alone"]:
+        _go_on_in_child()
     path.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.imported()))
     listener = Listener(path)
     os.write(ready, b"1")
