@@ -240,11 +240,12 @@ def _go_on_in_child() -> None:
 
     Each of gloo's threads would be frozen, and made again in every process that is thawed.
     """
+    os.environ[SUPERVISOR_ENV] = str(os.getpid())
     if (pid := os.fork()) != 0:
         os.waitpid(pid, 0)
         os._exit(0)
     os.setsid()
-    die_with_parent()
+    die_with_supervisor()
 
 
 def main(argv: list[str]) -> None:
