@@ -146,7 +146,7 @@ def test_a_rank_that_dies_while_the_whole_model_serves_takes_only_the_pipeline(t
     async def work() -> None:
         async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
             ranks, beside = await _pipeline(stage)
-            stays = asyncio.create_task(stage.events("a", "s", pieces=500, pause_s=0.02))
+            stays = asyncio.create_task(stage.events("a", "s", pieces=50_000, pause_s=0.02))
             await until(lambda: ranks[0].asked)
             beside.gate.set()
             await until(lambda: stage.rig.groups("leaving") == ["a#1"])
