@@ -1,7 +1,8 @@
 """From a pipeline to single workers (ParaServe, section 6): which remain, and which stream goes to whom.
 
-Scaling down keeps one worker, scaling up as many as the load asks for, of those that have the memory; the switch comes when all
-of them hold the whole model. Streams that cannot move end in the pipeline, which goes when its last one has.
+Scaling down keeps one worker, scaling up as many as the load asks for, of those that have the memory or find it now; the
+switch comes when all of them hold the whole model. Streams that cannot move end in the pipeline, which goes when its last one
+has.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ class Consolidation:
         self.roster = roster
         self.moving: dict[str, str] = {}
 
-    def begin(self, group: Group, wanted: int, batch: int, now: float) -> Iterator[FetchRest]:
-        """The pipeline serves: its first full workers fetch the rest; more of them where `wanted` came on top."""
+    def begin(self, group: Group, wanted: int, batch: int, memory: int, now: float) -> Iterator[FetchRest]:
+        """The pipeline serves: its first full workers fetch the rest; more of them where `wanted` came on top.
+
+        A worker that is not full becomes so for that where its device still has room for `memory` bytes in all."""
+        for worker in group.workers:
+            if sum(one.full for one in group.workers) < group.keep + wanted and not worker.full:
+                self.roster.grow(worker, memory)
         full = sum(worker.full for worker in group.workers)
         group.keep = max(1, min(full, group.keep + wanted))
         group.capacity = batch * group.keep

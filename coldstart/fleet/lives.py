@@ -116,7 +116,8 @@ class GroupLives:
         self._rest(group, now)
         beside = any(worker.name + WHOLE in self.roster.workers for worker in group.workers)
         if self.settings.consolidate and len(group.workers) > 1 and not beside:
-            yield from self._consolidation.begin(group, model.wanted(now), model.spec.batch, now)
+            whole = model.spec.demand(0.0, self.settings.beside).whole(len(group.workers))
+            yield from self._consolidation.begin(group, model.wanted(now), model.spec.batch, whole, now)
 
     def _whole(self, worker: FleetWorker, now: float) -> Iterator[Action]:
         for name in list(worker.groups):
@@ -251,7 +252,6 @@ class GroupLives:
             self.models[spec.name] = Deployment(spec, Window(self.settings.window_s))
         else:
             known.spec, known.retired = spec, False
-            known.failed_on.clear()
         self._touched[spec.name] = None
 
     def _removed(self, name: str, now: float) -> Iterator[Action]:
@@ -259,6 +259,7 @@ class GroupLives:
         if model is None:
             return
         model.retired = True
+        model.failed_on.clear()
         self._blocked.pop(name, None)
         for request in list(model.waiting):
             self._forget(request)

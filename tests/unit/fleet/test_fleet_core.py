@@ -473,6 +473,48 @@ def test_a_burst_starts_what_it_needs_in_one_group() -> None:
     assert [group.keep for group in one.groups.values()] == [1, 2]
 
 
+def _grown(servers: list[ServerSpec]) -> tuple[FleetCore, list[LaunchRank], list[events.Action]]:
+    """Five at once for a model whose workers take three: a pipeline of two, launched for the first, that serves."""
+    one, ranks = FleetCore(FleetSettings(), servers, MODELS[:2]), list[LaunchRank]()
+    for request in "12345":
+        ranks += launches(one.on(events.Arrived(request, "large"), 0.0))
+    assert [(rank.ranks, rank.full) for rank in ranks] == [(2, 1), (2, 1)], (
+        "the links carry no other start in time"
+    )
+    one.on(events.RankReady(ranks[0].worker), 5.0)
+    return one, ranks, one.on(events.RankReady(ranks[1].worker), 6.0)
+
+
+def test_a_pipeline_scales_up_to_what_came_while_it_started() -> None:
+    """The second rank finds the memory of a whole model now: five are sent, and each worker goes on with its part of them."""
+    one, (first, second), actions = _grown([replace(server, memory=80) for server in SERVERS[:2]])
+    assert [a for a in actions if isinstance(a, events.FetchRest)] == [
+        events.FetchRest(first.worker, 20),
+        events.FetchRest(second.worker, 20),
+    ]
+    assert [a.request for a in actions if isinstance(a, Send)] == list("12345") and not launches(actions)
+    free = {server: one.roster.cluster.servers[server].free for server in (first.server, second.server)}
+    assert sorted(min(devices) for devices in free.values()) == [10, 10]
+    assert one.on(events.Whole(second.worker), 12.0) == [], "one by itself would be too few"
+    moved = [action for action in one.on(events.Whole(first.worker), 13.0) if isinstance(action, Move)]
+    assert (
+        sorted(action.target for action in moved)
+        == [f"{first.worker}/whole"] * 3 + [f"{second.worker}/whole"] * 2
+    )
+    for action in moved:
+        last = one.on(events.Moved(action.request, True), 14.0)
+    assert last == [events.Release(rank.worker, first.group) for rank in (first, second)]
+    for rank in (first, second):
+        one.on(events.Released(rank.worker, first.group), 15.0)
+    assert sorted(min(devices) for devices in free.values()) == [30, 30]
+
+
+def test_a_pipeline_that_finds_no_memory_keeps_the_one_worker_for_which_there_is_some() -> None:
+    _, (first, _), actions = _grown([replace(SERVERS[0], memory=80), SERVERS[2]])
+    assert [a.worker for a in actions if isinstance(a, events.FetchRest)] == [first.worker]
+    assert [a.request for a in actions if isinstance(a, Send)] == list("123")
+
+
 def test_a_server_that_drains_takes_nothing_new() -> None:
     one = core(MODELS[:2])
     for server in SERVERS[:3]:
