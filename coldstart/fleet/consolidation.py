@@ -21,13 +21,23 @@ class Consolidation:
         self.roster = roster
         self.moving: dict[str, str] = {}
 
-    def begin(self, group: Group, wanted: int, batch: int, memory: int, now: float) -> Iterator[FetchRest]:
-        """The pipeline serves: its first full workers fetch the rest; more of them where `wanted` came on top.
+    def keeps_more(self, group: Group, batch: int, memory: int) -> bool:
+        """Have one more worker of a pipeline that starts remain of it; whether there was one.
 
         A worker that is not full becomes so for that where its device still has room for `memory` bytes in all."""
-        for worker in group.workers:
-            if sum(one.full for one in group.workers) < group.keep + wanted and not worker.full:
-                self.roster.grow(worker, memory)
+        if len(group.workers) < 2 or group.phase is not GroupPhase.STARTING:
+            return False
+        full = [worker for worker in group.workers if worker.full]
+        if len(full) <= group.keep and not any(
+            self.roster.grown(worker, memory) for worker in group.workers if not worker.full
+        ):
+            return False
+        group.keep += 1
+        group.capacity = batch * group.keep
+        return True
+
+    def begin(self, group: Group, wanted: int, batch: int, now: float) -> Iterator[FetchRest]:
+        """The pipeline serves: its first full workers fetch the rest; more of them where `wanted` came on top."""
         full = sum(worker.full for worker in group.workers)
         group.keep = max(1, min(full, group.keep + wanted))
         group.capacity = batch * group.keep

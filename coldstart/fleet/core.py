@@ -184,6 +184,8 @@ class FleetCore(GroupLives):
     def _grown(self, model: Deployment, room: int | None, now: float) -> Iterator[Action]:
         name = model.spec.name
         while need := model.wanted(now):
+            if self._scaled_up(model):
+                continue
             oldest = model.oldest()
             demand = model.spec.demand(0.0 if oldest is None else now - oldest, self.settings.beside)
             fits = room is None or demand.part(self.settings.most_ranks) <= room
@@ -207,6 +209,16 @@ class FleetCore(GroupLives):
             yield from orders
         self._blocked.pop(name, None)
         self._reclaimed.pop(name, None)
+
+    def _scaled_up(self, model: Deployment) -> bool:
+        """Whether a pipeline of the model that starts can take more by one more of its workers: no start is as soon there."""
+        if not self.settings.consolidate:
+            return False
+        demand, batch = model.spec.demand(0.0, self.settings.beside), model.spec.batch
+        groups = model.groups.values()
+        return any(
+            self._consolidation.keeps_more(one, batch, demand.whole(len(one.workers))) for one in groups
+        )
 
     def _reclaim(self, model: Deployment, now: float, avoided: Collection[str]) -> Iterator[Action]:
         """Let the group that is idle longest go, if its device will then hold the model; one at a time by model."""

@@ -116,8 +116,7 @@ class GroupLives:
         self._rest(group, now)
         beside = any(worker.name + WHOLE in self.roster.workers for worker in group.workers)
         if self.settings.consolidate and len(group.workers) > 1 and not beside:
-            whole = model.spec.demand(0.0, self.settings.beside).whole(len(group.workers))
-            yield from self._consolidation.begin(group, model.wanted(now), model.spec.batch, whole, now)
+            yield from self._consolidation.begin(group, model.wanted(now), model.spec.batch, now)
 
     def _whole(self, worker: FleetWorker, now: float) -> Iterator[Action]:
         for name in list(worker.groups):

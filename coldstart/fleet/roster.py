@@ -131,12 +131,14 @@ class Roster:
         if self.settings.cache:
             server.remember(model.name, model.size)
 
-    def grow(self, worker: FleetWorker, memory: int) -> None:
-        """The worker holds so much from now on and may become the whole model, if its device has it free."""
+    def grown(self, worker: FleetWorker, memory: int) -> bool:
+        """If its device has it free, the worker holds so much from now on and may become the whole model."""
         free, more = self.cluster.servers[worker.server].free, memory - worker.memory
-        if free[worker.device] >= more:
-            free[worker.device] -= more
-            worker.memory, worker.full = memory, True
+        if free[worker.device] < more:
+            return False
+        free[worker.device] -= more
+        worker.memory, worker.full = memory, True
+        return True
 
     def shrink(self, worker: FleetWorker, memory: int) -> None:
         """The worker holds so much from now on, and no more."""
