@@ -64,6 +64,7 @@ def soak(found: Mapping[str, Any]) -> str:
         ["role", "processes", "descriptors", "threads", "PSS (MiB)", "its slope (MiB an hour)"], rows
     )
     files = ", ".join(f"{name}: {of(f'{name}_files')}" for name in ("runtime", "cache", "state"))
+    written = flat["quantities"]["runtime_bytes"]["slope_an_hour"] / 1e6
     minutes, failed = found["samples"][-1]["at_s"] / 60, sum(asked["errors"].values())
     return (
         f"{minutes:.0f} minutes at {about['speed']:g} times the trace's speed, {about['models']} models "
@@ -71,7 +72,8 @@ def soak(found: Mapping[str, Any]) -> str:
         f"- Requests: {asked['asked']:,}, of these right {asked['right']:,}, wrong {asked.get('wrong', 0)}, "
         f"refused or failed {failed}; starts: {starts['all']:,}, {starts['median_s']:.1f} s each (median).\n"
         f"- Not flat: {', '.join(flat['not_flat']) or 'nothing'}.\n"
-        f"- Files below the directories: {files}; segments in /dev/shm: {of('segments')}.\n\n"
+        f"- Files below the directories: {files}; segments in /dev/shm: {of('segments')}.\n"
+        f"- Bytes below the runtime directories, most of them in logs of Ray's own: {written:+.1f} MB an hour.\n\n"
         f"Medians of the second third and of the last one, of servers and supervisors by resident:\n\n{table}"
     )
 
