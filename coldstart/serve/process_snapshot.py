@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle, Trust
@@ -51,14 +52,14 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
     # One at a time: every frozen template listens at the same place.
     with locked(meeting / "lock"):
         process = template_pool.spawn(
-            level, plan, meeting / "socket", subprocess.DEVNULL, timeout, bound=True
+            level, plan, meeting / "socket", subprocess.DEVNULL, timeout, bound=True, alone=True
         )
         try:
-            fingerprint.write(process.pid, meeting / fingerprint.MODULES, out)
-            done = criu.run("dump", "-t", str(process.pid), "-D", str(out), "-o", "dump.log", *_OPTIONS)
+            (template,) = processes.children(process.pid)
+            fingerprint.write(template, meeting / fingerprint.MODULES, out)
+            done = criu.run("dump", "-t", str(template), "-D", str(out), "-o", "dump.log", *_OPTIONS)
         finally:
-            process.kill()
-            process.wait()
+            _end(process)
             _clear(meeting)
     if done.returncode != 0:
         raise CommandFailed(
@@ -72,6 +73,14 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
     except criu_memory.Unknown as error:
         return f"{error}: each process that is thawed reads all of its own memory"
     return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The template, where it still lives, and then the process that waits for it."""
+    with suppress(OSError):  # it has gone: what is frozen is ended
+        for pid in processes.children(process.pid):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
 
 
 def _clear(meeting: Path) -> None:

@@ -155,11 +155,19 @@ def _spawn_logged(
 
 
 def spawn(
-    level: str, plan: LaunchPlan, socket: Path, log: IO[bytes] | int, timeout: float, *, bound: bool = False
+    level: str,
+    plan: LaunchPlan,
+    socket: Path,
+    log: IO[bytes] | int,
+    timeout: float,
+    *,
+    bound: bool = False,
+    alone: bool = False,
 ) -> subprocess.Popen[bytes]:
     """A template process that listens at `socket`. Raises CommandFailed when it dies or is not ready in `timeout` seconds.
 
-    A `bound` one ends with the thread that calls this.
+    A `bound` one ends with the thread that calls this; with `alone` it is the one child of the process returned, and has one
+    thread.
 
     It has no variable and no argument that could hold a secret: it is forked for others, and may be frozen.
     """
@@ -179,6 +187,7 @@ def spawn(
                 level,
                 file.name,
                 str(writer),
+                *(["alone"] if alone else []),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,

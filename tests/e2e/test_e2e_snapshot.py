@@ -62,6 +62,14 @@ def test_two_servers_thaw_at_once(machine: Machine, frozen: str, reference: Toke
     assert list((machine.root / "run" / "coldstart").glob("thawed-*")) == []
 
 
+def test_the_frozen_engine_has_one_thread(machine: Machine, frozen: str) -> None:
+    with machine.serving("tiny-llama", "--mode", "snapshot") as served:
+        assert served.report["mode"] == "snapshot"
+        images = [one.parent for one in (machine.cache / "unpacked").glob("*/inventory.img")]
+        # CRIU keeps a file for each thread.
+        assert [len(list(one.glob("core-*.img"))) for one in images] == [1] * len(images) != []
+
+
 def test_the_other_sections_are_taken_over(machine: Machine, frozen: str, made: Any) -> None:
     difference = json.loads(machine.run("inspect", made.ref, "--diff", frozen, "--format", "json"))
     assert "snapshot" in json.dumps(difference) and "compile" not in json.dumps(difference)

@@ -12,12 +12,11 @@ import os
 import signal
 import sys
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from psutil import NoSuchProcess
@@ -28,6 +27,7 @@ from coldstart.machine.lifeline import die_with_parent, die_with_supervisor
 from coldstart.machine.scratch import scratch
 from coldstart.vllm import seams, stock
 from coldstart.vllm.engine import stepdowns
+from coldstart.vllm.engine.application import EarlyApplication
 from coldstart.vllm.engine.readiness import Readiness, refuse
 from coldstart.vllm.scheduling import settle as scheduler
 
@@ -87,8 +87,8 @@ def configure(args: Namespace) -> Any:
 
 
 @asynccontextmanager
-async def engine_client(args: Namespace, plan: LaunchPlan, warm: bool) -> AsyncIterator[Any]:
-    """vLLM's asynchronous engine over a forked engine process; `warm` says that the API's modules are imported."""
+async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication) -> AsyncIterator[Any]:
+    """vLLM's asynchronous engine over a forked engine process; `app` is built beside its start."""
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -104,8 +104,7 @@ async def engine_client(args: Namespace, plan: LaunchPlan, warm: bool) -> AsyncI
     # The forked engine inherits our loggers; configuring them again costs more than adopting a built worker.
     if config.logging_config.pylogging_config_file is None:
         config.logging_config = replace(config.logging_config, configure_logging=False)
-    if not warm:
-        _once_after_fork(partial(warm_app, args, config))
+    app.begin_after_fork(args, config)
     if args.worker_cls != stepdowns.WORKER:  # ours does it when it is warm
         os.register_at_fork(after_in_child=gc.enable)
     # Until its executor asks for SIGTERM instead: an engine that begins notes signals and goes on waiting for its server.
@@ -154,26 +153,6 @@ def _require_built_worker(config: Any) -> None:
         raise Unfit(reason)
 
 
-def _once_after_fork(work: Callable[[], None]) -> None:
-    """Do `work` in a thread of this process after its next fork, while the engine builds itself in the other one."""
-    pending = [work]
-
-    def begin() -> None:
-        if pending:
-            Thread(target=pending.pop(), name="warm app", daemon=True).start()
-
-    os.register_at_fork(after_in_parent=begin)
-
-
-def warm_app(args: Namespace, config: Any) -> None:
-    """Build and drop the API application, so that its modules are imported and its routes' schemas known."""
-    with timeline.measure("import app", track="server"):
-        import uvicorn
-        from vllm.entrypoints.launchers.app import build_app
-
-        uvicorn.Config(build_app(args, ("generate",), config.model_config)).load()
-
-
 def warm_tokenizer(config: Any) -> None:
     """Load the tokenizer into vLLM's own cache of tokenizers."""
     from vllm.tokenizers import cached_tokenizer_from_config
@@ -181,7 +160,7 @@ def warm_tokenizer(config: Any) -> None:
     cached_tokenizer_from_config(config.model_config)
 
 
-async def serve(args: Namespace, plan: LaunchPlan, warm: bool) -> int:
+async def serve(args: Namespace, plan: LaunchPlan) -> int:
     """Serve until a signal (0), the engine's death (1) or a wrong canary (1), else as vLLM's `run_server` does."""
     from vllm.entrypoints.launchers.api_server.entry import build_and_serve
     from vllm.entrypoints.launchers.launcher import setup_server
@@ -189,12 +168,14 @@ async def serve(args: Namespace, plan: LaunchPlan, warm: bool) -> int:
 
     decorate_logs("APIServer", skip_if_decorated=True)
     address, sock = setup_server(args, reuse_port=False)
-    async with engine_client(args, plan, warm) as engine:
+    app = EarlyApplication()
+    async with engine_client(args, plan, app) as engine:
         readiness = Readiness(plan, engine, worker_reports=stepdowns.reports(args))
         if not await readiness.proven():
             sock.close()
             return 1
-        shutdown = await build_and_serve(engine, address, sock, args, callback_notify=readiness.listening)
+        with app.handed_over():
+            shutdown = await build_and_serve(engine, address, sock, args, callback_notify=readiness.listening)
         died = engine.errored
     try:
         await shutdown
@@ -226,7 +207,7 @@ def _run(plan: LaunchPlan, imported: bool) -> int:
 
     try:
         with scheduler.counted(plan):
-            return uvloop.run(serve(args, plan, imported))
+            return uvloop.run(serve(args, plan))
     except Unfit as reason:
         refuse(str(reason))
         return 1

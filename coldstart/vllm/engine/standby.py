@@ -27,6 +27,7 @@ from coldstart.machine.peers import Listener, PeerError
 from coldstart.machine.scratch import scratch
 from coldstart.vllm import seams
 from coldstart.vllm.engine import server, stepdowns
+from coldstart.vllm.engine.application import EarlyApplication
 from coldstart.vllm.engine.readiness import Readiness, refuse
 
 SERVING = "serving"
@@ -247,7 +248,8 @@ def _in_the_place_of(request: dict[str, Any], descriptors: list[int]) -> Iterato
 async def _reside(plan: LaunchPlan, level: int, listening: Path, acknowledge: int) -> int:
     args, _ = server.parse_args(plan.vllm_args)
     held = described(args)
-    async with server.engine_client(args, plan, warm=False) as engine:
+    # Each server that it becomes builds its own; this one has its modules imported.
+    async with server.engine_client(args, plan, EarlyApplication()) as engine:
         gc.enable()
         await engine.sleep(level)
         listening.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.imported()))

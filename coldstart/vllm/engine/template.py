@@ -26,7 +26,7 @@ from coldstart.machine.lifeline import SUPERVISOR_ENV, die_with_parent, die_with
 from coldstart.machine.modes import SLEEP_LEVELS
 from coldstart.machine.peers import Listener, PeerError
 from coldstart.vllm import seams
-from coldstart.vllm.engine import ahead, server, stepdowns
+from coldstart.vllm.engine import ahead, application, server, stepdowns
 from coldstart.vllm.engine.readiness import refuse
 
 
@@ -51,7 +51,7 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     args, _ = server.parse_args(plan.vllm_args)
     fallbacks: stepdowns.Fallbacks = []
     config = server.configure(args)
-    server.warm_app(args, config)
+    application.warm(args, config)
     ahead.prepare()
     if level == "engine" and (reason := seams.check("template") or seams.check("worker")):
         fallbacks.append({"section": "template", "reason": f"{reason} Each server builds its own worker."})
@@ -235,10 +235,24 @@ def _tell(connection: Channel, message: dict[str, Any]) -> None:
         connection.send(message)
 
 
-def main(argv: list[str]) -> None:
-    """`template SOCKET LEVEL PLAN_FILE READY_FD`: build, listen, acknowledge with one byte, fork until told to stop.
+def _go_on_in_child() -> None:
+    """Return in a child, which ends with this process; this one waits for its end.
 
-    At a level of sleep nothing is forked: the process itself is woken.
+    Each of gloo's threads would be frozen, and made again in every process that is thawed.
+    """
+    os.environ[SUPERVISOR_ENV] = str(os.getpid())
+    if (pid := os.fork()) != 0:
+        os.waitpid(pid, 0)
+        os._exit(0)
+    os.setsid()
+    die_with_supervisor()
+
+
+def main(argv: list[str]) -> None:
+    """`template SOCKET LEVEL PLAN_FILE READY_FD [alone]`: build, listen, acknowledge with one byte, fork until told to stop.
+
+    At a level of sleep nothing is forked: the process itself is woken. `alone`: a child of this process goes on in its place,
+    without the threads that building has left.
     """
     if SUPERVISOR_ENV in os.environ:
         die_with_supervisor()
@@ -254,6 +268,8 @@ def main(argv: list[str]) -> None:
         path.unlink(missing_ok=True)
         sys.exit(code)
     fallbacks = build(plan, level)
+    if argv[4:] == ["alone"]:
+        _go_on_in_child()
     path.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.imported()))
     listener = Listener(path)
     os.write(ready, b"1")

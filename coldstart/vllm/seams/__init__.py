@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Feature = Literal[
     "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "offload", "tails", "graphs", "kv-plan",
-    "aot", "offline", "headless", "late-interaction", "stock", "ahead", "standby", "ending",
+    "aot", "offline", "headless", "late-interaction", "stock", "ahead", "standby", "ending", "application",
 ]  # fmt: skip
 
 READ = {"graphs": ((0, 32), runtime.SUPPORTED_VLLM[1])}

@@ -41,6 +41,7 @@ START = (
     seam("start offline", "inputs:TokensPrompt", "TokensPrompt(*, prompt_token_ids)"),
     seam("start offline", "outputs:RequestOutput", reads="outputs finished"),
     seam("start offline", "outputs:CompletionOutput", reads="token_ids"),
+    seam("application", f"{_LAUNCHERS}.api_server.entry", says=("app = build_app(args, supported_tasks, model_config)",)),
     seam("ending", "v1.engine.core_client:BackgroundResources", reads="engine_manager"),
     seam("ending", "v1.engine.utils:CoreEngineProcManager", calls=("shutdown(self, *, timeout)",)),
     seam("ending", "v1.engine.core_client:MPClient", reads="resources"),

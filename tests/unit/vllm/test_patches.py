@@ -1,5 +1,5 @@
-"""What is set at run time on things of vLLM's, place by place. README says that classes and modules are set on a GPU alone, for
-graphs, KV plans and compiled code. A new place has to be written down here, and there.
+"""What is set at run time on things of vLLM's, place by place. Beside one function that is put back before a server listens,
+classes and modules are set on a GPU alone, for graphs, KV plans and compiled code. A new place has to be written down here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 ROOM = Path(__file__).parents[3] / "coldstart" / "vllm"
 
 ON_CLASSES_AND_MODULES = {
+    "engine/application.py": {"entry.build_app"},
     "engine/aot.py": {"module._try_load_aot_compiled_fn", "worker COMPILE_REPORT"},
     "graphs/hook.py": {"*place", "*places[name]"},
     "graphs/plugin.py": {
@@ -23,7 +24,8 @@ ON_CLASSES_AND_MODULES = {
     "engine/executor.py": {"torch.set_num_threads"},
     "engine/compiled.py": {"AOTCompilePickler.reducer_override"},
 }  # fmt: skip
-"""For as long as the process lives, but hook.py, record.py, executor.py and compiled.py put back what was there."""
+"""For as long as the process lives, but hook.py, record.py, application.py, executor.py and compiled.py put back what was.
+"""
 
 ON_OBJECTS = {
     "engine/compiled.py": {

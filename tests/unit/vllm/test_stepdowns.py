@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import socket
 import sys
@@ -79,6 +80,8 @@ def test_the_load_format_is_not_registered_where_it_does_not_fit(
     lacking: set[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     lacking.add("weights")
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)  # not once vLLM is imported
+    caplog.set_level(logging.WARNING, "vllm")
     monkeypatch.setitem(sys.modules, "coldstart.vllm.weights.loader", None)  # importing it would raise
     entry._add.__wrapped__()
     assert REASON in caplog.text
@@ -290,7 +293,7 @@ def test_a_template_without_our_worker_still_serves(
         monkeypatch.setattr(template.server, name, lambda: None)
     monkeypatch.setattr(template.server, "parse_args", lambda _: (Namespace(), []))
     monkeypatch.setattr(template.server, "configure", lambda _: None)
-    monkeypatch.setattr(template.server, "warm_app", lambda *_: None)
+    monkeypatch.setattr(template.application, "warm", lambda *_: None)
     monkeypatch.setattr(template, "prebuild_worker", lambda _: pytest.fail("built"))
     monkeypatch.setattr(template.threading, "active_count", lambda: 1)
     monkeypatch.setattr(template.gc, "freeze", lambda: None)

@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from coldstart.vllm.engine import server
+from coldstart.vllm.engine.application import EarlyApplication
 
 def engine(*_, **__):
     if os.fork() == 0:
@@ -36,7 +37,7 @@ def engine(*_, **__):
 
 async def main():
     args = Namespace(worker_cls="other", enable_log_requests=False, aggregate_engine_logging=False, disable_log_stats=True)
-    async with server.engine_client(args, SimpleNamespace(must_adopt=False), True):
+    async with server.engine_client(args, SimpleNamespace(must_adopt=False), EarlyApplication()):
         pass
 
 AsyncLLM.from_vllm_config = engine

@@ -1,0 +1,90 @@
+"""vLLM's API application, built while the engine starts instead of after it.
+
+vLLM builds it from the parsed arguments once the engine answers, which then has nothing to do. The same call with the same
+arguments is made here, in a thread beside the engine's start; vLLM is handed its result where it asks for just that, and builds
+its own otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Thread
+from typing import Any
+
+from coldstart.machine import timeline
+from coldstart.vllm import seams
+
+# What a worker says of nearly every model that generates; one that says more has its application built by vLLM.
+_TASKS = ("generate",)
+
+
+def warm(args: Namespace, config: Any) -> None:
+    """Build and drop an application, so that its modules are imported and its routes' schemas known."""
+    with timeline.measure("import app", track="server"):
+        _built(args, config)
+
+
+def _built(args: Namespace, config: Any) -> Any:
+    import uvicorn
+    from vllm.entrypoints.launchers.app import build_app
+
+    app = build_app(args, _TASKS, config.model_config)
+    uvicorn.Config(app).load()
+    return app
+
+
+class EarlyApplication:
+    """The application for these arguments, once a thread of this process has built it."""
+
+    def __init__(self) -> None:
+        self._asked: tuple[Namespace, Any] | None = None
+        self._thread: Thread | None = None
+        self._made: Any = None
+
+    def begin_after_fork(self, args: Namespace, config: Any) -> None:
+        """Build it once this process has forked its engine: a fork of a process with two threads would not be whole."""
+        self._asked = args, config
+        os.register_at_fork(after_in_parent=self._begin)
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            self._thread = Thread(target=self._build, name="build app", daemon=True)
+            self._thread.start()
+
+    def _build(self) -> None:
+        # vLLM makes the same call, and says what is wrong with it.
+        with suppress(Exception):
+            self._made = _built(*self._asked)  # type: ignore[misc]
+
+    def _fits(self, args: Namespace, tasks: Any, model_config: Any) -> bool:
+        if self._thread is None or self._asked is None:
+            return False
+        given, config = self._asked
+        return args is given and tuple(tasks or ()) == _TASKS and model_config is config.model_config
+
+    @contextmanager
+    def handed_over(self) -> Iterator[None]:
+        """Where vLLM builds an application in this block, it is given the one that is there, waited for."""
+        if seams.check("application"):
+            yield
+            return
+        from vllm.entrypoints.launchers.api_server import entry
+
+        build = entry.build_app
+
+        def build_app(args: Namespace, supported_tasks: Any = None, model_config: Any = None) -> Any:
+            if self._fits(args, supported_tasks, model_config):
+                assert self._thread is not None
+                self._thread.join()
+                if self._made is not None:
+                    return self._made
+            return build(args, supported_tasks, model_config)
+
+        entry.build_app = build_app
+        try:
+            yield
+        finally:
+            entry.build_app = build

@@ -1,0 +1,104 @@
+"""The API application that is built while the engine starts: vLLM's own, and only where vLLM asks for just that."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from typing import Any
+
+import pytest
+
+from coldstart.vllm import seams
+from coldstart.vllm.engine import application, server
+from coldstart.vllm.engine.application import EarlyApplication
+
+pytestmark = pytest.mark.vllm
+
+
+def _forked() -> None:
+    """What starts an engine."""
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _begun(args: Namespace, config: Any) -> EarlyApplication:
+    early = EarlyApplication()
+    early.begin_after_fork(args, config)
+    _forked()
+    return early
+
+
+@pytest.fixture
+def asked() -> tuple[Namespace, Any]:
+    args, _ = server.parse_args(["--model", "some/model", "--api-key", "k", "--root-path", "/here"])
+    return args, Namespace(model_config=Namespace(get_pooling_task=lambda tasks: None))
+
+
+def _routes(app: Any) -> list[tuple[str, str]]:
+    return [(type(route).__name__, route.path) for route in app.routes]
+
+
+def test_vllm_is_handed_what_it_would_have_built(asked: tuple[Namespace, Any]) -> None:
+    from vllm.entrypoints.launchers.api_server import entry
+
+    args, config = asked
+    stock = entry.build_app
+    early = _begun(args, config)
+    with early.handed_over():
+        one = entry.build_app(args, ("generate",), config.model_config)
+        assert entry.build_app(args, ("generate",), config.model_config) is one
+    assert entry.build_app is stock
+    other = stock(args, ("generate",), config.model_config)
+    assert one is not other
+    assert _routes(one) == _routes(other)
+    assert (one.root_path, one.state.args) == ("/here", args)
+    assert [one.cls for one in one.user_middleware] == [one.cls for one in other.user_middleware]
+
+
+def test_what_is_asked_for_otherwise_is_built_by_vllm(asked: tuple[Namespace, Any]) -> None:
+    from vllm.entrypoints.launchers.api_server import entry
+
+    args, config = asked
+    early = _begun(args, config)
+    others = [
+        (Namespace(**vars(args)), ("generate",), config.model_config),
+        (args, ("generate", "transcription"), config.model_config),
+        (args, ("generate",), None),
+    ]
+    with early.handed_over():
+        first = entry.build_app(args, ("generate",), config.model_config)
+        assert all(entry.build_app(*other) is not first for other in others)
+
+
+def test_what_cannot_be_built_ahead_is_said_by_vllm_itself(
+    asked: tuple[Namespace, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.entrypoints.launchers.api_server import entry
+
+    def fails(*_: Any) -> None:
+        raise ValueError("a middleware that is not there")
+
+    args, config = asked
+    monkeypatch.setattr(application, "_built", fails)
+    early = _begun(args, config)
+    with early.handed_over():
+        assert _routes(entry.build_app(args, ("generate",), config.model_config))
+
+
+def test_a_process_that_has_not_forked_has_no_second_thread(asked: tuple[Namespace, Any]) -> None:
+    from vllm.entrypoints.launchers.api_server import entry
+
+    args, config = asked
+    early = EarlyApplication()
+    with early.handed_over():
+        assert _routes(entry.build_app(args, ("generate",), config.model_config))
+
+
+def test_another_vllm_is_left_as_it_is(asked: tuple[Namespace, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.entrypoints.launchers.api_server import entry
+
+    monkeypatch.setattr(seams, "check", lambda feature: f"no {feature}")
+    stock = entry.build_app
+    with _begun(*asked).handed_over():
+        assert entry.build_app is stock
