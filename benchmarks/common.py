@@ -70,13 +70,17 @@ OPT_66B = Model("OPT-66B", 66e9, 64, 9216, 4)
 OPT_175B = Model("OPT-175B", 175e9, 96, 12288, 16)
 
 
+def real_trace(name: str) -> Path:
+    """One of the traces that are no part of the project."""
+    places = (folder / "shared" / "traces" / name for folder in Path(__file__).resolve().parents)
+    if (found := next((place for place in places if place.is_file()), None)) is None:
+        raise SystemExit(f"this benchmark needs shared/traces/{name} beside the project")
+    return found
+
+
 def lengths(count: int, longest: int = 2048) -> list[TraceRequest]:
     """Rows of the Azure conversation trace (2023) whose context fits OPT's 2,048 positions."""
-    places = (folder / "shared" / "traces" for folder in Path(__file__).resolve().parents)
-    folder = next((place for place in places if place.is_dir()), None)
-    if folder is None:
-        raise SystemExit("this benchmark needs shared/traces/azure_llm_2023_conv.csv beside the project")
-    rows = read_trace(folder / "azure_llm_2023_conv.csv", "azure-llm")
+    rows = read_trace(real_trace("azure_llm_2023_conv.csv"), "azure-llm")
     return list(islice((r for r in rows if r.prompt_tokens + r.output_tokens <= longest), count))
 
 

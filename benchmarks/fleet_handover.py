@@ -57,21 +57,25 @@ DEPLOY = [
 
 
 class Fleet:
-    """A head, two nodes, each with a runtime directory of its own."""
+    """A head, two nodes, each with a runtime directory of its own; `up` are more words for the first."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *up: str) -> None:
         self.root, self.processes = root, list[subprocess.Popen[bytes]]()
         self.log = root / "up.log"
-        up = self._start("up", "fleet", "up", "--ranks", "2", "--port", "0", "--state", str(root / "state"))
-        assert up.stdout is not None
-        assert up.stdout.readline(), self.log.read_text()
+        process = self._start("up", "fleet", "up", "--port", "0", "--state", str(root / "state"), *up)
+        assert process.stdout is not None
+        assert process.stdout.readline(), self.log.read_text()
         known = json.loads((root / "up" / "coldstart" / "fleet.json").read_text())
         self.url, self.key, self.ray, self.token = (
             known[one] for one in ("url", "admin_key", "ray", "token")
         )
 
-    def _environment(self, name: str) -> dict[str, str]:
-        own = {"XDG_RUNTIME_DIR": str(self.root / name), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    def environment(self, name: str) -> dict[str, str]:
+        own = {
+            "XDG_RUNTIME_DIR": str(self.root / name),
+            "TMPDIR": str(self.root),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
         return os.environ | own | {"HF_HUB_OFFLINE": "1"}
 
     def _start(self, name: str, *words: str, **env: str) -> subprocess.Popen[bytes]:
@@ -79,7 +83,7 @@ class Fleet:
         with (self.root / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
                 [*console(), *words],
-                env=self._environment(name) | env,
+                env=self.environment(name) | env,
                 stdout=subprocess.PIPE if name == "up" else log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -88,12 +92,26 @@ class Fleet:
         self.processes.append(process)
         return process
 
-    def join(self, name: str) -> None:
-        words = ("fleet", "join", self.ray, "--memory", "100MB", "--network", "1MB", "--load", "10GB")
-        self._start(name, *words, RAY_AUTH_TOKEN=self.token)
+    async def join(self, name: str, memory: str = "100MB", network: str = "1MB") -> None:
+        """Another node; returns when it is a server."""
+        async with aiohttp.ClientSession() as client:
+            count = len((await self.status(client))["servers"]) + 1
+            words = ("fleet", "join", self.ray, "--memory", memory, "--network", network, "--load", "10GB")
+            self._start(name, *words, RAY_AUTH_TOKEN=self.token)
 
-    def run(self, *words: str) -> None:
-        subprocess.run([*console(), *words], env=self._environment("up"), check=True)
+            async def joined() -> bool:
+                return len((await self.status(client))["servers"]) == count
+
+            await until(joined, 120)
+
+    def run(self, *words: str, at: str = "up") -> None:
+        subprocess.run([*console(), *words], env=self.environment(at), check=True)
+
+    def said_by(self, *words: str, at: str = "up") -> str:
+        done = subprocess.run(
+            [*console(), *words], env=self.environment(at), check=True, capture_output=True, text=True
+        )
+        return done.stdout
 
     async def status(self, client: aiohttp.ClientSession) -> Any:
         headers = {"x-coldstart-admin-key": self.key}
@@ -113,9 +131,10 @@ class Fleet:
 
 
 @contextmanager
-def _fleet() -> Iterator[Fleet]:
+def fleet_up(*up: str) -> Iterator[Fleet]:
+    """It ends with the block."""
     with tempfile.TemporaryDirectory(prefix="cf-", dir="/tmp") as place:
-        made = Fleet(Path(place))
+        made = Fleet(Path(place), *up)
         try:
             yield made
         except BaseException:
@@ -125,7 +144,8 @@ def _fleet() -> Iterator[Fleet]:
             made.end()
 
 
-async def _until(check: Callable[[], Awaitable[Any]], patience_s: float) -> Any:
+async def until(check: Callable[[], Awaitable[Any]], patience_s: float) -> Any:
+    """What is found at last. Fails after `patience_s` seconds."""
     deadline = time.monotonic() + patience_s
     while not (found := await check()):
         assert time.monotonic() < deadline, "not in time"
@@ -227,11 +247,11 @@ async def _moved(fleet: Fleet, client: aiohttp.ClientSession, given: argparse.Na
         names = [group["name"] for group in model["groups"] if group["phase"] == "serving"]
         return [name for name in names if name.endswith("/whole") is single] or None
 
-    await _until(lambda: serving(False), 400)
+    await until(lambda: serving(False), 400)
     over = asyncio.Event()
     asked = asyncio.create_task(_again_and_again(client, fleet.url, given.streams, given.tokens, over))
     loading = time.monotonic()
-    await _until(lambda: serving(True), 400)
+    await until(lambda: serving(True), 400)
     loaded_s = time.monotonic() - loading
 
     async def gone() -> Any:
@@ -239,7 +259,7 @@ async def _moved(fleet: Fleet, client: aiohttp.ClientSession, given: argparse.Na
         return all(group["name"].endswith("/whole") for group in groups)
 
     switch = time.monotonic()
-    await _until(gone, 300)
+    await until(gone, 300)
     switched_s = time.monotonic() - switch
     over.set()
     streams = await asked
@@ -316,15 +336,9 @@ def main() -> None:
     given = parser.parse_args()
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     load, began = os.getloadavg()[0], time.time()
-    with _fleet() as fleet:
-        for count, name in enumerate(("one", "two"), 1):
-            fleet.join(name)
-
-            async def joined(wanted: int = count) -> Any:
-                async with aiohttp.ClientSession() as client:
-                    return len((await fleet.status(client))["servers"]) == wanted
-
-            asyncio.run(_until(joined, 120))
+    with fleet_up("--ranks", "2") as fleet:
+        for name in ("one", "two"):
+            asyncio.run(fleet.join(name))
         words = [*DEPLOY, "--batch", str(given.streams + 8), "--on-miss", given.on_miss]
         fleet.run("fleet", "deploy", MODEL, *words, "--", *WORDS)
         found = asyncio.run(_measured(fleet, given))

@@ -52,10 +52,10 @@ PATIENCE_S = 900.0
 
 
 class LinkedFleet:
-    """A gateway, two servers and the source, each behind its own link of `rate` bytes/s but for the first and the last."""
+    """A gateway (with `words`), two servers and the source; each server's link is of `rate` bytes/s."""
 
-    def __init__(self, cluster: LinkCluster, root: Path, weights: Path, rate: float) -> None:
-        self.cluster, self.root, self.weights, self.rate = cluster, root, weights, rate
+    def __init__(self, cluster: LinkCluster, root: Path, weights: Path, rate: float, *words: str) -> None:
+        self.cluster, self.root, self.weights, self.rate, self.words = cluster, root, weights, rate, words
         self.processes: list[subprocess.Popen[bytes]] = []
         self.source = self.url = self.key = ""
 
@@ -77,7 +77,7 @@ class LinkedFleet:
         source = self._begin("source", command, cwd=HERE.parent / "tests")
         self.source = source.stdout.readline().decode().strip()  # type: ignore[union-attr]
         where = ["--host", cluster.address("head"), "--port", "8000", "--state", str(root / "state.json")]
-        up = self._begin("head", [*console(), "fleet", "up", "--ranks", "2", "--no-consolidate", *where])
+        up = self._begin("head", [*console(), "fleet", "up", "--ranks", "2", *self.words, *where])
         assert up.stdout is not None and up.stdout.readline(), self.said("head")
         known = json.loads((root / "head" / "coldstart" / "fleet.json").read_text())
         self.url, self.key = known["url"], known["admin_key"]
@@ -167,9 +167,10 @@ class LinkedFleet:
 
 
 @contextmanager
-def _fleet(weights: Path, rate: float) -> Iterator[LinkedFleet]:
+def linked_fleet(weights: Path, rate: float, *words: str) -> Iterator[LinkedFleet]:
+    """It ends with the block."""
     with tempfile.TemporaryDirectory(prefix="cl-", dir="/tmp") as place, link_cluster() as cluster:
-        made = LinkedFleet(cluster, Path(place), weights, rate)
+        made = LinkedFleet(cluster, Path(place), weights, rate, *words)
         try:
             made.begin()
             yield made
@@ -214,7 +215,7 @@ def _started(fleet: LinkedFleet, model: Path, total: int, slo_s: float | None) -
 
 def _at(rate: float, rounds: int, weights: Path, model: Path, total: int) -> list[dict[str, Any]]:
     rows = []
-    with _fleet(weights, rate) as fleet:
+    with linked_fleet(weights, rate, "--no-consolidate") as fleet:
         for _ in range(rounds):
             for slo_s in (None, 0.75 * total / rate):
                 row = {"rate": rate, **_started(fleet, model, total, slo_s)}
@@ -223,7 +224,15 @@ def _at(rate: float, rounds: int, weights: Path, model: Path, total: int) -> lis
     return rows
 
 
-def _bare(model: Path) -> Path:
+def prepared() -> Path:
+    """The model, with the bundles of one worker and of two ranks."""
+    weights = checkpoint.built(CONFIG)
+    for words in (WORDS, PIPELINE):
+        subprocess.run([*console(), "materialize", str(weights), "--", *words], check=True)
+    return weights
+
+
+def bare(model: Path) -> Path:
     """The model's directory without its weights."""
     place = model.with_name(model.name + "-bare")
     if not place.is_dir():
@@ -267,14 +276,11 @@ def main() -> None:
     if reason := lacking():
         raise SystemExit(f"skipped: {reason}")
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    weights = checkpoint.built(CONFIG)
-    for words in (WORDS, PIPELINE):
-        subprocess.run([*console(), "materialize", str(weights), "--", *words], check=True)
+    weights = prepared()
     load, began = os.getloadavg()[0], time.time()
-    total, model = checkpoint.size(weights), _bare(weights)
-    rows = [
-        row for rate in given.rates for row in _at(float(size(rate)), given.rounds, weights, model, total)
-    ]
+    total, model = checkpoint.size(weights), bare(weights)
+    rates = [float(size(rate)) for rate in given.rates]
+    rows = [row for rate in rates for row in _at(rate, given.rounds, weights, model, total)]
     about = {
         "command": f"python benchmarks/fleet_links.py {' '.join(sys.argv[1:])}".rstrip(),
         "seconds": time.time() - began,

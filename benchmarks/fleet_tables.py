@@ -22,6 +22,7 @@ def parts() -> dict[str, str]:
         "overhead": overhead(_read("fleet-overhead")),
         "handover": handover(_read("fleet-handover-cpu")),
         "links": links(_read("fleet-links-cpu")),
+        "soak": soak(_read("fleet-soak")),
     }
 
 
@@ -42,6 +43,38 @@ def policies(found: Mapping[str, Any]) -> str:
         f"- The ledger on {ledger['runs']:,} links shared exactly: {ledger['admitted']:,} fetches admitted, "
         f"{ledger['refused']:,} refused, {ledger['runs_with_a_late_worker']} runs with one past its deadline; "
         f"bytes lost or invented: {ledger['bytes_lost_relative']:.0e} of all at most."
+    )
+
+
+def soak(found: Mapping[str, Any]) -> str:
+    flat, about, asked, starts = (found[name] for name in ("flat", "about", "requests", "starts"))
+
+    def of(name: str, unit: int = 1) -> str:
+        one = flat["quantities"][name]
+        return f"{one['second_third'] / unit:,.0f}, {one['last_third'] / unit:,.0f}"
+
+    rows = []
+    for role in [
+        name.removesuffix(" processes") for name in flat["quantities"] if name.endswith(" processes")
+    ]:
+        counts = [of(f"{role} {what}") for what in ("processes", "descriptors", "threads")]
+        slope = flat["quantities"][f"{role} pss_bytes"]["slope_an_hour"] / (1 << 20)
+        rows.append([role, *counts, of(f"{role} pss_bytes", 1 << 20), f"{slope:+.1f}"])
+    table = _table(
+        ["role", "processes", "descriptors", "threads", "PSS (MiB)", "its slope (MiB an hour)"], rows
+    )
+    files = ", ".join(f"{name}: {of(f'{name}_files')}" for name in ("runtime", "cache", "state"))
+    written = flat["quantities"]["runtime_bytes"]["slope_an_hour"] / 1e6
+    minutes, failed = found["samples"][-1]["at_s"] / 60, sum(asked["errors"].values())
+    return (
+        f"{minutes:.0f} minutes at {about['speed']:g} times the trace's speed, {about['models']} models "
+        f"in room for {about['room_for']}; the machine's load was {about['load_median']:.1f} (median).\n\n"
+        f"- Requests: {asked['asked']:,}, of these right {asked['right']:,}, wrong {asked.get('wrong', 0)}, "
+        f"refused or failed {failed}; starts: {starts['all']:,}, {starts['median_s']:.1f} s each (median).\n"
+        f"- Not flat: {', '.join(flat['not_flat']) or 'nothing'}.\n"
+        f"- Files below the directories: {files}; segments in /dev/shm: {of('segments')}.\n"
+        f"- Bytes below the runtime directories, most of them in logs of Ray's own: {written:+.1f} MB an hour.\n\n"
+        f"Medians of the second third and of the last one, of servers and supervisors by resident:\n\n{table}"
     )
 
 

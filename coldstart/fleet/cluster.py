@@ -6,7 +6,7 @@ Invariant: what workers hold on a device and what is free there add up to its me
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from coldstart.fleet.ledger import LinkLedger
 from coldstart.fleet.sizing import Offer
@@ -67,9 +67,13 @@ class Cluster:
     def lose(self, name: str) -> None:
         self.servers.pop(name, None)
 
-    def open(self) -> Iterator[FleetServer]:
-        return (server for server in self.servers.values() if not server.draining)
+    def open(self, avoided: Collection[str] = ()) -> Iterator[FleetServer]:
+        return (
+            server
+            for server in self.servers.values()
+            if not server.draining and server.spec.name not in avoided
+        )
 
-    def offers(self, now: float, least: int = 0) -> list[Offer]:
+    def offers(self, now: float, least: int = 0, avoided: Collection[str] = ()) -> list[Offer]:
         """Of every server with a device that has `least` bytes free."""
-        return [server.offer(now) for server in self.open() if max(server.free) >= least]
+        return [server.offer(now) for server in self.open(avoided) if max(server.free) >= least]

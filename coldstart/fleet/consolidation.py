@@ -1,7 +1,8 @@
 """From a pipeline to single workers (ParaServe, section 6): which remain, and which stream goes to whom.
 
-Scaling down keeps one worker, scaling up as many as the load asks for, of those that have the memory; the switch comes when all
-of them hold the whole model. Streams that cannot move end in the pipeline, which goes when its last one has.
+Scaling down keeps one worker, scaling up as many as the load asks for, of those that have the memory or find it now; the
+switch comes when all of them hold the whole model. Streams that cannot move end in the pipeline, which goes when its last one
+has.
 """
 
 from __future__ import annotations
@@ -19,6 +20,21 @@ class Consolidation:
     def __init__(self, roster: Roster) -> None:
         self.roster = roster
         self.moving: dict[str, str] = {}
+
+    def keeps_more(self, group: Group, batch: int, memory: int) -> bool:
+        """Have one more worker of a pipeline that starts remain of it; whether there was one.
+
+        A worker that is not full becomes so for that where its device still has room for `memory` bytes in all."""
+        if len(group.workers) < 2 or group.phase is not GroupPhase.STARTING:
+            return False
+        full = [worker for worker in group.workers if worker.full]
+        if len(full) <= group.keep and not any(
+            self.roster.grown(worker, memory) for worker in group.workers if not worker.full
+        ):
+            return False
+        group.keep += 1
+        group.capacity = batch * group.keep
+        return True
 
     def begin(self, group: Group, wanted: int, batch: int, now: float) -> Iterator[FetchRest]:
         """The pipeline serves: its first full workers fetch the rest; more of them where `wanted` came on top."""

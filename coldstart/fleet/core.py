@@ -8,7 +8,7 @@ controller that starts again may be told everything twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from coldstart.fleet import events
 from coldstart.fleet.deployments import Deployment
@@ -184,13 +184,22 @@ class FleetCore(GroupLives):
     def _grown(self, model: Deployment, room: int | None, now: float) -> Iterator[Action]:
         name = model.spec.name
         while need := model.wanted(now):
+            if self._scaled_up(model):
+                continue
             oldest = model.oldest()
             demand = model.spec.demand(0.0 if oldest is None else now - oldest, self.settings.beside)
             fits = room is None or demand.part(self.settings.most_ranks) <= room
-            scheme = place(name, demand, self.roster.cluster, self.settings, need, now) if fits else None
+            cluster, scheme = self.roster.cluster, None
+            # Where its start failed it is tried again only if no other server has room, or can make some.
+            for avoided in dict.fromkeys((model.avoided(now), frozenset[str]())):
+                if fits:
+                    scheme = place(name, demand, cluster, self.settings, need, now, avoided)
+                if scheme is None:
+                    yield from self._reclaim(model, now, avoided)
+                if scheme is not None or self._leaving_for(name):
+                    break
             if scheme is None:
                 self._blocked[name] = None
-                yield from self._reclaim(model, now)
                 return
             model.number, self.starts = model.number + 1, self.starts + 1
             group, orders = self.roster.launch(
@@ -201,13 +210,25 @@ class FleetCore(GroupLives):
         self._blocked.pop(name, None)
         self._reclaimed.pop(name, None)
 
-    def _reclaim(self, model: Deployment, now: float) -> Iterator[Action]:
+    def _scaled_up(self, model: Deployment) -> bool:
+        """Whether a pipeline of the model that starts can take more by one more of its workers: no start is as soon there."""
+        if not self.settings.consolidate:
+            return False
+        demand, batch = model.spec.demand(0.0, self.settings.beside), model.spec.batch
+        groups = model.groups.values()
+        return any(
+            self._consolidation.keeps_more(one, batch, demand.whole(len(one.workers))) for one in groups
+        )
+
+    def _reclaim(self, model: Deployment, now: float, avoided: Collection[str]) -> Iterator[Action]:
         """Let the group that is idle longest go, if its device will then hold the model; one at a time by model."""
         name, memory = model.spec.name, model.spec.memory
         if not self.settings.reclaim or self._leaving_for(name):
             return
         for candidate in self._idle:
             group, worker = self.groups[candidate], self.groups[candidate].workers[0]
+            if worker.server in avoided:
+                continue
             owner = self.models[group.model]
             free = self.roster.cluster.servers[worker.server].free[worker.device]
             if free + worker.memory >= memory and owner.live() - group.keep >= owner.spec.least:

@@ -14,7 +14,7 @@ from coldstart.fleet.window import Window, required
 
 @dataclass(slots=True)
 class Deployment:
-    """`failures` in a row; nothing starts before `retry_at`."""
+    """`failures` in a row; nothing starts before `retry_at`, and on a server of `failed_on` only if no other will do."""
 
     spec: FleetModel
     window: Window
@@ -22,6 +22,7 @@ class Deployment:
     groups: dict[str, Group] = field(default_factory=dict)
     failures: int = 0
     retry_at: float = 0.0
+    failed_on: dict[str, float] = field(default_factory=dict)
     error: str = ""
     retired: bool = False
     number: int = 0
@@ -55,6 +56,11 @@ class Deployment:
         """It was sent and has to be sent again."""
         again = [*self.waiting.items(), (request, since)]
         self.waiting = dict(sorted(again, key=lambda one: one[1]))
+
+    def avoided(self, now: float) -> frozenset[str]:
+        """Servers where its start failed by itself lately: it may be their disk that is full, and not the model that is bad."""
+        self.failed_on = {server: until for server, until in self.failed_on.items() if now < until}
+        return frozenset(self.failed_on)
 
     def failed(self, reason: str, now: float, settings: FleetSettings, *, counts: bool) -> None:
         self.failures, self.error = self.failures + counts, reason

@@ -110,6 +110,8 @@ class GroupLives:
             return
         model = self.models[group.model]
         model.failures, group.phase, group.since = 0, GroupPhase.SERVING, now
+        for worker in group.workers:
+            model.failed_on.pop(worker.server, None)
         self._touched[group.model] = None
         self._rest(group, now)
         beside = any(worker.name + WHOLE in self.roster.workers for worker in group.workers)
@@ -151,6 +153,9 @@ class GroupLives:
         if worker.stopping:
             return
         for name in names:
+            if own and self.groups[name].phase is GroupPhase.STARTING:
+                until = now + self.settings.backoff_max_s
+                self.models[worker.model].failed_on[worker.server] = until
             yield from self._failed(self.groups[name], f"{worker.name}: {reason}", now, counts=own)
 
     def _failed(self, group: Group, reason: str, now: float, *, counts: bool = True) -> Iterator[Action]:
@@ -253,6 +258,7 @@ class GroupLives:
         if model is None:
             return
         model.retired = True
+        model.failed_on.clear()
         self._blocked.pop(name, None)
         for request in list(model.waiting):
             self._forget(request)

@@ -6,7 +6,7 @@ one worker on the first server with room, whatever its link carries. `locality`:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import inf
 
 from coldstart.fleet import timing
@@ -16,40 +16,31 @@ from coldstart.fleet.specification import FIRST_FIT, PIPELINE, FleetSettings
 
 
 def place(
-    model: str, demand: Demand, cluster: Cluster, settings: FleetSettings, required: int, now: float
+    model: str,
+    demand: Demand,
+    cluster: Cluster,
+    settings: FleetSettings,
+    required: int,
+    now: float,
+    avoided: Collection[str] = (),
 ) -> Scheme | None:
-    """The scheme to start by, or None where the model has to wait."""
+    """The scheme to start by, or None where the model has to wait; on none of the servers that are `avoided`."""
+    room = [server for server in cluster.open(avoided) if max(server.free) >= demand.memory]
     if settings.placement == FIRST_FIT:
-        return _single(demand, _fitting(demand, cluster), first=True)
+        return _single(demand, map(_shared, room), first=True)
     if settings.placement != PIPELINE:
-        return _single(demand, _timed(model, demand, cluster))
-    if settings.cache and (kept := _single(demand, _kept(model, demand, cluster))):
+        timed = (_at_hand(server) if model in server.cached else _shared(server) for server in room)
+        return _single(demand, timed)
+    if settings.cache and (kept := _single(demand, (_at_hand(one) for one in room if model in one.cached))):
         return kept
     least = min(demand.part(ranks) for ranks in range(1, settings.most_ranks + 1))
     return choose(
         demand,
-        cluster.offers(now, least),
+        cluster.offers(now, least, avoided),
         required=required,
         consolidate=settings.consolidate,
         most=settings.most_ranks,
     )
-
-
-def _room(demand: Demand, cluster: Cluster) -> list[FleetServer]:
-    return [server for server in cluster.open() if max(server.free) >= demand.memory]
-
-
-def _fitting(demand: Demand, cluster: Cluster) -> list[Offer]:
-    return [_shared(server) for server in _room(demand, cluster)]
-
-
-def _kept(model: str, demand: Demand, cluster: Cluster) -> list[Offer]:
-    return [_at_hand(server) for server in _room(demand, cluster) if model in server.cached]
-
-
-def _timed(model: str, demand: Demand, cluster: Cluster) -> list[Offer]:
-    room = _room(demand, cluster)
-    return [_at_hand(server) if model in server.cached else _shared(server) for server in room]
 
 
 def _at_hand(server: FleetServer) -> Offer:

@@ -86,7 +86,7 @@ class Roster:
             rest, full = model.size - launch.size, launch.memory >= model.memory
             # An engine beside it has its memory by itself.
             beside = launch.worker + WHOLE in self.workers
-            memory = max(launch.size, launch.memory - model.memory) if beside else launch.memory
+            memory = max(launch.size, launch.memory - model.memory) if beside and full else launch.memory
             server.free[launch.device] -= memory
             where = launch.server, launch.device, memory, launch.size, rest, full
             worker = FleetWorker(launch.worker, model.name, *where, part.ready, launch.ranks == 1, not whole)
@@ -130,6 +130,15 @@ class Roster:
         server.ledger.finished(worker.name + REST, now)
         if self.settings.cache:
             server.remember(model.name, model.size)
+
+    def grown(self, worker: FleetWorker, memory: int) -> bool:
+        """If its device has it free, the worker holds so much from now on and may become the whole model."""
+        free, more = self.cluster.servers[worker.server].free, memory - worker.memory
+        if free[worker.device] < more:
+            return False
+        free[worker.device] -= more
+        worker.memory, worker.full = memory, True
+        return True
 
     def shrink(self, worker: FleetWorker, memory: int) -> None:
         """The worker holds so much from now on, and no more."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -49,6 +50,29 @@ def test_a_pipeline_becomes_one_worker_under_its_streams(tmp_path: Path) -> None
         assert alone["name"] == f"{pipeline['name']}.0/whole" and alone["url"] != pipeline["url"]
         free = [server["free_bytes"] for server in fleet.until(lambda s: s)[0]["servers"]]
         assert sorted(free) == [[30], [40]]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a full disk is mounted, which needs root")
+def test_a_node_whose_disk_is_full_serves_on_and_the_other_one_takes_what_is_new(tmp_path: Path) -> None:
+    def place(pid: int) -> str:
+        return psutil.Process(pid).environ()["XDG_RUNTIME_DIR"]
+
+    with of_two(tmp_path) as fleet:
+        fleet.deploy("a", most=1)
+        first = fleet.ask("a")["pid"]
+        # The fuller of the two: the next model is its too.
+        (directory,) = Path(place(first), "coldstart").glob("host-*")
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=1", "full", directory], check=True)
+        try:
+            fleet.deploy("b", most=1)
+            with Asking(fleet, "a") as asking:
+                second = fleet.ask("b")["pid"]
+            (group,) = fleet.groups(fleet.status(), "b")
+            assert group["name"] == "b#2" and place(second) != place(first)
+            assert not asking.failed and {answer["pid"] for answer in asking.answers} == {first}
+        finally:
+            subprocess.run(["umount", "-l", directory], check=True)
+        assert "no server can be started: No space left on device" in (tmp_path / "recording").read_text()
 
 
 def test_a_killed_controller_costs_no_warm_request_and_finds_everything_again(fleet: Fleet) -> None:

@@ -118,6 +118,29 @@ def test_rates_follow_the_ledger_and_a_link_that_a_fetch_had_to_itself_is_measur
     asyncio.run(run())
 
 
+def test_a_server_whose_link_is_slower_than_it_said_gets_no_new_start_while_another_has_room(
+    tmp_path: Path, prefetcher: Prefetcher
+) -> None:
+    """Ten times slower, as its first fetch shows; by what it said it would have the next ones too, as the fuller of two."""
+
+    async def run() -> None:
+        async with fleet(tmp_path, memory=100, settings=SETTINGS, network=5.0) as stage:
+            slow, other = stage.rig.nodes["s0"].servers, stage.rig.nodes["s1"].servers
+            slow.hold = other.hold = True
+            for name in ("a", "b", "c", "d"):
+                await stage.deploy(fetched_from(deployment(name, most=1)))
+            first = await _launched(stage, "a")
+            assert first in slow.begun
+            prefetcher.said["a#1.0"] = ENDED | {"bytes": 4 << 20, "seconds": (4 << 20) / 0.5}
+            control = stage.rig.control
+            assert control is not None
+            await until(lambda: control.state.links == {"s0": 0.5})
+            for name in ("b", "c", "d"):
+                assert await _launched(stage, name) in other.begun
+
+    asyncio.run(run())
+
+
 def test_a_state_without_links_is_one_of_before(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     FleetState(path).observe("s", 5.0)

@@ -162,6 +162,27 @@ def test_a_model_that_cannot_start_says_why(tmp_path: Path) -> None:
     run(work())
 
 
+def test_a_server_whose_disk_is_full_costs_a_model_time_and_no_request(tmp_path: Path) -> None:
+    """The other one takes it; what serves on the first goes on."""
+
+    async def work() -> None:
+        async with fleet(tmp_path, memory=20) as stage:
+            await stage.deploy(deployment("a", most=1))
+            assert (await stage.ask("a"))[0] == 200
+            (at,) = (node for node in stage.rig.nodes.values() if node.servers.begun)
+            at.servers.full = True
+            await stage.deploy(deployment("b", most=1))
+            assert (await stage.ask("b"))[0] == 200
+            assert stage.rig.control is not None
+            (b,) = (one for one in stage.rig.control.status()["models"] if one["name"] == "b")
+            assert b["groups"][0]["workers"][0]["server"] != at.spec.name
+            # It was tried there first, as the fuller one.
+            assert b["groups"][0]["name"] == "b#2"
+            assert (await stage.ask("a"))[0] == 200 and len(at.servers.begun) == 1
+
+    run(work())
+
+
 def test_a_server_that_idles_is_let_go_only_when_no_gateway_sends_to_it(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:

@@ -120,6 +120,38 @@ def test_what_cannot_move_ends_in_the_pipeline_and_the_pipeline_after_it(tmp_pat
     run(work())
 
 
+def test_a_burst_is_served_by_the_pipeline_at_once_and_by_two_workers_afterwards(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
+            for node in stage.rig.nodes.values():
+                node.servers.hold = True
+            await stage.deploy(deployment("a", ttft_s=1.9, most=2, batch=3))
+            prompts = [f"p{number}" for number in range(5)]
+            streams = [
+                asyncio.create_task(stage.events("a", prompt, max_tokens=100, temperature=0))
+                for prompt in prompts
+            ]
+            await until(lambda: stage.rig.control is not None and stage.rig.control.core.held == 5)
+            ranks = list(stage.rig.servers())
+            assert len(ranks) == 2
+            for rank in ranks:
+                # No stream ends before it has moved.
+                rank.servers = replace(rank.servers, pause_s=0.5)
+                rank.gate.set()
+            await until(
+                lambda: len(list(stage.rig.servers())) == 4 and sum(len(one.asked) for one in ranks) == 5
+            )
+            for server in stage.rig.servers():
+                server.gate.set()
+            for prompt, lines in zip(prompts, await asyncio.gather(*streams), strict=True):
+                assert _ids(lines) == generated(prompt, 100)
+            assert stage.front.moves.count == 5
+            await until(lambda: all(rank.ended.done() for rank in ranks))
+            assert sorted(stage.rig.groups()) == ["a#1.0/whole", "a#1.1/whole"]
+
+    run(work())
+
+
 @pytest.mark.parametrize("fault", [{"warming": 500}, {"break_after": 0}])
 def test_a_stream_that_the_worker_does_not_take_goes_on_in_the_pipeline(
     tmp_path: Path, fault: dict[str, int]
@@ -146,7 +178,7 @@ def test_a_rank_that_dies_while_the_whole_model_serves_takes_only_the_pipeline(t
     async def work() -> None:
         async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
             ranks, beside = await _pipeline(stage)
-            stays = asyncio.create_task(stage.events("a", "s", pieces=500, pause_s=0.02))
+            stays = asyncio.create_task(stage.events("a", "s", pieces=50_000, pause_s=0.02))
             await until(lambda: ranks[0].asked)
             beside.gate.set()
             await until(lambda: stage.rig.groups("leaving") == ["a#1"])

@@ -402,6 +402,48 @@ def test_what_its_servers_do_is_not_held_against_a_model(told: str) -> None:
     assert one.on(events.RankReady(started[0].worker), now) == [Send("1", started[0].group)]
 
 
+def test_a_server_where_a_start_failed_is_not_the_next_one_tried() -> None:
+    """Its disk may be full: the model is no worse for that, and other models are where they were."""
+    one = core([replace(MODELS[0], most=1, idle_s=1.0)], retries=1)
+    (first,) = launches(one.on(events.Arrived("1", "small"), 0.0))
+    assert not launches(one.on(events.WorkerDied(first.worker, "no space left on device"), 0.0))
+    (second,) = launches(one.on(events.Tick(), one.deadline()))
+    assert second.server != first.server
+    assert one.on(events.RankReady(second.worker), 3.0) == [Send("1", second.group)]
+    # The next start too goes elsewhere, until so much time has gone by that it may be another matter.
+    one.on(events.Ended("1"), 4.0)
+    one.on(events.Tick(), 6.0)
+    one.on(events.Stopped(second.worker), 6.0)
+    (third,) = launches(one.on(events.Arrived("2", "small"), 7.0))
+    assert third.server == second.server
+    one.on(events.ServerLost(third.server), 8.0)
+    late = 8.0 + one.settings.backoff_max_s
+    (fourth,) = launches(one.on(events.Tick(), late))
+    assert fourth.server == first.server
+
+
+def test_where_no_other_server_has_room_one_makes_some_before_a_start_is_tried_where_it_failed() -> None:
+    full, other = SERVERS[0], replace(SERVERS[2], name="other")
+    small, sitting = replace(MODELS[0], most=1, idle_s=100.0), replace(MODELS[0], name="sitting", memory=60)
+    one = FleetCore(FleetSettings(beside=False), [full, other], [small, sitting])
+    one.on(events.Drained(full.name), 0.0)
+    (sits,) = launches(one.on(events.Arrived("1", "sitting"), 0.0))
+    one.on(events.RankReady(sits.worker), 1.0)
+    one.on(events.Ended("1"), 1.0)
+    assert sits.server == other.name
+    one.on(events.Joined(full), 2.0)
+    (first,) = launches(one.on(events.Arrived("2", "small"), 3.0))
+    assert first.server == full.name
+    one.on(events.WorkerDied(first.worker, "no space left on device"), 3.0)
+    assert Stop(sits.worker) in (actions := one.on(events.Tick(), one.deadline())) and not launches(actions)
+    (second,) = launches(one.on(events.Stopped(sits.worker), 5.0))
+    assert second.server == other.name
+    # With nobody else it is tried again there.
+    one.on(events.ServerLost(other.name), 6.0)
+    actions = one.on(events.Tick(), one.deadline())
+    assert [rank.server for rank in launches(actions)] == [full.name]
+
+
 def test_who_waits_too_long_is_told() -> None:
     one = FleetCore(FleetSettings(hold_s=20.0), [], MODELS[:1])
     assert one.on(events.Arrived("1", "small"), 0.0) == []
@@ -429,6 +471,48 @@ def test_a_burst_starts_what_it_needs_in_one_group() -> None:
         ("small#2", 2, 2),
     ]
     assert [group.keep for group in one.groups.values()] == [1, 2]
+
+
+def _grown(servers: list[ServerSpec]) -> tuple[FleetCore, list[LaunchRank], list[events.Action]]:
+    """Five at once for a model whose workers take three: a pipeline of two, launched for the first, that serves."""
+    one, ranks = FleetCore(FleetSettings(), servers, MODELS[:2]), list[LaunchRank]()
+    for request in "12345":
+        ranks += launches(one.on(events.Arrived(request, "large"), 0.0))
+    assert [(rank.ranks, rank.full) for rank in ranks] == [(2, 1), (2, 1)], (
+        "the links carry no other start in time"
+    )
+    one.on(events.RankReady(ranks[0].worker), 5.0)
+    return one, ranks, one.on(events.RankReady(ranks[1].worker), 6.0)
+
+
+def test_a_pipeline_scales_up_to_what_came_while_it_started() -> None:
+    """The second rank finds the memory of a whole model now: five are sent, and each worker goes on with its part of them."""
+    one, (first, second), actions = _grown([replace(server, memory=80) for server in SERVERS[:2]])
+    assert [a for a in actions if isinstance(a, events.FetchRest)] == [
+        events.FetchRest(first.worker, 20),
+        events.FetchRest(second.worker, 20),
+    ]
+    assert [a.request for a in actions if isinstance(a, Send)] == list("12345") and not launches(actions)
+    free = {server: one.roster.cluster.servers[server].free for server in (first.server, second.server)}
+    assert sorted(min(devices) for devices in free.values()) == [10, 10]
+    assert one.on(events.Whole(second.worker), 12.0) == [], "one by itself would be too few"
+    moved = [action for action in one.on(events.Whole(first.worker), 13.0) if isinstance(action, Move)]
+    assert (
+        sorted(action.target for action in moved)
+        == [f"{first.worker}/whole"] * 3 + [f"{second.worker}/whole"] * 2
+    )
+    for action in moved:
+        last = one.on(events.Moved(action.request, True), 14.0)
+    assert last == [events.Release(rank.worker, first.group) for rank in (first, second)]
+    for rank in (first, second):
+        one.on(events.Released(rank.worker, first.group), 15.0)
+    assert sorted(min(devices) for devices in free.values()) == [30, 30]
+
+
+def test_a_pipeline_that_finds_no_memory_keeps_the_one_worker_for_which_there_is_some() -> None:
+    _, (first, _), actions = _grown([replace(SERVERS[0], memory=80), SERVERS[2]])
+    assert [a.worker for a in actions if isinstance(a, events.FetchRest)] == [first.worker]
+    assert [a.request for a in actions if isinstance(a, Send)] == list("123")
 
 
 def test_a_server_that_drains_takes_nothing_new() -> None:
