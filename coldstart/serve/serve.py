@@ -28,7 +28,7 @@ from coldstart.key.inspection import Lookup
 from coldstart.machine import addresses, modes, peers, runtime, scratch, timeline
 from coldstart.model import models
 from coldstart.scheduling.settings import Choice
-from coldstart.serve import fetch, launch, prepare, scheduler, template_pool, unserved
+from coldstart.serve import fetch, interrupted, launch, prepare, scheduler, template_pool, unserved
 from coldstart.serve.scheduler import STOCK
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
     Raises CommandFailed when the server dies or is not ready in time.
     """
     began, config = timeline.now(), request.lookup.model.config
-    steps: list[dict[str, str]] = []
+    steps = interrupted.cleared(Path(plan.env["VLLM_CACHE_ROOT"])) if "VLLM_CACHE_ROOT" in plan.env else []
     absent: list[dict[str, str]] = []
     for mode in _ladder(request.mode):
         with fetch.begun(mode, plan, config) as ahead:
