@@ -212,22 +212,22 @@ class InvalidReference(BundleError):
     default_mend = "write NAME, NAME:vN, NAME@sha256:... or a digest prefix of 6 or more hex digits"
 
 
-class NoSpace(BundleError):
-    """The disk or quota is full; the store is as it was before."""
+class NoSpace(BundleError, OSError):
+    """The disk or quota is full; the store is as it was before. Who can do without what was to be written catches OSError."""
 
     code = "CS-NOSPACE"
     default_mend = "free space (coldstart prune), or choose another disk: --cache-dir DIR"
 
 
-class ReadOnlyStore(BundleError):
-    """A write was asked of a store that cannot be written."""
+class ReadOnlyStore(BundleError, OSError):
+    """A write was asked of a store that cannot be written. As NoSpace, an OSError by another name."""
 
     code = "CS-READONLY"
     default_mend = "choose a writable store: --cache-dir DIR"
 
 
-class NoLocks(BundleError):
-    """The file system of the store knows no locks, so that two writers could tear it."""
+class NoLocks(BundleError, OSError):
+    """The file system of the store knows no locks, so that two writers could tear it. As NoSpace, an OSError by another name."""
 
     code = "CS-LOCK"
     default_mend = "choose a store on a file system with locks, such as a local disk: --cache-dir DIR"

@@ -62,11 +62,15 @@ class Consolidation:
 
     def moves(self, group: Group, groups: Mapping[str, Group]) -> list[Move]:
         """Every stream to the single worker with the fewest."""
-        singles = [groups[worker.name + WHOLE] for worker in group.remaining()]
-        orders = []
-        for request in group.in_flight:
-            target = min(singles, key=lambda single: len(single.in_flight))
-            target.in_flight[request] = None
-            self.moving[request] = target.name
-            orders.append(Move(request, group.name, target.name))
-        return orders
+        return [move for request in group.in_flight for move in self.move(request, group, groups)]
+
+    def move(self, request: str, group: Group, groups: Mapping[str, Group]) -> list[Move]:
+        """One of a pipeline that was split, or nothing where none of its workers serves alone."""
+        names = [worker.name + WHOLE for worker in group.remaining()] if len(group.workers) > 1 else []
+        singles = [groups[name] for name in names if name in groups]
+        if not singles:
+            return []
+        target = min(singles, key=lambda single: len(single.in_flight))
+        target.in_flight[request] = None
+        self.moving[request] = target.name
+        return [Move(request, group.name, target.name)]

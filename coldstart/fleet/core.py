@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from coldstart.fleet import events
 from coldstart.fleet.deployments import Deployment
 from coldstart.fleet.events import Action, Event, Refuse, Send
-from coldstart.fleet.groups import FleetWorker, Group
+from coldstart.fleet.groups import FleetWorker, Group, GroupPhase
 from coldstart.fleet.lives import HOLD, IDLE, RETRY, GroupLives
 from coldstart.fleet.placement import place
 
@@ -36,7 +36,7 @@ class FleetCore(GroupLives):
             case events.Arrived(request, name):
                 yield from self._arrived(request, name, now)
             case events.Routed(request, name, group):
-                self._routed(request, name, group, now)
+                yield from self._routed(request, name, group, now)
             case events.Rebuilt(servers, ranks, drained):
                 for server in servers:
                     self.roster.cluster.join(server, now)
@@ -114,14 +114,21 @@ class FleetCore(GroupLives):
             model.window.arrived(now)
             self._wait(request, model, now, now)
 
-    def _routed(self, request: str, name: str, group: str, now: float) -> None:
-        """Count it where it is; one whose group is gone is its gateway's affair."""
+    def _routed(self, request: str, name: str, group: str, now: float) -> Iterator[Action]:
+        """Count it where it is; one whose group is gone is its gateway's affair.
+
+        One that was sent to a pipeline as that was being left follows the others.
+        """
         if request in self._requests or group not in self.groups or self.groups[group].model != name:
             return
         self.models[name].window.arrived(now)
         self._requests[request] = name, now, group
         self.groups[group].in_flight[request] = None
         self._idle.pop(group, None)
+        if self.groups[group].phase is GroupPhase.LEAVING:
+            for move in self._consolidation.move(request, self.groups[group], self.groups):
+                self.moves += 1
+                yield move
 
     def _ended(self, request: str, now: float) -> Iterator[Action]:
         if request not in self._requests:

@@ -94,6 +94,7 @@ def test_a_stream_of_which_nothing_has_come_yet_moves_too(tmp_path: Path) -> Non
             ranks[0].servers = replace(ranks[0].servers, pause_s=300.0)
             moved = asyncio.create_task(stage.events("a", "s", max_tokens=20, temperature=0))
             await until(lambda: ranks[0].asked)
+            # Whether or not the controller has heard of it.
             beside.gate.set()
             assert _ids(await moved) == generated("s", 20) and stage.front.moves.count == 1
             # It is missed nowhere: the pipeline ends.

@@ -285,6 +285,21 @@ def test_a_pipeline_becomes_one_worker_without_losing_its_stream() -> None:
     assert one.on(events.Tick(), 15.0 + MODELS[1].idle_s) == [Stop(first)]
 
 
+def test_a_stream_that_was_sent_to_a_pipeline_as_it_was_left_follows_the_others() -> None:
+    """Its gateway had not heard of the switch yet, and the controller not of the stream."""
+    one = core(MODELS[:2])
+    first, second = launches(one.on(events.Arrived("1", "large"), 0.0))
+    for rank in (first, second):
+        one.on(events.RankReady(rank.worker), 6.0)
+    single = f"{first.worker}/whole"
+    assert one.on(events.Whole(first.worker), 12.0) == [Move("1", first.group, single)]
+    assert one.on(events.Routed("2", "large", first.group), 12.1) == [Move("2", first.group, single)]
+    assert one.on(events.Moved("1", True), 12.3) == []
+    assert one.on(events.Moved("2", True), 12.4) == [Stop(second.worker)]
+    # What is sent to the worker itself stays there.
+    assert one.on(events.Routed("3", "large", single), 13.0) == []
+
+
 def _beside() -> tuple[FleetCore, list[LaunchRank]]:
     """A pipeline of four with one stream; its first worker serves alone by now, by an engine beside its rank."""
     one = core(MODELS[:2], beside=True)
