@@ -220,14 +220,14 @@ class NoSpace(BundleError, OSError):
 
 
 class ReadOnlyStore(BundleError, OSError):
-    """A write was asked of a store that cannot be written. As NoSpace, an OSError by another name."""
+    """A write was asked of a store that cannot be written. As NoSpace, an OSError."""
 
     code = "CS-READONLY"
     default_mend = "choose a writable store: --cache-dir DIR"
 
 
 class NoLocks(BundleError, OSError):
-    """The file system of the store knows no locks, so that two writers could tear it. As NoSpace, an OSError by another name."""
+    """The file system of the store knows no locks, so that two writers could tear it. As NoSpace, an OSError."""
 
     code = "CS-LOCK"
     default_mend = "choose a store on a file system with locks, such as a local disk: --cache-dir DIR"

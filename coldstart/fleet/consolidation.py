@@ -15,11 +15,13 @@ from coldstart.fleet.roster import Roster
 
 
 class Consolidation:
-    """`moving` has the group to which each stream on its way goes; it counts there already."""
+    """`moving` has the group to which each stream on its way goes; it counts there already. `left` has, by the name of a
+    pipeline that was split, the groups that its workers are now."""
 
     def __init__(self, roster: Roster) -> None:
         self.roster = roster
         self.moving: dict[str, str] = {}
+        self.left: dict[str, list[str]] = {}
 
     def keeps_more(self, group: Group, batch: int, memory: int) -> bool:
         """Have one more worker of a pipeline that starts remain of it; whether there was one.
@@ -58,19 +60,20 @@ class Consolidation:
             )
             worker.groups.append(single.name)
             singles.append(single)
+        self.left[group.name] = [single.name for single in singles]
         return singles
 
     def moves(self, group: Group, groups: Mapping[str, Group]) -> list[Move]:
-        """Every stream to the single worker with the fewest."""
-        return [move for request in group.in_flight for move in self.move(request, group, groups)]
+        """Every stream of a pipeline that was split."""
+        return [move for request in group.in_flight for move in self.move(request, group.name, groups)]
 
-    def move(self, request: str, group: Group, groups: Mapping[str, Group]) -> list[Move]:
-        """One of a pipeline that was split, or nothing where none of its workers serves alone."""
-        names = [worker.name + WHOLE for worker in group.remaining()] if len(group.workers) > 1 else []
-        singles = [groups[name] for name in names if name in groups]
+    def move(self, request: str, group: str, groups: Mapping[str, Group]) -> list[Move]:
+        """One of its streams to the single worker with the fewest; nothing where it was not split, or none of them serves."""
+        singles = [groups[name] for name in self.left.get(group, ()) if name in groups]
         if not singles:
+            self.left.pop(group, None)
             return []
         target = min(singles, key=lambda single: len(single.in_flight))
         target.in_flight[request] = None
         self.moving[request] = target.name
-        return [Move(request, group.name, target.name)]
+        return [Move(request, group, target.name)]

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from coldstart.fleet import events
 from coldstart.fleet.deployments import Deployment
 from coldstart.fleet.events import Action, Event, Refuse, Send
-from coldstart.fleet.groups import FleetWorker, Group, GroupPhase
+from coldstart.fleet.groups import FleetWorker, Group
 from coldstart.fleet.lives import HOLD, IDLE, RETRY, GroupLives
 from coldstart.fleet.placement import place
 
@@ -115,20 +115,23 @@ class FleetCore(GroupLives):
             self._wait(request, model, now, now)
 
     def _routed(self, request: str, name: str, group: str, now: float) -> Iterator[Action]:
-        """Count it where it is; one whose group is gone is its gateway's affair.
+        """Count it where it is. One that was sent to a pipeline as that was left follows the others.
 
-        One that was sent to a pipeline as that was being left follows the others.
+        Any other whose group is gone is its gateway's affair.
         """
-        if request in self._requests or group not in self.groups or self.groups[group].model != name:
+        known = self.groups.get(group)
+        if request in self._requests or name not in self.models or (known and known.model != name):
+            return
+        moves = self._consolidation.move(request, group, self.groups)
+        if known is None and not moves:
             return
         self.models[name].window.arrived(now)
         self._requests[request] = name, now, group
-        self.groups[group].in_flight[request] = None
-        self._idle.pop(group, None)
-        if self.groups[group].phase is GroupPhase.LEAVING:
-            for move in self._consolidation.move(request, self.groups[group], self.groups):
-                self.moves += 1
-                yield move
+        if known is not None:
+            known.in_flight[request] = None
+            self._idle.pop(group, None)
+        self.moves += len(moves)
+        yield from moves
 
     def _ended(self, request: str, now: float) -> Iterator[Action]:
         if request not in self._requests:

@@ -296,8 +296,14 @@ def test_a_stream_that_was_sent_to_a_pipeline_as_it_was_left_follows_the_others(
     assert one.on(events.Routed("2", "large", first.group), 12.1) == [Move("2", first.group, single)]
     assert one.on(events.Moved("1", True), 12.3) == []
     assert one.on(events.Moved("2", True), 12.4) == [Stop(second.worker)]
-    # What is sent to the worker itself stays there.
-    assert one.on(events.Routed("3", "large", single), 13.0) == []
+    # The pipeline is gone by now; what is sent to the worker itself stays there.
+    assert one.on(events.Routed("3", "large", first.group), 12.5) == [Move("3", first.group, single)]
+    assert one.on(events.Routed("4", "large", single), 12.6) == []
+    assert one.on(events.Moved("3", False), 12.7) == [] and one.on(events.Ended("3"), 12.8) == []
+    for request in ("1", "2", "4"):
+        assert one.on(events.Ended(request), 13.0) == []
+    assert one.on(events.Tick(), 13.0 + MODELS[1].idle_s) == [Stop(first.worker)]
+    assert one.on(events.Routed("5", "large", first.group), 60.0) == []
 
 
 def _beside() -> tuple[FleetCore, list[LaunchRank]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,6 +125,19 @@ def test_a_rate_is_that_of_the_host_last_seen(tmp_path: Path) -> None:
 def test_nothing_is_learned_where_nothing_was_fetched(tmp_path: Path, loads: list[dict[str, Any]]) -> None:
     prediction.learn_rate(SOURCE, [load(100)], Cache(tmp_path))
     prediction.learn_rate(SOURCE, loads, Cache(tmp_path))
+    assert prediction.known_rate(SOURCE, Cache(tmp_path)) == 50.0
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_where_it_cannot_be_noted_nothing_is_learned_and_nothing_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fails(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    prediction.learn_rate(SOURCE, [load(100)], Cache(tmp_path))
+    monkeypatch.setattr(os, "fsync", fails)
+    prediction.learn_rate(SOURCE, [load(400)], Cache(tmp_path))
     assert prediction.known_rate(SOURCE, Cache(tmp_path)) == 50.0
 
 
