@@ -35,13 +35,19 @@ def _paced(stage: FleetStage, pause_s: float) -> None:
         node.servers.pause_s = pause_s
 
 
+def _rank(server: Any) -> int:
+    words = list(server.launch.args)
+    return int(words[words.index("--node-rank") + 1])
+
+
 async def _pipeline(stage: FleetStage) -> tuple[list[Any], Any]:
     """A pipeline of two ranks that serves, and the engine beside the first of them, which waits for its gate."""
     for node in stage.rig.nodes.values():
         node.servers.hold = True
     await stage.deploy(deployment("a", ttft_s=1.9, least=1, most=1, batch=200))
     await until(lambda: len(list(stage.rig.servers())) == 2)
-    ranks = list(stage.rig.servers())
+    # The first rank is on the node that joined first, which need not be the rig's first.
+    ranks = sorted(stage.rig.servers(), key=_rank)
     for rank in ranks:
         rank.gate.set()
     await until(lambda: len(list(stage.rig.servers())) == 3)
@@ -133,8 +139,8 @@ def test_a_burst_is_served_by_the_pipeline_at_once_and_by_two_workers_afterwards
                 for prompt in prompts
             ]
             await until(lambda: stage.rig.control is not None and stage.rig.control.core.held == 5)
+            await until(lambda: len(list(stage.rig.servers())) == 2)
             ranks = list(stage.rig.servers())
-            assert len(ranks) == 2
             for rank in ranks:
                 # No stream ends before it has moved.
                 rank.servers = replace(rank.servers, pause_s=0.5)
