@@ -37,6 +37,8 @@ class FakeServer:
     def __init__(self, servers: FakeServers, launch: Launch, path: Path, listen: Sequence[str] = ()) -> None:
         loop = asyncio.get_running_loop()
         self.servers, self.launch, self.socket, self.listen = servers, launch, path, listen
+        # As it was begun: who looks at what has begun may let the next ones go before this one has run.
+        self.held = servers.hold
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.ended: asyncio.Future[str] = loop.create_future()
         self.gate, self.over = asyncio.Event(), asyncio.Event()
@@ -75,7 +77,7 @@ class FakeServer:
         return web.TCPSite(runner, self.listen[1], int(self.listen[3]), backlog=self.servers.backlog)
 
     async def _first(self, gate: asyncio.Event) -> None:
-        if self.servers.hold:
+        if self.held:
             waits = [asyncio.ensure_future(one.wait()) for one in (gate, self.over)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for one in waits:
