@@ -36,6 +36,11 @@ class Residence(Replica):
         self._told_to_end = False
         self._reason = ""
 
+    @property
+    def serves(self) -> bool:
+        """Whether it is up, and to stay."""
+        return bool(self.start_s) and not self._told_to_end
+
     async def live(self) -> None:
         """Until nothing of it is left. Tells when it is ready; `last_word` is to be told afterwards."""
         try:

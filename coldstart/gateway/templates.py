@@ -91,10 +91,21 @@ class Templates:
         wait = MEASURE_FIRST_S
         while not held.process.ended.done():
             await asyncio.wait([held.process.ended], timeout=wait)
-            wait = LOOK_S
-            if held.pid and not held.process.ended.done():
+            beside = self._forked()
+            wait = LOOK_S if beside else MEASURE_FIRST_S
+            if beside and held.pid and not held.process.ended.done():
                 memory = await asyncio.to_thread(self.driver.meter.alone, held.pid)
-                self.driver.tell(events.TemplateHeld(memory or 0))
+                if beside == self._forked():
+                    self.driver.tell(events.TemplateHeld(memory or 0))
+
+    def _forked(self) -> list[Residence]:
+        """Servers that share the runtime template's pages.
+
+        Only beside them is it measured: what they share is their part as well, and was booked with them. By itself it
+        holds all of that, and with a server's part on top no model might fit beside it.
+        """
+        found = self.driver.residences.values()
+        return [one for one in found if one.serves and one.ready.mode == f"template-{RUNTIME}"]
 
     def give_up(self) -> None:
         """Nothing is forked from the runtime template any more; it goes once what was has gone, and that is asked to."""

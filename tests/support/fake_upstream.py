@@ -64,7 +64,7 @@ class FakeServer:
                 return
             await runner.setup()
             await self._site(runner).start()
-            self.ready.set_result(Ready("fake", 4242, {"phases": {"load": 0.5}, "fallbacks": []}))
+            self.ready.set_result(Ready(self.servers.mode, 4242, {"phases": {"load": 0.5}, "fallbacks": []}))
             await self.over.wait()
         finally:
             await runner.cleanup()
@@ -184,6 +184,7 @@ class FakeServers:
     """Begins fake servers below `directory`. With `hold` each waits for its gate; `failing` ones never come up."""
 
     directory: Path
+    mode: str = "fake"
     hold: bool = False
     sleeps: bool = False
     backlog: int = 2048

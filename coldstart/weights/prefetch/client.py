@@ -116,9 +116,11 @@ def told(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, Any] |
 def request(operation: str, *, directory: Path | None = None, **more: Any) -> dict[str, Any]:
     """Ask the running prefetcher for its "status", or to "stop" (and wait for its end).
 
-    Raises PrefetchLost when none runs.
+    Raises PrefetchLost when none runs, or it says nothing for ANSWER_S.
     """
     channel = Channel(spawning.connection(directory, start=False))
+    if operation != "stop":
+        channel.socket.settimeout(ANSWER_S)
     try:
         channel.send({"op": operation, **more})
         answers = list(channel.replies()) if operation == "stop" else [next(channel.replies(), {})]
@@ -127,7 +129,7 @@ def request(operation: str, *, directory: Path | None = None, **more: Any) -> di
     finally:
         channel.close()
     if not answers or not answers[0]:
-        raise PrefetchLost("The prefetcher has ended.")
+        raise PrefetchLost("The prefetcher has ended, or does not answer.")
     return dict(answers[0].get("status", answers[0]))
 
 

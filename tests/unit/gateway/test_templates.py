@@ -27,7 +27,9 @@ def _kept(stage: Stage) -> int:
 
 
 class Fixed(Meter):
-    """A template holds 3 bytes by itself, a server 6."""
+    """A template holds 3 bytes, a server 6."""
+
+    asked = 0
 
     def tree(self, pid: int) -> int:
         return 6
@@ -55,13 +57,39 @@ def test_the_first_start_waits_for_the_runtime_template_and_its_memory_is_booked
     run(work())
 
 
-def test_what_it_holds_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_holds_is_measured_beside_a_server_that_shares_its_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(templates, "MEASURE_FIRST_S", 0.0)
+    meter = Fixed()
 
     async def work() -> None:
         async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
-            stage.driver.meter = Fixed()
+            stage.driver.meter = meter
+            # By itself it holds all that servers share with it: with a server's part on top no model might fit.
+            stage.servers.mode = "template-runtime"
+            await until(lambda: stage.driver.templates.runtime.pid)
+            await asyncio.sleep(0.05)
+            assert _kept(stage) == 4 and meter.asked == 0
+            await stage.ask(model="a", prompt=1)
             await until(lambda: _kept(stage) == 3)
+
+    run(work())
+
+
+def test_a_server_that_was_not_forked_from_it_shares_nothing_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templates, "MEASURE_FIRST_S", 0.0)
+    meter = Fixed()
+
+    async def work() -> None:
+        async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
+            stage.driver.meter = meter
+            stage.servers.mode = "fresh"
+            await stage.ask(model="a", prompt=1)
+            await asyncio.sleep(0.05)
+            assert _kept(stage) == 4 and meter.asked == 0
 
     run(work())
 

@@ -13,6 +13,7 @@ from prefetching import CHUNK, Weights, check_tensors, check_whole, write
 from support.range_server import RangeServer, serving
 from support.range_settings import FOREVER
 
+from coldstart.contract.weights import PacedFetch
 from coldstart.weights.prefetch import attached as attached_module
 from coldstart.weights.prefetch import client
 
@@ -235,3 +236,19 @@ def test_memory_that_runs_short_is_named_and_its_source_is_not_blamed(
     server.settings.rate = None
     with client.attach(server.url, weights.plan, directory=runtime) as attached:
         check_whole(attached, weights)
+
+
+def test_a_prefetcher_that_hangs_is_not_waited_for_for_ever(
+    weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "ANSWER_S", 0.3)
+    pace = PacedFetch("one", None, False)
+    with client.attach(server.url, weights.plan, directory=runtime, pace=pace):
+        pid = _pid(runtime)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(client.PrefetchLost, match="does not answer"):
+                client.told(pace, directory=runtime)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert client.told(pace, directory=runtime) is not None
