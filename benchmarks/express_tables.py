@@ -10,7 +10,13 @@ from scheduling_tables import filled, held, table, with_range
 
 LIVE = "python benchmarks/live_scheduling.py --express"
 PROPERTIES = "python benchmarks/scheduler_properties.py --scheduler express"
-AGAINST = {"express": "fcfs", "fcfs-again": "fcfs", "express-max": "fcfs-max", "fcfs-host": "fcfs-max"}
+AGAINST = {
+    "express": "fcfs",
+    "fcfs-again": "fcfs",
+    "express-max": "fcfs-max",
+    "express-plain": "fcfs-max",
+    "fcfs-host": "fcfs-max",
+}
 MEASURED = ("per_token_s.mean", "per_token_s.p95", "ttft_s.mean", "longest_s.mean", "tokens_per_s")
 NAMES = ("mean", "p95", "ttft", "longest", "throughput")
 

@@ -22,6 +22,7 @@ def parts() -> dict[str, str]:
         "overhead": overhead(_read("fleet-overhead")),
         "handover": handover(_read("fleet-handover-cpu")),
         "links": links(_read("fleet-links-cpu")),
+        "scale-up": scale_up(_read("fleet-scale-up-cpu")),
         "soak": soak(_read("fleet-soak")),
     }
 
@@ -166,6 +167,22 @@ def links(found: Mapping[str, Any]) -> str:
             "",
             *verdicts,
         ]
+    )
+
+
+def scale_up(found: Mapping[str, Any]) -> str:
+    about, told, rows = found["about"], found["summary"], found["rows"]
+    whole = {
+        way: max(row["whole_s"] for row in rows if row["way"] == way) for way in ("pipeline", "independent")
+    }
+    ratios = ", ".join(f"{ratio:.2f}x" for ratio in told["ratios"])
+    return (
+        f"- {len(rows[0]['ttft_s'])} requests at once for a cold model of {about['model_bytes'] / 1e6:.0f} MB, two servers "
+        f"behind links of {about['rate_bytes_s'] / 1e6:g} MB/s: the mean first token after {told['pipeline']:.0f} s by a "
+        f"pipeline, {told['independent']:.0f} s by two independent starts (medians); {ratios} sooner by pairs; asked for "
+        f"at least {told['bar']}x: {_met(told['met'])}.\n"
+        f"- Both servers were whole after {whole['pipeline']:.0f} s at most, the independent ones after "
+        f"{whole['independent']:.0f} s."
     )
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from live import model, summary, workloads
-from live.cells import BASELINE, EXPRESS, EXPRESS_MAX, HOST, LANE, REGIMES, SWAPPING, Cell, Regime, cells
+from live.cells import BASELINE, LANE, LANE_ALONE, REGIMES, SWAPPING, Cell, Regime, cells
 from live.log import Log
 from live.measure import capacity, run
 from live.servers import Fleet, bind_client
@@ -127,7 +127,7 @@ def _wanted(options: argparse.Namespace) -> Iterable[Cell]:
     elif options.express:
         kinds = list(workloads.WORKLOADS)
     names = {name for regime in chosen for name in regime.schedulers}
-    only = options.scheduler or (LANE if options.express else names - {EXPRESS, EXPRESS_MAX, HOST})
+    only = options.scheduler or (LANE if options.express else names - LANE_ALONE)
     chosen = [replace(r, schedulers={n: o for n, o in r.schedulers.items() if n in only}) for r in chosen]
     loads = options.load or (["1.1"] if options.swapping else workloads.LOADS)
     asked = {

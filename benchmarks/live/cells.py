@@ -25,10 +25,11 @@ MOST_PAYING = 64
 """Requests per iteration beyond which this machine produces no more tokens a second."""
 
 BASELINE, CONTROL, HONEST, MLFQ = "fcfs", "fcfs-again", "fcfs-max", "mlfq"
-EXPRESS, EXPRESS_MAX, HOST = "express", "express-max", "fcfs-host"
-"""The express lane with the batch of fcfs and with the largest; and fcfs-max with as much memory of the host for KV."""
+EXPRESS, EXPRESS_MAX, EXPRESS_PLAIN, HOST = "express", "express-max", "express-plain", "fcfs-host"
+"""The express lane with the batch of fcfs and with the largest; the latter without, and fcfs-max with, host memory for KV."""
 
-LANE = (BASELINE, CONTROL, HONEST, HOST, EXPRESS, EXPRESS_MAX, MLFQ)
+LANE_ALONE = frozenset((EXPRESS, EXPRESS_MAX, EXPRESS_PLAIN, HOST))
+LANE = (BASELINE, CONTROL, HONEST, HOST, EXPRESS, EXPRESS_MAX, EXPRESS_PLAIN, MLFQ)
 """What the express lane's own campaign compares."""
 
 BOUNDS = {"mlfq-bounded": "0.5", "mlfq-bounded-0.75": "0.75"}
@@ -63,6 +64,7 @@ def _regime(name: str, pool: tuple[str, ...], batch: int, kv: Sequence[str], sha
         made |= {HONEST: ("--scheduler", "fcfs"), EXPRESS_MAX: lane}
     if HOST_MEMORY[0] in kv:
         made[HOST] = ("--scheduler", "fcfs", *HOST_MEMORY)
+        made[EXPRESS_PLAIN] = ("--scheduler", "express", *RECOMPUTE)
     made[MLFQ] = (*OURS, *cap, *kv)
     made |= {bounded: (*made[MLFQ], "--oldest-share", given) for bounded, given in BOUNDS.items()}
     return Regime(name, pool, batch, made, share)

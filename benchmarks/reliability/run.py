@@ -43,8 +43,8 @@ class Run:
         return time.monotonic() > self.deadline_s
 
     def fail(self, what: str) -> None:
-        """A finding."""
-        self.findings.append(what[:600])
+        """A finding, with no path of this machine."""
+        self.findings.append(what.replace(str(self.machine.root), "HOME")[:600])
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end, whatever its code."""
