@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from live.cells import BASELINE, BOUNDS, HONEST, MLFQ
+from live.cells import BASELINE, BOUNDS, CONTROL, EXPRESS_MAX, EXPRESS_PLAIN, HONEST, MLFQ
 from scheduling_tables import filled, held
 
 BOUNDED = next(iter(BOUNDS))
@@ -75,10 +75,22 @@ def _express() -> str:
         if row["regime"].startswith("KV binds") and "express" in row["over_fcfs"]
     ]
     means, longest = ([one[name] for one in found] for name in ("mean", "longest"))
-    live = "" if held("scheduling-live-express") else " and **not measured live**"
+    live = held("scheduling-live-express")
     return (
-        f"Simulated{live}: {_span(means)}, {median(means):.2f}x at the median; "
-        f"the longest tenth {min(longest):.2f}x at worst."
+        f"Simulated{'' if live else ' and **not measured live**'}: {_span(means)}, {median(means):.2f}x at the median; "
+        f"the longest tenth {min(longest):.2f}x at worst.{_live(live['cells']) if live else ''}"
+    )
+
+
+def _live(cells: Sequence[Mapping[str, Any]]) -> str:
+    """The lane with and without host memory for KV, and what chance does between two servers that are alike."""
+    plain, with_host = (
+        _ratios(cells, "kv-bound", HONEST, name=name) for name in (EXPRESS_PLAIN, EXPRESS_MAX)
+    )
+    chance = _ratios(cells, "kv-bound", BASELINE, name=CONTROL)
+    return (
+        f" Live, at load 1.1: {_span(plain)} with `--kv-strategy recompute`, {_span(with_host)} with KV kept on the host; "
+        f"two servers alike {_span(chance)}."
     )
 
 

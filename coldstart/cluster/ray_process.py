@@ -24,6 +24,8 @@ from coldstart.machine.paths import Cache
 
 START_S, END_S, LOOK_S = 120.0, 30.0, 0.2
 FIRST_TRIES, LONGEST_PAUSE_S, GIVE_UP_S = 3, 30.0, 600.0
+# Ray's word for a node that reached its cluster and took too long over the rest (30 s, whatever the machine does meanwhile).
+SLOW = "timed out during startup"
 
 
 class RayProcess:
@@ -114,7 +116,8 @@ def own_ray(server: ServerSpec | None, cache: Cache) -> Iterator[OwnRay]:
 class JoinedNode:
     """Another node of somebody's Ray, begun again where it ends: Ray itself ends one that was out of reach for some seconds.
 
-    Given up after `FIRST_TRIES` starts if it was never there, else when it has not come back for `GIVE_UP_S`.
+    Given up after `FIRST_TRIES` starts if it was never there, else when it has not come back for `GIVE_UP_S`; one that is only
+    SLOW has as long to come.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Log) -> None:
@@ -125,7 +128,7 @@ class JoinedNode:
         """Until a signal; the exit code. Raises CommandFailed where it is given up."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda caught, _: self._caught.append(caught))
-        tries, pause_s, seen_s = 0, 1.0, 0.0
+        tries, pause_s, seen_s, began_s = 0, 1.0, 0.0, time.monotonic()
         while not self._caught:
             tries += 1
             was_up_s, reason = self._one()
@@ -133,7 +136,8 @@ class JoinedNode:
                 seen_s, pause_s = was_up_s, 1.0
             if self._caught:
                 break
-            if time.monotonic() - seen_s > GIVE_UP_S if seen_s else tries >= FIRST_TRIES:
+            since_s = seen_s or (began_s if SLOW in reason else 0.0)
+            if time.monotonic() - since_s > GIVE_UP_S if since_s else tries >= FIRST_TRIES:
                 raise CommandFailed(reason)
             self.log.say("ray ended", reason=reason, again_s=pause_s)
             self._pause(pause_s)

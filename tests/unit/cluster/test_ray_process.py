@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coldstart.cluster.ray_process import JoinedNode, RayProcess
+from coldstart.cluster.ray_process import SLOW, JoinedNode, RayProcess
 from coldstart.errors import CommandFailed
 from coldstart.gateway.log import Log
 
@@ -118,3 +119,33 @@ def test_one_that_does_not_come_back_is_given_up(tmp_path: Path, monkeypatch: py
     with pytest.raises(CommandFailed, match="ValueError: gone"):
         made.run()
     assert runs.read_text() == "xx"
+
+
+@pytest.mark.usefixtures("signals")
+def test_one_that_only_takes_too_long_is_tried_for_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coldstart.cluster.ray_process.FIRST_TRIES", 1)
+    # As Ray says it.
+    slow = "if number < 2: raise Exception('The current node timed out during startup. This could happen')\n"
+    up = f"import os, time; print('{STARTED}', flush=True); time.sleep(0.5); os.kill(os.getppid(), 15); time.sleep(60)"
+    made, log, _ = joined(tmp_path, slow + up)
+    assert made.run() == 128 + signal.SIGTERM
+    assert [event for event, _ in log.said] == ["ray ended", "joined"]
+
+
+@pytest.mark.usefixtures("signals")
+def test_one_that_takes_too_long_for_ever_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coldstart.cluster.ray_process.GIVE_UP_S", 0.0)
+    made, _, runs = joined(tmp_path, "raise Exception('The current node timed out during startup.')")
+    with pytest.raises(CommandFailed, match="timed out during startup"):
+        made.run()
+    assert runs.read_text() == "x"
+
+
+def test_the_installed_ray_says_so_in_these_words() -> None:
+    found = find_spec("ray")
+    assert found is not None and found.origin is not None
+    assert SLOW in (Path(found.origin).parent / "_private" / "node.py").read_text()
