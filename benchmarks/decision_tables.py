@@ -46,7 +46,10 @@ def rule(result: Mapping[str, Any]) -> Iterator[str]:
         f"{_span(both[0][1])}) of `fcfs` with that cap; with `--oldest-share {BOUNDS[BOUNDED]}` "
         f"{_span(both[1][0])} ({_span(both[1][1])})."
     )
-    yield f"5. **KV memory is short and long requests must hardly pay: try `express`** beside `fcfs`. {_express()}"
+    yield (
+        "5. **KV memory is short and long requests must hardly pay: try `express`** beside `fcfs`, on a CPU with "
+        f"`--kv-strategy recompute`. {_express()}"
+    )
 
 
 def _ratios(
