@@ -40,6 +40,7 @@ from tools.link_cluster import LinkCluster, lacking, link_cluster  # noqa: E402
 from weight_path import checkpoint  # noqa: E402
 
 from coldstart.host.configuration import size  # noqa: E402
+from coldstart.measure.bench import facts  # noqa: E402
 from coldstart.measure.bench.launchers import console  # noqa: E402
 
 RESULT = RESULTS / "fleet-links-cpu.json"
@@ -204,7 +205,10 @@ def _started(fleet: LinkedFleet, model: Path, total: int, slo_s: float | None) -
         "error": abs(group["predicted_s"] - ttft_s) / ttft_s,
         "ready_s": group["start_s"],
         "mode": group["mode"],
-        "fallbacks": group["fallbacks"],
+        "fallbacks": [
+            step | {"reason": " ".join(facts.without_paths(step["reason"].split()))}
+            for step in group["fallbacks"]
+        ],
         "fetched_s": [worker["fetched_s"] for worker in group["workers"]],
         "fetched_bytes": [worker["fetched_bytes"] for worker in group["workers"]],
         "shares": shares,

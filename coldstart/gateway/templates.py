@@ -105,7 +105,7 @@ class Templates:
         holds all of that, and with a server's part on top no model might fit beside it.
         """
         found = self.driver.residences.values()
-        return [one for one in found if one.serves and one.ready.mode == f"template-{RUNTIME}"]
+        return [one for one in found if one.serves and _is_forked(one)]
 
     def give_up(self) -> None:
         """Nothing is forked from the runtime template any more; it goes once what was has gone, and that is asked to."""
@@ -122,7 +122,7 @@ class Templates:
     def leaves(self, residence: Residence) -> bool:
         """Whether the server was forked from a template that is to go."""
         owned = self.runtime is not None and self.runtime.pid != 0
-        return self._given_up and owned and residence.ready.mode == f"template-{RUNTIME}"
+        return self._given_up and owned and _is_forked(residence)
 
     # Before a start, and after.
 
@@ -228,3 +228,8 @@ class Templates:
         held.pid = ready.pid
         self.driver.log.say("template ready", model=name, level=level, pid=ready.pid)
         return True
+
+
+def _is_forked(residence: Residence) -> bool:
+    """Whether the server came from a runtime template."""
+    return residence.ready.mode == f"template-{RUNTIME}"

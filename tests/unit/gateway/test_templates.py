@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +59,24 @@ def test_the_first_start_waits_for_the_runtime_template_and_its_memory_is_booked
     run(work())
 
 
+@asynccontextmanager
+async def _metered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> AsyncIterator[tuple[Stage, Fixed]]:
+    """A stage whose servers come up by that mode, and its meter."""
+    monkeypatch.setattr(templates, "MEASURE_FIRST_S", 0.0)
+    meter = Fixed()
+    async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
+        stage.driver.meter, stage.servers.mode = meter, mode
+        yield stage, meter
+
+
 def test_what_it_holds_is_measured_beside_a_server_that_shares_its_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(templates, "MEASURE_FIRST_S", 0.0)
-    meter = Fixed()
-
     async def work() -> None:
-        async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
-            stage.driver.meter = meter
+        async with _metered(tmp_path, monkeypatch, "template-runtime") as (stage, meter):
             # By itself it holds all that servers share with it: with a server's part on top no model might fit.
-            stage.servers.mode = "template-runtime"
             await until(lambda: stage.driver.templates.runtime.pid)
             await asyncio.sleep(0.05)
             assert _kept(stage) == 4 and meter.asked == 0
@@ -80,13 +89,8 @@ def test_what_it_holds_is_measured_beside_a_server_that_shares_its_pages(
 def test_a_server_that_was_not_forked_from_it_shares_nothing_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(templates, "MEASURE_FIRST_S", 0.0)
-    meter = Fixed()
-
     async def work() -> None:
-        async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
-            stage.driver.meter = meter
-            stage.servers.mode = "fresh"
+        async with _metered(tmp_path, monkeypatch, "fresh") as (stage, meter):
             await stage.ask(model="a", prompt=1)
             await asyncio.sleep(0.05)
             assert _kept(stage) == 4 and meter.asked == 0
