@@ -119,7 +119,7 @@ def _served(
 ) -> tuple[dict[str, float], float]:
     """The means of a live run, and the seconds that a fixed work took around it."""
     before = pace(server, REGIME.batch, seeds)
-    live = marks(send(server, rows, seed))
+    live = marks(send([server], rows, seed)[0])
     after = pace(server, REGIME.batch, seeds)
     return live, fmean((before, after))
 

@@ -105,14 +105,14 @@ def send_at_once(server: Server, rows: Sequence[TraceRequest], seed: int) -> flo
     gate = Timer(len(rows) * GAP_S + GATHERED_S, post, (server, "/resume"))
     began = time.monotonic()
     gate.start()
-    records = send(server, ordered, seed)
+    records = send([server], ordered, seed)[0]
     gate.join()
     last = began + max(record.finished_s or 0.0 for record in records)
     return last - (began + gate.interval)
 
 
 def send_over_time(server: Server, rows: Sequence[TraceRequest], seed: int) -> float:
-    return max(record.finished_s or 0.0 for record in send(server, rows, seed))
+    return max(record.finished_s or 0.0 for record in send([server], rows, seed)[0])
 
 
 def live(server: Server, log: Path, rows: Sequence[TraceRequest], seed: int, sent: Sender) -> Row:

@@ -51,7 +51,7 @@ def serve(policy: Express, random: Random, first: int, count: int, classed: bool
         one = job(random, number, classed)
         policy.add(one, 0.0)
         policy.learn(PRESSURE, ())
-        policy.may_pass()
+        policy.asking()
         policy.inside(one.id)
         one.generated = one.output_tokens or 1
         policy.remove(one)
@@ -100,11 +100,11 @@ def choosing(waiting: int) -> dict[str, Any]:
     for one in jobs:
         policy.add(one, 0.0)
     policy.learn(PRESSURE, ())
-    policy.may_pass()
+    policy.asking()
     started = time.process_time()
     for _ in range(CHOICES):
         policy.learn(PRESSURE, ())
-        best = next(policy.waiting.best(0.0))[0]
+        best = policy.waiting.best(0.0, 1)[0][0]
         policy.inside(best.id)
         policy.outside(best, best.pending)
     each = (time.process_time() - started) / CHOICES

@@ -3,8 +3,8 @@
 No model runs: a step is schedule() plus update_from_output() of one sampled token for everybody scheduled, and whoever
 finishes is replaced. `idle`: constant lengths, so that nobody may pass, with nobody and with 2,000 requests waiting. `in
 use`: nine of ten answers are short and one is long, so that the lane passes, pauses and parks all the time. Memory is ample,
-the model runner has twice the slots of the batch. Rounds are interleaved, stock and ours in turn; the ratio is that of the
-medians of the rounds' means. `own_us` is the time inside our schedule() and outside vLLM's, less what reading the clocks
+the model runner has twice the slots of the batch. Stock and ours step in turns of a few steps; the ratio is the median over
+rounds of that of their means. `own_us` is the time inside our schedule() and outside vLLM's, less what reading the clocks
 costs there, measured on a scheduler that adds nothing.
 
     python benchmarks/express_overhead.py [--quick] [--rounds N]
@@ -19,7 +19,6 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from statistics import fmean, median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -28,7 +27,17 @@ logging.disable(logging.WARNING)
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402
 
 from benchmarks.common import finish  # noqa: E402
-from benchmarks.scheduler_overhead import BLOCK, TOKENS, WAITING, Probe, Rig, timed  # noqa: E402
+from benchmarks.scheduler_overhead import (  # noqa: E402
+    BLOCK,
+    TOKENS,
+    WAITING,
+    Probe,
+    ProbedStock,
+    Rig,
+    alternate,
+    ratios,
+    timed,
+)
 from coldstart.measure.bench import facts  # noqa: E402
 from coldstart.vllm.scheduling.lane import LaneScheduler  # noqa: E402
 from tests.support.scheduling.engine_double import Shape, build, make_request  # noqa: E402
@@ -56,12 +65,6 @@ class LaneCase:
 
 CASES = [LaneCase(running, waiting, used=False) for waiting in (0, WAITING) for running in (8, 64, 256)]
 CASES += [LaneCase(running, WAITING, used=True) for running in (8, 64, 256)]
-
-
-class ProbedStock(Probe):
-    """vLLM's own under the same clocks: reading them is a microsecond a time, which is nobody's."""
-
-    schedule = timed(Probe.schedule)
 
 
 class ProbedLane(LaneScheduler, Probe):
@@ -98,53 +101,34 @@ class LaneRig(Rig):
         self.count += 1
 
 
-def measure(folder: Path, cls: type[AsyncScheduler], case: LaneCase) -> dict[str, float]:
-    """Microseconds per step, what of them is our own code, and what the lane did meanwhile."""
-    rig = LaneRig(folder, cls, case)
-    for _ in range(case.warm_up):
-        rig.step_s()
-    scheduler = rig.scheduler
-    ours = isinstance(scheduler, ProbedLane)
-    before = scheduler.outer_s - scheduler.inner_s
-    passes = scheduler.policy.totals.passes if ours else 0
-    times = sorted(rig.step_s() * 1e6 for _ in range(STEPS))
-    found = {"mean": fmean(times), "median": median(times), "p99": times[int(0.99 * len(times))]}
-    found["own"] = (scheduler.outer_s - scheduler.inner_s - before) * 1e6 / len(times)
-    if ours:
-        found["passes"] = scheduler.policy.totals.passes - passes
-    return found
-
-
 def compare(folder: Path, case: LaneCase, rounds: int) -> dict[str, Any]:
-    """Interleaved rounds, stock and ours in turn."""
-    classes: dict[str, type[AsyncScheduler]] = {"stock": ProbedStock, "ours": ProbedLane}
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in classes}
+    """Rounds of stock and ours in turns."""
+    measured, passes = [], []
     for _ in range(rounds):
-        for name, cls in classes.items():
-            found[name].append(measure(folder, cls, case))
-    stock, ours = (median(each["mean"] for each in found[name]) for name in classes)
-    own = median(o["own"] - s["own"] for o, s in zip(found["ours"], found["stock"], strict=True))
+        ours = LaneRig(folder, ProbedLane, case)
+        rigs = {"stock": LaneRig(folder, ProbedStock, case), "ours": ours}
+        measured.append(alternate(rigs, case.warm_up, STEPS))
+        passes.append(ours.scheduler.policy.totals.passes)
+    found = ratios(measured)
+    own_ratio = 1 + found["own_us"] / found["stock_us"]
     return {
         **asdict(case),
-        "stock_us": stock,
-        "ours_us": ours,
-        "own_us": own,
-        "ratio": ours / stock,
-        "own_ratio": 1 + own / stock,
+        **found,
+        "own_ratio": own_ratio,
+        "passes": passes,
         "limit": case.limit,
-        "within": ours <= case.limit * stock,
-        "own_within": own <= (case.limit - 1) * stock,
-        "rounds": found,
+        "within": found["ratio"] <= case.limit,
+        "own_within": own_ratio <= case.limit,
     }
 
 
 def line(row: dict[str, Any]) -> str:
     kind = "in use" if row["used"] else "idle"
-    passes = sum(each["passes"] for each in row["rounds"]["ours"])
+    spread = f"{row['ratio']:.3f}x, {min(row['ratios']):.3f} to {max(row['ratios']):.3f}"
     return (
         f"{row['running']:>4} running {row['waiting']:>5} waiting, {kind}: stock {row['stock_us']:.0f},"
-        f" ours {row['ours_us']:.0f} us ({row['ratio']:.2f}x), {row['own_us']:.1f} us our own code"
-        f" ({row['own_ratio']:.3f}x), limit {row['limit']}x, {passes:.0f} passes"
+        f" ours {row['ours_us']:.0f} us ({spread}), {row['own_us']:.1f} us our own code"
+        f" ({row['own_ratio']:.3f}x), limit {row['limit']}x, {sum(row['passes'])} passes"
     )
 
 

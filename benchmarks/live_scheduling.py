@@ -9,7 +9,8 @@ other way to stop the waiting, which is why `fcfs-max` is here.
 Real servers (`coldstart serve`), real tokens; load 1 is the rate that FCFS with the same batch cap was measured to
 sustain just before, in every repetition, because the pace of a shared machine drifts. All schedulers serve the same
 requests within a repetition, in an order that rotates, and every answer is compared token by token with FCFS. Each
-finished run is one line of the log; run it again to go on.
+finished run is one line of the log; run it again to go on. With `--together S` they serve at the same time, each engine with
+the share S of one core (`live/pace.py`).
 
     python benchmarks/live_scheduling.py --prepare
     python benchmarks/live_scheduling.py [--regime R] [--workload W] [--load L] [--repetitions N] [--swapping | --express]
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from live import model, summary, workloads
 from live.cells import BASELINE, LANE, LANE_ALONE, REGIMES, SWAPPING, Cell, Regime, cells
 from live.log import Log
 from live.measure import capacity, run
-from live.servers import Fleet, bind_client
+from live.servers import Fleet, Server, bind_client
 
 from coldstart.measure.bench import facts
 
@@ -50,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     log, machine = Log(options.log), facts.machine()  # before this process binds itself to some of the cores
     wanted = list(_wanted(options))
     if not options.summary_only:
-        measure(wanted, log, options.minutes)
+        measure(wanted, log, options)
     campaign = "swapping" if options.swapping else "express" if options.express else "regimes"
     name = f"scheduling-live-{campaign}"
     done = [row for cell in wanted if (row := log.find(kind="run", **cell.document()))]
@@ -72,43 +74,52 @@ def prepare() -> int:
     return 0
 
 
-def measure(wanted: Iterable[Cell], log: Log, minutes: float | None) -> None:
-    """Run what the log lacks, until `minutes` have passed."""
+def measure(wanted: Iterable[Cell], log: Log, options: argparse.Namespace) -> None:
+    """Run what the log lacks, until `minutes` have passed; `together`, all schedulers of a cell at the same time."""
+    minutes, share = options.minutes, options.together
     missing = [cell for cell in wanted if log.find(kind="run", **cell.document()) is None]
+    turns = [list(cells) for _, cells in groupby(missing, key=lambda cell: replace(cell, scheduler=""))]
+    if share is None:
+        turns = [[cell] for cell in missing]
     bind_client()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="live-") as work:
-        fleet = Fleet(Path(work))
+        fleet = Fleet(Path(work), share)
         try:
-            for number, cell in enumerate(missing):
+            for number, turn in enumerate(turns):
                 if minutes is not None and time.monotonic() - began > 60 * minutes:
-                    print(f"stopped: {len(missing) - number} runs are left", file=sys.stderr)
+                    print(f"stopped: {len(turns) - number} of {len(turns)} are left", file=sys.stderr)
                     return
-                _measure(cell, fleet, log)
+                _measure(turn, fleet, log, options.length)
                 spent = time.monotonic() - began
-                print(f"{number + 1}/{len(missing)} {spent:.0f} s {cell}", file=sys.stderr)
+                print(f"{number + 1}/{len(turns)} {spent:.0f} s {turn[0]}", file=sys.stderr)
         finally:
             fleet.close()
 
 
-def _measure(cell: Cell, fleet: Fleet, log: Log) -> None:
+def _measure(turn: Sequence[Cell], fleet: Fleet, log: Log, length: float) -> None:
+    cell = turn[0]
     regime = KINDS[cell.regime]
-    sustained = _capacity(regime, cell, fleet, log)
-    rows = workloads.arriving(cell.workload, cell.load, sustained["requests_per_s"], cell.seed, regime.share)
-    server = _server(regime, cell.scheduler, fleet)
-    log.add({"kind": "run", **cell.document(), **run(server, rows, cell.seed), "at": facts.today()})
+    servers = {one.scheduler: _server(regime, one.scheduler, fleet) for one in turn}
+    servers = {BASELINE: _server(regime, BASELINE, fleet)} | servers
+    sustained = _capacity(regime, cell, list(servers.values()) if fleet.share else [servers[BASELINE]], log)
+    # Side by side all goes slower, so that as many requests take longer.
+    length *= regime.share / (fleet.share or 1.0)
+    rows = workloads.arriving(cell.workload, cell.load, sustained["requests_per_s"], cell.seed, length)
+    found = run([servers[one.scheduler] for one in turn], rows, cell.seed)
+    for one, result in zip(turn, found, strict=True):
+        log.add({"kind": "run", **one.document(), **result, "at": facts.today()})
 
 
-def _capacity(regime: Regime, cell: Cell, fleet: Fleet, log: Log) -> dict[str, float]:
-    """Of FCFS with the batch cap, measured before the first run of each repetition."""
+def _capacity(regime: Regime, cell: Cell, servers: Sequence[Server], log: Log) -> dict[str, float]:
+    """Of FCFS with the batch cap, the first of the servers, measured before the first run of each repetition."""
     place = {"regime": regime.name, "workload": cell.workload, "repetition": cell.repetition}
     known = log.find(kind="capacity", **place)
     if known is None:
-        server = _server(regime, BASELINE, fleet)
-        capacity(
-            server, cell.workload, regime.batch, seed=2
-        )  # the first requests of a server's life are slower
-        known = {"kind": "capacity", **place, **capacity(server, cell.workload, regime.batch)}
+        # The first requests of a server's life are slower.
+        if fresh := [server for server in servers if not server.warm]:
+            capacity(fresh, cell.workload, regime.batch, seed=2)
+        known = {"kind": "capacity", **place, **capacity(servers, cell.workload, regime.batch)}
         log.add(known)
     return known
 
@@ -162,6 +173,15 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--load", action="append", choices=workloads.LOADS)
     parser.add_argument("--scheduler", action="append", help="only these, by name")
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument(
+        "--together",
+        type=float,
+        metavar="SHARE",
+        help="all schedulers at once, each with that share of a core",
+    )
+    parser.add_argument(
+        "--length", type=float, default=1.0, metavar="FACTOR", help="runs so many times as long"
+    )
     parser.add_argument(
         "--swapping", action="store_true", help="the memory-starved pool and its three strategies"
     )

@@ -116,7 +116,7 @@ def paces(batch: int) -> list[TraceRequest]:
 
 
 def _ended(server: Server, rows: Sequence[TraceRequest], seed: int) -> float:
-    return max(record.finished_s or 0.0 for record in send(server, rows, seed))
+    return max(record.finished_s or 0.0 for record in send([server], rows, seed)[0])
 
 
 def crowd(batch: int) -> list[TraceRequest]:
@@ -127,7 +127,7 @@ def crowd(batch: int) -> list[TraceRequest]:
 def _first_tokens(server: Server, seed: int) -> dict[int, float]:
     sizes = PROMPTS * REPEATS
     rows = [TraceRequest(number * ALONE_S, size, 1) for number, size in enumerate(sizes)]
-    records = send(server, rows, seed)
+    records = send([server], rows, seed)[0]
     return {size: median(_waited(records, size)) for size in PROMPTS}
 
 
@@ -142,7 +142,7 @@ def _waited(records: Sequence[RequestRecord], size: int) -> list[float]:
 
 def _together(server: Server, count: int, prompt: int, seed: int) -> float:
     """Seconds per token of the last of `count` equal requests to start."""
-    records = send(server, [TraceRequest(0.0, prompt, ANSWER)] * count, seed)
+    records = send([server], [TraceRequest(0.0, prompt, ANSWER)] * count, seed)[0]
     last = max(records, key=lambda record: record.first_token_s or 0.0)
     if last.tpot_s is None:
         raise SystemExit("a probe's answer had one token")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
@@ -21,28 +22,40 @@ from live.workloads import lengths
 
 LONG_SHARE = 0.1
 CAPACITY_REQUESTS, CAPACITY_PER_SLOT = 100, 4
+TIMEOUT_S = 900.0
 
 
-def run(server: Server, rows: Sequence[TraceRequest], seed: int) -> dict[str, Any]:
-    """Metrics, every request, and the counters' increase. Raises SystemExit when a request fails."""
-    before = server.counters()
-    records = send(server, rows, seed)
-    after = server.counters()
-    moved = {name: round(value - before[name], 4) for name, value in after.items()}
-    return {
-        "metrics": metrics(records),
-        "counters": moved,
-        "requests": [_short(record) for record in records],
-    }
+def run(servers: Sequence[Server], rows: Sequence[TraceRequest], seed: int) -> list[dict[str, Any]]:
+    """Of each server: metrics, every request, and the counters' increase. Raises SystemExit when a request fails."""
+    before = [server.counters() for server in servers]
+    records = send(servers, rows, seed)
+    after = [server.counters() for server in servers]
+    return [
+        {
+            "metrics": metrics(mine),
+            "counters": {name: round(value - old[name], 4) for name, value in new.items()},
+            "requests": [_short(record) for record in mine],
+        }
+        for mine, old, new in zip(records, before, after, strict=True)
+    ]
 
 
-def send(server: Server, rows: Sequence[TraceRequest], seed: int) -> list[RequestRecord]:
-    done = replay(rows, [server.target], ReplaySettings(seed, VOCABULARY, 300.0))
-    if done.ended == "interrupted":
-        raise KeyboardInterrupt
-    if failed := [record for record in done.records if not record.ok]:
-        raise SystemExit(f"{len(failed)} of {len(rows)} requests failed: {asdict(failed[0])}")
-    return done.records
+def send(servers: Sequence[Server], rows: Sequence[TraceRequest], seed: int) -> list[list[RequestRecord]]:
+    """The same requests to each, at the same time."""
+    settings = ReplaySettings(seed, VOCABULARY, TIMEOUT_S)
+
+    def one(server: Server) -> list[RequestRecord]:
+        # Without a handler of its own an interrupt ends the main thread, and with it the servers.
+        done = replay(rows, [server.target], settings, interrupts=lambda stop: None)
+        if failed := [record for record in done.records if not record.ok]:
+            raise SystemExit(f"{len(failed)} of {len(rows)} requests failed: {asdict(failed[0])}")
+        return done.records
+
+    with ThreadPoolExecutor(len(servers)) as pool:
+        records = list(pool.map(one, servers))
+    for server in servers:
+        server.warm = True
+    return records
 
 
 def metrics(records: Sequence[RequestRecord]) -> dict[str, float]:
@@ -75,11 +88,11 @@ def _sustained(records: Sequence[RequestRecord]) -> float:
     return sum(done) / (until - began)
 
 
-def capacity(server: Server, workload: str, batch: int, seed: int = 1) -> dict[str, float]:
-    """Requests and tokens per second that the server sustains with its batch full."""
+def capacity(servers: Sequence[Server], workload: str, batch: int, seed: int = 1) -> dict[str, float]:
+    """Requests and tokens per second that the first server sustains with its batch full; the others serve the same."""
     count = max(CAPACITY_REQUESTS, CAPACITY_PER_SLOT * batch)
     rows = [TraceRequest(0.0, r.prompt_tokens, r.output_tokens) for r in lengths(workload, count, seed)]
-    records = send(server, rows, seed)
+    records = send(servers, rows, seed)[0]
     admitted = max(_known(r.first_token_s) for r in records)
     tokens = sum(_done_by(r, admitted) for r in records)
     mean = fmean(r.output_tokens for r in records)

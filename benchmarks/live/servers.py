@@ -1,7 +1,7 @@
 """Servers that stay up for the whole campaign: `coldstart serve`, forked from one engine template per KV pool.
 
 The engine process is bound to the last core, its API server and this client to the others, so that nobody but
-the engine takes the engine's time. An idle server costs memory only.
+the engine takes the engine's time. An idle server costs memory only. Side by side each engine has a share of the core.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from coldstart.measure.bench.launch import HOST
 from coldstart.measure.bench.launchers import console
 from coldstart.measure.replay.client import Target
 from coldstart.measure.replay.http import Endpoint
+from live import pace
 
 READY_S = 300.0
 COUNTER = "coldstart_scheduler_"
@@ -41,6 +42,9 @@ class Server:
     process: subprocess.Popen[bytes]
     port: int
     report: dict[str, object]
+    engine: set[int]
+    warm: bool = False
+    """Whether it has served anybody yet."""
 
     @property
     def target(self) -> Target:
@@ -57,9 +61,10 @@ class Server:
 
 @dataclass
 class Fleet:
-    """Everything that was started; `close` ends it."""
+    """Everything that was started; `close` ends it. `share`: of the last core, for each engine; None: all of it."""
 
     work: Path
+    share: float | None = None
     servers: dict[str, Server] = field(default_factory=dict)
     templates: set[Bundle] = field(default_factory=set)
 
@@ -74,6 +79,7 @@ class Fleet:
         server = self.servers.pop(name)
         server.process.terminate()
         server.process.wait(timeout=60)
+        pace.release(server.engine)
 
     def close(self) -> None:
         for name in list(self.servers):
@@ -84,7 +90,11 @@ class Fleet:
             return
 
     def materialize(self, bundle: Bundle, *, force: bool = False) -> None:
-        self._run("materialize", bundle.model, *(["--force"] if force else []), "--", *bundle.vllm_args)
+        report = self.work / "bundle.json"
+        options = ["--force"] if force else []
+        options += ["--format", "json", "--output", str(report)]
+        self._run("materialize", bundle.model, *options, "--", *bundle.vllm_args)
+        pace.paced(json.loads(report.read_text())["ref"], self.share or 1.0)
 
     def _template(self, bundle: Bundle) -> None:
         if bundle in self.templates:
@@ -107,12 +117,14 @@ class Fleet:
             report = self._ready(name, process, ready)
             if report["fallbacks"]:
                 raise SystemExit(f"{name} did not come up as asked: {report['fallbacks']}")
-            _bind(int(str(report["pid"])))
+            engine = _bind(int(str(report["pid"])))
+            for one in engine if self.share else ():
+                pace.cap(one, self.share or 1.0)
         except BaseException:
             process.terminate()  # nobody else knows of it yet
             process.wait(timeout=60)
             raise
-        return Server(process, port, report)
+        return Server(process, port, report, engine)
 
     def _ready(self, name: str, process: subprocess.Popen[bytes], ready: Path) -> dict[str, object]:
         deadline = time.monotonic() + READY_S
@@ -146,14 +158,15 @@ def _others() -> set[int]:
     return set(cores[:-1]) or set(cores)
 
 
-def _bind(server_pid: int) -> None:
-    """The engine (the server's child) to the last core of the machine, the server to the others."""
+def _bind(server_pid: int) -> set[int]:
+    """The engine (the server's child) to the last core of the machine, the server to the others; the engine's processes."""
     cores = sorted(range(os.cpu_count() or 1))
-    processes = usage.snapshot()
-    for process in usage.tree(processes, [server_pid]):
+    processes = set(usage.tree(usage.snapshot(), [server_pid]))
+    for process in processes:
         mask = set(cores[:-1]) or set(cores) if process == server_pid else {cores[-1]}
         for task in Path(f"/proc/{process}/task").iterdir():
             os.sched_setaffinity(int(task.name), mask)
+    return processes - {server_pid}
 
 
 def _get(url: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from heapq import merge
 from itertools import islice
 from typing import Generic
 
@@ -45,13 +44,12 @@ class LaneAdmission(Generic[R]):
         self.members, self.parked, self.paused = room.members, room.parked, room.paused
         self.entering: dict[str, dict[str, object]] = {}
 
-    def admit(self, turn: Turn[R], lane: list[R], steps: int, *, passing: bool) -> list[R]:
+    def admit(self, turn: Turn[R], lane: list[R], asking: Candidacy, steps: int) -> list[R]:
         """Fill the turn; who of the parked goes on in the lane is returned. `steps` have passed since the last decision."""
-        asking: Candidacy = []
-        if passing:
-            asking = list(islice(self.policy.waiting.best(self.policy.threshold), LOOKED_AT))
-        free = self._main(turn, lane, asking, steps)
-        return self._pass(turn, free, lane, asking)
+        view = self.view
+        needs = [view.needs(view.request(job.id)) for job, _ in asking]
+        free = self._main(turn, lane, self.gauge.kept(self.members, needs, steps))
+        return self._pass(turn, free, lane, asking, needs)
 
     def anybody(self, turn: Turn[R]) -> None:
         """Nobody runs: who holds KV does, beside those who join, who may have to load first or may not fit after all.
@@ -67,10 +65,9 @@ class LaneAdmission(Generic[R]):
         if not turn.running and not turn.joining:
             turn.joining += islice(filter(self.view.able, self._by_arrival()), 1)
 
-    def _main(self, turn: Turn[R], lane: list[R], asking: Candidacy, steps: int) -> int:
-        """Resume, admit and load until the first that does not fit besides the lane's demand; blocks left."""
+    def _main(self, turn: Turn[R], lane: list[R], kept: int) -> int:
+        """Resume, admit and load until the first that does not fit besides the blocks kept for the lane; those left."""
         view, room = self.view, self.room
-        kept = self.gauge.kept(self.members, [view.request(job.id) for job, _ in asking], steps)
         free = view.free_blocks()
         growing = len(turn.running) + len(lane)
         if free < 2 * growing + kept + view.capacity // 8:
@@ -97,12 +94,23 @@ class LaneAdmission(Generic[R]):
         """Everybody who holds no slot, in order of arrival; whose KV is back on the device first, as in the engine: what
         it holds could be what another waits for.
         """
-        view, number = self.view, self.room.number
+        view, number, last = self.view, self.policy.number, 0
         yield from (r for r in view.landed() if view.name(r) not in self.members)
-        hidden = sorted((*self.paused.values(), *self.parked.values()), key=number)
-        yield from merge(hidden, view.outside(), key=number) if hidden else view.outside()
+        hidden = sorted((*self.parked, *self.paused), key=number, reverse=True)
+        if not hidden:
+            yield from view.outside()
+            return
+        for request in view.outside():
+            own = number(view.name(request))
+            while hidden and number(hidden[-1]) < own:
+                yield from self.room.still(hidden.pop())
+            if own > last:  # who has been evicted meanwhile may have moved it back by a place
+                last = own
+                yield request
+        for name in reversed(hidden):
+            yield from self.room.still(name)
 
-    def _pass(self, turn: Turn[R], free: int, lane: list[R], asking: Candidacy) -> list[R]:
+    def _pass(self, turn: Turn[R], free: int, lane: list[R], asking: Candidacy, needs: list[int]) -> list[R]:
         """Start whom the index puts ahead, after those whose load for it has landed."""
         view, room, taken = self.view, self.room, len(lane)
         for request in view.landed():
@@ -112,7 +120,7 @@ class LaneAdmission(Generic[R]):
         back: list[R] = []
         most = max(1, min(view.batch, max(FEWEST, len(turn.running) + taken)))
         joining = set(turn.joining)
-        for job, standing in asking:
+        for (job, standing), need in zip(asking, needs, strict=True):
             if taken >= most:
                 break
             request = view.request(job.id)
@@ -121,7 +129,6 @@ class LaneAdmission(Generic[R]):
             if not room.hides(job.id) and not view.able(request):
                 room.rhythm.stir()
                 continue
-            need = view.needs(request)
             if need > free:
                 free += room.vacate(need - free, job.id, later=False)
             if need > free or not self._slot(turn, len(lane) + len(back), job.id):

@@ -77,12 +77,13 @@ class Gauge(Generic[R]):
         )
         self.policy.learn(pressure, (view.job(request).generated for request in running))
 
-    def kept(self, members: Iterable[str], asking: Iterable[R], steps: int) -> int:
-        """Blocks that the main lane leaves to the lane beyond what its members hold; `steps` have passed since."""
+    def kept(self, members: Iterable[str], asked: Iterable[int], steps: int) -> int:
+        """Blocks that the main lane leaves to the lane beyond what its members hold, where so many each are asked for besides;
+        `steps` have passed since.
+        """
         view = self.view
         used, most = self.used(members), self.policy.ledger.price * view.capacity
-        asked = used + sum(map(view.needs, asking))
-        self.demand += (1 - (1 - _DEMAND) ** steps) * (min(asked, most) - self.demand)
+        self.demand += (1 - (1 - _DEMAND) ** steps) * (min(used + sum(asked), most) - self.demand)
         return max(0, int(self.demand + 0.5) - used)
 
     def worth_loading(self, tokens: int) -> bool:

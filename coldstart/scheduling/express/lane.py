@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Generic
 
-from coldstart.scheduling.express.admission import LaneAdmission, Turn
+from coldstart.scheduling.express.admission import LOOKED_AT, Candidacy, LaneAdmission, Turn
 from coldstart.scheduling.express.gauge import Gauge
 from coldstart.scheduling.express.policy import Express, Pass, kind_of
 from coldstart.scheduling.express.rhythm import Rhythm
@@ -20,6 +20,8 @@ from coldstart.scheduling.express.room import LaneRoom
 from coldstart.scheduling.express.view import LaneView
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.placement.view import R
+
+_ENDLESS = 1 << 30
 
 
 class Lane(Generic[R]):
@@ -38,6 +40,7 @@ class Lane(Generic[R]):
         self._crowded, self._share, self._prefill_s = False, 0.0, 0.0
         self._turned: Turn[R] | None = None
         self._shown, self._free, self._moved = 0, 0, False
+        self._missing = 0
 
     # --- events
 
@@ -84,8 +87,9 @@ class Lane(Generic[R]):
             return None if self._turned is None else Turn(list(self.view.running()))
         steps = self.rhythm.steps
         self.rhythm.deciding(is_open)
+        self._missing -= steps
         self._turned, self._moved = self._decided(steps), True
-        self.rhythm.rest(self._missing())
+        self.rhythm.rest(self._rest())
         return self._turned
 
     def stepped(self, tokens: Mapping[str, int]) -> None:
@@ -138,13 +142,16 @@ class Lane(Generic[R]):
         self._free = free
         return free <= before and (free >= self._shown or not (self.parked or self.paused))
 
-    def _missing(self) -> int:
-        """Tokens until the first quantum ends."""
-        missing = (
-            passed.until - self.view.job(self.view.request(name)).generated
-            for name, passed in self.members.items()
-        )
-        return min((tokens for tokens in missing if tokens > 0), default=1 << 30)
+    def _rest(self) -> int:
+        """Tokens until the first quantum ends. Looked up of everybody once it may have ended, else of those who enter."""
+        names = self._admission.entering if self._missing > 0 else self.members
+        missing = [
+            self.members[name].until - self.view.job(self.view.request(name)).generated for name in names
+        ]
+        if self._missing > 0:
+            missing.append(self._missing)
+        self._missing = min(missing, default=_ENDLESS)
+        return min((tokens for tokens in missing if tokens > 0), default=_ENDLESS)
 
     def _decided(self, steps: int) -> Turn[R] | None:
         first = next(self.view.outside(), None)
@@ -154,10 +161,10 @@ class Lane(Generic[R]):
         if self._everybody_fits():
             return None
         self.gauge.learn(len(self.parked) + len(self.paused), steps)
-        passing = self.policy.may_pass()
-        if not (passing or self.members or self.parked or self.paused or self.gauge.demand >= 1):
+        asking = self.policy.asking(LOOKED_AT)
+        if not (asking or self.members or self.parked or self.paused or self.gauge.demand >= 1):
             return None
-        return self._turn(first, steps, passing=passing)
+        return self._turn(first, asking, steps)
 
     def _everybody_fits(self) -> bool:
         """Whether the engine's own step starts all who wait."""
@@ -166,18 +173,18 @@ class Lane(Generic[R]):
             return False
         return running + sum(map(view.needs, view.outside())) <= view.free_blocks()
 
-    def _turn(self, first: R | None, steps: int, *, passing: bool) -> Turn[R]:
+    def _turn(self, first: R | None, asking: Candidacy, steps: int) -> Turn[R]:
         self._come_of_age(first)
         running = self._ends()
         mine = {self.view.request(name) for name in self.members}
         shown = [r for r in running if r not in mine] if mine else running
         lane = [r for r in running if r in mine] if mine else []
         evicted = self.room.grow(shown, lane)
-        turn = Turn[R](shown)
+        turn: Turn[R] = Turn(shown)
         if evicted:
             self.rhythm.stir()
         else:
-            lane += self._admission.admit(turn, lane, steps, passing=passing)
+            lane += self._admission.admit(turn, lane, asking, steps)
         turn.running += lane
         if not turn.running:
             self._admission.anybody(turn)
@@ -185,15 +192,17 @@ class Lane(Generic[R]):
 
     def _come_of_age(self, first: R | None) -> None:
         """Requests of the lane before whom nobody is left out are in the main lane; who pauses is left out."""
-        out = [*self.paused.values(), *(() if first is None else (first,))]
-        least = min((self.room.number(request) for request in out), default=None)
-        for name in list(self.members):
-            if least is None or self.policy.number(name) < least:
-                del self.members[name]
+        number = self.policy.number
+        out = (*self.paused, self.view.name(first)) if first is not None else tuple(self.paused)
+        least = min(map(number, out), default=None)
+        for name in [name for name in self.members if least is None or number(name) < least]:
+            del self.members[name]
 
     def _ends(self) -> list[R]:
         """Quanta that are over: go on where that is worth it, else park; those who run then."""
         policy, running = self.policy, list(self.view.running())
+        if self._missing > 0:
+            return running
         for name, passed in list(self.members.items()):
             request = self.view.request(name)
             job = self.view.job(request)

@@ -103,9 +103,11 @@ class Express(Policy):
         """The index that a request must exceed to pass."""
         return self.margin * self.index.base
 
-    def may_pass(self) -> bool:
-        """Whether the lane is open and somebody is worth it."""
-        return self.lengths.learned and self.ledger.open and self.waiting.any(self.threshold)
+    def asking(self, most: int = 1) -> list[tuple[Job, Standing]]:
+        """Who could pass now, the best first, at most so many; nobody while the lane is closed."""
+        if not (self.ledger.open and self.lengths.learned):
+            return []
+        return self.waiting.best(self.threshold, most)
 
     def learn(self, pressure: Pressure, running: Iterable[int]) -> None:
         """Before a choice: take in the present pressure and what was learned; `running`: tokens of those who run."""

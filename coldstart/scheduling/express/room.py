@@ -5,6 +5,7 @@ Invariant: parked requests leave first, the newest first; those of the main lane
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Generic
 
 from coldstart.scheduling.express.policy import Express, Pass
@@ -25,6 +26,11 @@ class LaneRoom(Generic[R]):
     def hides(self, name: str) -> bool:
         """Whether it keeps its KV and is not shown."""
         return name in self.parked or name in self.paused
+
+    def still(self, name: str) -> Iterator[R]:
+        """The request, where it is hidden still."""
+        if self.hides(name):
+            yield self.parked[name] if name in self.parked else self.paused[name]
 
     def shown(self, name: str) -> bool:
         """It runs again, where it was hidden; whether it was."""
@@ -79,12 +85,14 @@ class LaneRoom(Generic[R]):
         """A slot of the model runner: who keeps its KV holds one, and the newest parked one leaves where none is left."""
         if self.hides(name):
             return True
-        taken = shown + len(self.parked) + len(self.paused)
+        taken, slots = shown + len(self.parked) + len(self.paused), self.view.slots()
+        if taken < slots:
+            return True
         for request in [*reversed(self.parked.values())]:
-            if taken < self.view.slots():
-                break
             taken -= self._evict(request)
-        return taken < self.view.slots()
+            if taken < slots:
+                return True
+        return False
 
     def _evict(self, request: R) -> bool:
         gone = self.view.evict(request)

@@ -44,19 +44,18 @@ class Candidates:
         if standing is not None:
             del self._buckets[standing][name]
 
-    def best(self, least: float) -> Iterator[tuple[Job, Standing]]:
-        """Jobs of an index above `least`, the highest first, of equals the newest."""
+    def best(self, least: float, most: int) -> list[tuple[Job, Standing]]:
+        """At most so many jobs of an index above `least`, the highest first, of equals the newest."""
         self._rerank()
+        found: list[tuple[Job, Standing]] = []
         for negative, _, standing in self._ranked:
-            if -negative <= least:
-                return
+            if -negative <= least or len(found) >= most:
+                break
             bucket = self._buckets.get(standing)
             if bucket:
-                newest = list(islice(reversed(bucket.values()), NEWEST))
-                yield from ((job, standing) for job in newest)
-
-    def any(self, least: float) -> bool:
-        return next(self.best(least), None) is not None
+                newest = islice(reversed(bucket.values()), min(NEWEST, most - len(found)))
+                found += [(job, standing) for job in newest]
+        return found
 
     def bins(self) -> Iterator[tuple[int, Kind, int]]:
         """(bin, class, how many) of everybody in here."""

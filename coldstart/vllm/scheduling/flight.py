@@ -9,10 +9,10 @@ Invariant: a request in flight is neither scheduled again nor evicted by us, and
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -23,7 +23,8 @@ class PipelinedScheduler(AsyncScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.stages: int = self.parallel_config.pipeline_parallel_size
-        self._in_step = self.stages > 1 and not self.scheduler_config.async_scheduling
+        if self.stages > 1 and not self.scheduler_config.async_scheduling:
+            self._keep_synchronous_books()
 
     def in_flight(self, request: Request) -> bool:
         """Whether a batch under way has yet to bring the token that the request's next step computes.
@@ -35,17 +36,10 @@ class PipelinedScheduler(AsyncScheduler):
         gate: int = request.next_decode_eligible_step
         return not unscheduled(request) or self.current_step + 1 < gate
 
-    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        kind = Scheduler if self._in_step else AsyncScheduler
-        kind._update_after_schedule(self, scheduler_output)
-
-    def _update_request_with_output(
-        self, request: Request, new_token_ids: list[int], is_stale: bool = False
-    ) -> tuple[list[int], bool]:
-        kind = Scheduler if self._in_step else AsyncScheduler
-        found: tuple[list[int], bool]
-        found = kind._update_request_with_output(self, request, new_token_ids, is_stale)
-        return found
+    def _keep_synchronous_books(self) -> None:
+        # On the object: as overrides they would cost a call for every token where there is no pipeline.
+        for book in (Scheduler._update_after_schedule, Scheduler._update_request_with_output):
+            setattr(self, book.__name__, MethodType(book, self))
 
 
 def unscheduled(request: Request) -> int:

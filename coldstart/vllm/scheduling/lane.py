@@ -91,8 +91,10 @@ class LaneScheduler(PipelinedScheduler):
             output = super().schedule(throttle_prefills)
             if len(self.running) > shown or self.connector is not None:
                 self._began(self.running[shown:])
-        else:
+        elif turn.joining:
             output = self._take(turn, throttle_prefills)
+        else:
+            output = self._go_on(turn.running, throttle_prefills)
         self.lane.stepped(output.num_scheduled_tokens if self.lane.members else {})
         if self.connector is not None:
             self.swaps.decided(output.kv_connector_metadata)
@@ -119,6 +121,17 @@ class LaneScheduler(PipelinedScheduler):
             return False
         self.running = turn.running
         return True
+
+    def _go_on(self, running: list[Request], throttle_prefills: bool) -> SchedulerOutput:
+        """One step of those alone: nobody joins, since they have all the slots."""
+        hidden = list(self.lane.hidden())
+        self.running = running
+        self.max_num_active_reqs = len(running) + self.num_waiting_for_streaming_input
+        try:
+            return super().schedule(throttle_prefills)
+        finally:
+            self.max_num_active_reqs = self.batch
+            self.running += hidden
 
     def _take(self, turn: Turn[Request], throttle_prefills: bool) -> SchedulerOutput:
         """One step on what the lane has decided."""

@@ -9,6 +9,8 @@ from enum import Enum
 
 from vllm.v1.request import Request, RequestStatus
 
+WAITING = RequestStatus.WAITING
+
 
 class State(Enum):
     """NEW: never computed; RUNNING: in vLLM's running list (picked or parked); HOST: preempted, its KV is on
@@ -27,6 +29,8 @@ class State(Enum):
 def state_of(request: Request, landed: set[str]) -> State:
     """`landed`: ids whose asynchronous load has finished."""
     status = request.status
+    if status is WAITING and not (request.num_computed_tokens or request.num_stale_output_tokens):
+        return State.NEW  # most who wait; what follows comes to the same
     if status == RequestStatus.RUNNING:
         return State.BLOCKED if all_in_flight(request) else State.RUNNING
     if status == RequestStatus.WAITING_FOR_REMOTE_KVS:

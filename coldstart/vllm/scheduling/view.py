@@ -66,7 +66,8 @@ class PoolView:
 
     def held(self, request: Request) -> int:
         """Blocks that the request holds, alone or with others."""
-        return sum(map(len, self._engine.kv_cache_manager.get_blocks(request.request_id).blocks))
+        blocks = self._engine.kv_cache_manager.get_blocks(request.request_id).blocks
+        return len(blocks[0]) if self.groups == 1 else sum(map(len, blocks))
 
 
 class EngineView(PoolView):

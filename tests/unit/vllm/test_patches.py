@@ -41,13 +41,15 @@ ON_OBJECTS = {
     "graphs/manager.py": {"self._manager._candidates", "manager name"},
     "graphs/record.py": {"runner.execute_model"},
     "graphs/restore.py": {"manager name", "runner.cudagraph_manager name"},
+    "scheduling/flight.py": {"self book.__name__"},
     "scheduling/host.py": {"connector.get_num_new_matched_tokens"},
     "scheduling/settle.py": {"transfer.kv_connector", "transfer.kv_connector_module_path"},
     "scheduling/tails.py": {
         "scheduler._lookup", "scheduler._make_boundary_key", "group.next_stored_chunk_idx", "status.partial_tail_boundary",
     },
 }  # fmt: skip
-"""On this server's own objects: what vLLM keeps there to be set, one class swapped for our subclass, six methods wrapped."""
+"""On this server's own objects: what vLLM keeps there to be set, one class swapped for our subclass, six methods wrapped,
+two of our own scheduler's set to those of vLLM's other one."""
 
 # Ours, the parsed arguments, torch's tensors, and other libraries' settings.
 _HARMLESS = re.compile(

@@ -64,7 +64,7 @@ def test_nobody_passes_before_enough_was_seen_or_where_lengths_are_alike() -> No
     few, alike = taught(HEAVY * 3), taught([100] * 1000)
     for policy in (few, alike):
         policy.add(Job("a", 0.0, 100), 0.0)
-        assert not policy.may_pass()
+        assert not policy.asking()
 
 
 def test_the_newest_of_the_best_passes_first() -> None:
@@ -73,11 +73,11 @@ def test_the_newest_of_the_best_passes_first() -> None:
         policy.add(Job(name, 0.0, prompt), 0.0)
     tried = Job("tried", 0.0, 100, generated=100)
     policy.add(tried, 0.0)
-    assert policy.may_pass()
-    assert [job.id for job, _ in policy.waiting.best(0.0)][:2] == ["new", "old"]
+    assert policy.asking()
+    assert [job.id for job, _ in policy.waiting.best(0.0, 2)] == ["new", "old"]
     policy.inside("new")
-    assert next(job.id for job, _ in policy.waiting.best(policy.threshold)) == "old"
-    assert "tried" not in [job.id for job, _ in policy.waiting.best(policy.threshold)]
+    assert policy.waiting.best(policy.threshold, 1)[0][0].id == "old"
+    assert "tried" not in [job.id for job, _ in policy.waiting.best(policy.threshold, 99)]
 
 
 def test_iterating_yields_the_order_of_arrival() -> None:
@@ -102,11 +102,11 @@ def test_a_hint_makes_a_class_of_its_octave() -> None:
 def test_a_class_that_lies_loses_its_place() -> None:
     policy = taught(HEAVY * 50, kind="liar")
     policy.add(Job("a", 0.0, 100, kind="liar"), 0.0)
-    assert policy.may_pass()
+    assert policy.asking()
     for _ in range(60):
         policy.judged(Pass("liar", 20, 0.9), ended=False)
     policy.ledger.honesty = Honesty()
-    assert not policy.may_pass()
+    assert not policy.asking()
 
 
 def test_an_aborted_request_does_not_count_as_short() -> None:
