@@ -87,6 +87,8 @@ def measure(wanted: Iterable[Cell], log: Log, options: argparse.Namespace) -> No
         fleet = Fleet(Path(work), share)
         try:
             for number, turn in enumerate(turns):
+                if share is not None and number and turn[0].repetition != turns[number - 1][0].repetition:
+                    fleet.end_all()
                 if minutes is not None and time.monotonic() - began > 60 * minutes:
                     print(f"stopped: {len(turns) - number} of {len(turns)} are left", file=sys.stderr)
                     return
@@ -105,7 +107,9 @@ def _measure(turn: Sequence[Cell], fleet: Fleet, log: Log, length: float) -> Non
     sustained = _capacity(regime, cell, list(servers.values()) if fleet.share else [servers[BASELINE]], log)
     # Side by side all goes slower, so that as many requests take longer.
     length *= regime.share / (fleet.share or 1.0)
-    rows = workloads.arriving(cell.workload, cell.load, sustained["requests_per_s"], cell.seed, length)
+    load_1 = sustained["requests_per_s"]
+    count = workloads.count_of(cell.workload, cell.load, load_1, length)
+    rows = workloads.arriving(cell.workload, cell.load, load_1, cell.seed, count)
     found = run([servers[one.scheduler] for one in turn], rows, cell.seed)
     for one, result in zip(turn, found, strict=True):
         log.add({"kind": "run", **one.document(), **result, "at": facts.today()})
@@ -160,8 +164,13 @@ def document(name: str, rows: list[Any], capacities: list[Any], argv: Sequence[s
         "options": {regime.name: dict(regime.schedulers) for regime in KINDS.values()},
         "verdicts": summary.verdicts(found),
         "cells": found,
-        "runs": [{k: v for k, v in row.items() if k not in ("kind", "requests")} for row in rows],
+        "runs": [_published(row) for row in rows],
     }
+
+
+def _published(row: dict[str, Any]) -> dict[str, Any]:
+    """A run without what every single request experienced."""
+    return {k: v for k, v in row.items() if k not in ("kind", "requests")} | {"count": len(row["requests"])}
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:

@@ -90,8 +90,7 @@ def _sustained(records: Sequence[RequestRecord]) -> float:
 
 def capacity(servers: Sequence[Server], workload: str, batch: int, seed: int = 1) -> dict[str, float]:
     """Requests and tokens per second that the first server sustains with its batch full; the others serve the same."""
-    count = max(CAPACITY_REQUESTS, CAPACITY_PER_SLOT * batch)
-    rows = [TraceRequest(0.0, r.prompt_tokens, r.output_tokens) for r in lengths(workload, count, seed)]
+    rows = at_once(workload, batch, seed)
     records = send(servers, rows, seed)[0]
     admitted = max(_known(r.first_token_s) for r in records)
     tokens = sum(_done_by(r, admitted) for r in records)
@@ -101,6 +100,12 @@ def capacity(servers: Sequence[Server], workload: str, batch: int, seed: int = 1
         "tokens_per_s": tokens / admitted,
         "seconds": admitted,
     }
+
+
+def at_once(workload: str, batch: int, seed: int = 1) -> list[TraceRequest]:
+    """Requests by which capacity is measured."""
+    count = max(CAPACITY_REQUESTS, CAPACITY_PER_SLOT * batch)
+    return [TraceRequest(0.0, r.prompt_tokens, r.output_tokens) for r in lengths(workload, count, seed)]
 
 
 def _done_by(record: RequestRecord, at_s: float) -> float:

@@ -3,7 +3,9 @@
 A shared machine is slower by half for ten seconds at a time. Servers that are measured one after another meet different
 machines then, and above load 1 a queue makes much of it; servers that serve the same requests at the same time do not. An
 iteration takes 1/share times as long, and so does every one in the bundle's iteration profile, by which a scheduler books.
-The share is kept by the kernel (CFS bandwidth of the cpu controller, cgroup v1), idle neighbours or not.
+The share is kept by the kernel (CFS bandwidth of the cpu controller, cgroup v1), idle neighbours or not. What is left between
+two servers alike is the luck of their places, in memory and in the kernel's periods, 5 to 15 % of what waits: each repetition
+has servers of its own.
 """
 
 from __future__ import annotations

@@ -81,9 +81,13 @@ class Fleet:
         server.process.wait(timeout=60)
         pace.release(server.engine)
 
-    def close(self) -> None:
+    def end_all(self) -> None:
+        """Every server, not the templates: the next ones have other places in memory and in the kernel's periods."""
         for name in list(self.servers):
             self.end(name)
+
+    def close(self) -> None:
+        self.end_all()
         for _ in self.templates:
             self._run("template", "stop", "--level", "engine", "--force")
             self.templates = set()

@@ -50,11 +50,15 @@ def lengths(workload: str, count: int, seed: int) -> list[TraceRequest]:
     return _mooncake(count, seed) if workload == "mooncake" else _drawn(workload, count, seed)
 
 
-def arriving(workload: str, load: str, capacity: float, seed: int, share: float = 1.0) -> list[TraceRequest]:
-    """The requests of one run; `capacity` in requests per second is load 1, `share` shortens the run."""
-    trace = workload in TRACES
-    seconds = share * (TRACE_SECONDS if trace else SECONDS[load])
-    rows = lengths(workload, max(FEWEST, round(seconds * capacity)), seed)
+def count_of(workload: str, load: str, capacity: float, share: float = 1.0) -> int:
+    """Requests of one run; `capacity` in requests per second is load 1, `share` shortens the run."""
+    seconds = share * (TRACE_SECONDS if workload in TRACES else SECONDS[load])
+    return max(FEWEST, round(seconds * capacity))
+
+
+def arriving(workload: str, load: str, capacity: float, seed: int, count: int) -> list[TraceRequest]:
+    """The requests of one run, so many."""
+    trace, rows = workload in TRACES, lengths(workload, count, seed)
     if load == "burst":
         return _burst(rows, capacity, seed)
     rate = float(load) * capacity

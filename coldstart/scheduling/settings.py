@@ -1,7 +1,7 @@
 """What a scheduler can be told: one object with one set of defaults, for the server and for the simulated engine.
 
 Invariants: an unknown member is an error that names the known ones, so a misspelt setting is never ignored; what the
-command line leaves out has the same default in both engines.
+command line leaves out has the same default in both engines, but that express on a CPU computes evicted KV again.
 """
 
 from __future__ import annotations

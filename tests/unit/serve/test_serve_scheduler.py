@@ -125,6 +125,15 @@ def test_express_and_its_price_reach_vllm() -> None:
     assert SchedulerSettings.read({KEY: settings}) == choice.settings()
 
 
+def test_express_on_a_cpu_copies_no_kv_unless_it_is_asked_to() -> None:
+    copies = "--kv-transfer-config"
+    assert copies not in flags(scheduler.apply(PLAN, Choice("express"), None, on_cpu=True))
+    assert copies in flags(scheduler.apply(PLAN, Choice("express"), None, on_cpu=False))
+    for asked in (Choice("express", strategy="proactive"), Choice("express", host_bytes=1 << 20)):
+        assert copies in flags(scheduler.apply(PLAN, asked, None, on_cpu=True))
+    assert copies in flags(scheduler.apply(PLAN, mlfq(), None, on_cpu=True))
+
+
 @pytest.mark.parametrize(
     ("choice", "says"),
     [
