@@ -19,6 +19,7 @@ AGAINST = {
 }
 MEASURED = ("per_token_s.mean", "per_token_s.p95", "ttft_s.mean", "longest_s.mean", "tokens_per_s")
 NAMES = ("mean", "p95", "ttft", "longest", "throughput")
+LEAST_LIVE, WORST_LIVE = 0.95, 2.0
 
 
 def parts() -> dict[str, str]:
@@ -28,6 +29,7 @@ def parts() -> dict[str, str]:
         "express-grid": filled("express-grid", grid, cells),
         "express-bars": filled("express-grid", grid, bars),
         "express-live": filled("scheduling-live-express", LIVE, live),
+        "express-simulated": filled("scheduling-live-simulated", "python benchmarks/live_simulated.py", simulated),
         "express-overhead": filled("express-overhead", "python benchmarks/express_overhead.py", overhead),
         "express-properties": filled("express-properties", PROPERTIES, properties),
         "parallel-properties": "\n".join(on_ranks()),
@@ -148,6 +150,42 @@ def live(result: Mapping[str, Any]) -> Iterator[str]:
         if cell["against"].get(base, {}).get(name)
     )
     yield from table((*head, "worst of the longest", "answers identical"), rows)
+    yield ""
+    yield from live_bars(result["cells"])
+
+
+def live_bars(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Over all cells of each scheduler: medians of the mean and of the longest tenth, how many miss a bar, and the slowest."""
+    for name, base in AGAINST.items():
+        mine = [found for cell in cells if (found := cell["against"].get(base, {}).get(name))]
+        if not mine:
+            continue
+        mean, longest = ([one[metric]["median"] for one in mine] for metric in (MEASURED[0], MEASURED[3]))
+        slow = [one["slowdown"]["longest_max"] for one in mine]
+        yield (
+            f"- `{name}` over `{base}`, {len(mine)} cells: mean per token {min(mean):.2f}x to {max(mean):.2f}x, "
+            f"{median(mean):.2f}x at the median, below {LEAST_LIVE}x in {sum(m < LEAST_LIVE for m in mean)}; longest tenth "
+            f"{min(longest):.2f}x to {max(longest):.2f}x; a request of it slower than {WORST_LIVE:g}x in "
+            f"{sum(s > WORST_LIVE for s in slow)}, {max(slow):.2f}x at worst."
+        )
+
+
+def simulated(result: Mapping[str, Any]) -> Iterator[str]:
+    """The live ratio beside the one that the simulator has for the same requests."""
+    shown = [one for one in result["cells"] if AGAINST.get(one["scheduler"]) == one["against"]]
+    place = ("regime", "workload", "load", "scheduler", "against")
+    rows = (
+        (
+            *(one[name] for name in place),
+            *(with_range(one[name]) for name in ("live", "simulated")),
+            f"{one['quotient']:.2f}",
+        )
+        for one in shown
+    )
+    yield from table((*place, "live", "simulated", "live over simulated"), rows)
+    yield ""
+    near = sum(abs(one["quotient"] - 1) <= result["near"] for one in shown)
+    yield f"Mean time per token; {near} of {len(shown)} within {result['near']:.0%}."
 
 
 def overhead(result: Mapping[str, Any]) -> Iterator[str]:
@@ -161,7 +199,7 @@ def overhead(result: Mapping[str, Any]) -> Iterator[str]:
                 row["waiting"],
                 "in use" if row["used"] else "idle",
                 *(f"{row[name]:.0f}" for name in ("stock_us", "ours_us")),
-                f"{row['ratio']:.3f}x",
+                f"{row['ratio']:.3f}x ({min(row['ratios']):.3f} to {max(row['ratios']):.3f})",
                 f"{row['own_us']:.1f}",
                 f"{row['limit']:.2f}x",
                 "yes" if row["within"] else "**no**",

@@ -26,7 +26,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import aiohttp
@@ -34,6 +34,7 @@ import psutil
 from common import RESULTS
 
 from coldstart.measure.bench.launchers import console
+from coldstart.measure.replay.metrics import percentile
 
 RESULT = RESULTS / "fleet-handover-cpu.json"
 BAR_S = 0.35
@@ -225,8 +226,7 @@ async def _again_and_again(
 def _spread(values: list[float]) -> dict[str, float]:
     if not values:
         return {}
-    p95 = quantiles(values, n=20)[-1] if len(values) > 1 else values[0]
-    return {"median_s": median(values), "p95_s": p95, "worst_s": max(values)}
+    return {"median_s": median(values), "p95_s": percentile(sorted(values), 95), "worst_s": max(values)}
 
 
 def _compared(streams: list[Stream], reference: list[Stream]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import aiohttp
@@ -44,6 +44,7 @@ from support.plain_vllm import PlainVllm
 
 from coldstart.machine import paths
 from coldstart.measure import openai
+from coldstart.measure.replay.metrics import percentile
 from coldstart.traces import TraceRequest, read_trace
 from coldstart.traces.transform import in_order, map_models, speed_up
 
@@ -139,10 +140,9 @@ class Asked:
             return [token for event in events if event for token in event.token_ids]
 
     def summary(self) -> dict[str, Any]:
-        p95 = quantiles(self.seconds, n=20)[-1] if len(self.seconds) > 1 else 0.0
         took = {
             "median_s": median(self.seconds or [0.0]),
-            "p95_s": p95,
+            "p95_s": percentile(sorted(self.seconds or [0.0]), 95),
             "worst_s": max(self.seconds, default=0.0),
         }
         return {**self.counts, "errors": dict(self.errors), "wrong_answers": self.wrong, "answer": took}

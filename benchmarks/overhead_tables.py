@@ -41,12 +41,7 @@ def overhead(result: Cell) -> Iterator[str]:
 
 
 def _burst(row: Cell) -> tuple[object, ...]:
-    least, most = min(row["ratios"]), max(row["ratios"])
-    costs = (
-        f"{row['stock_us']:.1f}",
-        f"{row['ours_us']:.1f}",
-        f"{row['ratio']:.2f} ({least:.2f} to {most:.2f})",
-    )
+    costs = (f"{row['stock_us']:.1f}", f"{row['ours_us']:.1f}", _range(row))
     return row["running"], row["running"] + row["waiting"], *costs
 
 
@@ -55,8 +50,8 @@ def _measured(result: Cell) -> Iterator[str]:
     rounds = listed(unique(len(row["rounds"]["ours"]) for row in result["rows"]))
     took = span([row["iteration_us"] / 1e3 for row in result["rows"]], 0, "")
     command, load = " ".join(result["command"]), f"load {machine['load_1min']:.0f}"
-    yield f"`{command}`: microseconds of CPU per step, schedule plus update, median of {rounds} interleaved"
-    yield f"rounds of the mean, no model runs, on {machine['cores']} shared cores ({load}). Iterations of {took} ms, by the"
+    yield f"`{command}`: microseconds of CPU per step, schedule plus update, medians of {rounds} rounds"
+    yield f"in which both step in turns of a few steps, no model runs, on {machine['cores']} shared cores ({load}). Iterations of {took} ms, by the"
     yield f"profile measured with {profile['model']} ({profile['note']}):"
 
 
@@ -65,7 +60,11 @@ def _costs(row: Cell) -> tuple[object, ...]:
     stock, ours, own, share = (
         f"{us:.0f}" for us in (row["stock_us"], row["ours_us"], row["own_us"], _share(row))
     )
-    return row["running"], row["waiting"], phase, stock, ours, f"{row['ratio']:.2f}", own, share
+    return row["running"], row["waiting"], phase, stock, ours, _range(row), own, share
+
+
+def _range(row: Cell) -> str:
+    return f"{row['ratio']:.2f} ({min(row['ratios']):.2f} to {max(row['ratios']):.2f})"
 
 
 def _ceilings(rows: Sequence[Cell]) -> Iterator[str]:
