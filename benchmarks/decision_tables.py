@@ -47,8 +47,8 @@ def rule(result: Mapping[str, Any]) -> Iterator[str]:
         f"{_span(both[1][0])} ({_span(both[1][1])})."
     )
     yield (
-        "5. **KV memory is short and long requests must hardly pay: try `express`** beside `fcfs`, on a CPU with "
-        f"`--kv-strategy recompute`. {_express()}"
+        "5. **KV memory is short and long requests must hardly pay: try `express`** beside `fcfs`. "
+        f"{_express()}"
     )
 
 
@@ -92,8 +92,8 @@ def _live(cells: Sequence[Mapping[str, Any]]) -> str:
     )
     chance = _ratios(cells, "kv-bound", BASELINE, name=CONTROL)
     return (
-        f" Live, at load 1.1: {_span(plain)} with `--kv-strategy recompute`, {_span(with_host)} with KV kept on the host; "
-        f"two servers alike {_span(chance)}."
+        f" Live, in runs of a minute at most: {_span(plain)} with evicted KV computed again, as it does on a CPU unless asked "
+        f"otherwise, {_span(with_host)} with KV kept on the host; two servers alike {_span(chance)}."
     )
 
 

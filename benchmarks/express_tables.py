@@ -29,7 +29,10 @@ def parts() -> dict[str, str]:
         "express-grid": filled("express-grid", grid, cells),
         "express-bars": filled("express-grid", grid, bars),
         "express-live": filled("scheduling-live-express", LIVE, live),
-        "express-simulated": filled("scheduling-live-simulated", "python benchmarks/live_simulated.py", simulated),
+        "express-long": filled("scheduling-live-express-long", f"{LIVE} --length 2.8", compared),
+        "express-simulated": filled(
+            "scheduling-live-simulated", "python benchmarks/live_simulated.py", simulated
+        ),
         "express-overhead": filled("express-overhead", "python benchmarks/express_overhead.py", overhead),
         "express-properties": filled("express-properties", PROPERTIES, properties),
         "parallel-properties": "\n".join(on_ranks()),
@@ -133,6 +136,13 @@ def _met(met: bool) -> str:
 
 
 def live(result: Mapping[str, Any]) -> Iterator[str]:
+    """Every cell, and all of each scheduler together."""
+    yield from compared(result)
+    yield ""
+    yield from live_bars(result["cells"])
+
+
+def compared(result: Mapping[str, Any]) -> Iterator[str]:
     """The express lane and the control over FCFS with the same batch, and with the largest, on a real server."""
     place = ("regime", "workload", "load")
     head = (*place, "scheduler", "against", "mean per token", "p95", "TTFT", "longest 10 %", "throughput")
@@ -150,8 +160,6 @@ def live(result: Mapping[str, Any]) -> Iterator[str]:
         if cell["against"].get(base, {}).get(name)
     )
     yield from table((*head, "worst of the longest", "answers identical"), rows)
-    yield ""
-    yield from live_bars(result["cells"])
 
 
 def live_bars(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -51,7 +51,8 @@ def _measured(result: Cell) -> Iterator[str]:
     took = span([row["iteration_us"] / 1e3 for row in result["rows"]], 0, "")
     command, load = " ".join(result["command"]), f"load {machine['load_1min']:.0f}"
     yield f"`{command}`: microseconds of CPU per step, schedule plus update, medians of {rounds} rounds"
-    yield f"in which both step in turns of a few steps, no model runs, on {machine['cores']} shared cores ({load}). Iterations of {took} ms, by the"
+    yield f"in which both step in turns of a few steps, no model runs, on {machine['cores']} shared cores ({load})."
+    yield f"Iterations of {took} ms, by the"
     yield f"profile measured with {profile['model']} ({profile['note']}):"
 
 
