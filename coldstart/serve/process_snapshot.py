@@ -105,9 +105,27 @@ class Thawed:
 
     def end(self) -> None:
         """End the template and all that lives in its namespaces, and leave nothing behind."""
-        self.process.kill()
-        self.process.wait()
+        inside = _pidfds(self.pid)
+        if self.process.poll() is None:  # not yet reaped: the number is still its own
+            # All at once: CRIU may still be at work, and what it forks now is in the group as well.
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.process.kill()
+            self.process.wait()
+        for pidfd in inside:  # the first process of a pid namespace ends last; until then CRIU may write
+            select.select([pidfd], [], [])
+            os.close(pidfd)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _pidfds(parent: int) -> list[int]:
+    """A descriptor of each child that `parent` has now."""
+    found: list[int] = []
+    with suppress(OSError):
+        for child in processes.children(parent):
+            with suppress(ProcessLookupError):
+                found.append(os.pidfd_open(child))
+    return found
 
 
 def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed:

@@ -105,6 +105,22 @@ def test_one_changed_byte_of_a_module_is_refused_by_name(cache: Cache, tmp_path:
     assert list(paths.runtime_dir().glob("thawed-*")) == []
 
 
+def test_a_refusal_at_any_moment_of_thawing_leaves_nothing(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime_snapshot.freeze(cache, 60)
+    for milliseconds in range(0, 100, 2):
+
+        def refuse(images: Path, plan: LaunchPlan, seconds: float = milliseconds / 1000) -> None:
+            time.sleep(seconds)
+            raise process_snapshot.SnapshotUnusable("refused")
+
+        monkeypatch.setattr(process_snapshot, "check", refuse)
+        with pytest.raises(process_snapshot.SnapshotUnusable, match="refused"):
+            _thawed(cache)
+        assert list(paths.runtime_dir().glob("thawed-*")) == [], milliseconds
+
+
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -35,8 +35,8 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_the_parameters_come_back(probes: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = SchedulerSettings(name, batch=BATCH)
 
-    def send(server: object, rows: Sequence[TraceRequest], seed: int) -> list[RequestRecord]:
-        return records_of(simulate(rows, TIMES, settings, TRUTH))
+    def send(servers: list[object], rows: Sequence[TraceRequest], seed: int) -> list[list[RequestRecord]]:
+        return [records_of(simulate(rows, TIMES, settings, TRUTH)) for _ in servers]
 
     monkeypatch.setattr(probes, "send", send)
     found = probes.probe(None, BATCH, count())
