@@ -5,11 +5,12 @@ on the simulated engine with the iteration times of the servers' bundle. Load 1 
 as it was live, so that both have the same load; lengths are learned from the same requests before a run. The quotient is the
 live ratio over the simulated one, both medians over the repetitions.
 
-    python benchmarks/live_simulated.py
+    python benchmarks/live_simulated.py [--part PART]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,10 +37,16 @@ Row = dict[str, Any]
 
 
 def main(argv: Sequence[str]) -> int:
-    live = json.loads((RESULTS / f"{LIVE}.json").read_text())
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", help=f"of the campaign, with a result file of its own: {LIVE}-PART")
+    part = f"-{given}" if (given := parser.parse_args(argv).part) else ""
+    live = json.loads((RESULTS / f"{LIVE}{part}.json").read_text())
     found = list(cells(live))
+    name = f"scheduling-live-simulated{part}"
     result = {
-        "benchmark": "scheduling-live-simulated",
+        "benchmark": name,
         "kind": "simulated, beside what was measured",
         "date": facts.today(),
         "versions": facts.versions(),
@@ -47,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         "near": NEAR,
         "cells": found,
     }
-    (RESULTS / "scheduling-live-simulated.json").write_text(json.dumps(result, indent=1) + "\n")
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     far = [one for one in found if abs(one["quotient"] - 1) > NEAR]
     print(json.dumps({"compared": len(found), "farther_than_30_percent": len(far)}))
     return 0
