@@ -172,7 +172,8 @@ def live_bars(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if not mine:
             continue
         medians = {
-            word: [one[metric]["median"] for one in mine] for word, metric in zip(NAMES, MEASURED, strict=True)
+            word: [one[metric]["median"] for one in mine]
+            for word, metric in zip(NAMES, MEASURED, strict=True)
         }
         below = ", ".join(
             f"{word} {sum(ratio < LEAST_LIVE for ratio in medians[word])}" for word in NAMES[:-1]

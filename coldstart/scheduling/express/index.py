@@ -63,11 +63,16 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """`index` per second, attained by running until `until` tokens, by when the request has ended with that `chance`."""
+    """`index` per second, attained by running until `until` tokens, by when the request has ended with that `chance`.
+
+    To its end it earns `value`, E[1/S], and takes `cost` seconds of the contended resource.
+    """
 
     index: float
     until: int
     chance: float
+    value: float
+    cost: float
 
 
 def size(tokens: int) -> int:
@@ -183,4 +188,8 @@ class Index:
                 best, at = index, b
         until = EDGES[at + 1] if at + 1 < min(len(EDGES), table.bins) else _ENDLESS
         best *= self._trusted.get(standing.kind, 1.0)
-        return Worth(best, until, 1 - table.tail[at + 1] / alive)
+        value, whole = table.value[-1] - table.value[a], table.steps[-1] - table.steps[a]
+        if binds:
+            whole = (prompt * whole + table.held[-1] - table.held[a]) / self.pressure.context
+        chance = 1 - table.tail[at + 1] / alive
+        return Worth(best, until, chance, value / alive, (start + unit * whole) / alive)

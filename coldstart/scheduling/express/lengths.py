@@ -3,7 +3,7 @@
 Equations: h_k = ended_k / exposed_k over output-length bins k whose edges grow by 1.19; exposed_k counts who ended in bin k
 or later and who outlived it without having ended, live requests included: an overloaded server would learn only short
 ones otherwise. Both counts are decayed with a half-life in completions. A class of requests starts from the hazard of
-all and leaves it as its own completions come in.
+all, or from what its callers expect, and leaves it as its own completions come in.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from math import log2
 
 GROWTH, LONGEST = 1.19, 1 << 17
 CLASS_TRUST = 12
@@ -41,6 +43,35 @@ EDGES = _edges()
 
 MIDS = (*((low + high - 1) / 2 for low, high in pairwise(EDGES)), float(EDGES[-1]))
 SPANS = (*(high - low for low, high in pairwise(EDGES)), 1)
+
+MOST_OCTAVES = LONGEST.bit_length()
+"""Longer expectations are taken for this."""
+
+BELIEVED = 0.9
+"""Of callers who expect a length, as many as come within a factor of two of it, before anything is known of their class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The class of requests whose caller expects from 2^(octave - 1) to 2^octave tokens."""
+
+    kind: Kind
+    octave: int
+
+    def hazard(self, everybody: Sequence[float]) -> list[float]:
+        """Before the class has ended anything: lengths from half the octave to twice it, by their logarithm as often in each
+        part; who outlives that has the hazard of all, so that a wrong hint earns nothing further.
+        """
+        low, high = max(1.0, 2.0 ** (self.octave - 2)), 2.0 ** (self.octave + 1)
+        alive, found = 1.0, list[float]()
+        for begins, ends in pairwise(EDGES):
+            if begins >= high:
+                break
+            within = max(0.0, log2(min(ends, high)) - log2(max(begins, low)))
+            share = BELIEVED * within / log2(high / low)
+            found.append(share / alive)
+            alive -= share
+        return found + list(everybody[len(found) :])
 
 
 def bin_of(tokens: int) -> int:
@@ -121,13 +152,18 @@ class Lengths:
         mine.end(tokens, cut=cut)
 
     def known(self, kind: Kind) -> Kind:
-        """The class whose table serves a request of that class: its own, or that of all."""
+        """The class whose table serves a request of that class: its own once it is trusted, else that of what its caller
+        expects, else that of all (None).
+        """
         mine = self.classes.get(kind) if kind is not None else None
-        return kind if mine is not None and mine.seen >= CLASS_TRUST else None
+        if mine is not None and mine.seen >= CLASS_TRUST:
+            return kind
+        return Expected(None, kind.octave) if isinstance(kind, Expected) else None
 
     def rates(self, kind: Kind, live: Mapping[int, int], everybody: Sequence[float] = ()) -> list[float]:
         """The hazard for a class that `known` has named; `everybody`: that of all, where it has been worked out."""
-        if kind is None or kind not in self.classes:
-            return self.all.rates(live, None, PRIOR)
         prior = everybody or self.all.rates(live, None, PRIOR)
-        return self.classes[kind].rates({}, prior, CLASS_PRIOR)
+        if isinstance(kind, Expected):
+            mine = self.classes.get(kind) or Hazard(self.half_life)
+            return mine.rates({}, kind.hazard(prior), CLASS_PRIOR)
+        return self.classes[kind].rates({}, prior, CLASS_PRIOR) if kind in self.classes else list(prior)

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 
 from coldstart.scheduling.express.index import Index, Pressure, Standing, Worth, size
 from coldstart.scheduling.express.ledger import Honesty, PriceLedger
-from coldstart.scheduling.express.lengths import EDGES, MOST_CLASSES, Kind, Lengths, bin_of
+from coldstart.scheduling.express.lengths import (
+    EDGES,
+    MOST_CLASSES,
+    MOST_OCTAVES,
+    Expected,
+    Kind,
+    Lengths,
+    bin_of,
+)
 from coldstart.scheduling.express.waiting import Candidates
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.policy import Policy
@@ -44,7 +52,7 @@ def kind_of(job: Job) -> Kind:
     """A request's class: what the caller says of its kind, and the octave of the length that it expects."""
     if job.expected is None:
         return job.kind
-    return job.kind, max(1, job.expected).bit_length()
+    return Expected(job.kind, min(MOST_OCTAVES, max(1, job.expected).bit_length()))
 
 
 class Express(Policy):
@@ -86,7 +94,12 @@ class Express(Policy):
         """The request has left; `cut`: it was aborted, so its length is not known."""
         del self._jobs[job.id], self._numbers[job.id]
         self.waiting.discard(job.id)
-        self.lengths.left(kind_of(job), max(1, job.generated), cut=cut)
+        kind = kind_of(job)
+        self.lengths.left(kind, max(1, job.generated), cut=cut)
+        own = None if cut or kind is None else self._honest.get(kind)
+        if own is not None:
+            own.relent()
+            self.index.trust(kind, own.share)
 
     def outside(self, job: Job, pending: int) -> None:
         """The request does not run; `pending` tokens are computed before its next one, 0 where it keeps its KV."""
@@ -100,8 +113,16 @@ class Express(Policy):
 
     @property
     def threshold(self) -> float:
-        """The index that a request must exceed to pass."""
-        return self.margin * self.index.base
+        """The index that a request must exceed to pass: the margin over what the main lane earns.
+
+        With hints that is known of the very requests that wait: once the short ones have passed it is less, so that those of
+        middle length go before the long ones, as far as credit is saved up that nothing better asks for.
+        """
+        base, saved = self.index.base, self.ledger.saved
+        earning = self.waiting.earning() if saved else None
+        if earning is not None and earning < base:
+            base += saved * (earning - base)
+        return self.margin * base
 
     def asking(self, most: int = 1) -> list[tuple[Job, Standing]]:
         """Who could pass now, the best first, at most so many; nobody while the lane is closed."""

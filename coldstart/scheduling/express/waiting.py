@@ -7,11 +7,12 @@ newest passes first.
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
 from coldstart.scheduling.express.index import Index, Standing
-from coldstart.scheduling.express.lengths import Kind
+from coldstart.scheduling.express.lengths import Expected, Kind
 from coldstart.scheduling.job import Job
 
 NEWEST = 8
@@ -28,6 +29,7 @@ class Candidates:
         self._ranked: list[tuple[float, int, Standing]] = []
         self._version = -1
         self._made = 0
+        self._expected: Counter[Standing] = Counter()
 
     def add(self, job: Job, standing: Standing) -> None:
         self.discard(job.id)
@@ -38,11 +40,15 @@ class Candidates:
             if self._version == self.index.version:
                 insort(self._ranked, self._rank(standing))
         bucket[job.id] = job
+        if isinstance(standing.kind, Expected):
+            self._expected[standing] += 1
 
     def discard(self, name: str) -> None:
         standing = self._where.pop(name, None)
         if standing is not None:
             del self._buckets[standing][name]
+            if isinstance(standing.kind, Expected):
+                self._expected[standing] -= 1
 
     def best(self, least: float, most: int) -> list[tuple[Job, Standing]]:
         """At most so many jobs of an index above `least`, the highest first, of equals the newest."""
@@ -56,6 +62,18 @@ class Candidates:
                 newest = islice(reversed(bucket.values()), min(NEWEST, most - len(found)))
                 found += [(job, standing) for job in newest]
         return found
+
+    def earning(self) -> float | None:
+        """What the resource earns with those here whose length is expected, in whatever order: sum of E[1/S] over sum of C.
+
+        None where there are none. Passing pays against just this: c before all j where w_c / C_c > sum w_j / sum C_j.
+        """
+        value = cost = 0.0
+        for standing, count in self._expected.items():
+            if count:
+                worth = self.index.worth(standing)
+                value, cost = value + count * worth.value, cost + count * worth.cost
+        return value / cost if cost else None
 
     def bins(self) -> Iterator[tuple[int, Kind, int]]:
         """(bin, class, how many) of everybody in here."""
@@ -76,4 +94,5 @@ class Candidates:
             return
         self._version = self.index.version
         self._buckets = {standing: jobs for standing, jobs in self._buckets.items() if jobs}
+        self._expected = +self._expected
         self._ranked = sorted(self._rank(standing) for standing in self._buckets)

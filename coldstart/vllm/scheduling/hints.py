@@ -1,7 +1,8 @@
 """What a request says of its own length: the caller's guess, and the class it belongs to.
 
 A caller gives its guess as vLLM's own extra argument: `"vllm_xargs": {"expected_output_tokens": 200}` in an OpenAI request. A
-guess only chooses among the classes whose lengths are learned: who guesses low and answers long makes that class mistrusted.
+guess makes a class, which starts from what is guessed and goes on with what is learned of it: who guesses low and answers long
+makes that class mistrusted.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -95,20 +96,39 @@ def test_every_pass_is_explained() -> None:
         assert 0.2 <= args["chance"] <= 1 and args["balance_s"] >= 0  # type: ignore[operator]
 
 
-def test_a_hint_within_a_factor_of_two_tells_the_short_from_the_long() -> None:
+def hinted(hint: Callable[[int, int], int] | None) -> tuple[list[int], list[float]]:
+    """Of a heavy tail on few slots: outputs, and latencies where each has that hint of (number, output)."""
     random = Random(3)
     outputs = [max(1, min(800, round(random.lognormvariate(3, 1.4)))) for _ in range(400)]
     rows = [TraceRequest(0.12 * number, 20, output) for number, output in enumerate(outputs)]
     told = SchedulerSettings("express", batch=4)
-
-    def per_token(hints: list[int] | None) -> float:
-        engine = Engine(SLOPED, told, SimSettings(slots=8, context_s=0.0), hints=hints)
-        found = engine.run(rows)
-        return sum(each / row.output_tokens for each, row in zip(latencies(found), rows, strict=True))
-
-    assert 1.2 * per_token([output * (1 + number % 2) for number, output in enumerate(outputs)]) < per_token(
-        None
+    given = None if hint is None else [hint(number, output) for number, output in enumerate(outputs)]
+    return outputs, latencies(
+        Engine(SLOPED, told, SimSettings(slots=8, context_s=0.0), hints=given).run(rows)
     )
+
+
+def good_to_a_factor_of_two(number: int, output: int) -> int:
+    return output * (1 + number % 2)
+
+
+def test_a_hint_within_a_factor_of_two_tells_the_short_from_the_long() -> None:
+    told, guessed = (
+        sum(each / output for output, each in zip(*hinted(hint), strict=True))
+        for hint in (good_to_a_factor_of_two, None)
+    )
+    assert 2.5 * told < guessed
+
+
+def test_long_requests_that_say_short_gain_nothing_over_the_truth() -> None:
+    def lies(number: int, output: int) -> int:
+        return 4 if output >= 100 else good_to_a_factor_of_two(number, output)
+
+    honest, lying = (
+        sum(each for output, each in zip(*hinted(hint), strict=True) if output >= 100)
+        for hint in (good_to_a_factor_of_two, lies)
+    )
+    assert lying > 0.97 * honest
 
 
 def test_contexts_that_are_cheap_to_compute_again_are_not_loaded() -> None:

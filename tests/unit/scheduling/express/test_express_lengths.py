@@ -1,5 +1,6 @@
 """Hazards learned with censoring and decay, the tables and indices made of them, on numbers worked out by hand."""
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -11,8 +12,10 @@ from coldstart.scheduling.express.index import LEAST_CHANCE, Index, Pressure, St
 from coldstart.scheduling.express.lengths import (
     CLASS_TRUST,
     EDGES,
+    LONGEST,
     MIDS,
     MOST_CLASSES,
+    Expected,
     Hazard,
     Lengths,
     bin_of,
@@ -93,6 +96,35 @@ def test_a_class_has_a_table_of_its_own_only_from_its_trust_on() -> None:
     assert lengths.known("a") == "a" and lengths.known("b") is None
     index = index_of(lengths)
     assert index.table("a").mean > 3 * index.table(None).mean
+
+
+@given(st.integers(1, LONGEST.bit_length() - 2))
+def test_what_a_caller_expects_ends_nine_of_ten_within_a_factor_of_two_and_then_says_nothing(
+    octave: int,
+) -> None:
+    everybody, low, high = [0.25] * len(EDGES), 2 ** (octave - 2), 2 ** (octave + 1)
+    rates, alive = Expected(None, octave).hazard(everybody), 1.0
+    assert len(rates) == len(EDGES)
+    for (begins, ends), rate in zip(pairwise(EDGES), rates, strict=False):
+        if begins >= high:
+            assert rate == 0.25
+        elif ends <= low:
+            assert rate == 0
+        else:
+            assert 0 < rate < 1
+            alive *= 1 - rate
+    assert alive == pytest.approx(0.1)
+
+
+def test_a_hint_stands_until_its_class_has_a_table_of_its_own() -> None:
+    lengths, hinted = learned([10] * 100), Expected("adapter", 9)
+    assert lengths.known(hinted) == Expected(None, 9)
+    index = index_of(lengths)
+    assert 200 < index.table(hinted).mean < 800 and index.table(None).mean < 20
+    for _ in range(CLASS_TRUST + 4):
+        lengths.left(hinted, 20)
+    assert lengths.known(hinted) == hinted
+    assert index_of(lengths).table(hinted).mean < 200
 
 
 def test_classes_without_number_take_no_more_memory() -> None:

@@ -109,6 +109,40 @@ def test_a_class_that_lies_loses_its_place() -> None:
     assert not policy.asking()
 
 
+def test_a_class_that_is_not_believed_is_again_as_more_of_it_end() -> None:
+    policy = taught(HEAVY * 50, kind="wrong")
+    for _ in range(60):
+        policy.judged(Pass("wrong", 20, 0.9), ended=False)
+    policy.ledger.honesty = Honesty()
+    policy.add(Job("a", 0.0, 100, kind="wrong"), 0.0)
+    assert not policy.asking()
+    for number in range(300):
+        job = Job(f"more-{number}", 0.0, 100, generated=HEAVY[number % 10], kind="wrong")
+        policy.add(job, 0.0)
+        policy.remove(job)
+    assert policy.asking()
+
+
+def test_the_threshold_falls_only_with_hints_and_saved_credit_and_never_rises() -> None:
+    policy = taught(HEAVY * 50)
+    usual = policy.margin * policy.index.base
+    policy.add(Job("no hint", 0.0, 100), 0.0)
+    policy.ledger.passed(1.0, 0.0, 0.0)
+    assert policy.ledger.saved > 0 and policy.threshold == usual
+    for number in range(20):
+        policy.add(Job(f"long-{number}", 0.0, 100, expected=900), 0.0)
+    fell = policy.threshold
+    assert fell < usual
+    for _ in range(round(CREDIT)):
+        policy.ledger.passed(1.0, 0.0, 0.0)
+    assert policy.ledger.saved == pytest.approx(1.0)
+    assert policy.threshold < fell and policy.threshold == pytest.approx(2 * (policy.waiting.earning() or 0))
+    for number in range(20):
+        policy.inside(f"long-{number}")
+        policy.add(Job(f"short-{number}", 0.0, 100, expected=2), 0.0)
+    assert policy.threshold == usual
+
+
 def test_an_aborted_request_does_not_count_as_short() -> None:
     policy = taught([500] * 200)
     before = policy.index.table(None).mean
