@@ -214,7 +214,7 @@ def _scheduling(
         KvStrategy | None,
         typer.Option(
             "--kv-strategy",
-            help="What becomes of KV that does not fit; default: proactive, with fcfs recompute, as with express on a CPU.",
+            help="What becomes of KV that does not fit; default: proactive; recompute with fcfs and express.",
         ),
     ] = None,
     kv_host_memory: Annotated[

@@ -16,6 +16,9 @@ KEY = "coldstart_scheduler"
 
 FCFS = "fcfs"
 EXPRESS = "express"
+SPARING = (FCFS, EXPRESS)
+"""Evicted KV is computed again, unless host memory for it is asked for."""
+
 AUTO = "auto"
 """What runs where nobody chooses: fcfs. Express takes its place once live figures, not only simulated ones, hold its bars."""
 
@@ -41,11 +44,12 @@ class SchedulerSettings:
     turns the queues into round robin once everybody waits longer than that, so the limit in force is max(alpha_s,
     alpha_scale * active / B * decode time), and at most `promoted_cap` * B promoted jobs sit in Q1 at a time (None: no
     cap); alpha_scale 0 without a cap is the paper. `oldest_share` s of the time, in order of arrival, keeps every latency
-    near 1/s times that of FCFS. `strategy` says what becomes of KV that does not fit (None: FCFS recomputes, as the
-    engine does, the others are proactive). `price` is the share of the contended resource that may be served ahead of its turn,
-    `margin` how much more than the main lane's its index must be, `half_life` and `trust` the completions by which what was
-    learned of lengths is half forgotten, and is first used. `explain`
-    writes down why a request passes, where somebody watches; `classes` are the traits of CLASSES by which lengths are learned.
+    near 1/s times that of FCFS. `strategy` says what becomes of KV that does not fit (None: FCFS, as the engine does, and
+    express recompute, the others are proactive). `price` is the share of the contended resource that may be served ahead of
+    its turn, `margin` how much more than the main lane's its index must be (with a smaller one long requests pay for what gains
+    little), `half_life` and `trust` the completions by which what was learned of lengths is half forgotten, and is first used.
+    `explain` writes down why a request passes, where somebody watches; `classes` are the traits of CLASSES by which lengths are
+    learned.
     """
 
     policy: str = "skip-join-mlfq"
@@ -63,7 +67,7 @@ class SchedulerSettings:
     reserve_quantile: float = 0.9
     load_latency_s: float = 0.05
     price: float = 0.1
-    margin: float = 2.0
+    margin: float = 3.5
     half_life: float = 400.0
     trust: int = 40
     explain: bool = False
@@ -92,7 +96,7 @@ class SchedulerSettings:
 
     @property
     def kv_strategy(self) -> str:
-        return self.strategy or ("recompute" if self.policy == FCFS else "proactive")
+        return self.strategy or ("recompute" if self.policy in SPARING else "proactive")
 
     def iteration_profile(self) -> IterationProfile:
         return FALLBACK_PROFILE if self.profile is None else IterationProfile.from_json(self.profile)
@@ -150,8 +154,9 @@ class Choice:
             "price": self.price,
             "classes": None if self.classes is None else tuple(filter(None, self.classes.split(","))),
             "reserve_quantile": self.reserve,
-            # vLLM's own scheduler keeps nothing on the host unless it is given memory there.
-            "strategy": "proactive" if self.policy == FCFS and self.host_bytes else self.strategy,
+            # Nothing is kept on the host unless memory is given there, but for the queues.
+            "strategy": self.strategy
+            or ("proactive" if self.host_bytes and self.policy in SPARING else None),
             "profile": profile,
         }
         told = {name: value for name, value in given.items() if value is not None}

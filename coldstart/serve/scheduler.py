@@ -16,7 +16,7 @@ from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
-from coldstart.scheduling.settings import EXPRESS, FALLBACK_PROFILE, FCFS, Choice, SchedulerSettings
+from coldstart.scheduling.settings import FALLBACK_PROFILE, FCFS, Choice, SchedulerSettings
 
 DEFAULT_HOST_BYTES = 1 << 30
 # Flags by which the scheduler is told to vLLM: a choice and they exclude each other.
@@ -49,9 +49,6 @@ def apply(plan: LaunchPlan, choice: Choice, bundle: Bundle | None, *, on_cpu: bo
     from coldstart.vllm.scheduling.arguments import host_arguments, serve_arguments
 
     cores = _cores(plan.vllm_args) if on_cpu else {}
-    if on_cpu and choice.policy == EXPRESS and choice.strategy is None and choice.host_bytes is None:
-        # Device and host are one memory there: copies take the engine's own core, for what a larger pool would hold.
-        choice = replace(choice, strategy="recompute")
     if choice.policy == FCFS:
         flags = [*_batch_cap(choice.batch), *host_arguments(choice.host_bytes, on_cpu=on_cpu)]
         fallbacks: list[dict[str, str]] = []

@@ -10,6 +10,7 @@ shown: the newest of the lane, then the youngest of the main lane; parked reques
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from typing import Generic
 
 from coldstart.scheduling.express.admission import LOOKED_AT, Candidacy, LaneAdmission, Turn
@@ -161,10 +162,21 @@ class Lane(Generic[R]):
         if self._everybody_fits():
             return None
         self.gauge.learn(len(self.parked) + len(self.paused), steps)
-        asking = self.policy.asking(LOOKED_AT)
+        asking = self._ahead_of_others(self.policy.asking(LOOKED_AT))
         if not (asking or self.members or self.parked or self.paused or self.gauge.demand >= 1):
             return None
         return self._turn(first, asking, steps)
+
+    def _ahead_of_others(self, asking: Candidacy) -> Candidacy:
+        """Those who would pass somebody. With slots free that is not who is first in line, or behind none but such: what it
+        waits for is room, and room that is kept for the lane would keep out just it.
+        """
+        view = self.view
+        if not asking or len(view.running()) >= view.batch:
+            return asking
+        names = {job.id for job, _ in asking}
+        first = set(takewhile(names.__contains__, map(view.name, view.outside())))
+        return [(job, standing) for job, standing in asking if job.id not in first]
 
     def _everybody_fits(self) -> bool:
         """Whether the engine's own step starts all who wait."""

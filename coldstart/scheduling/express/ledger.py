@@ -2,7 +2,7 @@
 
 Equations, only while somebody is left out: b += price * honesty * dt - (share * dt + prefill seconds of the lane), and
 b <= credit * price * dt; honesty = clamp(2 o / f - 1, 0.05, 1), where of the last 25 passes or so f should have ended in
-the lane and o did; of a class, each completion besides takes a hundredth off f - o, since the next forecasts are learned from it.
+the lane and o did; of a class, each completion besides takes a hundredth off f - o: the next forecasts are learned from it.
 A request that passes runs to the end of its quantum, so the lane may owe: nobody passes until that is paid. So the main lane
 has at least (1 - price) of the resource, less credit * price iterations and the most that was owed at a time (`owed_s`),
 whatever was learned.

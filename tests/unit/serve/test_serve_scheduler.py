@@ -121,17 +121,17 @@ def test_express_and_its_price_reach_vllm() -> None:
     assert told["--scheduler-cls"] == LANE_CLS and "--kv-transfer-config" in told
     settings = json.loads(told["--additional-config"])[KEY]
     told = {"classes": ["adapter", "max-tokens"], "explain": True}
-    assert settings == {"policy": "express", "batch": 8, "price": 0.2, **told}
+    assert settings == {"policy": "express", "batch": 8, "price": 0.2, "strategy": "proactive", **told}
     assert SchedulerSettings.read({KEY: settings}) == choice.settings()
 
 
-def test_express_on_a_cpu_copies_no_kv_unless_it_is_asked_to() -> None:
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_express_copies_no_kv_unless_it_is_asked_to(on_cpu: bool) -> None:
     copies = "--kv-transfer-config"
-    assert copies not in flags(scheduler.apply(PLAN, Choice("express"), None, on_cpu=True))
-    assert copies in flags(scheduler.apply(PLAN, Choice("express"), None, on_cpu=False))
-    for asked in (Choice("express", strategy="proactive"), Choice("express", host_bytes=1 << 20)):
-        assert copies in flags(scheduler.apply(PLAN, asked, None, on_cpu=True))
-    assert copies in flags(scheduler.apply(PLAN, mlfq(), None, on_cpu=True))
+    for plain in (Choice("express"), Choice("express", strategy="recompute", host_bytes=1 << 20)):
+        assert copies not in flags(scheduler.apply(PLAN, plain, None, on_cpu=on_cpu))
+    for asked in (Choice("express", strategy="proactive"), Choice("express", host_bytes=1 << 20), mlfq()):
+        assert copies in flags(scheduler.apply(PLAN, asked, None, on_cpu=on_cpu))
 
 
 @pytest.mark.parametrize(

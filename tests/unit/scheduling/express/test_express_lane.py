@@ -56,6 +56,16 @@ def test_constant_lengths_are_served_as_first_come_first_served_iteration_for_it
     assert counts(ours.outcome) == counts(run(rows, policy="fcfs").outcome)
 
 
+@pytest.mark.parametrize("gap_s", [0.05, 0.15])
+def test_constant_lengths_are_so_too_where_memory_binds(gap_s: float) -> None:
+    # Who is evicted shortly before its end is worth much, and first in line anyway.
+    rows = [TraceRequest(number * gap_s, 20, 100) for number in range(200)]
+    machine = {"batch": 8, "slots": 16, "device_blocks": 30, "block_tokens": 16}
+    ours = run(rows, **machine)
+    assert ours.outcome.evictions > 100 and lane(ours).policy.totals.passes == 0
+    assert counts(ours.outcome) == counts(run(rows, policy="fcfs", **machine).outcome)
+
+
 def test_without_a_price_nobody_passes() -> None:
     rows = heavy(200, 0.05)
     ours = run(rows, price=0.0)
@@ -64,7 +74,7 @@ def test_without_a_price_nobody_passes() -> None:
 
 def test_the_short_ones_pass_where_a_few_are_long_and_the_long_ones_hardly_pay() -> None:
     rows = heavy(300, 0.13)
-    ours, fcfs = run(rows), run(rows, policy="fcfs")
+    ours, fcfs = run(rows, margin=2.0), run(rows, policy="fcfs")
     mine, theirs = latencies(ours.outcome), latencies(fcfs.outcome)
     long = [number for number, row in enumerate(rows) if row.output_tokens == 400]
     assert sum(theirs) > 1.25 * sum(mine)
@@ -85,7 +95,7 @@ class Watching:
 
 
 def test_every_pass_is_explained() -> None:
-    told = SchedulerSettings("express", batch=4)
+    told = SchedulerSettings("express", batch=4, margin=2.0)
     engine = Engine(SLOPED, told, SimSettings(slots=8, context_s=0.0))
     lane(engine).policy.observer = watching = Watching()
     engine.run(heavy(200, 0.13))
@@ -128,7 +138,7 @@ def test_long_requests_that_say_short_gain_nothing_over_the_truth() -> None:
         sum(each for output, each in zip(*hinted(hint), strict=True) if output >= 100)
         for hint in (good_to_a_factor_of_two, lies)
     )
-    assert lying > 0.97 * honest
+    assert lying > 0.95 * honest
 
 
 def test_contexts_that_are_cheap_to_compute_again_are_not_loaded() -> None:

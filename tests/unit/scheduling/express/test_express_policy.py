@@ -13,7 +13,7 @@ PROFILE = IterationProfile.from_points([(1, 0.01), (1001, 0.11)], [(1, 0.01), (6
 
 
 def taught(outputs: list[int], kind: object = None, **settings: object) -> Express:
-    policy = Express(PROFILE, SchedulerSettings("express", **settings))  # type: ignore[arg-type]
+    policy = Express(PROFILE, SchedulerSettings("express", **{"margin": 2.0, **settings}))  # type: ignore[arg-type]
     for number, tokens in enumerate(outputs):
         job = Job(f"taught-{number}", 0.0, 100, kind=kind)  # type: ignore[arg-type]
         policy.add(job, 0.0)
@@ -136,7 +136,9 @@ def test_the_threshold_falls_only_with_hints_and_saved_credit_and_never_rises() 
     for _ in range(round(CREDIT)):
         policy.ledger.passed(1.0, 0.0, 0.0)
     assert policy.ledger.saved == pytest.approx(1.0)
-    assert policy.threshold < fell and policy.threshold == pytest.approx(2 * (policy.waiting.earning() or 0))
+    assert policy.threshold < fell and policy.threshold == pytest.approx(
+        policy.margin * (policy.waiting.earning() or 0)
+    )
     for number in range(20):
         policy.inside(f"long-{number}")
         policy.add(Job(f"short-{number}", 0.0, 100, expected=2), 0.0)

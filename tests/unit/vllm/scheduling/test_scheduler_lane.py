@@ -12,6 +12,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.request import Request
 
+from coldstart.scheduling.express.lengths import Expected
 from coldstart.vllm.scheduling import counters as counted
 from coldstart.vllm.scheduling.counters import Counters, Exporter, LaneCounters
 from coldstart.vllm.scheduling.lane import LaneScheduler
@@ -93,7 +94,7 @@ def test_a_guess_and_a_class_reach_the_policy(folder: Path) -> None:
     (job,) = double.scheduler.policy
     assert job.expected == 7 and job.kind == (None, None, 4)
     drain(double)
-    assert ((None, None, 4), 3) in double.scheduler.policy.lengths.classes
+    assert Expected((None, None, 4), 3) in double.scheduler.policy.lengths.classes
 
 
 def test_each_scheduler_exports_its_own_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
