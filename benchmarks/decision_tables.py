@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from live.cells import BASELINE, BOUNDS, CONTROL, EXPRESS_MAX, EXPRESS_PLAIN, HONEST, MLFQ
+from live.cells import BASELINE, BOUNDS, CONTROL, EXPRESS_PLAIN, HONEST, MLFQ
 from scheduling_tables import filled, held
 
 BOUNDED = next(iter(BOUNDS))
@@ -86,15 +86,10 @@ def _express() -> str:
 
 
 def _live(cells: Sequence[Mapping[str, Any]]) -> str:
-    """The lane with and without host memory for KV, and what chance does between two servers that are alike."""
-    plain, with_host = (
-        _ratios(cells, "kv-bound", HONEST, name=name) for name in (EXPRESS_PLAIN, EXPRESS_MAX)
-    )
+    """The lane, and what chance does between two servers that are alike."""
+    plain = _ratios(cells, "kv-bound", HONEST, name=EXPRESS_PLAIN)
     chance = _ratios(cells, "kv-bound", BASELINE, name=CONTROL)
-    return (
-        f" Live, in runs of a minute at most: {_span(plain)} with evicted KV computed again, as it does on a CPU unless asked "
-        f"otherwise, {_span(with_host)} with KV kept on the host; two servers alike {_span(chance)}."
-    )
+    return f" Live, in runs of a minute at most: {_span(plain)}; two servers alike {_span(chance)}."
 
 
 def _span(ratios: Sequence[float]) -> str:

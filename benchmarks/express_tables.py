@@ -34,8 +34,10 @@ def parts() -> dict[str, str]:
         "express-simulated": filled("scheduling-live-simulated", SIMULATED, simulated),
         "express-batch": filled("scheduling-live-express-batch", f"{LIVE} --regime batch-bound", live),
         "express-batch-simulated": filled(
-            "scheduling-live-simulated-batch", f"{SIMULATED} --part batch", simulated
+            "scheduling-live-simulated-batch", f"{SIMULATED} --part batch", near
         ),
+        "express-margin-2-simulated": filled("scheduling-live-simulated-margin-2", SIMULATED, near),
+        "express-margin-2": filled("scheduling-live-express-margin-2", LIVE, bars_alone),
         "express-overhead": filled("express-overhead", "python benchmarks/express_overhead.py", overhead),
         "express-properties": filled("express-properties", PROPERTIES, properties),
         "parallel-properties": "\n".join(on_ranks()),
@@ -145,6 +147,11 @@ def live(result: Mapping[str, Any]) -> Iterator[str]:
     yield from live_bars(result["cells"])
 
 
+def bars_alone(result: Mapping[str, Any]) -> Iterator[str]:
+    """All cells of each scheduler together."""
+    yield from live_bars(result["cells"])
+
+
 def compared(result: Mapping[str, Any]) -> Iterator[str]:
     """The express lane and the control over FCFS with the same batch, and with the largest, on a real server."""
     place = ("regime", "workload", "load")
@@ -202,8 +209,21 @@ def simulated(result: Mapping[str, Any]) -> Iterator[str]:
     )
     yield from table((*place, "live", "simulated", "live over simulated"), rows)
     yield ""
-    near = sum(abs(one["quotient"] - 1) <= result["near"] for one in shown)
-    yield f"Mean time per token; {near} of {len(shown)} within {result['near']:.0%}."
+    yield from near(result)
+
+
+def near(result: Mapping[str, Any]) -> Iterator[str]:
+    """How many live ratios are near the simulated ones, by scheduler."""
+    found: dict[str, list[float]] = {}
+    for one in result["cells"]:
+        if AGAINST.get(one["scheduler"]) == one["against"]:
+            found.setdefault(one["scheduler"], []).append(one["quotient"])
+    each = (
+        f"`{name}` {sum(abs(quotient - 1) <= result['near'] for quotient in mine)} of {len(mine)} "
+        f"({min(mine):.2f} to {max(mine):.2f})"
+        for name, mine in found.items()
+    )
+    yield f"Mean time per token, live over simulated within {result['near']:.0%}: {', '.join(each)}."
 
 
 def overhead(result: Mapping[str, Any]) -> Iterator[str]:
