@@ -196,6 +196,14 @@ def _scheduling(
             "--price", help="Share that express serves ahead of its turn; default: 0.1.", metavar="SHARE"
         ),
     ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            "--margin",
+            help="How many times what is earned in order express wants from who passes; default: 3.5.",
+            metavar="FACTOR",
+        ),
+    ] = None,
     classes: Annotated[
         str | None,
         typer.Option(
@@ -229,6 +237,7 @@ def _scheduling(
         alpha,
         oldest_share,
         price,
+        margin,
         classes,
         reserve,
         kv_strategy,

@@ -132,6 +132,7 @@ class Choice:
     alpha_s: float | None = None
     oldest_share: float | None = None
     price: float | None = None
+    margin: float | None = None
     classes: str | None = None
     reserve: float | None = None
     strategy: str | None = None
@@ -152,6 +153,7 @@ class Choice:
             "alpha_s": self.alpha_s,
             "oldest_share": self.oldest_share,
             "price": self.price,
+            "margin": self.margin,
             "classes": None if self.classes is None else tuple(filter(None, self.classes.split(","))),
             "reserve_quantile": self.reserve,
             # Nothing is kept on the host unless memory is given there, but for the queues.
@@ -182,7 +184,11 @@ class Choice:
             given := [flag for flag, value in queues.items() if value is not None]
         ):
             raise ValueError(f"express has no {given[0]}: it belongs to --scheduler skip-join-mlfq")
-        express = {"--price": self.price is not None, "--classes": self.classes is not None}
-        express["--explain-scheduling"] = self.explain
+        express = {
+            "--price": self.price is not None,
+            "--margin": self.margin is not None,
+            "--classes": self.classes is not None,
+            "--explain-scheduling": self.explain,
+        }
         if self.policy != EXPRESS and (given := [flag for flag, said in express.items() if said]):
             raise ValueError(f"{self.policy} has no {given[0]}: it belongs to --scheduler express")

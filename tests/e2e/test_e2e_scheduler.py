@@ -36,7 +36,18 @@ LEARNT, SHORT_TOKENS = 48, 2
 """Requests whose lengths the express lane sees before it matters, most of them short."""
 
 PASSING = (
-    *("--scheduler", "express", "--price", "0.3", "--batch", "4", "--kv-host-memory", str(1 << 27)),
+    *(
+        "--scheduler",
+        "express",
+        "--price",
+        "0.3",
+        "--margin",
+        "2",
+        "--batch",
+        "4",
+        "--kv-host-memory",
+        str(1 << 27),
+    ),
     "--explain-scheduling",
 )
 COUNTERS = {"demotions", "promotions", "parks", "evictions", "loads", "blocks_evicted", "blocks_loaded"}

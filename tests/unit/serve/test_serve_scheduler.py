@@ -114,14 +114,27 @@ def test_settings_out_of_range_are_refused(settings: dict[str, object]) -> None:
 
 def test_express_and_its_price_reach_vllm() -> None:
     choice = Choice(
-        "express", batch=8, price=0.2, host_bytes=1 << 20, classes="adapter,max-tokens", explain=True
+        "express",
+        batch=8,
+        price=0.2,
+        margin=2.0,
+        host_bytes=1 << 20,
+        classes="adapter,max-tokens",
+        explain=True,
     )
     scheduler.check(choice, PLAN.vllm_args)
     told = flags(scheduler.apply(PLAN, choice, None, on_cpu=True))
     assert told["--scheduler-cls"] == LANE_CLS and "--kv-transfer-config" in told
     settings = json.loads(told["--additional-config"])[KEY]
     told = {"classes": ["adapter", "max-tokens"], "explain": True}
-    assert settings == {"policy": "express", "batch": 8, "price": 0.2, "strategy": "proactive", **told}
+    assert settings == {
+        "policy": "express",
+        "batch": 8,
+        "price": 0.2,
+        "margin": 2.0,
+        "strategy": "proactive",
+        **told,
+    }
     assert SchedulerSettings.read({KEY: settings}) == choice.settings()
 
 
@@ -141,6 +154,8 @@ def test_express_copies_no_kv_unless_it_is_asked_to(on_cpu: bool) -> None:
         (mlfq(price=0.1), "skip-join-mlfq has no --price"),
         (Choice(price=0.1), "fcfs takes --batch"),
         (Choice("express", price=1.0), "price must be"),
+        (Choice("express", margin=0.5), "margin and trust must be at least 1"),
+        (Choice("skip-join-mlfq", margin=2.0), "skip-join-mlfq has no --margin"),
         (Choice("express", classes="colour"), "unknown class 'colour'"),
         (mlfq(classes="prefix"), "has no --classes"),
         (mlfq(explain=True), "has no --explain-scheduling"),
