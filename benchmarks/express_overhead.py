@@ -2,10 +2,10 @@
 
 No model runs: a step is schedule() plus update_from_output() of one sampled token for everybody scheduled, and whoever
 finishes is replaced. `idle`: constant lengths, so that nobody may pass, with nobody and with 2,000 requests waiting. `in
-use`: nine of ten answers are short and one is long, so that the lane, at a margin of 2, passes, pauses and parks all the time. Memory is ample,
-the model runner has twice the slots of the batch. Stock and ours step in turns of a few steps; the ratio is the median over
-rounds of that of their means. `own_us` is the time inside our schedule() and outside vLLM's, less what reading the clocks
-costs there, measured on a scheduler that adds nothing.
+use`: nine of ten answers are short and one is long, so that the lane, at a margin of 2, passes, pauses and parks all the
+time. Memory is ample, the model runner has twice the slots of the batch. Stock and ours step in turns of a few steps; the
+ratio is the median over rounds of that of their means. `own_us` is the time inside our schedule() and outside vLLM's, less
+what reading the clocks costs there, measured on a scheduler that adds nothing.
 
     python benchmarks/express_overhead.py [--quick] [--rounds N]
 """
