@@ -30,6 +30,7 @@ class Candidates:
         self._version = -1
         self._made = 0
         self._expected: Counter[Standing] = Counter()
+        self._value = self._cost = 0.0
 
     def add(self, job: Job, standing: Standing) -> None:
         self.discard(job.id)
@@ -41,14 +42,14 @@ class Candidates:
                 insort(self._ranked, self._rank(standing))
         bucket[job.id] = job
         if isinstance(standing.kind, Expected):
-            self._expected[standing] += 1
+            self._count(standing, 1)
 
     def discard(self, name: str) -> None:
         standing = self._where.pop(name, None)
         if standing is not None:
             del self._buckets[standing][name]
             if isinstance(standing.kind, Expected):
-                self._expected[standing] -= 1
+                self._count(standing, -1)
 
     def best(self, least: float, most: int) -> list[tuple[Job, Standing]]:
         """At most so many jobs of an index above `least`, the highest first, of equals the newest."""
@@ -68,12 +69,10 @@ class Candidates:
 
         None where there are none. Passing pays against just this: c before all j where w_c / C_c > sum w_j / sum C_j.
         """
-        value = cost = 0.0
-        for standing, count in self._expected.items():
-            if count:
-                worth = self.index.worth(standing)
-                value, cost = value + count * worth.value, cost + count * worth.cost
-        return value / cost if cost else None
+        if not self._expected:
+            return None
+        self._rerank()
+        return self._value / self._cost if self._cost > 0 else None
 
     def bins(self) -> Iterator[tuple[int, Kind, int]]:
         """(bin, class, how many) of everybody in here."""
@@ -85,6 +84,18 @@ class Candidates:
     def __len__(self) -> int:
         return len(self._where)
 
+    def _count(self, standing: Standing, by: int) -> None:
+        self._expected[standing] += by
+        if not self._expected[standing]:
+            del self._expected[standing]
+        if self._version == self.index.version:
+            self._sum(standing, by)
+
+    def _sum(self, standing: Standing, count: int) -> None:
+        worth = self.index.worth(standing)
+        self._value += count * worth.value
+        self._cost += count * worth.cost
+
     def _rank(self, standing: Standing) -> tuple[float, int, Standing]:
         self._made += 1
         return -self.index.worth(standing).index, self._made, standing
@@ -94,5 +105,7 @@ class Candidates:
             return
         self._version = self.index.version
         self._buckets = {standing: jobs for standing, jobs in self._buckets.items() if jobs}
-        self._expected = +self._expected
         self._ranked = sorted(self._rank(standing) for standing in self._buckets)
+        self._value = self._cost = 0.0
+        for standing, count in self._expected.items():
+            self._sum(standing, count)

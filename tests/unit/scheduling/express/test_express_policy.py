@@ -145,6 +145,25 @@ def test_the_threshold_falls_only_with_hints_and_saved_credit_and_never_rises() 
     assert policy.threshold == usual
 
 
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 2000), st.booleans()), max_size=120))
+def test_what_the_waiting_earn_is_kept_up_to_date(changes: list[tuple[int, int, bool]]) -> None:
+    policy = taught(HEAVY * 50)
+    waiting = policy.waiting
+    for number, (name, expected, learns) in enumerate(changes):
+        if str(name) in waiting:
+            waiting.discard(str(name))
+        else:
+            policy.outside(Job(str(name), 0.0, 10 + expected % 90, expected=expected), 50)
+        if learns:
+            policy.learn(Pressure(1 + number, prompt=100.0), ())
+    worths = [policy.index.worth(standing) for standing in waiting._where.values()]
+    if worths:
+        by_hand = sum(worth.value for worth in worths) / sum(worth.cost for worth in worths)
+        assert waiting.earning() == pytest.approx(by_hand)
+    else:
+        assert waiting.earning() is None
+
+
 def test_an_aborted_request_does_not_count_as_short() -> None:
     policy = taught([500] * 200)
     before = policy.index.table(None).mean
