@@ -25,7 +25,7 @@ def rows(count: int, rate: float, seed: int) -> list[TraceRequest]:
     return found
 
 
-@pytest.mark.parametrize("block", [8, 32])
+@pytest.mark.parametrize(("block", "seed"), [(8, 8), (32, 32), (32, 232)])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -36,14 +36,14 @@ def rows(count: int, rate: float, seed: int) -> list[TraceRequest]:
         SchedulerSettings(batch=4, alpha_s=3.0),
         SchedulerSettings(batch=16, alpha_s=0.3),
         SchedulerSettings("express", batch=16, trust=8, price=0.2, margin=2.0, strategy="proactive"),
-        SchedulerSettings("express", batch=16, trust=8, price=0.2, margin=2.0),
+        SchedulerSettings("express", batch=16, trust=8, price=0.2),
     ],
     ids=lambda s: f"{s.policy}-{s.kv_strategy}-{s.batch}",
 )
 def test_the_counts_are_those_of_the_real_scheduler(
-    settings: SchedulerSettings, block: int, model_folder: Path
+    settings: SchedulerSettings, block: int, seed: int, model_folder: Path
 ) -> None:
-    trace = rows(70, 40.0, seed=block)
+    trace = rows(70, 40.0, seed=seed)
     machine = SimSettings(
         block_tokens=block,
         device_blocks=768 // block,

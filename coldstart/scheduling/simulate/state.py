@@ -40,7 +40,8 @@ class SimJob:
     """A job with its memory and its clock readings (seconds of simulated time).
 
     `generated` tokens are sampled or will be by the iterations under way, `delivered` of them are known; `flying` are on
-    their way, `stale` were when the job was evicted; `computed` tokens have KV on the device. `cached` blocks of an evicted
+    their way, `stale` were when the job was evicted; `computed` tokens have KV on the device, `hashed` of which were known when
+    they were scheduled, so that vLLM finds their whole blocks again. `cached` blocks of an evicted
     job survive there until they are overwritten; the host holds its blocks from `host_from` to `host_to`,
     of which the scheduler `remembered` so many as loadable when it last asked.
     Where its rank earns a slot and it does not run, `swapping_s` counts the time in which its KV is under way,
@@ -60,6 +61,7 @@ class SimJob:
     evictions: int = 0
     lost: int = 0
     cached: int = 0
+    hashed: int = 0
     host_from: int = 0
     host_to: int = 0
     remembered: int | None = None

@@ -227,8 +227,9 @@ class StockScheduler:
                 step.sampled.append(job)
                 job.generated += 1
                 job.flying += 1
+            job.hashed = min(job.computed, known)
             if self.through:
-                self._store(job, min(job.computed, known) // self.machine.block_tokens)
+                self._store(job, job.hashed // self.machine.block_tokens)
         return step
 
     def _store(self, job: SimJob, upto: int) -> None:
@@ -246,11 +247,11 @@ class StockScheduler:
         self._filled.clear()
 
     def _leave(self, job: SimJob) -> None:
-        hashed = (job.computed - job.flying) // self.machine.block_tokens
+        hashed = max(job.hashed, job.computed - job.flying) // self.machine.block_tokens
         self.outcome.evictions += 1
         self.outcome.blocks_evicted += job.blocks
         job.evictions += 1
-        job.lost, job.computed = job.computed, 0
+        job.lost, job.computed, job.hashed = job.computed, 0, 0
         job.stale, job.flying = job.stale + job.flying, 0
         job.status, job.remembered = Status.WAITING, None
         if job.stored_s > self.start_s:
