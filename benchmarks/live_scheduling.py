@@ -67,6 +67,7 @@ def main(argv: Sequence[str]) -> int:
 
 def prepare() -> int:
     """Make the bundles anew, with iteration times as they are on this machine now."""
+    bind_client()  # as `measure` does: a bundle is for so many cores
     with tempfile.TemporaryDirectory(prefix="live-") as work:
         for bundle in {regime.bundle(str(model.build())) for regime in KINDS.values()}:
             Fleet(Path(work)).materialize(bundle, force=True)
