@@ -83,15 +83,12 @@ def machine() -> SimSettings:
 ITERATION = re.compile(
     r"Iteration\(\d+\): \d+ context requests, (\d+) context tokens, \d+ generation requests, (\d+) gen"
 )
-PREEMPTIONS = "vllm:num_preemptions_total"
 
 
-def vllm_counters(server: Server) -> dict[str, float]:
-    """Sums over labels of what is used here."""
-    with urllib.request.urlopen(f"http://{HOST}:{server.port}/metrics", timeout=30) as answer:
-        lines = answer.read().decode().splitlines()
-    evictions = sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(PREEMPTIONS))
-    return {PREEMPTIONS: evictions, **server.counters()}
+def counters(server: Server) -> dict[str, float]:
+    """vLLM's own preemptions, and our scheduler's counters."""
+    totals = server.totals()
+    return {"preemptions": totals["work"]["evictions"], **totals["counters"]}
 
 
 def post(server: Server, path: str) -> None:
@@ -116,10 +113,10 @@ def send_over_time(server: Server, rows: Sequence[TraceRequest], seed: int) -> f
 
 
 def live(server: Server, log: Path, rows: Sequence[TraceRequest], seed: int, sent: Sender) -> Row:
-    before, begins = vllm_counters(server), log.stat().st_size
+    before, begins = counters(server), log.stat().st_size
     finished_s = sent(server, rows, seed)
     time.sleep(SETTLED_S)
-    after = vllm_counters(server)
+    after = counters(server)
     moved = {name: value - before.get(name, 0.0) for name, value in after.items()}
     with log.open("rb") as file:
         file.seek(begins)
@@ -127,7 +124,7 @@ def live(server: Server, log: Path, rows: Sequence[TraceRequest], seed: int, sen
     computed = sum(int(context) + int(generated) for context, generated in iterations)
     evicted = moved.get("blocks_evicted", 0.0)
     return {
-        "evictions": moved[PREEMPTIONS],
+        "evictions": moved["preemptions"],
         "recomputed_tokens": computed - sum(row.prompt_tokens + row.output_tokens - 1 for row in rows),
         "loaded_per_evicted": moved.get("blocks_loaded", 0.0) / max(1.0, evicted),
         "mean_running": sum(row.output_tokens for row in rows) / max(1, len(iterations)),

@@ -26,14 +26,17 @@ TIMEOUT_S = 900.0
 
 
 def run(servers: Sequence[Server], rows: Sequence[TraceRequest], seed: int) -> list[dict[str, Any]]:
-    """Of each server: metrics, every request, and the counters' increase. Raises SystemExit when a request fails."""
-    before = [server.counters() for server in servers]
+    """Of each server: metrics, every request, and the totals' increase. Raises SystemExit when a request fails."""
+    before = [server.totals() for server in servers]
     records = send(servers, rows, seed)
-    after = [server.counters() for server in servers]
+    after = [server.totals() for server in servers]
     return [
         {
             "metrics": metrics(mine),
-            "counters": {name: round(value - old[name], 4) for name, value in new.items()},
+            **{
+                kind: {name: round(value - old[kind][name], 4) for name, value in totals.items()}
+                for kind, totals in new.items()
+            },
             "requests": [_short(record) for record in mine],
         }
         for mine, old, new in zip(records, before, after, strict=True)

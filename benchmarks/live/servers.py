@@ -25,6 +25,8 @@ from live import pace
 
 READY_S = 300.0
 COUNTER = "coldstart_scheduler_"
+WORK = {"iterations": "vllm:iteration_tokens_total_count", "evictions": "vllm:num_preemptions_total"}
+"""vLLM's own metrics, summed over labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,18 @@ class Server:
         name = json.loads(_get(f"{url}/v1/models"))["data"][0]["id"]
         return Target(Endpoint.parse(url, "/v1/completions"), name, url, token_ids=True)
 
-    def counters(self) -> dict[str, float]:
-        """Our scheduler's totals; empty for vLLM's own."""
+    def totals(self) -> dict[str, dict[str, float]]:
+        """Since the server's start: `counters` of our scheduler, empty for vLLM's own, and the engine's `work`."""
         lines = _get(f"http://{HOST}:{self.port}/metrics").splitlines()
         found = (line.split() for line in lines if line.startswith(COUNTER) and "{" not in line)
-        return {name.removeprefix(COUNTER).removesuffix("_total"): float(value) for name, value in found}
+        counters = {name.removeprefix(COUNTER).removesuffix("_total"): float(value) for name, value in found}
+        work = {
+            name: sum(float(line.split()[-1]) for line in lines if line.startswith(metric))
+            for name, metric in WORK.items()
+        }
+        processes = usage.snapshot()
+        work["cpu_s"] = sum(processes[pid].own_s for pid in self.engine)
+        return {"counters": counters, "work": work}
 
 
 @dataclass
