@@ -19,6 +19,7 @@ AGAINST = {
     "express-plain": "fcfs-max",
     "fcfs-host": "fcfs-max",
 }
+WORK = ("iterations", "cpu_per_iteration")
 MEASURED = ("per_token_s.mean", "per_token_s.p95", "ttft_s.mean", "longest_s.mean", "tokens_per_s")
 NAMES = ("mean", "p95", "ttft", "longest", "throughput")
 LEAST_LIVE, WORST_LIVE = 0.95, 2.0
@@ -171,6 +172,20 @@ def compared(result: Mapping[str, Any]) -> Iterator[str]:
         if cell["against"].get(base, {}).get(name)
     )
     yield from table((*head, "worst of the longest", "answers identical"), rows)
+    yield from worked(result["cells"])
+
+
+def worked(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What the engines did over what the baseline's did, where that was counted."""
+    for name, base in AGAINST.items():
+        mine = [found for cell in cells if (found := cell["against"].get(base, {}).get(name))]
+        if mine and all("iterations" in one for one in mine):
+            iterations, each = ([one[word]["median"] for one in mine] for word in WORK)
+            yield ""
+            yield (
+                f"`{name}`: {min(iterations):.3f}x to {max(iterations):.3f}x the iterations of `{base}`, each of "
+                f"{min(each):.3f}x to {max(each):.3f}x the engine's CPU."
+            )
 
 
 def live_bars(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:

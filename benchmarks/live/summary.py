@@ -25,6 +25,9 @@ TIMES = (
     "longest_s.mean",
 )
 RATES = ("tokens_per_s", "makespan_tokens_per_s")
+WORK = ("iterations", "cpu_per_iteration")
+"""What the engine did over what the baseline's did: above 1 is more."""
+
 BASELINES = (BASELINE, HONEST)
 
 TARGETS = {
@@ -100,6 +103,8 @@ def _against(runs: Runs, base: Runs) -> dict[str, Any]:
         return {}
     ratios = {name: spread([_ratio(base[n], runs[n], name) for n in both]) for name in TIMES}
     ratios |= {name: spread([_ratio(runs[n], base[n], name) for n in both]) for name in RATES}
+    if all("work" in run[n] for run in (runs, base) for n in both):  # campaigns of before did not count it
+        ratios |= {name: spread([_work(runs[n], name) / _work(base[n], name) for n in both]) for name in WORK}
     return ratios | {"slowdown": slowdown([runs[n] for n in both], [base[n] for n in both])}
 
 
@@ -129,6 +134,11 @@ def _identical(runs: Runs, base: Runs) -> dict[str, int]:
         for mine, theirs in zip(runs[number]["requests"], base[number]["requests"], strict=True)
     ]
     return {"compared": len(pairs), "identical": sum(a == b != "" for a, b in pairs)}
+
+
+def _work(run: Any, name: str) -> float:
+    work = run["work"]
+    return float(work["cpu_s"] / work["iterations"] if name == "cpu_per_iteration" else work[name])
 
 
 def _ratio(over: Any, under: Any, name: str) -> float:

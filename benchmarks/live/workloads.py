@@ -32,8 +32,8 @@ LOADS = ("0.7", "0.9", "1.1", "burst")
 TRACES = ("azure", "mooncake")
 WORKLOADS = {
     "skewed": LOADS,
-    "azure": LOADS[:3],
-    "mooncake": LOADS[:3],
+    "azure": LOADS,
+    "mooncake": LOADS,
     "bimodal": LOADS,
     "constant": LOADS,
 }
