@@ -2,7 +2,7 @@
 
 No model runs: a step is schedule() plus update_from_output() of one sampled token for everybody scheduled, and whoever
 finishes is replaced. `idle`: constant lengths, so that nobody may pass, with nobody and with 2,000 requests waiting. `in
-use`: nine of ten answers are short and one is long, so that the lane, at a margin of 2, passes, pauses and parks all the
+use`: nine of ten answers are short and one is long, so that the lane passes, pauses and parks all the
 time. Memory is ample, the model runner has twice the slots of the batch. Stock and ours step in turns of a few steps; the
 ratio is the median over rounds of that of their means. `own_us` is the time inside our schedule() and outside vLLM's, less
 what reading the clocks costs there, measured on a scheduler that adds nothing.
@@ -87,7 +87,7 @@ class LaneRig(Rig):
             prefix=False,
             depth=1,
             block=BLOCK,
-            settings={"policy": "express", "margin": 2.0},
+            settings={"policy": "express"},
         )
         self.scheduler, self.random, self.count = build(folder, shape, cls), Random(1), 0
         for _ in range(live):

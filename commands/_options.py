@@ -200,7 +200,7 @@ def _scheduling(
         float | None,
         typer.Option(
             "--margin",
-            help="How many times what is earned in order express wants from who passes; default: 3.5.",
+            help="How many times what is earned in order express wants from who passes; default: 2.",
             metavar="FACTOR",
         ),
     ] = None,

@@ -67,7 +67,7 @@ class SchedulerSettings:
     reserve_quantile: float = 0.9
     load_latency_s: float = 0.05
     price: float = 0.1
-    margin: float = 3.5
+    margin: float = 2.0
     half_life: float = 400.0
     trust: int = 40
     explain: bool = False

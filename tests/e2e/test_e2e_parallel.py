@@ -35,7 +35,7 @@ SMALL = (
 )
 HOST = ("--kv-host-memory", str(1 << 27))
 SWAPPING = ("--scheduler", "skip-join-mlfq", "--batch", "4", *HOST)
-PASSING = ("--scheduler", "express", "--price", "0.3", "--margin", "2", "--batch", "4", *HOST)
+PASSING = ("--scheduler", "express", "--price", "0.3", "--margin", "1", "--batch", "4", *HOST)
 LENGTHS = [20 + (37 * number) % 150 for number in range(20)]
 LEARNT, SHORT_TOKENS = 48, 2
 Ranks = tuple[Machine, tuple[str, ...], list[list[int]]]

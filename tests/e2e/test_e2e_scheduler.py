@@ -42,7 +42,7 @@ PASSING = (
         "--price",
         "0.3",
         "--margin",
-        "2",
+        "1",
         "--batch",
         "4",
         "--kv-host-memory",

@@ -7,8 +7,10 @@ Equations, seconds of the contended resource for a run from bin a to the end of 
     park = t_prefill(tokens computed again) - t_min   (0 where memory is ample: the KV stays)
     G(a) = max_b sum_{k=a}^{b} P(S = k | S > a) / k / C(a, b),   D* the argmax
     base = E[1/S] / C(0, whole) at the mean prompt: what the resource earns in the main lane
+    index = G(a) max(1/2, chance), chance = P(S <= D* | S > a)
 The weight 1/length makes time per token the objective. Where the hazard rises G(0) is attained at the whole length, so
-G(0) = base at the mean prompt.
+G(0) = base at the mean prompt. The index is less than G where the quantum may not be the end: who is parked holds memory that
+others wait for, which C does not price.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ TRUST_STEP = 0.1
 LEAST_CHANCE = 0.2
 """A quantum that fewer requests end in is not looked at: with the weight 1/length a few very short ones, even those that
 only the prior supposes, would make a tiny quantum worth more than the whole."""
+
+UNSURE = 0.5
+"""What an index counts at least, however unlikely its request ends in the quantum."""
 
 _ENDLESS = 1 << 30
 _SAME = 1 + 1e-9
@@ -187,9 +192,9 @@ class Index:
             if index > best * _SAME and table.tail[b + 1] <= (1 - LEAST_CHANCE) * alive:
                 best, at = index, b
         until = EDGES[at + 1] if at + 1 < min(len(EDGES), table.bins) else _ENDLESS
-        best *= self._trusted.get(standing.kind, 1.0)
+        chance = 1 - table.tail[at + 1] / alive
+        best *= self._trusted.get(standing.kind, 1.0) * max(UNSURE, chance)
         value, whole = table.value[-1] - table.value[a], table.steps[-1] - table.steps[a]
         if binds:
             whole = (prompt * whole + table.held[-1] - table.held[a]) / self.pressure.context
-        chance = 1 - table.tail[at + 1] / alive
         return Worth(best, until, chance, value / alive, (start + unit * whole) / alive)

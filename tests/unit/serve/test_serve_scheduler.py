@@ -117,7 +117,7 @@ def test_express_and_its_price_reach_vllm() -> None:
         "express",
         batch=8,
         price=0.2,
-        margin=2.0,
+        margin=3.0,
         host_bytes=1 << 20,
         classes="adapter,max-tokens",
         explain=True,
@@ -131,7 +131,7 @@ def test_express_and_its_price_reach_vllm() -> None:
         "policy": "express",
         "batch": 8,
         "price": 0.2,
-        "margin": 2.0,
+        "margin": 3.0,
         "strategy": "proactive",
         **told,
     }
