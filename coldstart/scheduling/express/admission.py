@@ -44,11 +44,11 @@ class LaneAdmission(Generic[R]):
         self.members, self.parked, self.paused = room.members, room.parked, room.paused
         self.entering: dict[str, dict[str, object]] = {}
 
-    def admit(self, turn: Turn[R], lane: list[R], asking: Candidacy, steps: int) -> list[R]:
-        """Fill the turn; who of the parked goes on in the lane is returned. `steps` have passed since the last decision."""
+    def admit(self, turn: Turn[R], lane: list[R], asking: Candidacy) -> list[R]:
+        """Fill the turn; who of the parked goes on in the lane is returned."""
         view = self.view
         needs = [view.needs(view.request(job.id)) for job, _ in asking]
-        free = self._main(turn, lane, self.gauge.kept(self.members, needs, steps))
+        free = self._main(turn, lane, self.gauge.kept(self.members, needs))
         return self._pass(turn, free, lane, asking, needs)
 
     def anybody(self, turn: Turn[R]) -> None:

@@ -1,7 +1,7 @@
 """What the lane measures of the engine: how contended it is, the lane's share of that, and what the lane asks for.
 
 Equations: share_X = max(slots of X / B where all are taken, blocks of X / capacity); memory binds above 0.8 of the pool; the
-main lane leaves free what the lane has asked for of late, at most price * capacity.
+main lane leaves free what the lane asks for just now, which with what it holds is price * capacity at most.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ step, and a small one's steps are short.
 """
 
 _SLOW = 0.02
-_DEMAND = 0.03
 
 
 class Gauge(Generic[R]):
@@ -37,7 +36,7 @@ class Gauge(Generic[R]):
 
     def __init__(self, view: LaneView[R], policy: Express, *, keeps_kv: bool) -> None:
         self.view, self.policy, self.keeps_kv = view, policy, keeps_kv
-        self.context, self.demand = 1.0, 0.0
+        self.context = 1.0
         self._steps = self._tokens = 0
 
     def share(self, members: Iterable[str]) -> float:
@@ -77,14 +76,13 @@ class Gauge(Generic[R]):
         )
         self.policy.learn(pressure, (view.job(request).generated for request in running))
 
-    def kept(self, members: Iterable[str], asked: Iterable[int], steps: int) -> int:
-        """Blocks that the main lane leaves to the lane beyond what its members hold, where so many each are asked for besides;
-        `steps` have passed since.
+    def kept(self, members: Iterable[str], asked: Iterable[int]) -> int:
+        """Blocks that the main lane leaves to the lane beyond what its members hold, where so many each are asked for besides.
+
+        Nothing is kept for who may yet come: what lies idle makes the batch smaller, which no ledger books.
         """
-        view = self.view
-        used, most = self.used(members), self.policy.ledger.price * view.capacity
-        self.demand += (1 - (1 - _DEMAND) ** steps) * (min(used + sum(asked), most) - self.demand)
-        return max(0, int(self.demand + 0.5) - used)
+        used, most = self.used(members), self.policy.ledger.price * self.view.capacity
+        return max(0, int(min(used + sum(asked), most) + 0.5) - used)
 
     def worth_loading(self, tokens: int) -> bool:
         """Whether to bring that much context back from the host instead of computing it again."""

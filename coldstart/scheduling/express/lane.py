@@ -163,9 +163,9 @@ class Lane(Generic[R]):
             return None
         self.gauge.learn(len(self.parked) + len(self.paused), steps)
         asking = self._ahead_of_others(self.policy.asking(LOOKED_AT))
-        if not (asking or self.members or self.parked or self.paused or self.gauge.demand >= 1):
+        if not (asking or self.members or self.parked or self.paused):
             return None
-        return self._turn(first, asking, steps)
+        return self._turn(first, asking)
 
     def _ahead_of_others(self, asking: Candidacy) -> Candidacy:
         """Those who would pass somebody. With slots free that is not who is first in line, or behind none but such: what it
@@ -185,7 +185,7 @@ class Lane(Generic[R]):
             return False
         return running + sum(map(view.needs, view.outside())) <= view.free_blocks()
 
-    def _turn(self, first: R | None, asking: Candidacy, steps: int) -> Turn[R]:
+    def _turn(self, first: R | None, asking: Candidacy) -> Turn[R]:
         self._come_of_age(first)
         running = self._ends()
         mine = {self.view.request(name) for name in self.members}
@@ -196,7 +196,7 @@ class Lane(Generic[R]):
         if evicted:
             self.rhythm.stir()
         else:
-            lane += self._admission.admit(turn, lane, asking, steps)
+            lane += self._admission.admit(turn, lane, asking)
         turn.running += lane
         if not turn.running:
             self._admission.anybody(turn)

@@ -7,7 +7,7 @@ Invariant: a request gains at most one token a step, so no quantum ends before a
 from __future__ import annotations
 
 PERIOD = 16
-"""Steps after which the lane decides in any case: what it asks for of the memory, and the pressure, change by themselves."""
+"""Steps after which the lane decides in any case: the pressure changes by itself."""
 
 
 class Rhythm:
