@@ -80,6 +80,7 @@ class Exporter:
 
     def __init__(self, counters: type[KvCounters], environment: Mapping[str, str] = os.environ) -> None:
         self._gauges: dict[str, Any] | None = None
+        self._told: dict[str, float] = {}
         if PROMETHEUS_MULTIPROC_DIR.read(environment):
             self._gauges = _make_gauges(counters)
 
@@ -90,8 +91,11 @@ class Exporter:
     def publish(self, counters: KvCounters, levels: Sequence[int] = ()) -> None:
         if self._gauges is None:
             return
-        for field in fields(counters):
-            self._gauges[field.name].set(getattr(counters, field.name))
+        # A gauge is written to a file that is mapped, which most counters need at few steps only.
+        for name, value in vars(counters).items():
+            if self._told.get(name) != value:
+                self._told[name] = value
+                self._gauges[name].set(value)
         for level, length in enumerate(levels, start=1):
             self._gauges["queue_length"].labels(level=str(level)).set(length)
 
