@@ -94,6 +94,12 @@ class Watching:
         self.events.append((name, args))
 
 
+def test_room_is_left_for_the_lane_only_while_somebody_asks_for_it() -> None:
+    gauge = lane(run(heavy(50, 0.05), device_blocks=30, block_tokens=16)).lane.gauge
+    # A tenth of the pool at most, however much is asked for, and nothing of it later.
+    assert [gauge.kept((), asked) for asked in ((), (2,), (2, 9), ())] == [0, 2, 3, 0]
+
+
 def test_every_pass_is_explained() -> None:
     told = SchedulerSettings("express", batch=4, margin=2.0)
     engine = Engine(SLOPED, told, SimSettings(slots=8, context_s=0.0))

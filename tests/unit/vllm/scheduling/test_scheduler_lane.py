@@ -111,3 +111,26 @@ def test_each_scheduler_exports_its_own_counters(tmp_path: Path, monkeypatch: py
     made.clear()
     assert Exporter(Counters, {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}).enabled
     assert "demotions" in made and "honesty" not in made
+
+
+def test_only_counters_that_have_changed_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, float]] = []
+
+    class Gauge:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def set(self, value: float) -> None:
+            written.append((self.name, value))
+
+    monkeypatch.setattr(
+        counted, "_make_gauges", lambda kind: {field.name: Gauge(field.name) for field in fields(kind)}
+    )
+    exporter = Exporter(LaneCounters, {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)})
+    exporter.publish(LaneCounters())
+    assert {name for name, _ in written} == {field.name for field in fields(LaneCounters)}
+    written.clear()
+    exporter.publish(LaneCounters(passes=3))
+    exporter.publish(LaneCounters(passes=3))
+    exporter.publish(LaneCounters())
+    assert written == [("passes", 3), ("passes", 0)]
