@@ -18,6 +18,7 @@ import decision_tables  # noqa: E402
 import express_tables  # noqa: E402
 import figure_tables  # noqa: E402
 import fleet_tables  # noqa: E402
+import host_tables  # noqa: E402
 import model_cache_tables  # noqa: E402
 import overhead_tables  # noqa: E402
 import scheduling_tables  # noqa: E402
@@ -33,6 +34,7 @@ SCHEDULING = HERE / "SCHEDULING.md"
 MODEL_CACHE = HERE / "MODEL_CACHE.md"
 COMMANDS = HERE.parent / "docs" / "commands.md"
 FLEET = HERE.parent / "docs" / "fleet.md"
+HOST = HERE.parent / "docs" / "host.md"
 
 
 def marked(text: str, name: str, content: str) -> str:
@@ -100,6 +102,13 @@ def fleet(text: str) -> str:
     return text
 
 
+def host(text: str) -> str:
+    """docs/host.md with the committed results."""
+    for name, content in host_tables.parts().items():
+        text = marked(text, name, content)
+    return text
+
+
 def cold_start() -> tuple[str, str]:
     """(the table alone, the whole report) of the committed cold-start result."""
     rendered = markdown.render(json.loads((HERE / "results" / "cold-start-cpu.json").read_text()))
@@ -151,6 +160,7 @@ def main() -> None:
     SCHEDULING.write_text(scheduling(SCHEDULING.read_text()))
     MODEL_CACHE.write_text(model_cache(MODEL_CACHE.read_text()))
     FLEET.write_text(fleet(FLEET.read_text()))
+    HOST.write_text(host(HOST.read_text()))
 
 
 if __name__ == "__main__":

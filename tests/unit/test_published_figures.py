@@ -35,6 +35,7 @@ FILES = [
     ("benchmarks/SCHEDULING.md", "scheduling"),
     ("benchmarks/MODEL_CACHE.md", "model_cache"),
     ("docs/fleet.md", "fleet"),
+    ("docs/host.md", "host"),
 ]
 
 
