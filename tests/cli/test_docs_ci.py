@@ -41,11 +41,11 @@ class Runner:
     def __init__(self, place: Path, variables: Mapping[str, str]) -> None:
         self.place, self.origin = place, Store(place / "origin")
         self.bundle = bundles.publish(self.origin, place / "scratch")
-        own = {"BUNDLE": str(self.origin.root), "NAME": bundles.NAME}
+        # What is to be installed is here already: no index is asked.
+        own = {"BUNDLE": str(self.origin.root), "NAME": bundles.NAME, "WHEEL": "coldstart"}
         assert variables.keys() >= own.keys()
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("COLDSTART_")}
-        # What is to be installed is here already: no index is asked.
         self.environment = {**kept, **variables, **own, "PATH": path, "HOME": str(place), "PIP_NO_INDEX": "1"}
         (place / "machines").mkdir()
         fits = {"hardware.name": "cpu", "runtime.vllm": "0.32"}
