@@ -36,6 +36,7 @@ from common import RESULTS
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
+from support import fleet_on_ray  # noqa: E402
 from support.fake_model import generated  # noqa: E402
 from support.fleet_rig import deployment  # noqa: E402
 
@@ -48,40 +49,14 @@ START = ("--max-model-len", "700")
 KINDS = ("process", "process", "process", "actor", "controller", "raylet")
 
 
-class Fleet:
-    """A head and three nodes, each with a runtime directory of its own."""
+class Fleet(fleet_on_ray.Fleet):
+    """A head and its nodes, and who of their processes may be killed."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.processes = root, list[subprocess.Popen[bytes]]()
-        up = self._start("up", "-m", "support.fleet_up", str(root / "state"), str(root / "recording"), "2")
-        assert up.stdout is not None
-        place = json.loads(up.stdout.readline())
-        known = json.loads((root / "up" / "coldstart" / "fleet.json").read_text())
-        self.url, self.ray, self.key, self.token = (
-            place["url"],
-            place["ray"],
-            known["admin_key"],
-            known["token"],
-        )
+        super().__init__(root, ranks=2)
 
-    def _start(self, name: str, *words: str, **env: str) -> subprocess.Popen[bytes]:
-        (self.root / name).mkdir(mode=0o700)
-        own = {"XDG_RUNTIME_DIR": str(self.root / name), "PYTHONPATH": str(ROOT / "tests")}
-        own |= {"COLDSTART_CACHE_DIR": str(self.root / "cache")}
-        with (self.root / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", *words],
-                env=os.environ | own | env,
-                stdout=subprocess.PIPE if name == "up" else log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.processes.append(process)
-        return process
-
-    def join(self, name: str) -> None:
-        words = ("fleet", "join", self.ray, "--memory", "40B", "--network", "5B", "--load", "1GB")
-        self._start(name, "-m", "coldstart.commands.cli", *words, RAY_AUTH_TOKEN=self.token)
+    def join(self, name: str, network: str = "5B", memory: str = "40B") -> subprocess.Popen[bytes]:
+        return super().join(name, network, memory)
 
     def family(self, among: slice = slice(None)) -> list[psutil.Process]:
         found = []
@@ -113,12 +88,6 @@ class Fleet:
             if hit:
                 found.append(process)
         return found
-
-    def end(self) -> None:
-        for process in self.processes:
-            process.terminate()
-        for process in self.processes:
-            process.wait(90)
 
 
 class Load:
@@ -305,7 +274,7 @@ def main() -> None:
             fleet.end()
             if given.log is not None:
                 given.log.write_bytes((fleet.root / "up.log").read_bytes())
-    left = [one for one in psutil.process_iter(["environ"]) if _of(one, place)]
+    left = [one for one in psutil.process_iter(["environ"]) if _of(one, fleet.runtime)]
     about = {
         # Where its files go is not what was measured.
         "command": f"python benchmarks/fleet_faults.py --kills {given.kills} --seed {given.seed}",
@@ -320,9 +289,9 @@ def main() -> None:
     print(json.dumps(found, indent=1))
 
 
-def _of(process: psutil.Process, place: str) -> bool:
+def _of(process: psutil.Process, runtime: Path) -> bool:
     found = (process.info["environ"] or {}).get("XDG_RUNTIME_DIR", "")
-    return str(found).startswith(place)
+    return found and Path(found).is_relative_to(runtime)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +24,6 @@ from typing import Any
 from common import RESULTS
 from fleet_faults import Fleet
 
-from coldstart.cluster import wire
 from coldstart.measure.bench.launchers import console
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -33,17 +31,6 @@ from support.fleet_rig import deployment
 
 RESULT = RESULTS / "fleet-overhead.json"
 COMMAND_BAR_S, START_BAR_S = 0.15, 0.05
-
-
-def _asked(fleet: Fleet, path: str, body: Any = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(fleet.url + path, data, {"x-coldstart-admin-key": fleet.key})
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.loads(answer.read())
-
-
-def _order(fleet: Fleet, method: str, *args: Any) -> None:
-    _asked(fleet, "/fleet/order", {"method": method, "args": [wire.document(one) for one in args]})
 
 
 def _until(check: Any) -> Any:
@@ -55,7 +42,7 @@ def _until(check: Any) -> Any:
 
 
 def _command(fleet: Fleet, *words: str) -> float:
-    env = os.environ | {"XDG_RUNTIME_DIR": str(fleet.root / "up")}
+    env = os.environ | {"XDG_RUNTIME_DIR": str(fleet.runtime / "up")}
     began = time.perf_counter()
     subprocess.run([*console(), *words], env=env, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - began
@@ -63,26 +50,26 @@ def _command(fleet: Fleet, *words: str) -> float:
 
 def _ask(fleet: Fleet, name: str) -> float:
     began = time.perf_counter()
-    _asked(fleet, "/v1/completions", {"model": name, "prompt": "x"})
+    fleet.ask(name)
     return time.perf_counter() - began
 
 
 def _cold(fleet: Fleet, number: int) -> dict[str, float]:
     name = f"m{number}"
-    _order(fleet, "deploy", deployment(name))
-    _until(lambda: name in [card["id"] for card in _asked(fleet, "/v1/models")["data"]])
+    fleet.order("deploy", deployment(name))
+    _until(lambda: name in [card["id"] for card in fleet.asked("/v1/models")["data"]])
     cold, warm = _ask(fleet, name), min(_ask(fleet, name) for _ in range(3))
-    (model,) = [one for one in _asked(fleet, "/fleet/status")["models"] if one["name"] == name]
+    (model,) = [one for one in fleet.status()["models"] if one["name"] == name]
     start = float(model["groups"][0]["start_s"])
-    _order(fleet, "remove", name)
-    _until(lambda: not [one for one in _asked(fleet, "/fleet/status")["models"] if one["name"] == name])
+    fleet.order("remove", name)
+    _until(lambda: not [one for one in fleet.status()["models"] if one["name"] == name])
     return {"cold_s": cold, "start_s": start, "warm_s": warm, "overhead_s": cold - start - warm}
 
 
 def _measured(fleet: Fleet, rounds: int) -> dict[str, Any]:
-    _until(lambda: _asked(fleet, "/fleet/status")["controller"])
+    _until(lambda: fleet.status()["controller"])
     fleet.join("one")
-    _until(lambda: _asked(fleet, "/fleet/status")["servers"])
+    _until(lambda: fleet.status()["servers"])
     _cold(fleet, 0)  # the starter has imported by then what it needs
     starts = [_cold(fleet, number) for number in range(1, rounds + 1)]
     commands = {

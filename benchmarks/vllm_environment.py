@@ -15,10 +15,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from socket import socket
 from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
+
+from coldstart.machine.addresses import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 OTHER_PINS = {
@@ -33,19 +34,13 @@ OTHER_PINS = {
 PATIENCE_S = 300.0
 
 
-def _free_port() -> int:
-    with socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
-
-
 @dataclass
 class Environment:
     """One interpreter with one vLLM, and a machine's worth of directories for it."""
 
     python: Path
     work: Path
-    port: int = field(default_factory=_free_port)
+    port: int = field(default_factory=free_port)
 
     @property
     def variables(self) -> dict[str, str]:
