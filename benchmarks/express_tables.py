@@ -181,10 +181,12 @@ def worked(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         mine = [found for cell in cells if (found := cell["against"].get(base, {}).get(name))]
         if mine and all("iterations" in one for one in mine):
             iterations, each = ([one[word]["median"] for one in mine] for word in WORK)
+            runs = [one[WORK[1]][end] for one in mine for end in ("min", "max")]
             yield ""
             yield (
                 f"`{name}`: {min(iterations):.3f}x to {max(iterations):.3f}x the iterations of `{base}`, each of "
-                f"{min(each):.3f}x to {max(each):.3f}x the engine's CPU."
+                f"{min(each):.3f}x to {max(each):.3f}x the engine's CPU; in single repetitions "
+                f"{min(runs):.2f}x to {max(runs):.2f}x."
             )
 
 
