@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from types import FrameType
 
 from coldstart.contract import environment
 
@@ -15,6 +16,24 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent(number: int = signal.SIGTERM) -> None:
     """Ask the kernel to send this process a signal when the thread that started it ends (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
+
+
+def die_as_a_group() -> None:
+    """`die_with_parent` in the first process of a group: SIGTERM ends all that it has started too, which nobody told to.
+
+    What it has forked ends alone.
+    """
+    first = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del frame
+        if os.getpid() == os.getpgrp() == first:
+            os.killpg(first, signal.SIGKILL)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, end)
+    die_with_parent()
 
 
 def die_with_supervisor() -> None:

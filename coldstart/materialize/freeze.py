@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coldstart.artifacts import sign
@@ -15,6 +13,7 @@ from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import paths, timeline
 from coldstart.materialize.expectation import estimates, of_another
+from coldstart.materialize.workspace import workspace
 from coldstart.serve import prepare, process_snapshot
 
 if TYPE_CHECKING:
@@ -38,10 +37,12 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
             say(f"took {took}")
         for section in bundle.manifest.sections:
             draft.keep(bundle, section.type)
-        with tempfile.TemporaryDirectory(dir=lookup.cache.work) as name:
+        with workspace(lookup.cache.work) as work:
+            images = work / "images"
+            images.mkdir()
             try:
                 unshared = process_snapshot.freeze(
-                    replace(plan, env=plan.env | _LOOPBACK), Path(name), _TIMEOUT_S
+                    replace(plan, env=plan.env | _LOOPBACK), images, _TIMEOUT_S
                 )
             except process_snapshot.SnapshotUnusable as error:
                 raise CommandFailed(
@@ -49,7 +50,7 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
                 ) from error
             if unshared is not None:
                 say(unshared)
-            draft.add_tree("snapshot", Path(name), level=1, threads=-1)
+            draft.add_tree("snapshot", images, level=1, threads=-1)
         provenance = bundle.manifest.provenance
         seconds = {**provenance.seconds, STAGE: round(timeline.now() - began, 3)}
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -7,15 +7,10 @@ A bundle whose proof start does not take its fast path, or does not answer the r
 from __future__ import annotations
 
 import math
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from coldstart.artifacts import files, sign
+from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Draft
 from coldstart.errors import CommandFailed, Usage
@@ -26,11 +21,11 @@ from coldstart.materialize.assembly import Assembly
 from coldstart.materialize.expectation import estimates, of_another
 from coldstart.materialize.graphs import Kernels
 from coldstart.materialize.progress import Phase
+from coldstart.materialize.workspace import workspace
 from coldstart.model import models
 from coldstart.scheduling import profiling
 
 SECTIONS = ("kv", "compile", "graphs", "modelinfo", "tokenizer", "weights", "iterations", "stages")
-_LOCK = "lock"
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,7 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
 def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
     with phase("weights"):
         model = models.ensure_weights(lookup.model, offline=lookup.offline)
-    with _workspace(lookup.cache.work) as work:
+    with workspace(lookup.cache.work) as work:
         assembly = Assembly(
             model, lookup.vllm_args, lookup.key.digest, work, phase,
             kernels=options.kernels, profile_s=options.profile_s, estimates=estimates(lookup), others=of_another(lookup),
@@ -107,28 +102,3 @@ def _take_over(draft: Draft, earlier: Bundle, names: set[str]) -> None:
     for name in sorted(names):
         if earlier.has(name):
             draft.keep(earlier, name)
-
-
-@contextmanager
-def _workspace(root: Path) -> Iterator[Path]:
-    """A work directory of this run below `root`; those of runs that were killed, for whatever key, are removed."""
-    root.mkdir(parents=True, exist_ok=True)
-    # One at a time, so that none removes another's directory before that one's own lock is held.
-    with files.locked(root.with_suffix(".lock")):
-        for stale in filter(Path.is_dir, root.iterdir()):
-            _remove_abandoned(stale)
-        work = Path(tempfile.mkdtemp(dir=root))
-        held = files.try_lock(work / _LOCK)
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        if held is not None:
-            os.close(held)
-
-
-def _remove_abandoned(directory: Path) -> None:
-    lock = files.try_lock(directory / _LOCK)
-    if lock is not None:
-        shutil.rmtree(directory, ignore_errors=True)
-        os.close(lock)

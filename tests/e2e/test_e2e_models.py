@@ -26,7 +26,7 @@ def test_materialize_is_killed_and_run_again(machine: Machine, made: Any) -> Non
         assert machine.run("list", "--format", "json") == before
         machine.run("validate", made.ref)
     _answers_its_canary(machine, "tiny-opt")
-    assert list((machine.cache / "work").iterdir()) == []
+    assert list((machine.cache / "work").rglob("*")) == []
 
 
 def test_a_third_architecture(machine: Machine) -> None:

@@ -63,7 +63,6 @@ THROUGH = {
         "policies.protocol": "unit/host/test_policies.py", "policies.shadow": "unit/host/test_policies_properties.py",
     },
     "coldstart.machine": {"verdicts": "attacks/test_untrusted_code.py"},
-    "coldstart.materialize": {"freeze": "e2e/test_e2e_snapshot.py"},
     "coldstart.model": {"hub": "unit/model/test_models.py"},
     "coldstart.scheduling": {
         "baselines": "unit/scheduling/test_mlfq.py", "queues": "unit/scheduling/test_mlfq.py", "express.gauge": LANE,

@@ -24,7 +24,7 @@ from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR, VLLM_CACHE_R
 from coldstart.contract.plan import CANARY_BATCH, LaunchPlan
 from coldstart.key.inspection import NOT_MADE
 from coldstart.machine import runtime, timeline
-from coldstart.machine.lifeline import die_with_parent
+from coldstart.machine.lifeline import die_as_a_group
 from coldstart.scheduling import profiling
 from coldstart.vllm import seams
 from coldstart.vllm.engine import compiled, server, stepdowns
@@ -257,7 +257,8 @@ def _write(path: Path, value: object) -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent()
+    # vLLM asks subprocesses of its own about a model: one that went on would write into a directory that is gone.
+    die_as_a_group()
     given, target = LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
     if sys.argv[3] == SIZE:
         size(given, target)

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from coldstart.materialize import materialize
+from coldstart.materialize.workspace import workspace
 
 HELD = """
 import sys
 from pathlib import Path
-from coldstart.materialize import materialize
-with materialize._workspace(Path(sys.argv[1])) as work:
+from coldstart.materialize.workspace import workspace
+with workspace(Path(sys.argv[1])) as work:
     print(work, flush=True)
     sys.stdin.read()
 """
@@ -26,12 +26,37 @@ def test_one_of_a_running_process_stays_and_one_of_a_killed_process_goes(tmp_pat
     )
     assert process.stdout is not None
     held = Path(process.stdout.readline().strip())
-    with materialize._workspace(root) as own:
+    with workspace(root) as own:
         assert held.is_dir() and own.is_dir() and own != held
     assert not own.exists()
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert held.is_dir()
-    with materialize._workspace(root) as own:
+    with workspace(root) as own:
         assert [own] == list(root.iterdir())
+    assert list(root.iterdir()) == []
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+work, over = Path(sys.argv[1]), time.monotonic() + 1.5
+print("up", flush=True)
+while time.monotonic() < over:
+    (work / "caches").mkdir(parents=True, exist_ok=True)
+    try:
+        (work / "caches" / str(time.monotonic_ns())).touch()
+    except FileNotFoundError:
+        pass
+"""
+
+
+def test_it_goes_although_what_the_run_has_started_writes_for_a_while(tmp_path: Path) -> None:
+    root = tmp_path / "work"
+    with workspace(root) as own:
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(own)], stdout=subprocess.PIPE)
+        assert writer.stdout is not None and writer.stdout.readline() == b"up\n"
+    writer.communicate()
+    with workspace(root):
+        pass
     assert list(root.iterdir()) == []
