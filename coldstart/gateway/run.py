@@ -7,20 +7,16 @@ one, or `drain_s`, ends all at once. SIGHUP, or a change of the file: it is read
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
 
-from coldstart.artifacts import files
 from coldstart.errors import ColdstartError, Usage
 from coldstart.gateway.app import HEARTBEAT_S, Gateway
 from coldstart.gateway.driver import Driver
@@ -30,11 +26,11 @@ from coldstart.gateway.profiles import RUNTIME_TEMPLATE_BYTES
 from coldstart.gateway.servers import Starter
 from coldstart.host.configuration import HostFile
 from coldstart.machine import addresses, paths, runtime
+from coldstart.machine.owned import owned
 from coldstart.machine.paths import Cache
 
 BACKLOG = 2048
 LOOK_S = 1.0
-_PREFIX = "host-"
 
 
 @dataclass(frozen=True)
@@ -222,20 +218,7 @@ def listening(options: HostOptions) -> Iterator[socket.socket]:
         yield sock
 
 
-@contextmanager
-def own_directory() -> Iterator[Path]:
-    """Where this host's sockets and logs lie; those of hosts that were killed go now."""
+def own_directory() -> AbstractContextManager[Path]:
+    """Where this host's sockets and logs lie; those of hosts that were killed go now. Raises OSError."""
     base = paths.runtime_dir()
-    with files.locked(base / "host.lock"):
-        for dead in filter(Path.is_dir, base.glob(f"{_PREFIX}*")):
-            if (lock := files.try_lock(dead / "lock")) is not None:
-                shutil.rmtree(dead, ignore_errors=True)
-                os.close(lock)
-        made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-        held = files.try_lock(made / "lock")
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-        if held is not None:
-            os.close(held)
+    return owned(base, base / "host.lock", "host-")

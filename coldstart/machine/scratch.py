@@ -1,14 +1,12 @@
 """A temporary directory of one server: private from birth, and gone with it, however it ends.
 
 vLLM names sockets and a rendezvous file in the directory for temporary files and leaves them there. So a server has a directory
-of its own. It is alive while its lock is held, by the server or by what it forked; the kernel drops the lock with the last of
-them, whatever pids or clocks say, and a server's supervisor, or the next server, removes what is dead.
+of its own (`owned`), and where it is killed, its supervisor or the next server removes that.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,13 +15,13 @@ from pathlib import Path
 
 from coldstart.artifacts import files
 from coldstart.machine import paths
+from coldstart.machine.owned import owned, remove_dead
 
 SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
 PREFIX = "server-"
+_GATE = "scratch.lock"
 # A unix socket's path may have 107 bytes; vLLM's sockets are called by a UUID.
 _LONGEST = 107 - 1 - 36
-_LOCK = "lock"
-"""Locked by the server whose pid it holds, and by what that has forked."""
 _PATIENCE_S = 10.0
 
 
@@ -34,20 +32,12 @@ def scratch() -> Iterator[Path]:
     Raises OSError, and Usage where no private place can be had.
     """
     base = _base()
-    with files.locked(base / "scratch.lock"):
-        _remove_dead(base)
-        own = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-        held = files.try_lock(own / _LOCK)
-        if held is not None:
-            os.write(held, str(os.getpid()).encode())
-    before = _use(own)
-    try:
-        yield own
-    finally:
-        _put_back(before)
-        shutil.rmtree(own, ignore_errors=True)
-        if held is not None:
-            os.close(held)
+    with owned(base, base / _GATE, PREFIX) as own:
+        before = _use(own)
+        try:
+            yield own
+        finally:
+            _put_back(before)
 
 
 def sweep(ended: int | None = None) -> None:
@@ -57,17 +47,11 @@ def sweep(ended: int | None = None) -> None:
     """
     base, deadline_s = _base(), time.monotonic() + _PATIENCE_S
     while True:
-        with files.locked(base / "scratch.lock"):
-            owners = _remove_dead(base)
+        with files.locked(base / _GATE):
+            owners = remove_dead(base, PREFIX)
         if str(ended) not in owners or time.monotonic() > deadline_s:
             return
         time.sleep(0.05)
-
-
-def _remove_dead(base: Path) -> list[str]:
-    """The pids of those whose directories are alive."""
-    alive = [one for one in base.glob(f"{PREFIX}*") if one.is_dir() and not _removed_if_dead(one)]
-    return [_owner(one) for one in alive]
 
 
 def _use(own: Path) -> tuple[str | None, dict[str, str | None]]:
@@ -91,19 +75,3 @@ def _base() -> Path:
     wanted = paths.temporary_dir()
     fits = len(os.fsencode(wanted / f"{PREFIX}12345678")) <= _LONGEST
     return wanted if fits else paths.runtime_dir()
-
-
-def _removed_if_dead(directory: Path) -> bool:
-    lock = files.try_lock(directory / _LOCK)
-    if lock is None:
-        return False
-    shutil.rmtree(directory, ignore_errors=True)
-    os.close(lock)
-    return True
-
-
-def _owner(directory: Path) -> str:
-    try:
-        return (directory / _LOCK).read_text()
-    except OSError:
-        return ""  # it has just begun, or has just gone

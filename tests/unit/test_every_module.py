@@ -62,7 +62,7 @@ THROUGH = {
         "held": HOST, "residents": HOST, "room": HOST, "html": "cli/test_trace_replay_command.py",
         "policies.protocol": "unit/host/test_policies.py", "policies.shadow": "unit/host/test_policies_properties.py",
     },
-    "coldstart.machine": {"verdicts": "attacks/test_untrusted_code.py"},
+    "coldstart.machine": {"owned": "unit/machine/test_scratch.py", "verdicts": "attacks/test_untrusted_code.py"},
     "coldstart.model": {"hub": "unit/model/test_models.py"},
     "coldstart.scheduling": {
         "baselines": "unit/scheduling/test_mlfq.py", "queues": "unit/scheduling/test_mlfq.py", "express.gauge": LANE,
