@@ -180,12 +180,13 @@ def modelinfos() -> dict[str, str]:
 
 def size(plan: LaunchPlan, out: Path) -> None:
     """Measure the KV cache alone, in caches that a start before has filled, over what that start has measured."""
-    _begin(plan)
+    begin(plan)
     with timeline.measure("start engine, warm", track="offline"):
         _write(out / "kv.json", kv_sizing(OfflineEngine(synchronous(plan.vllm_args))))
 
 
-def _begin(plan: LaunchPlan) -> None:
+def begin(plan: LaunchPlan) -> None:
+    """Make this process one in which the engine runs. Raises SystemExit where this vLLM has no way for it."""
     require()
     plan.install()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -197,7 +198,7 @@ def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> N
 
     Raises SystemExit where this vLLM has no way for it.
     """
-    _begin(plan)
+    begin(plan)
     with timeline.measure("start engine, compile", track="offline"):
         engine = OfflineEngine(synchronous(plan.vllm_args))
     info: dict[str, Any] = {

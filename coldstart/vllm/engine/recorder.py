@@ -7,19 +7,15 @@ import sys
 from pathlib import Path
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.machine.lifeline import die_with_parent
-from coldstart.vllm.engine import server
-from coldstart.vllm.engine.offline import OfflineEngine, require
+from coldstart.machine.lifeline import die_as_a_group
+from coldstart.vllm.engine.offline import OfflineEngine, begin
 
 PROMPT_TOKENS, LIVE_STEPS = 8, 6
 
 
 def run(plan: LaunchPlan) -> None:
     """Start the engine inside this process."""
-    require()
-    plan.install()
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    server.import_runtime()
+    begin(plan)
     engine = OfflineEngine(plan.vllm_args)
     if plan.engine.record and engine.config.model_config.runner_type == "generate":
         engine.add(engine.prompt(PROMPT_TOKENS), LIVE_STEPS)
@@ -27,7 +23,7 @@ def run(plan: LaunchPlan) -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent()
+    die_as_a_group()
     run(LaunchPlan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")))
     sys.stdout.flush()
     # Nothing is left to do, and vLLM's teardown takes seconds.
