@@ -40,22 +40,25 @@ def test_one_of_a_running_process_stays_and_one_of_a_killed_process_goes(tmp_pat
 WRITER = """
 import sys, time
 from pathlib import Path
-work, over = Path(sys.argv[1]), time.monotonic() + 1.5
+caches, over = Path(sys.argv[1]) / "caches", time.monotonic() + 1.5
 print("up", flush=True)
 while time.monotonic() < over:
-    (work / "caches").mkdir(parents=True, exist_ok=True)
     try:
-        (work / "caches" / str(time.monotonic_ns())).touch()
+        (caches / str(time.monotonic_ns())).touch()
     except FileNotFoundError:
-        pass
+        break
 """
 
 
 def test_it_goes_although_what_the_run_has_started_writes_for_a_while(tmp_path: Path) -> None:
     root = tmp_path / "work"
     with workspace(root) as own:
+        (own / "caches").mkdir()
+        for number in range(5000):  # so that something is written while these are removed
+            (own / "caches" / str(number)).touch()
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(own)], stdout=subprocess.PIPE)
         assert writer.stdout is not None and writer.stdout.readline() == b"up\n"
+    assert not own.exists()
     writer.communicate()
     with workspace(root):
         pass
