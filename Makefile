@@ -26,25 +26,29 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Without compiled modules every start would compile this package anew, and would be measured doing so.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo demo-host test check lint typing bench dist clean
+.PHONY: install lock demo demo-host test check lint typing bench dist clean
 
 install: $(STAMP)
 
-$(STAMP): requirements-cpu.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo 'Python 3.11 or newer is needed; name one: make PYTHON=python3.12 $(MAKECMDGOALS)' >&2; exit 1; }
+$(STAMP): requirements/cpu.lock requirements/torch-cuda.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || \
+		{ echo 'error: this is $(shell $(PYTHON) --version 2>&1); vLLM needs Python 3.11 to 3.14' >&2; \
+		echo 'hint: make PYTHON=python3.12 $(MAKECMDGOALS)' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --no-deps -r requirements-cpu.lock
+	$(BIN)/python -m pip install --no-deps -r requirements/cpu.lock
 	$(BIN)/python -m pip install --no-deps --no-build-isolation -e .
+	$(BIN)/coldstart install cpu --constraint requirements/torch-cuda.lock
 	@touch $@
+
+# Resolve requirements/*.lock anew.
+lock: $(STAMP)
+	$(BIN)/python requirements/lock.py
 
 # The main job: materialize once, then measure every way of starting against plain vLLM.
 demo: $(STAMP)
 	@if criu=$$(tests/tools/fetch-criu.sh); then export COLDSTART_CRIU="$$criu" snapshot=--snapshot; \
-	else echo 'demo: without CRIU (see above) the snapshot row has no figures.' >&2; fi; set -x; \
-	$(BIN)/coldstart materialize $(MODEL) $$snapshot -- $(ARGS) || \
-	$(BIN)/coldstart materialize $(MODEL) -- $(ARGS) && \
-	$(BIN)/coldstart bench $(MODEL) --runs $(RUNS) --no-steady -- $(ARGS)
+	else echo 'demo: without CRIU (see above) the snapshot row has no figures.' >&2; fi; \
+	$(BIN)/python examples/demo.py --model $(MODEL) --runs $(RUNS) $$snapshot -- $(ARGS)
 
 # Two models behind one endpoint, in less memory than both need.
 demo-host: $(STAMP)

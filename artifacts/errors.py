@@ -100,7 +100,7 @@ class FormatTooNew(BundleError):
     """Written by a newer major version of the format."""
 
     code = "CS-FORMAT-NEW"
-    default_mend = "upgrade coldstart: pip install -U coldstart"
+    default_mend = "install a newer release of coldstart, from where this one came"
 
 
 class FormatTooOld(BundleError):

@@ -170,7 +170,7 @@ def environment(version: str) -> Path:
 
 
 def _lock() -> dict[str, str]:
-    lines = (ROOT / "requirements-cpu.lock").read_text().splitlines()
+    lines = (ROOT / "requirements" / "cpu.lock").read_text().splitlines()
     pinned = [line.split(";")[0].strip() for line in lines if "==" in line and not line.startswith("#")]
     return {name: pin for name, _, pin in (line.partition("==") for line in pinned)}
 

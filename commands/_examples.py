@@ -94,6 +94,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "fleet drain": ("coldstart fleet drain node-2", "coldstart fleet drain node-2 --format json"),
     "fleet remove": ("coldstart fleet remove llama", "coldstart fleet remove llama --quiet"),
     "fleet down": ("coldstart fleet down", "coldstart fleet down --url http://127.0.0.1:8000"),
+    "install": ("coldstart install cpu", "coldstart install gpu"),
     "doctor": ("coldstart doctor", "coldstart doctor --format json"),
 }
 

@@ -23,9 +23,9 @@ from coldstart.measure.report.page import page, table
 FORMS = ("json", "csv", "parquet", "html", "markdown")
 # What a form needs beside the standard library, and how it is had.
 NEEDS = {
-    "csv": ("pandas", "pip install pandas"),
-    "html": ("bokeh", "pip install bokeh"),
-    "parquet": ("pyarrow", "pip install 'coldstart[parquet]'"),
+    "csv": ("pandas", "coldstart install report"),
+    "html": ("bokeh", "coldstart install report"),
+    "parquet": ("pyarrow", "coldstart install parquet"),
 }
 
 

@@ -49,6 +49,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
         "Measure",
     ),
     "fleet": ("coldstart.commands.fleet", "Serve models on many servers.", "Cold start"),
+    "install": ("coldstart.commands.install", "Install vLLM, or another extra of coldstart.", "Machine"),
     "doctor": ("coldstart.commands.doctor", "Say what this machine can do, and what is missing.", "Machine"),
 }
 ALIASES: Mapping[str, str] = {"ls": "list"}

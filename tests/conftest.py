@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip, with the reason, what this machine cannot run."""
     lacking: dict[str, str] = {}
     if runtime.vllm_distribution() is None:
-        lacking["vllm"] = "vLLM is not installed: pip install 'coldstart[cpu]'"
+        lacking["vllm"] = "vLLM is not installed: coldstart install cpu"
     if not nvml.query():
         lacking["gpu"] = "no NVIDIA device answers"
     for item in items:

@@ -32,7 +32,7 @@ def needs(bytes_: int, place: Path) -> list[str]:
     missing = []
     if shutil.which(_console()) is None:
         missing.append(
-            "coldstart is not installed in this interpreter's environment: pip install 'coldstart[gpu]'"
+            "coldstart is not installed in this interpreter's environment: python -m pip install '.[gpu]' in the checkout"
         )
     free = shutil.disk_usage(place).free
     if free < 2 * bytes_:

@@ -68,7 +68,7 @@ def require() -> None:
     from importlib.util import find_spec
 
     if find_spec("ray") is None:
-        raise Usage("a fleet runs on Ray, which is not installed", mend="pip install 'coldstart[fleet]'")
+        raise Usage("a fleet runs on Ray, which is not installed", mend="coldstart install fleet")
 
 
 def main() -> None:

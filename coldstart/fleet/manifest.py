@@ -174,5 +174,5 @@ def text(documents: list[Document]) -> str:
     try:
         import yaml
     except ImportError as missing:
-        raise Usage("manifests are written by PyYAML", mend="pip install 'coldstart[fleet]'") from missing
+        raise Usage("manifests are written by PyYAML", mend="coldstart install fleet") from missing
     return str(yaml.safe_dump_all(documents, sort_keys=False, width=120))

@@ -73,7 +73,7 @@ def gpu() -> Probe:
     if mends:
         return Probe("gpu", "missing", "none that answers", mends, required=not runtime.targets_cpu())
     needed = runtime.vllm_distribution() is not None and not runtime.targets_cpu()
-    mend = "install the NVIDIA driver, or the CPU engine: pip install 'coldstart[cpu]'" if needed else None
+    mend = "install the NVIDIA driver, or the CPU engine: coldstart install cpu" if needed else None
     return Probe("gpu", "missing" if needed else "note", "none", mend, required=needed)
 
 
@@ -201,9 +201,7 @@ def vllm() -> Probe:
     """An installed vLLM of a version this release was made for."""
     distribution = runtime.vllm_distribution()
     if distribution is None:
-        return Probe(
-            "vllm", "missing", "none", "pip install 'coldstart[cpu]' or 'coldstart[gpu]'", required=True
-        )
+        return Probe("vllm", "missing", "none", "coldstart install cpu (or gpu)", required=True)
     name, version = distribution
     fits = runtime.within(version, runtime.SUPPORTED_VLLM)
     low, high = (".".join(map(str, bound)) for bound in runtime.SUPPORTED_VLLM)

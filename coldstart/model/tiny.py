@@ -72,7 +72,7 @@ def _run_child(name: str, draft: Path) -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ColdstartError(f"Building {name} failed: {reason}", mend="pip install 'coldstart[cpu]'")
+        raise ColdstartError(f"Building {name} failed: {reason}", mend="coldstart install cpu")
 
 
 def _sentences(count: int = 4000) -> Iterator[str]:

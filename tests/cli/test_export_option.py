@@ -49,7 +49,7 @@ def test_a_missing_package_is_named_before_the_work(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(_export, "find_spec", lambda name: None if name == "pyarrow" else object())
     with pytest.raises(Usage, match="needs pyarrow") as refused:
         Exports.parse([f"parquet={tmp_path / 'x'}"])
-    assert refused.value.mend == "pip install 'coldstart[parquet]'"
+    assert refused.value.mend == "coldstart install parquet"
     Exports.parse([f"csv={tmp_path / 'x'}"])
 
 

@@ -20,11 +20,9 @@ def bindings() -> Any:
         driver = import_module("cuda.bindings.driver")
         version = str(import_module("cuda.bindings").__version__)
     except ImportError as error:
-        raise DriverFailure("import cuda.bindings", f"{error}: pip install coldstart[gpu]") from error
+        raise DriverFailure("import cuda.bindings", f"{error}: coldstart install gpu") from error
     if int(version.split(".")[0]) < OLDEST:
-        raise DriverFailure(
-            "import cuda.bindings", f"{version} is too old: pip install 'cuda-bindings>={OLDEST}'"
-        )
+        raise DriverFailure("import cuda.bindings", f"{version} is too old: coldstart install gpu")
     return driver
 
 

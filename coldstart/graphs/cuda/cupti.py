@@ -42,7 +42,7 @@ def library() -> ctypes.CDLL:
             return ctypes.CDLL(name)
         except OSError:
             continue
-    raise DriverFailure("dlopen libcupti", "not found: pip install nvidia-cuda-cupti")
+    raise DriverFailure("dlopen libcupti", "not found: coldstart install gpu")
 
 
 class ModuleWatch:

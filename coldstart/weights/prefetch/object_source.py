@@ -22,7 +22,7 @@ class ObjectSource:
         try:
             from obstore.store import S3Store
         except ImportError as error:
-            raise SourceUnusable(f"{address} needs a library: pip install obstore") from error
+            raise SourceUnusable(f"{address} needs a library: coldstart install s3") from error
         bucket, _, self._prefix = address.partition("://")[2].partition("/")
         config: Any = {key: value for key, value in environment.items() if key.startswith(_PREFIX)}
         endpoint = AWS_ENDPOINT_URL.read(config) or AWS_ENDPOINT.read(config)
@@ -68,7 +68,7 @@ def hub_source(address: str, environment: Mapping[str, str]) -> RangeSource:
     try:
         from huggingface_hub import get_token, hf_hub_url
     except ImportError as error:
-        raise SourceUnusable(f"{address} needs a library: pip install huggingface_hub") from error
+        raise SourceUnusable(f"{address} needs huggingface_hub, which is not installed") from error
     repository, _, revision = address.partition("://")[2].partition("@")
     token = HF_TOKEN.read(environment) or get_token()
     given = {"Authorization": f"Bearer {token}"} if token else {}

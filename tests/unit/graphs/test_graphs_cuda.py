@@ -87,6 +87,6 @@ def test_without_a_driver_the_failure_says_so() -> None:
 def test_old_bindings_are_refused_with_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "import_module", lambda name: SimpleNamespace(__version__="12.9.1"))
     calls.bindings.cache_clear()
-    with pytest.raises(DriverFailure, match=r"12\.9\.1 is too old: pip install"):
+    with pytest.raises(DriverFailure, match=r"12\.9\.1 is too old: coldstart install"):
         calls.bindings()
     calls.bindings.cache_clear()

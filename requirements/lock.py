@@ -1,0 +1,54 @@
+"""Resolve the lock files of this directory with uv. Run it by `make lock`; pins that still fit are retained.
+
+cpu.lock holds everything that the tests and the demo need without a GPU, but for torch, whose build `coldstart install cpu`
+chooses. torch-cuda.lock holds torch's CUDA build with its libraries, for machines that cannot reach a CPU build.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+EXTRAS = ("cpu", "parquet", "s3", "fleet", "peers", "dev")
+TORCH = "torch==2.13.0"
+# pyproject.toml resolves for Linux and vLLM's Pythons only, so this condition is on every line and says nothing.
+EVERYWHERE = re.compile(r"python_full_version < '3\.15' and | and sys_platform == 'linux'")
+ONLY = re.compile(r" ; (python_full_version < '3\.15'|sys_platform == 'linux')$", re.MULTILINE)
+
+
+def main() -> None:
+    """Write both lock files."""
+    extras = [word for extra in EXTRAS for word in ("--extra", extra)]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as excluded:
+        excluded.write("torch\n")
+        excluded.flush()
+        compile_lock("cpu.lock", *extras, "--excludes", excluded.name, "pyproject.toml", str(HERE / "cpu.in"))
+    compile_lock("torch-cuda.lock", "--constraints", str(HERE / "cpu.lock"), "-", given=TORCH)
+
+
+def compile_lock(name: str, *arguments: str, given: str | None = None) -> None:
+    """Resolve one lock file for all supported Pythons and drop the conditions that hold everywhere."""
+    target = HERE / name
+    options = ("--universal", "--python-version", "3.11", "--no-annotate", "--no-header", "--quiet")
+    command = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "compile",
+        *options,
+        *arguments,
+        "--output-file",
+        str(target),
+    ]
+    subprocess.run(command, cwd=HERE.parent, input=given, text=True, check=True)
+    pins = ONLY.sub("", EVERYWHERE.sub("", target.read_text(encoding="utf-8")))
+    target.write_text(f"# Resolved by `make lock`; install it with --no-deps.\n{pins}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
