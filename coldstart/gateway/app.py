@@ -176,7 +176,7 @@ class _HostRoutes:
         found = [
             {"model": name, "state": str(model.state), "tier": model.tier.name}
             for name, model in residents.models.items()
-            if residents.device.held(name)
+            if residents.device.reserved(name)
         ]
         return JSONResponse({"running": found})
 

@@ -168,7 +168,7 @@ def test_draining_refuses_what_waits_and_what_comes_and_ends_what_runs(tmp_path:
             long = asyncio.create_task(stage.events(model="a", prompt="x", pieces=30, pause_s=0.01))
             await until(lambda: _model(stage, "a")["in_flight"] == 1)
             waits = asyncio.create_task(stage.ask(model="b", prompt=1))
-            await until(lambda: stage.driver.core.held.oldest() is not None)
+            await until(lambda: stage.driver.core.pending.oldest() is not None)
             stage.driver.drain()
             assert (await waits)[0] == 503
             assert (await stage.ask(model="a", prompt=1))[0] == 503
