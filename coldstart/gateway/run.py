@@ -17,9 +17,10 @@ from pathlib import Path
 
 import uvicorn
 
-from coldstart.errors import ColdstartError, Usage
+from coldstart.errors import Usage
 from coldstart.gateway.app import HEARTBEAT_S, Gateway
 from coldstart.gateway.driver import Driver
+from coldstart.gateway.explanation import explain
 from coldstart.gateway.log import Log
 from coldstart.gateway.meter import Meter, ProcessorMemory
 from coldstart.gateway.profiles import RUNTIME_TEMPLATE_BYTES
@@ -161,8 +162,7 @@ class ModelHost:
                 return
             self.driver.configure(file)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with it, what serves goes on serving
-            said = isinstance(error, ColdstartError)
-            facts.config_error = error.message if said else f"{type(error).__name__}: {error}"  # type: ignore[attr-defined]
+            facts.config_error = explain(error) or f"{type(error).__name__}: {error}"
             self.log.say("configuration refused", reason=facts.config_error)
             return
         self.file = file
