@@ -115,6 +115,7 @@ def run(
     """Read the configuration, listen, and stay."""
     from coldstart.gateway.profiles import of_bundles
     from coldstart.host import configuration
+    from coldstart.units import parse_size
 
     if not models and host_file is None:
         raise Usage(
@@ -125,14 +126,15 @@ def run(
     if heartbeat <= 0:
         raise Usage("--heartbeat must be above 0 seconds.", mend="leave it away")
     limits = {
-        "memory": memory,
+        "memory": None if memory is None else parse_size(memory),
         "policy": policy,
         "max_held": max_held,
         "max_residents": max_residents,
         "start_deadline_s": start_deadline,
         "when_full": when_full,
     }
-    typed = {
+    typed: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    typed["models"] = {
         name: {"args": list(common.vllm_args), "on_miss": on_miss}
         | ({} if idle is None else {"idle_s": idle})
         for name in models or ()
@@ -140,12 +142,9 @@ def run(
     profiles = of_bundles(common.cache, offline=common.offline)
 
     def source() -> "HostFile":
-        table: dict[str, Any] = configuration.read(host_file) if host_file else {}
-        # What is typed wins.
-        table |= {name: value for name, value in limits.items() if value is not None}
-        if typed:
-            table["models"] = {**table.get("models", {}), **typed}
-        return configuration.parse(table, profiles)
+        if host_file is not None:
+            return configuration.load(host_file, profiles, typed)
+        return configuration.parse(typed, profiles)
 
     # What is wrong is said before the server's libraries are imported.
     file = source()

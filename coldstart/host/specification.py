@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from coldstart.errors import Usage
 from coldstart.host.policies import DEFAULT
+from coldstart.host.tables import Seconds, Size
 
 AWAKE, TEMPLATE, STOPPED = "awake", "template", "stopped"
 QUEUE, REFUSE = "queue", "refuse"
@@ -24,9 +25,9 @@ class Tier:
     """
 
     name: str
-    memory: int
-    penalty_s: float
-    host_memory: int = 0
+    memory: Size
+    penalty_s: Seconds
+    host_memory: Size = 0
 
 
 def stopped(penalty_s: float) -> Tier:
@@ -70,8 +71,8 @@ class HostSettings:
     `resume_streams` a stream whose server died goes on, once, at the one that starts next.
     """
 
-    memory: int
-    host_memory: int = 0
+    memory: Size
+    host_memory: Size = 0
     policy: str = DEFAULT
     loaders: int = 1
     max_held: int = 256

@@ -22,7 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(layer.split())
     for layer in (
         "errors artifacts",
-        "contract traces",
+        "contract traces units",
         "machine",
         "model",
         "key",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from coldstart.artifacts.errors import InvalidJson
+
 from coldstart.errors import Usage
 from coldstart.gateway.explanation import explain
 
