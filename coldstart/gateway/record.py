@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import coldstart
@@ -55,7 +55,7 @@ class Record:
         facts.requests += 1
         facts.hits += hit
 
-    def described(self, file: HostFile) -> None:
+    def describe(self, file: HostFile) -> None:
         """The models are these from now on."""
         for name, launch in file.catalogue.launches.items():
             facts = self.facts.of(name)
@@ -63,6 +63,11 @@ class Record:
             facts.adapters = list(launch.adapters)
             if facts.memory_source != "observed":
                 facts.memory_source = file.sources.get(name, "file")
+
+    def forget_others(self, models: Set[str]) -> None:
+        """Drop the facts of all models but these."""
+        for name in self.facts.models.keys() - models:
+            del self.facts.models[name]
 
     def _remember(self, name: str, mode: str | None, seconds: float, error: str | None) -> None:
         row = {"model": name, "at_unix_s": time.time(), "mode": mode, "seconds": seconds, "error": error}

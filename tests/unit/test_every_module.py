@@ -51,8 +51,8 @@ THROUGH = {
         ("cluster", "consolidation", "deployments", "lives", "placement", "roster", "timers"), FLEET
     ),
     "coldstart.gateway": {
-        "client": "unit/gateway/test_exchange.py", "record": "unit/gateway/test_driver.py",
-        "reload": "unit/gateway/test_driver.py", "resumption": "unit/gateway/test_driver.py",
+        "client": "unit/gateway/test_exchange.py",
+        **dict.fromkeys(("lifecycle", "record", "resumption", "server_observer"), "unit/gateway/test_driver.py"),
     },
     "coldstart.graphs": {
         "cuda.cupti": CUDA, "cuda.reader": CUDA, "cuda.symbols": CUDA, "intervals": "unit/graphs/test_graphs_tables.py",
