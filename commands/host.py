@@ -165,8 +165,8 @@ def run(
 
     def announce(url: str, file: "HostFile") -> None:
         names, size = list(file.catalogue.launches), human_bytes(file.settings.memory)
-        said = {"url": url, "models": names, "memory_bytes": file.settings.memory}
-        common.out.result(said, f"{url}  a host of {', '.join(names)} in {size}")
+        document = {"url": url, "models": names, "memory_bytes": file.settings.memory}
+        common.out.result(document, f"{url}  a host of {', '.join(names)} in {size}")
 
     raise typer.Exit(ModelHost(file, source, options, Log(quiet=common.out.quiet), announce).run())
 

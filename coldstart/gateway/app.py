@@ -60,14 +60,14 @@ class Gateway:
 
     def __init__(
         self,
-        driver: Front,
+        front: Front,
         *,
         heartbeat_s: float = HEARTBEAT_S,
         api_key: str | None = None,
         routes: Sequence[Route] = (),
         more: Sequence[Route] = (),
     ) -> None:
-        self.driver, self.heartbeat_s = driver, heartbeat_s
+        self.front, self.heartbeat_s = front, heartbeat_s
         self._key = None if api_key is None else api_key.encode()
         self._passed = frozenset(PASSED)
         self._open = frozenset((*OPEN, *(route.path for route in more)))
@@ -96,7 +96,7 @@ class Gateway:
             if scope["method"] != "POST":
                 await answers.send_error(send, 405, f"{scope['path']} takes POST")
                 return
-            await Exchange(self.driver, scope, receive, send, self.heartbeat_s).run()
+            await Exchange(self.front, scope, receive, send, self.heartbeat_s).run()
         else:
             await self._other(scope, receive, send)
 
@@ -128,7 +128,7 @@ class Gateway:
     def _cards(self) -> list[dict[str, Any]]:
         """As vLLM shows them: each name is a model; an alias's `root`, and an adapter's `parent`, is the host's model."""
         cards = []
-        for launch in self.driver.catalogue.launches.values():
+        for launch in self.front.catalogue.launches.values():
             if launch.unlisted:
                 continue
             seen = set()
@@ -142,13 +142,13 @@ class Gateway:
         return cards
 
     async def _health(self, request: Request) -> Response:
-        return Response(status_code=503 if self.driver.facts.stopping else 200)
+        return Response(status_code=503 if self.front.facts.stopping else 200)
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(self.driver.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(self.front.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _status(self, request: Request) -> Response:
-        return JSONResponse(self.driver.status())
+        return JSONResponse(self.front.status())
 
     async def _ui(self, request: Request) -> Response:
         return HTMLResponse(ui.page(), headers={"Cache-Control": "no-cache"})

@@ -85,7 +85,7 @@ class Driver:
         finally:
             self._entering = False
         ticket.hit = self.core.hits > hits
-        self.record.asked(route.model, ticket.hit)
+        self.record.count_request(route.model, ticket.hit)
         return ticket
 
     def leave(self, ticket: Ticket) -> None:

@@ -97,7 +97,7 @@ class Lifecycle:
             await residence.live()
         finally:
             del self.residences[name]
-            self.record.ended(name)
+            self.record.record_end(name)
         await self._end(name, residence.end_event())
 
     def _begin(self, launch: Launch, began: float) -> ModelServer | None:
@@ -134,7 +134,7 @@ class Lifecycle:
 
     def on_ready(self, launch: Launch, ready: Ready, mode: str, seconds: float) -> None:
         """As ServerObserver."""
-        self.record.started(launch.name, ready, mode, seconds)
+        self.record.record_start(launch.name, ready, mode, seconds)
         self.emit(events.Started(launch.name, seconds))
         if self._is_outdated(launch) or self.templates.ends(ready):
             self.emit(events.Outdated(launch.name))
@@ -142,7 +142,7 @@ class Lifecycle:
     def on_start_failed(self, model: str, reason: str, seconds: float) -> None:
         """As ServerObserver."""
         if not self.facts.stopping:
-            self.record.start_failed(model, reason, seconds)
+            self.record.record_failed_start(model, reason, seconds)
 
     def on_asleep(self, launch: Launch) -> None:
         """As ServerObserver."""

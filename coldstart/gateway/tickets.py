@@ -1,4 +1,4 @@
-"""A request's place with the driver: granted a server, or refused."""
+"""A request's place with the front: granted a server, or refused."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ def failed(model: Model, request: str, now: float) -> Refuse:
 
 def brief(error: str) -> str:
     """The first sentence of an error without paths and addresses, at most LONGEST characters."""
-    said = _WHERE.sub("<path>", _END.split(error.strip(), maxsplit=1)[0]).rstrip(".:; ")
-    return said if len(said) <= LONGEST else said[:LONGEST].rsplit(" ", 1)[0] + " ..."
+    sentence = _WHERE.sub("<path>", _END.split(error.strip(), maxsplit=1)[0]).rstrip(".:; ")
+    return sentence if len(sentence) <= LONGEST else sentence[:LONGEST].rsplit(" ", 1)[0] + " ..."
 
 
 def too_long(waiting: PendingRequest, now: float) -> Refuse:
