@@ -38,6 +38,7 @@ from coldstart.host.tables import (
     Size,
     decode,
     expect_table,
+    parse_at,
     read_toml,
     reject_unknown_keys,
     require_keys,
@@ -118,7 +119,7 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None) -> HostFil
     top = dict(table)
     models, idle_s = _model_tables(top.pop("models", {})), top.pop("idle_s", None)
     settings = decode(HostSettings, top)
-    make(settings.policy, {}, settings.memory)
+    parse_at("policy", lambda _: make(settings.policy, {}, settings.memory), settings.policy)
     launches = {name: _launch(name, given) for name, given in models.items()}
     catalogue = Catalogue(launches.values())
     figures = {name: _figures(name, given, idle_s) for name, given in models.items()}

@@ -6,6 +6,7 @@ every load and every eviction once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from coldstart.errors import Usage
@@ -230,7 +231,8 @@ class Residents:
 def _check(specs: tuple[ModelSpec, ...], settings: HostSettings) -> None:
     names = [spec.name for spec in specs]
     if len(set(names)) < len(names):
-        raise Usage(f"a model is named twice: {', '.join(sorted(names))}")
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
+        raise Usage(f"models: {', '.join(twice)} is given twice", mend="give each model a name of its own")
     pinned = sum(spec.tiers[0].memory for spec in specs if spec.pinned)
     if pinned > settings.memory:
         mend = "pin fewer models, or give the host more memory"

@@ -52,7 +52,7 @@ THROUGH = {
     ),
     "coldstart.gateway": {
         "client": "unit/gateway/test_exchange.py",
-        **dict.fromkeys(("lifecycle", "record", "resumption", "server_observer"), "unit/gateway/test_driver.py"),
+        **dict.fromkeys(("lifecycle", "record", "server_observer"), "unit/gateway/test_driver.py"),
     },
     "coldstart.graphs": {
         "cuda.cupti": CUDA, "cuda.reader": CUDA, "cuda.symbols": CUDA, "intervals": "unit/graphs/test_graphs_tables.py",

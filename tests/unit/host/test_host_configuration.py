@@ -34,7 +34,25 @@ def test_the_example_in_its_own_text_is_read(tmp_path: Path) -> None:
         ("", "no .models.NAME."),
         (MODEL, "missing key memory"),
         ('memory = "1GiB"\npolice = "lru"\n' + MODEL, "unknown key police"),
-        ('memory = "1GiB"\npolicy = "nobody"\n' + MODEL, "unknown policy 'nobody'"),
+        ('memory = "1GiB"\npolicy = "nobody"\n' + MODEL, "policy: unknown policy 'nobody'"),
+        (
+            'memory = "1GiB"\nwhen_full = "wait"\n' + MODEL,
+            "when_full: expected queue or refuse, found 'wait'",
+        ),
+        ("memory = 0\n" + MODEL, "memory: expected 1 or more, found 0"),
+        ('memory = "1GiB"\nloaders = 0\n' + MODEL, "loaders: expected 1 or more, found 0"),
+        (
+            'memory = "1GiB"\nmin_residents = 3\nmax_residents = 2\n' + MODEL,
+            "max_residents: expected 3 or more, found 2",
+        ),
+        (
+            'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "x", memory = "2GiB", penalty_s = 1}]\n',
+            "models.m.tiers: x holds more memory than awake",
+        ),
+        (
+            'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "awake", memory = 5, penalty_s = 1}]\n',
+            "models.m.tiers: expected different names from awake to stopped, found awake, awake, stopped",
+        ),
         ('memory = "a lot"\n' + MODEL, "memory: invalid size 'a lot'"),
         ("memory = 1.5\n" + MODEL, "memory: invalid size 1.5"),
         ('memory = "1GiB"\nmax_held = "many"\n' + MODEL, "max_held: expected an integer, found 'many'"),
