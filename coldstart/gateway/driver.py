@@ -62,19 +62,19 @@ class Driver:
 
     @property
     def resumes(self) -> bool:
-        """As Front."""
+        """Return whether a stream goes on at the next server of its model."""
         return self.core.settings.resume_streams
 
     def enter(self, asked: str | None) -> Ticket:
-        """Take a request in. Raises AdmissionRefused for a name that means no model; all else `granted` tells."""
+        """Admit a request. Raises AdmissionRefused for an unknown model; the ticket's `granted` raises every later refusal."""
         if self.facts.stopping:
             raise self._counted(AdmissionRefused(503, STOPPING, 5.0))
         route = self.catalogue.route(asked)
         if route is None:
             raise self._counted(unknown(asked))
-        return self._taken(route, 0)
+        return self._admit(route, 0)
 
-    def _taken(self, route: Route, tries: int) -> Ticket:
+    def _admit(self, route: Route, tries: int) -> Ticket:
         self._number += 1
         future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
         ticket = Ticket(str(self._number), route, self.clock(), future, tries=tries)
@@ -89,14 +89,14 @@ class Driver:
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """The request was answered, or its client went."""
+        """Report the end of a request, answered or not, to the core."""
         if self._tickets.pop(ticket.number, None) is not None:
             self.emit(events.Ended(ticket.number))
 
     async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """A stream that can go on does so once, at the server that its model gets next.
+        """Admit a stream once more that can go on at the next server of its model.
 
-        Whatever had not begun is its client's to repeat: it may be why the server died.
+        A request whose answer had not begun is not admitted: it may be what its server died of, and its client can repeat it.
         """
         if self.facts.stopping or not resumption.is_resumable(ticket):
             return None
@@ -105,10 +105,10 @@ class Driver:
         made = len(ticket.stream.tokens) if ticket.stream else 0
         self.log.say("again", model=replica.name, made=made)
         self.leave(ticket)
-        return self._taken(ticket.route, ticket.tries + 1)
+        return self._admit(ticket.route, ticket.tries + 1)
 
     def state(self, model: str) -> str:
-        """In a word, for a client that waits."""
+        """Return the model's state in one word, for a client that waits."""
         known = self.core.models.get(model)
         return str(known.state) if known else "gone"
 
@@ -119,8 +119,7 @@ class Driver:
     def _refuse(self, number: str, refused: AdmissionRefused) -> None:
         ticket = self._tickets.pop(number, None)
         if ticket is not None and not ticket.granted.done():
-            ticket.granted.set_exception(self._counted(refused))
-            ticket.granted.exception()  # its client may be gone, and nobody look at it
+            ticket.refuse(self._counted(refused))
 
     def _dispatch(self, number: str, model: str) -> None:
         ticket, residence = self._tickets.get(number), self.lifecycle.residences.get(model)
@@ -160,7 +159,7 @@ class Driver:
     # The whole host.
 
     def configure(self, file: HostFile) -> None:
-        """Take another configuration, between two requests. Raises Usage and changes nothing where it cannot be taken."""
+        """Apply another configuration between two requests. Raises Usage, and changes nothing, where it is invalid."""
         self.emit(events.Configured(file.models, file.settings))
         self.catalogue = file.catalogue
         self.record.describe(file)
@@ -168,7 +167,7 @@ class Driver:
         self.lifecycle.configure(file.catalogue.launches)
 
     def unload(self, model: str | None) -> list[str]:
-        """Have a model, or all that nobody pinned, finish what they have and stop; those that do."""
+        """Stop a model, or all that are not pinned, after their running requests; return their names."""
         names = (
             [model] if model is not None else [n for n, m in self.core.models.items() if not m.spec.pinned]
         )
@@ -179,16 +178,16 @@ class Driver:
         return gone
 
     def status(self) -> dict[str, object]:
-        """The status document."""
+        """Return the status document."""
         return status.document(self.core, self.facts, self.clock(), time.time())
 
     def begin(self) -> None:
-        """Start what is pinned, and look at the clock from here on."""
+        """Start pinned models and the timer of the core."""
         self.lifecycle.begin()
         self.emit(events.Tick())
 
     def drain(self) -> None:
-        """Take nothing new; refuse what waits; let go each model as soon as nothing uses it."""
+        """Refuse new and waiting requests; stop each model once its running requests have ended."""
         self.facts.stopping = True
         for number in [one for one, ticket in self._tickets.items() if not ticket.granted.done()]:
             self._refuse(number, AdmissionRefused(503, STOPPING, 5.0))
@@ -197,7 +196,7 @@ class Driver:
         self.lifecycle.drain()
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Wait until every server has gone; `at_once` ends them whatever they do."""
+        """Wait until every server has ended; with `at_once` end them without waiting for requests."""
         if at_once:
             self.lifecycle.kill()
         await self.lifecycle.close()

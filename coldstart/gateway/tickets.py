@@ -50,6 +50,13 @@ class Ticket:
     answer: UpstreamAnswer | None = None
     tries: int = 0
 
+    def refuse(self, refused: AdmissionRefused) -> None:
+        """Have `granted` raise this, unless the request was granted a server already."""
+        if not self.granted.done():
+            self.granted.set_exception(refused)
+            # Its client may be gone: without this the event loop logs an exception that was never retrieved.
+            self.granted.exception()
+
     def line_up(self, replica: Replica) -> None:
         """Take a place behind all that are to be sent there."""
         self.before, self.sent = replica.tail, asyncio.get_running_loop().create_future()
