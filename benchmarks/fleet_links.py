@@ -39,9 +39,9 @@ from common import RESULTS  # noqa: E402
 from tools.link_cluster import LinkCluster, lacking, link_cluster  # noqa: E402
 from weight_path import checkpoint  # noqa: E402
 
-from coldstart.host.configuration import size  # noqa: E402
 from coldstart.measure.bench import facts  # noqa: E402
 from coldstart.measure.bench.launchers import console  # noqa: E402
+from coldstart.units import parse_size  # noqa: E402
 
 RESULT = RESULTS / "fleet-links-cpu.json"
 CONFIG = checkpoint.CONFIG | {"num_hidden_layers": 8}
@@ -283,7 +283,7 @@ def main() -> None:
     weights = prepared()
     load, began = os.getloadavg()[0], time.time()
     total, model = checkpoint.size(weights), bare(weights)
-    rates = [float(size(rate)) for rate in given.rates]
+    rates = [float(parse_size(rate)) for rate in given.rates]
     rows = [row for rate in rates for row in _at(rate, given.rounds, weights, model, total)]
     about = {
         "command": f"python benchmarks/fleet_links.py {' '.join(sys.argv[1:])}".rstrip(),

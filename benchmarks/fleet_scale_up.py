@@ -32,7 +32,7 @@ from fleet_links import NODES, WORDS, LinkedFleet, bare, linked_fleet, prepared
 from tools.link_cluster import lacking
 from weight_path import checkpoint
 
-from coldstart.host.configuration import size
+from coldstart.units import parse_size
 
 RESULT = RESULTS / "fleet-scale-up-cpu.json"
 BAR = 1.4
@@ -99,7 +99,7 @@ def main() -> None:
     weights = prepared()
     if given.prepare:
         return
-    load, began, rate = os.getloadavg()[0], time.time(), float(size(given.rate))
+    load, began, rate = os.getloadavg()[0], time.time(), float(parse_size(given.rate))
     total, model, rows = checkpoint.size(weights), bare(weights), list[dict[str, Any]]()
     with linked_fleet(weights, rate) as fleet:
         # vLLM keeps what it compiles for a rank in a cache of its own: no bundle has it.

@@ -141,9 +141,11 @@ def join(
 
 def _server(memory: str, devices: int, network: str, load: str) -> "ServerSpec":
     from coldstart.fleet.specification import ServerSpec
-    from coldstart.host.configuration import size
+    from coldstart.units import parse_size
 
-    return ServerSpec("here", size(memory), float(size(network)), float(size(load)), devices)
+    return ServerSpec(
+        "here", parse_size(memory), float(parse_size(network)), float(parse_size(load)), devices
+    )
 
 
 def deploy(

@@ -51,7 +51,7 @@ def _lws(pods: Any, asked: Asked) -> list[dict[str, Any]]:
 def _kuberay(pods: Any, asked: Asked) -> list[dict[str, Any]]:
     from coldstart.fleet import kuberay
     from coldstart.fleet.specification import ServerSpec
-    from coldstart.host.configuration import size
+    from coldstart.units import parse_size
 
     if asked.model is not None or asked.args:
         raise Usage(
@@ -62,9 +62,9 @@ def _kuberay(pods: Any, asked: Asked) -> list[dict[str, Any]]:
         raise Usage("How much may models take on each device of a server?", mend="--device-memory 24GB")
     server = ServerSpec(
         "server",
-        size(asked.device_memory),
-        float(size(asked.network or "1GB")),
-        float(size(asked.load or "10GB")),
+        parse_size(asked.device_memory),
+        float(parse_size(asked.network or "1GB")),
+        float(parse_size(asked.load or "10GB")),
         asked.devices or max(1, pods.gpus),
     )
     fleet = kuberay.FleetOptions(server, asked.servers, asked.most, state_claim=asked.state_claim)

@@ -1,4 +1,4 @@
-"""Serve many models behind one endpoint of this machine: each starts when it is asked for, and leaves by policy."""
+"""Serve many models behind one endpoint of this machine: a model starts on its first request, and a policy evicts it."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class _RunsByDefault(TyperGroup):
     """`coldstart host MODEL...` is `coldstart host run MODEL...`."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Put the word in where none of the commands stands."""
+        """Insert `run` where the first argument names no command."""
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
             args = [RUN, *args]
         return super().parse_args(ctx, args)
@@ -44,7 +44,7 @@ def _flag(*names: str, help: str, metavar: str | None = None) -> Any:
     return typer.Option(*names, help=help, metavar=metavar)
 
 
-@app.command(RUN, help="Run the host until it is stopped (the default: the word may be left away).")
+@app.command(RUN, help="Run the host until it is stopped (the default command).")
 @declare(takes_vllm_args=True)
 def run(
     common: Common,
@@ -53,61 +53,71 @@ def run(
         typer.Argument(metavar="[MODEL]...", help="Aliases, repository ids, or local directories."),
     ] = None,
     memory: Annotated[
-        str | None, _flag("--memory", metavar="SIZE", help="Of all models together, as in 60GiB.")
+        str | None, _flag("--memory", metavar="SIZE", help="Memory of all models together, such as 60GiB.")
     ] = None,
     host_file: Annotated[
         Path | None,
-        _flag("--host-file", metavar="FILE", help="TOML of limits and models; read again when it changes."),
+        _flag(
+            "--host-file", metavar="FILE", help="TOML file of limits and models; read again when it changes."
+        ),
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     policy: Annotated[
         str | None,
-        _flag("--policy", metavar="NAME", help="Who leaves when memory is wanted; default: predictive."),
+        _flag("--policy", metavar="NAME", help="Eviction policy when memory is full; default: predictive."),
     ] = None,
     idle: Annotated[
         float | None,
         _flag(
             "--idle",
             metavar="SECONDS",
-            help="Stop a model of the command line that nobody asked for so long; default: none.",
+            help="Stop a model of the command line after this time without a request; default: never.",
         ),
     ] = None,
     max_held: Annotated[
         int | None,
-        _flag("--max-held", metavar="N", help="Requests that may wait for models; then 429. Default: 256."),
+        _flag(
+            "--max-held",
+            metavar="N",
+            help="Maximum number of waiting requests before HTTP 429 is returned; default: 256.",
+        ),
     ] = None,
     max_residents: Annotated[
         int | None,
         _flag(
-            "--max-residents", metavar="N", help="Models that may be up at once; default: as memory allows."
+            "--max-residents",
+            metavar="N",
+            help="Maximum number of models that run at once; default: as memory allows.",
         ),
     ] = None,
     start_deadline: Annotated[
         float | None,
-        _flag(
-            "--start-deadline", metavar="SECONDS", help="A start that takes longer is ended; default: 600."
-        ),
+        _flag("--start-deadline", metavar="SECONDS", help="Abort a start that takes longer; default: 600."),
     ] = None,
     when_full: Annotated[
         str | None,
         _flag(
             "--when-full",
             metavar="queue|refuse",
-            help="A request whose model finds no memory waits, or not; default: queue.",
+            help="Queue or refuse a request whose model finds no memory; default: queue.",
         ),
     ] = None,
     on_miss: OnMissing = "fail",
     heartbeat: Annotated[
         float,
-        _flag("--heartbeat", metavar="SECONDS", help="How often a stream that waits is kept alive."),
+        _flag(
+            "--heartbeat",
+            metavar="SECONDS",
+            help="Interval between the comments that keep a waiting stream alive.",
+        ),
     ] = 5.0,
     drain_timeout: Annotated[
         float | None,
         _flag(
             "--drain-timeout",
             metavar="SECONDS",
-            help="When told to stop, end what is still answering then; default: wait for it.",
+            help="Time that running requests have to end after SIGTERM; default: no limit.",
         ),
     ] = None,
     api_key: ApiKey = None,
@@ -115,6 +125,7 @@ def run(
     """Read the configuration, listen, and stay."""
     from coldstart.gateway.profiles import of_bundles
     from coldstart.host import configuration
+    from coldstart.units import parse_size
 
     if not models and host_file is None:
         raise Usage(
@@ -125,14 +136,15 @@ def run(
     if heartbeat <= 0:
         raise Usage("--heartbeat must be above 0 seconds.", mend="leave it away")
     limits = {
-        "memory": memory,
+        "memory": None if memory is None else parse_size(memory),
         "policy": policy,
         "max_held": max_held,
         "max_residents": max_residents,
         "start_deadline_s": start_deadline,
         "when_full": when_full,
     }
-    typed = {
+    typed: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    typed["models"] = {
         name: {"args": list(common.vllm_args), "on_miss": on_miss}
         | ({} if idle is None else {"idle_s": idle})
         for name in models or ()
@@ -140,12 +152,9 @@ def run(
     profiles = of_bundles(common.cache, offline=common.offline)
 
     def source() -> "HostFile":
-        table: dict[str, Any] = configuration.read(host_file) if host_file else {}
-        # What is typed wins.
-        table |= {name: value for name, value in limits.items() if value is not None}
-        if typed:
-            table["models"] = {**table.get("models", {}), **typed}
-        return configuration.parse(table, profiles)
+        if host_file is not None:
+            return configuration.load(host_file, profiles, typed)
+        return configuration.parse(typed, profiles)
 
     # What is wrong is said before the server's libraries are imported.
     file = source()
@@ -166,25 +175,25 @@ def run(
 
     def announce(url: str, file: "HostFile") -> None:
         names, size = list(file.catalogue.launches), human_bytes(file.settings.memory)
-        said = {"url": url, "models": names, "memory_bytes": file.settings.memory}
-        common.out.result(said, f"{url}  a host of {', '.join(names)} in {size}")
+        document = {"url": url, "models": names, "memory_bytes": file.settings.memory}
+        common.out.result(document, f"{url}  a host of {', '.join(names)} in {size}")
 
     raise typer.Exit(ModelHost(file, source, options, Log(quiet=common.out.quiet), announce).run())
 
 
-@app.command(help="Show what a running host does: models, tiers, memory, requests, last starts.")
+@app.command(help="Show the state of a running host: models, tiers, memory, requests, last starts.")
 @declare()
 def status(
     common: Common,
-    url: Annotated[str, _flag("--url", help="Where the host answers.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, _flag("--url", help="URL of the host.")] = "http://127.0.0.1:8000",
     watch: Annotated[
-        float | None, _flag("--watch", metavar="SECONDS", help="Show it again this often, until Ctrl-C.")
+        float | None, _flag("--watch", metavar="SECONDS", help="Refresh at this interval until Ctrl-C.")
     ] = None,
     api_key: Annotated[
-        str | None, _flag("--api-key", metavar="KEY", help="The host's key, if it asks.")
+        str | None, _flag("--api-key", metavar="KEY", help="API key of the host, if it requires one.")
     ] = None,
 ) -> None:
-    """One table, or one that refreshes."""
+    """Print the status once, or refresh it."""
     from coldstart.commands._host_table import render, watching
 
     if watch is None:

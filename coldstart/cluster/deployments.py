@@ -17,11 +17,11 @@ from coldstart.fleet.sizing import MOST_RANKS
 from coldstart.fleet.specification import FleetModel
 from coldstart.fleet.timing import Costs
 from coldstart.gateway import lookups, profiles
-from coldstart.host.configuration import size
 from coldstart.host.launches import Launch
 from coldstart.key.inspection import Lookup
 from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
+from coldstart.units import parse_size
 from coldstart.weights.load import stage, tensors
 
 
@@ -61,13 +61,13 @@ def made(launch: Launch, wanted: DeployWords, cache: Cache, *, offline: bool) ->
         raise Usage("no bundle says how much of a GPU's memory a model takes", mend="--memory 24GB")
     shares: dict[int, tuple[int, ...]] = {}
     if wanted.size:
-        weights = size(wanted.size)
+        weights = parse_size(wanted.size)
     else:
         shares = ranks_bytes(found)
         weights = profiles.weights_bytes(found.model.path) or (shares[1][0] if shares else 0)
     if not weights:
         raise Usage(f"{launch.name}: no weights lie here to say how large they are", mend="--size 24GB")
-    memory, start_s = size(wanted.memory) if wanted.memory else 0, wanted.start_s
+    memory, start_s = parse_size(wanted.memory) if wanted.memory else 0, wanted.start_s
     if not memory or start_s is None:
         known = profiles.of_lookup(launch, found)
         memory, start_s = memory or known.memory, known.start_s if start_s is None else start_s

@@ -17,8 +17,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvicorn
-
 from coldstart.cluster import admin, meeting, wire
 from coldstart.cluster.contact import ControllerAway
 from coldstart.cluster.front import FleetFront
@@ -28,8 +26,8 @@ from coldstart.cluster.ray_process import OwnRay, own_ray
 from coldstart.errors import CommandFailed
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.gateway.app import HEARTBEAT_S, Gateway
+from coldstart.gateway.http_server import create_server, listen, loop_factory, url_of
 from coldstart.gateway.log import Log
-from coldstart.gateway.run import BACKLOG, GatewayServer, HostOptions, listening, loop_factory, shown
 from coldstart.machine.paths import Cache
 
 DOWN_S, WATCH_S = 30.0, 0.5
@@ -73,7 +71,7 @@ class FleetUp:
         Raises Usage where it cannot listen, CommandFailed where a Ray of its own does not start, or ends."""
         options = self.options
         with (
-            listening(HostOptions(options.cache, options.host, options.port)) as sock,
+            listen(options.host, options.port) as sock,
             own_ray(options.server, options.cache) if options.address is None else nullcontext() as ray,
             asyncio.Runner(loop_factory=loop_factory()) as runner,
         ):
@@ -96,8 +94,8 @@ class FleetUp:
         }
         self.link = RayLink({"address": address, "controller": controller}, env, self.log)
         self.front = FleetFront(self.link, log=self.log)
-        self.front.facts.url = shown(sock)
-        self.server = GatewayServer(self._uvicorn())
+        self.front.facts.url = url_of(sock)
+        self.server = create_server(self._app())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
         place = FleetPlace(
@@ -120,24 +118,14 @@ class FleetUp:
             await self.link.close()
             self.log.say("ended")
 
-    def _uvicorn(self) -> uvicorn.Config:
+    def _app(self) -> Gateway:
         async def down() -> None:
             await self._down()
             self._finish()
 
         more = admin.routes(self.front, self.admin_key, down)
-        app = Gateway(
+        return Gateway(
             self.front, heartbeat_s=self.options.heartbeat_s, api_key=self.options.api_key, more=more
-        )
-        return uvicorn.Config(
-            app,
-            lifespan="off",
-            ws="none",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_keep_alive=60,
-            backlog=BACKLOG,
         )
 
     async def _watch(self, ray: OwnRay) -> None:

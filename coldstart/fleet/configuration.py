@@ -33,7 +33,8 @@ from typing import Any
 from coldstart.errors import Usage
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs, Overlap
-from coldstart.host.configuration import as_seconds, known_members, needed_members, read, size
+from coldstart.host.tables import parse_at, parse_seconds, read_toml, reject_unknown_keys, require_keys
+from coldstart.units import parse_size
 
 SIZES = ("memory", "network", "load", "host_memory", "size")
 NOT_WRITTEN = ("name", "costs", "shares", "joins")
@@ -48,7 +49,7 @@ class FleetFile:
 
 def load(path: Path) -> FleetFile:
     """Raises Usage for a file that cannot be read or describes no fleet."""
-    table = read(path, "fleet")
+    table = read_toml(path, "fleet")
     try:
         return parse(table)
     except Usage as problem:
@@ -105,16 +106,16 @@ def _members(what: str, given: dict[str, Any], kind: type, wanted: tuple[str, ..
     """The table's members as `kind` takes them; `count` is nobody's."""
     own = {field.name: field for field in fields(kind) if field.name not in NOT_WRITTEN}
     table = {name: value for name, value in given.items() if name != "count" or kind is FleetSettings}
-    known_members(what, table, own.keys())
-    needed_members(what, table, set(wanted))
+    reject_unknown_keys(table, own.keys(), what)
+    require_keys(table, wanted, what)
     return {name: _value(what, own[name], value) for name, value in table.items()}
 
 
 def _value(what: str, field: Field[Any], given: Any) -> Any:
     if field.name in SIZES:
-        return size(given)
+        return parse_at(f"{what}.{field.name}", parse_size, given)
     if field.name.endswith("_s"):
-        return as_seconds(f"{what}.{field.name}", given)
+        return parse_at(f"{what}.{field.name}", parse_seconds, given)
     if field.name == "overlap":
         if given not in tuple(Overlap):
             raise Usage(f"{what}.overlap = {given!r}", mend=f"one of {', '.join(Overlap)}")

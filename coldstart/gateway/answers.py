@@ -8,6 +8,8 @@ from http import HTTPStatus
 from math import ceil
 from typing import Any
 
+from starlette.responses import Response
+
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -26,8 +28,13 @@ _TYPES = {
 def error(status: int, reason: str, param: str | None = None) -> bytes:
     """The body of an error."""
     kind = _TYPES.get(status, "InternalServerError" if status == 500 else "ServiceUnavailableError")
-    said = {"message": reason, "type": kind, "param": param, "code": status}
-    return json.dumps({"error": said}).encode()
+    content = {"message": reason, "type": kind, "param": param, "code": status}
+    return json.dumps({"error": content}).encode()
+
+
+def not_found(reason: str) -> Response:
+    """Return a whole answer 404."""
+    return Response(error(404, reason), status_code=404, media_type="application/json")
 
 
 def event(data: bytes) -> bytes:

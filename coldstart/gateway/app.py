@@ -1,15 +1,13 @@
-"""The endpoint: OpenAI's paths and vLLM's, routed by `model`, and the host's own.
+"""The endpoint: OpenAI's paths and vLLM's, routed by `model`.
 
     POST  PASSED                  to the model's server
     GET   /v1/models, /v1/models/{name}    all that can be asked for, whether it serves now or not
-    GET   /health                 200, or 503 once the host is stopping; asks for no key
+    GET   /health                 200, or 503 once the gateway is stopping; asks for no key
     GET   /metrics                Prometheus text
-    GET   /status                 the document of coldstart.host.status
+    GET   /status                 the status document of the host or the fleet
     GET   /ui                     the same as a page; it holds nothing of the host, and asks for no key
-    GET   /running                the models that hold memory, and in what state
-    GET   /logs/{name}            the end of the log of that model's server, while it runs
-    POST  /unload, /unload/{name}    all models, or that one, finish what they have and stop; the next request starts them again
 
+A host adds the routes of `host_routes`, a fleet those of its operators.
 What changes a server (vLLM's /sleep, /v1/load_lora_adapter and such) is not passed on.
 """
 
@@ -22,12 +20,11 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from coldstart.gateway import answers, ui
 from coldstart.gateway.answers import Receive, Scope, Send
-from coldstart.gateway.driver import Driver
 from coldstart.gateway.exchange import Exchange
 from coldstart.gateway.front import Front
 
@@ -52,28 +49,29 @@ OPEN = ("/health", "/ui")
 """Asked for without a key: they say nothing of the models."""
 
 HEARTBEAT_S = 5.0
-# Of a server's log, in one answer.
-LOG_TAIL = 64 << 10
 
 
 class Gateway:
-    """The ASGI application over one front. `api_key` is asked for everywhere but at OPEN; `more` are further
-    routes, which ask for what they want themselves.
+    """The ASGI application over one front.
+
+    The API key is required everywhere but at OPEN and at the routes `more`, which have keys of their own. `routes` are
+    further ones that require it.
     """
 
     def __init__(
         self,
-        driver: Front,
+        front: Front,
         *,
         heartbeat_s: float = HEARTBEAT_S,
         api_key: str | None = None,
+        routes: Sequence[Route] = (),
         more: Sequence[Route] = (),
     ) -> None:
-        self.driver, self.heartbeat_s = driver, heartbeat_s
+        self.front, self.heartbeat_s = front, heartbeat_s
         self._key = None if api_key is None else api_key.encode()
         self._passed = frozenset(PASSED)
         self._open = frozenset((*OPEN, *(route.path for route in more)))
-        self._made = int(time.time())
+        self._created = int(time.time())
         self._own = Starlette(
             routes=[
                 Route("/v1/models", self._models),
@@ -82,7 +80,7 @@ class Gateway:
                 Route("/metrics", self._metrics),
                 Route("/status", self._status),
                 Route("/ui", self._ui),
-                *(_HostRoutes(driver).routes() if isinstance(driver, Driver) else ()),
+                *routes,
                 *more,
             ]
         )
@@ -98,7 +96,7 @@ class Gateway:
             if scope["method"] != "POST":
                 await answers.send_error(send, 405, f"{scope['path']} takes POST")
                 return
-            await Exchange(self.driver, scope, receive, send, self.heartbeat_s).run()
+            await Exchange(self.front, scope, receive, send, self.heartbeat_s).run()
         else:
             await self._other(scope, receive, send)
 
@@ -106,9 +104,9 @@ class Gateway:
         if self._key is None or scope["path"] in self._open:
             return True
         given = dict(scope["headers"])
-        # As OpenAI's clients say it, or as Anthropic's do, whose /v1/messages vLLM has.
-        said = given.get(b"authorization", b"").removeprefix(b"Bearer ") or given.get(b"x-api-key", b"")
-        return hmac.compare_digest(said, self._key)
+        # As OpenAI's clients send it, or as Anthropic's do, whose /v1/messages vLLM has.
+        key = given.get(b"authorization", b"").removeprefix(b"Bearer ") or given.get(b"x-api-key", b"")
+        return hmac.compare_digest(key, self._key)
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
         known = any(route.matches(scope)[0].value for route in self._own.routes)
@@ -125,12 +123,12 @@ class Gateway:
         for card in self._cards():
             if card["id"] == name:
                 return JSONResponse(card)
-        return _unknown(f"The model `{name}` does not exist.")
+        return answers.not_found(f"The model `{name}` does not exist.")
 
     def _cards(self) -> list[dict[str, Any]]:
         """As vLLM shows them: each name is a model; an alias's `root`, and an adapter's `parent`, is the host's model."""
         cards = []
-        for launch in self.driver.catalogue.launches.values():
+        for launch in self.front.catalogue.launches.values():
             if launch.unlisted:
                 continue
             seen = set()
@@ -138,60 +136,19 @@ class Gateway:
                 if name in seen:
                     continue
                 seen.add(name)
-                card = {"id": name, "object": "model", "created": self._made, "owned_by": "coldstart"}
+                card = {"id": name, "object": "model", "created": self._created, "owned_by": "coldstart"}
                 parent = launch.name if name in launch.adapters else None
                 cards.append({**card, "root": launch.name, "parent": parent, "permission": []})
         return cards
 
     async def _health(self, request: Request) -> Response:
-        return Response(status_code=503 if self.driver.facts.stopping else 200)
+        return Response(status_code=503 if self.front.facts.stopping else 200)
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(self.driver.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(self.front.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _status(self, request: Request) -> Response:
-        return JSONResponse(self.driver.status())
+        return JSONResponse(self.front.status())
 
     async def _ui(self, request: Request) -> Response:
         return HTMLResponse(ui.page(), headers={"Cache-Control": "no-cache"})
-
-
-class _HostRoutes:
-    """What only a host answers, whose servers are on this machine."""
-
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
-
-    def routes(self) -> list[Route]:
-        """Where."""
-        return [
-            Route("/running", self._running),
-            Route("/logs/{name:path}", self._logs),
-            Route("/unload", self._unload, methods=["POST"]),
-            Route("/unload/{name:path}", self._unload, methods=["POST"]),
-        ]
-
-    async def _running(self, request: Request) -> Response:
-        residents = self.driver.core.residents
-        found = [
-            {"model": name, "state": str(model.state), "tier": model.tier.name}
-            for name, model in residents.models.items()
-            if residents.device.held(name)
-        ]
-        return JSONResponse({"running": found})
-
-    async def _logs(self, request: Request) -> Response:
-        residence = self.driver.residences.get(request.path_params["name"])
-        if residence is None:
-            return _unknown("No server of that model runs.")
-        return PlainTextResponse(residence.server.tail(LOG_TAIL))
-
-    async def _unload(self, request: Request) -> Response:
-        name = request.path_params.get("name")
-        if name is not None and name not in self.driver.core.models:
-            return _unknown(f"The model `{name}` does not exist.")
-        return JSONResponse({"unloading": self.driver.unload(name)})
-
-
-def _unknown(reason: str) -> Response:
-    return Response(answers.error(404, reason), status_code=404, media_type="application/json")

@@ -99,7 +99,7 @@ class Continuation:
         self._rest = b""
         self._later = self._diverged = self._foreign = False
         self._at = 0
-        # Text that the client has and this server has still to say, and what it has said since `clean`.
+        # Text that the client has and this server has still to say, and what it has chunk since `clean`.
         self._ahead = self._since = ""
 
     @classmethod
@@ -118,7 +118,7 @@ class Continuation:
 
     @property
     def over(self) -> bool:
-        """Whether a server that ends its answer here has said all: its last event, or nothing that is known here."""
+        """Whether a server that ends its answer here has chunk all: its last event, or nothing that is known here."""
         return self.ended or self._foreign
 
     @property
@@ -181,40 +181,44 @@ class Continuation:
             self.ended = self.finished or self._foreign
             self.broken = "" if self.ended else "the stream ended before its last token"
             return event + b"\n\n" if self.ended else b""
-        said = _completion(event[6:])
-        if said is None:
+        chunk = _completion(event[6:])
+        if chunk is None:
             self._foreign = True
             return event + b"\n\n"
-        if "error" in said:
-            self.broken = str(said["error"])[:200]
+        if "error" in chunk:
+            self.broken = str(chunk["error"])[:200]
             return b""
-        return self._written(said) if self._later else self._seen(said, event)
+        return self._written(chunk) if self._later else self._seen(chunk, event)
 
-    def _seen(self, said: dict[str, Any], event: bytes) -> bytes:
+    def _seen(self, chunk: dict[str, Any], event: bytes) -> bytes:
         """An event of the first server: as it would have been without our question."""
         if not self._head:
-            self._head = {name: said.get(name) for name in ("id", "object", "created", "model")}
-        choice = said["choices"][0] if said["choices"] else {}
-        for holder in (said, choice):
+            self._head = {name: chunk.get(name) for name in ("id", "object", "created", "model")}
+        choice = chunk["choices"][0] if chunk["choices"] else {}
+        for holder in (chunk, choice):
             if (ids := holder.get("prompt_token_ids")) is not None:
                 self.prompt = list(ids)
         if choice:
-            self._heard(list(choice.get("token_ids") or ()), _text(choice))
+            self._take_tokens(list(choice.get("token_ids") or ()), _text(choice))
             self.finished = self.finished or choice.get("finish_reason") is not None
         if self._shows_ids:
             return event + b"\n\n"
-        for holder, name in ((said, "prompt_token_ids"), (choice, "prompt_token_ids"), (choice, "token_ids")):
+        for holder, name in (
+            (chunk, "prompt_token_ids"),
+            (choice, "prompt_token_ids"),
+            (choice, "token_ids"),
+        ):
             if name in holder:
                 holder[name] = None
-        return _data(said)
+        return _data(chunk)
 
-    def _written(self, said: dict[str, Any]) -> bytes:
+    def _written(self, chunk: dict[str, Any]) -> bytes:
         """An event of a later server, as the first would have written it."""
-        usage = said.get("usage")
-        if not said["choices"]:
+        usage = chunk.get("usage")
+        if not chunk["choices"]:
             return _data({**self._head, "choices": [], "usage": self._usage(usage)})
-        choice = said["choices"][0]
-        ids, text = self._heard(list(choice.get("token_ids") or ()), str(choice.get("text") or ""))
+        choice = chunk["choices"][0]
+        ids, text = self._take_tokens(list(choice.get("token_ids") or ()), str(choice.get("text") or ""))
         reason = choice.get("finish_reason")
         self.finished = self.finished or reason is not None
         if self.broken or not (ids or text or reason):
@@ -228,7 +232,7 @@ class Continuation:
         counted = {} if usage is None else {"usage": self._usage(usage)}
         return _data({**self._head, "choices": [own], **counted})
 
-    def _heard(self, ids: list[int], text: str) -> tuple[list[int], str]:
+    def _take_tokens(self, ids: list[int], text: str) -> tuple[list[int], str]:
         """What of these tokens and their text is new."""
         known = self.tokens[self._at : self._at + len(ids)]
         again = min(len(text), len(self._ahead))
@@ -262,11 +266,11 @@ class Continuation:
 def _completion(data: bytes) -> dict[str, Any] | None:
     """An event of a completion, or an error; None for what is neither."""
     try:
-        said = json.loads(data)
+        chunk = json.loads(data)
     except ValueError:
         return None
-    known = isinstance(said, dict) and ("error" in said or isinstance(said.get("choices"), list))
-    return said if known else None
+    known = isinstance(chunk, dict) and ("error" in chunk or isinstance(chunk.get("choices"), list))
+    return chunk if known else None
 
 
 def _text(choice: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """One request through the gateway: held until its model serves, sent on, its answer passed back piece by piece.
 
 Invariant: a piece goes to the client as soon as it is here, and no piece of one exchange reaches another. When the client goes,
-the connection to the server is closed, which is how vLLM hears of it. Whatever happens, the driver hears the end once.
+the connection to the server is closed, which makes vLLM abort the request. Whatever happens, the front is left exactly once.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import json
 import time
 from contextlib import suppress
 from typing import Any
-from uuid import uuid4
 
-from coldstart.gateway import answers
+from coldstart.gateway import answers, headers
 from coldstart.gateway.answers import Headers, Receive, Scope, Send
 from coldstart.gateway.client import Gone, read, with_client
 from coldstart.gateway.continuation import Continuation
@@ -21,24 +20,14 @@ from coldstart.gateway.front import Front
 from coldstart.gateway.tickets import AdmissionRefused, Ticket
 from coldstart.gateway.upstream import Disconnected, Interrupted, Replica, UpstreamAnswer
 
-_HOP = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization te trailer trailers transfer-encoding upgrade".split()
-)
-_NOT_SENT = _HOP | {b"host", b"content-length", b"x-request-id", b"expect"}
-_NOT_PASSED = _HOP | {b"x-request-id", b"server", b"date", b"server-timing"}
-EVENTS = b"text/event-stream"
-# nginx and those that follow it keep an answer back otherwise.
-UNBUFFERED = (b"x-accel-buffering", b"no")
-
 
 class Exchange:
     """One request and its answer."""
 
-    def __init__(self, driver: Front, scope: Scope, receive: Receive, send: Send, heartbeat_s: float) -> None:
-        self.driver, self.scope, self.receive, self.send = driver, scope, receive, send
+    def __init__(self, front: Front, scope: Scope, receive: Receive, send: Send, heartbeat_s: float) -> None:
+        self.front, self.scope, self.receive, self.send = front, scope, receive, send
         self.heartbeat_s = heartbeat_s
-        given = dict(scope["headers"]).get(b"x-request-id", b"")
-        self.id: bytes = given if given and len(given) <= 128 and given.isascii() else uuid4().hex.encode()
+        self.id = headers.choose_request_id(scope)
         self.began = time.perf_counter()
         self.status = 0
         self.streams = False
@@ -66,7 +55,7 @@ class Exchange:
             await self._error(400, str(error))
             return
         try:
-            self.ticket = self.driver.enter(asked)
+            self.ticket = self.front.enter(asked)
         except AdmissionRefused as refused:
             await self._refused(refused)
             return
@@ -77,8 +66,8 @@ class Exchange:
             raise
         finally:
             self.ticket.passed_on()
-            self.driver.leave(self.ticket)
-            self.driver.metrics.answered(self.ticket, self.status, self.first_s)
+            self.front.leave(self.ticket)
+            self.front.metrics.count_answer(self.ticket, self.status, self.first_s)
 
     def _asked(self) -> str | None:
         """The model that the body names. Raises ValueError for a body that is none."""
@@ -118,7 +107,7 @@ class Exchange:
                     continue
                 # Nothing was said yet, or what was can go on: somebody else may.
                 open_ = self.first_s is None or (self.stream is not None and self.stream.resumable)
-                again = await self.driver.again(ticket, replica, error) if open_ else None
+                again = await self.front.again(ticket, replica, error) if open_ else None
                 if again is None:
                     await self._broken(replica, error)
                     return
@@ -126,8 +115,8 @@ class Exchange:
 
     def _look_ahead(self, ticket: Ticket) -> None:
         """Keep what is needed to go on elsewhere, where that can be."""
-        path, words = self._path(), self.driver.catalogue.launches[ticket.route.model].args
-        if self.driver.resumes and self.streams:
+        path, words = self._path(), self.front.catalogue.launches[ticket.route.model].args
+        if self.front.resumes and self.streams:
             document = {**self.document, "model": ticket.route.served}
             self.stream = Continuation.of(path, document, words)
 
@@ -139,19 +128,14 @@ class Exchange:
         while self.streams and not ticket.granted.done():
             done, _ = await asyncio.wait([ticket.granted], timeout=self.heartbeat_s)
             if not done:
-                await self._begin_events(ticket)
+                await self._begin_events()
                 model = ticket.route.model
-                await self._more(answers.comment(f"waiting for {model}: {self.driver.state(model)}"))
+                await self._more(answers.comment(f"waiting for {model}: {self.front.state(model)}"))
         return await ticket.granted
 
-    async def _begin_events(self, ticket: Ticket) -> None:
+    async def _begin_events(self) -> None:
         if not self.status:
-            named = [
-                (b"content-type", EVENTS + b"; charset=utf-8"),
-                (b"cache-control", b"no-cache"),
-                UNBUFFERED,
-            ]
-            await self._start(200, [*named, *self._own(ticket, None)])
+            await self._start(200, [*headers.build_for_stream(), (b"x-request-id", self.id)])
 
     async def _pass(self, replica: Replica, ticket: Ticket) -> None:
         query = self.scope["query_string"].decode("ascii")
@@ -161,7 +145,7 @@ class Exchange:
         ticket.answer = await replica.upstream.request(
             self.scope["method"],
             path + (f"?{query}" if query else ""),
-            headers=self._sent(),
+            headers=headers.forward_request(self.scope, self.id),
             body=body,
             sent=ticket.passed_on if ticket.sent else None,
         )
@@ -181,10 +165,10 @@ class Exchange:
             if self.status:
                 await self._more(answers.comment("coldstart " + self._timing(replica, ticket)))
             else:
-                passed = [(k.lower(), v) for k, v in answer.headers if k.lower() not in _NOT_PASSED]
-                unbuffered = [UNBUFFERED] if self.streams else []
-                await self._start(answer.status, [*passed, *unbuffered, *self._own(ticket, replica)])
-            facts, send, next_piece = self.driver.facts.of(replica.name), self.send, answer.piece
+                passed = headers.forward_answer(answer.headers, streams=self.streams)
+                own = headers.build_for_answer(self.id, replica.mode, self._timing(replica, ticket))
+                await self._start(answer.status, [*passed, *own])
+            facts, send, next_piece = self.front.facts.of(replica.name), self.send, answer.piece
             if self.stream is not None:
                 await self._kept(self.stream, answer, piece)
                 return
@@ -197,15 +181,15 @@ class Exchange:
     async def _go_on(self, stream: Continuation, answer: UpstreamAnswer, ticket: Ticket) -> None:
         """The rest of a stream that another server began."""
         if answer.status != 200:
-            said = (await answer.read())[:200].decode(errors="replace")
-            raise Disconnected(f"it does not take the rest of a stream: {answer.status} {said}")
+            detail = (await answer.read())[:200].decode(errors="replace")
+            raise Disconnected(f"it does not take the rest of a stream: {answer.status} {detail}")
         piece = await answer.piece()
         ticket.went_on()
         await self._kept(stream, answer, piece)
 
     async def _kept(self, stream: Continuation, answer: UpstreamAnswer, piece: bytes) -> None:
         """Pass on what comes, in whole events, each remembered. Raises Disconnected where it ends too early."""
-        facts = self.driver.facts.of(self.ticket.route.model) if self.ticket else None
+        facts = self.front.facts.of(self.ticket.route.model) if self.ticket else None
         while piece:
             if passed := stream.take(piece):
                 await self.send({"type": "http.response.body", "body": passed, "more_body": True})
@@ -221,7 +205,7 @@ class Exchange:
     async def _broken(self, replica: Replica, error: Exception) -> None:
         """The server went, or its connection: said in the form that the answer has begun in."""
         reason = f"the server of {replica.name} broke off"
-        self.driver.log.say(
+        self.front.log.say(
             "broken",
             model=replica.name,
             request=self.id.decode(),
@@ -238,12 +222,12 @@ class Exchange:
     async def _refused(self, refused: AdmissionRefused) -> None:
         if refused.detail:
             model = self.ticket.route.model if self.ticket else None
-            self.driver.log.say(
+            self.front.log.say(
                 "refused", model=model, request=self.id.decode(), status=refused.status, reason=refused.detail
             )
         if self.status:
-            said = answers.error(refused.status, self._named(refused.reason))
-            await self._more(answers.event(said), last=True)
+            content = answers.error(refused.status, self._named(refused.reason))
+            await self._more(answers.event(content), last=True)
             return
         await self._error(refused.status, refused.reason, refused.retry_after_s)
 
@@ -258,31 +242,12 @@ class Exchange:
             self.send, status, reason, headers=[(b"x-request-id", self.id)], retry_after_s=retry_after_s
         )
 
-    async def _start(self, status: int, headers: Headers) -> None:
+    async def _start(self, status: int, named: Headers) -> None:
         self.status = status
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.send({"type": "http.response.start", "status": status, "headers": named})
 
     async def _more(self, piece: bytes, *, last: bool = False) -> None:
         await self.send({"type": "http.response.body", "body": piece, "more_body": not last})
 
-    def _sent(self) -> Headers:
-        given = [(name, value) for name, value in self.scope["headers"] if name not in _NOT_SENT]
-        return [*given, (b"x-request-id", self.id)]
-
-    def _own(self, ticket: Ticket, replica: Replica | None) -> Headers:
-        """Which request this is, by what way its model started, and how long each part took so far."""
-        own = [(b"x-request-id", self.id)]
-        if replica is not None:
-            own.append((b"x-coldstart-mode", replica.mode.encode()))
-            own.append((b"server-timing", self._timing(replica, ticket).encode()))
-        return own
-
     def _timing(self, replica: Replica, ticket: Ticket) -> str:
-        start = None if ticket.hit else replica.start_s
-        return answers.timing(
-            [
-                ("queued", ticket.queued_s, None),
-                ("start", start, replica.mode),
-                ("first-token", self.first_s, None),
-            ]
-        )
+        return headers.format_timing(replica, ticket, self.first_s)

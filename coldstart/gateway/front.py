@@ -1,4 +1,4 @@
-"""What the endpoint needs of whoever decides behind it: a host's driver, or a fleet's."""
+"""The decision maker behind the HTTP application: the driver of a host, or the front of a fleet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coldstart.host.status import HostFacts
 
 
 class Front(Protocol):
-    """Takes requests in and says where each goes."""
+    """Admits requests and decides which server answers each."""
 
     catalogue: Catalogue
     facts: HostFacts
@@ -22,26 +22,26 @@ class Front(Protocol):
 
     @property
     def resumes(self) -> bool:
-        """Whether a stream whose server went can go on at another one."""
+        """Return whether a stream whose server ended can go on at another server."""
 
     @property
     def metrics(self) -> Metrics:
-        """What is counted."""
+        """Return the metrics of the requests."""
 
     def enter(self, asked: str | None) -> Ticket:
-        """Take a request in. Raises AdmissionRefused."""
+        """Admit a request for the model that it names, if it names one. Raises AdmissionRefused."""
 
     def leave(self, ticket: Ticket) -> None:
-        """The request was answered, or its client went."""
+        """Forget a request that was answered, or whose client disconnected."""
 
     async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """A request whose server broke off, before it said anything or in a stream that can go on elsewhere, taken in anew.
+        """Admit a request again whose server failed before its answer began, or in a stream that can go on elsewhere.
 
-        None where nobody else can answer it.
+        Returns None where no other server can answer it.
         """
 
     def state(self, model: str) -> str:
-        """In a word, for a client that waits."""
+        """Return the model's state in one word, for a client that waits."""
 
     def status(self) -> Mapping[str, object]:
-        """The document of GET /status."""
+        """Return the document of GET /status."""

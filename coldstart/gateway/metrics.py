@@ -19,36 +19,35 @@ _PREFIX = "coldstart_host_"
 
 
 class Metrics:
-    """Counted as it happens, where only the moment knows it; all else is `rest`, read when somebody asks."""
+    """Counters that are updated as requests end and servers start; the collector `rest` reads all other metrics on demand."""
 
     def __init__(self, rest: Collector, prefix: str = _PREFIX) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         model, mode = ("model",), ("model", "mode")
-        made: dict[str, Any] = {"registry": self.registry}
         self._answers = Counter(
             f"{prefix}answers",
             "Requests answered, by status; 499: the client went.",
             ("model", "code"),
-            **made,
+            registry=registry,
         )
         self._queued = Histogram(
-            f"{prefix}queued_seconds", "From arrival until sent on.", model, buckets=_SHORT, **made
+            f"{prefix}queued_seconds", "From arrival until sent on.", model, buckets=_SHORT, registry=registry
         )
         self._first = Histogram(
             f"{prefix}first_piece_seconds",
             "From arrival to the answer's first piece.",
             model,
             buckets=_SHORT,
-            **made,
+            registry=registry,
         )
         self._starts = Histogram(
-            f"{prefix}start_seconds", "Starts that succeeded.", mode, buckets=_SHORT, **made
+            f"{prefix}start_seconds", "Starts that succeeded.", mode, buckets=_SHORT, registry=registry
         )
-        self._failed = Counter(f"{prefix}failed_starts", "Starts that failed.", model, **made)
+        self._failed = Counter(f"{prefix}failed_starts", "Starts that failed.", model, registry=registry)
         self.registry.register(rest)
 
-    def answered(self, ticket: Ticket, code: int, first_s: float | None) -> None:
-        """A request that was taken in has ended."""
+    def count_answer(self, ticket: Ticket, code: int, first_s: float | None) -> None:
+        """Count the answer of an admitted request: HTTP status `code`, first piece after `first_s`."""
         model = ticket.route.model
         self._answers.labels(model, str(code)).inc()
         if ticket.queued_s is not None:
@@ -56,16 +55,16 @@ class Metrics:
         if first_s is not None:
             self._first.labels(model).observe(first_s)
 
-    def started(self, model: str, mode: str, seconds: float) -> None:
-        """A server is ready."""
+    def count_start(self, model: str, mode: str, seconds: float) -> None:
+        """Count a start of `model` that took `seconds`."""
         self._starts.labels(model, mode).observe(seconds)
 
-    def start_failed(self, model: str) -> None:
-        """A start came to nothing."""
+    def count_failed_start(self, model: str) -> None:
+        """Count a start that failed."""
         self._failed.labels(model).inc()
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """Return the metrics in the exposition format."""
         return generate_latest(self.registry)
 
 
@@ -77,8 +76,8 @@ class HostStatus(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """As prometheus_client asks for it."""
-        said = self._status()
-        host, requests = said["host"], said["requests"]
+        document = self._status()
+        host, requests = document["host"], document["requests"]
         yield GaugeMetricFamily(f"{_PREFIX}memory_limit_bytes", "Of all models.", host["memory_bytes"])
         yield GaugeMetricFamily(f"{_PREFIX}memory_used_bytes", "Booked.", host["memory_used_bytes"])
         yield GaugeMetricFamily(
@@ -86,7 +85,9 @@ class HostStatus(Collector):
         )
         yield CounterMetricFamily(f"{_PREFIX}requests", "Requests for a known model.", requests["total"])
         yield CounterMetricFamily(f"{_PREFIX}hits", "Requests whose model served.", requests["hits"])
-        yield CounterMetricFamily(f"{_PREFIX}departures", "Models that left.", said["starts"]["departures"])
+        yield CounterMetricFamily(
+            f"{_PREFIX}departures", "Models that left.", document["starts"]["departures"]
+        )
         refused = CounterMetricFamily(f"{_PREFIX}refused", "Requests refused, by status.", labels=["code"])
         for code, count in requests["refused"].items():
             refused.add_metric([code], count)
@@ -97,13 +98,13 @@ class HostStatus(Collector):
             ("held_bytes", "Memory booked for the model."),
         ):
             family = GaugeMetricFamily(f"{_PREFIX}model_{name}", about, labels=["model"])
-            for model in said["models"]:
+            for model in document["models"]:
                 family.add_metric([model["name"]], model[name])
             yield family
         states = GaugeMetricFamily(
             f"{_PREFIX}model_state", "1 for the state it is in.", labels=["model", "state"]
         )
-        for model in said["models"]:
+        for model in document["models"]:
             for state in State:
                 states.add_metric([model["name"], str(state)], float(model["state"] == state))
         yield states

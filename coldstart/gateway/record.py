@@ -1,10 +1,10 @@
-"""What the driver notes of its models for the status, the metrics and the log."""
+"""Facts about the models of a host, for its status, metrics and log."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import coldstart
@@ -16,15 +16,15 @@ from coldstart.host.status import HostFacts, LastStart
 
 
 class Record:
-    """Facts, metrics and log of one host; each thing that happens is noted in all that care."""
+    """Facts, metrics and log of one host; each event is recorded in all of them."""
 
     def __init__(self, log: Log, began: float, status: Callable[[], Mapping[str, Any]]) -> None:
         self.log = log
         self.facts = HostFacts(pid=os.getpid(), version=coldstart.__version__, began=began)
         self.metrics = Metrics(HostStatus(status))
 
-    def started(self, name: str, ready: Ready, mode: str, seconds: float) -> None:
-        """A server is ready, or awake again."""
+    def record_start(self, name: str, ready: Ready, mode: str, seconds: float) -> None:
+        """Record that a server is ready, or awake again."""
         facts, document = self.facts.of(name), ready.document
         facts.starts += 1
         facts.mode, facts.pid = ready.mode, ready.pid
@@ -32,37 +32,42 @@ class Record:
         facts.last_start = LastStart(time.time(), mode, seconds, phases, fallbacks)
         self._remember(name, mode, seconds, None)
         self.facts.start_s += seconds
-        self.metrics.started(name, mode, seconds)
+        self.metrics.count_start(name, mode, seconds)
         self.log.say("ready", model=name, mode=mode, seconds=round(seconds, 4), pid=facts.pid)
         for fallback in fallbacks:
             self.log.say("fallback", model=name, **fallback)
 
-    def start_failed(self, name: str, reason: str, seconds: float) -> None:
-        """A start came to nothing."""
+    def record_failed_start(self, name: str, reason: str, seconds: float) -> None:
+        """Record that a start failed."""
         self.facts.failed_starts += 1
         self._remember(name, None, seconds, reason)
-        self.metrics.start_failed(name)
+        self.metrics.count_failed_start(name)
         self.log.say("start failed", model=name, seconds=round(seconds, 4), reason=reason)
 
-    def ended(self, name: str) -> None:
-        """No server of it runs."""
+    def record_end(self, name: str) -> None:
+        """Record that no server of the model runs."""
         facts = self.facts.of(name)
         facts.mode = facts.pid = None
 
-    def asked(self, name: str, hit: bool) -> None:
-        """A request was taken in."""
+    def count_request(self, name: str, hit: bool) -> None:
+        """Count an admitted request; `hit`: its model served."""
         facts = self.facts.of(name)
         facts.requests += 1
         facts.hits += hit
 
-    def described(self, file: HostFile) -> None:
-        """The models are these from now on."""
+    def describe(self, file: HostFile) -> None:
+        """Record the models of a configuration, from now on."""
         for name, launch in file.catalogue.launches.items():
             facts = self.facts.of(name)
             facts.aliases = [given for given, _ in launch.names() if given not in (name, *launch.adapters)]
             facts.adapters = list(launch.adapters)
             if facts.memory_source != "observed":
                 facts.memory_source = file.sources.get(name, "file")
+
+    def forget_others(self, models: Set[str]) -> None:
+        """Drop the facts of all models but these."""
+        for name in self.facts.models.keys() - models:
+            del self.facts.models[name]
 
     def _remember(self, name: str, mode: str | None, seconds: float, error: str | None) -> None:
         row = {"model": name, "at_unix_s": time.time(), "mode": mode, "seconds": seconds, "error": error}

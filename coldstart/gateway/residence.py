@@ -7,17 +7,16 @@ vLLM's sleep levels are asked for over its own endpoints (`/sleep?level=N`, `/wa
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from coldstart.gateway.log import Log
+from coldstart.gateway.server_observer import ServerObserver
 from coldstart.gateway.servers import ModelServer, Ready, StartFailed
 from coldstart.gateway.upstream import Replica, Upstream
 from coldstart.host import events
 from coldstart.host.launches import Launch
 from coldstart.host.specification import STOPPED, TEMPLATE
-
-if TYPE_CHECKING:
-    from coldstart.gateway.driver import Driver
 
 # A server that was asked to end and has not after so long is ended.
 PATIENCE_S = 20.0
@@ -26,23 +25,32 @@ _SLEEP = "asleep-"
 
 
 class Residence(Replica):
-    """A server of this host."""
+    """A server of this host. `began` is the time of the order on `clock`."""
 
-    def __init__(self, driver: Driver, launch: Launch, server: ModelServer, began: float) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        server: ModelServer,
+        began: float,
+        *,
+        observer: ServerObserver,
+        log: Log,
+        clock: Callable[[], float],
+    ) -> None:
         super().__init__(launch.name, Upstream(server.socket))
-        self.driver, self.launch, self.server = driver, launch, server
-        self.began = began
+        self.launch, self.server, self.began = launch, server, began
+        self.observer, self.log, self.clock = observer, log, clock
         self.ready = Ready("", 0, {})
-        self._told_to_end = False
+        self._ending = False
         self._reason = ""
 
     @property
     def serves(self) -> bool:
         """Whether it is up, and to stay."""
-        return bool(self.start_s) and not self._told_to_end
+        return bool(self.start_s) and not self._ending
 
     async def live(self) -> None:
-        """Until nothing of it is left. Tells when it is ready; `last_word` is to be told afterwards."""
+        """Return once nothing of the server is left; report when it is ready. `end_event` then gives how it ended."""
         try:
             if await self._came_up():
                 await self._serve()
@@ -56,10 +64,10 @@ class Residence(Replica):
         except StartFailed as reason:
             await self.server.ended
             self._reason = self._reason or str(reason)
-            self.driver.start_failed(self.name, self._reason, self.driver.clock() - self.began)
+            self.observer.on_start_failed(self.name, self._reason, self.clock() - self.began)
             return False
-        self.start_s, self.mode = self.driver.clock() - self.began, self.ready.mode
-        self.driver.started(self, self.mode, self.start_s)
+        self.start_s, self.mode = self.clock() - self.began, self.ready.mode
+        self.observer.on_ready(self.launch, self.ready, self.mode, self.start_s)
         return True
 
     async def _serve(self) -> None:
@@ -68,47 +76,45 @@ class Residence(Replica):
         while not self.server.ended.done():
             await asyncio.wait([self.server.ended], timeout=wait)
             wait = MEASURE_EVERY_S
-            if self.server.ended.done() or self._told_to_end:
+            if self.server.ended.done() or self._ending:
                 continue
             with suppress(OSError):
-                memory = await asyncio.to_thread(self.driver.templates.held, self)
+                memory = await asyncio.to_thread(self.observer.measure, self.name, self.ready.pid)
                 if memory is not None and not self.server.ended.done():
-                    self.driver.measured(self.name, memory)
+                    self.observer.on_measured(self.name, memory)
 
-    def last_word(self) -> events.Left | events.Failed:
-        """How it ended: by order, or by itself."""
-        if self._told_to_end and self.start_s:
+    def end_event(self) -> events.Left | events.Failed:
+        """Return how the server ended: by order, or by itself."""
+        if self._ending and self.start_s:
             return events.Left(self.name)
         if self.start_s:
-            self.driver.log.say("server died", model=self.name, reason=self._reason)
+            self.log.say("server died", model=self.name, reason=self._reason)
         return events.Failed(self.name, self._reason)
 
     async def leave(self, tier: str) -> None:
-        """Go to that tier."""
+        """Put the server to sleep for a sleeping tier; end it for another one, or where it cannot sleep."""
         sleeps = tier not in (STOPPED, TEMPLATE)
-        if not sleeps or not await self._asked(f"/sleep?level={tier.removeprefix(_SLEEP)}"):
-            self.driver.log.say("stop", model=self.name, tier=tier)
+        if not sleeps or not await self._post(f"/sleep?level={tier.removeprefix(_SLEEP)}"):
+            self.log.say("stop", model=self.name, tier=tier)
             await self.end()
             return
-        self.driver.log.say("sleep", model=self.name, tier=tier)
-        self.driver.tell(events.Left(self.name))
-        if self.driver.outdated(self.launch):
-            self.driver.tell(events.Outdated(self.name))
+        self.log.say("sleep", model=self.name, tier=tier)
+        self.observer.on_asleep(self.launch)
 
     async def wake(self, tier: str) -> None:
         """Serve again from a sleep."""
-        began = self.driver.clock()
-        if await self._asked("/wake_up"):
-            self.start_s = self.driver.clock() - began
-            self.driver.started(self, tier, self.start_s)
+        began = self.clock()
+        if await self._post("/wake_up"):
+            self.start_s = self.clock() - began
+            self.observer.on_ready(self.launch, self.ready, tier, self.start_s)
             return
         reason = "its server did not wake up"
         self.start_s = 0.0
         self._reason = reason
-        self.driver.start_failed(self.name, reason, self.driver.clock() - began)
+        self.observer.on_start_failed(self.name, reason, self.clock() - began)
         await self.end()
 
-    async def _asked(self, path: str) -> bool:
+    async def _post(self, path: str) -> bool:
         try:
             async with await self.upstream.request("POST", path) as answer:
                 await answer.read()
@@ -118,7 +124,7 @@ class Residence(Replica):
 
     async def end(self, reason: str = "") -> None:
         """Ask it to end, and once more when it takes too long; `reason` is for those who wait for it."""
-        self._told_to_end = True
+        self._ending = True
         self._reason = self._reason or reason
         self.server.stop()
         await asyncio.wait([self.server.ended], timeout=PATIENCE_S)
@@ -126,6 +132,6 @@ class Residence(Replica):
 
     def kill(self) -> None:
         """End it at once."""
-        self._told_to_end = True
+        self._ending = True
         self.server.stop()
         self.server.stop()

@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from coldstart.gateway.tickets import Ticket
 from coldstart.gateway.upstream import Replica
-from coldstart.host.model_state import State
+from coldstart.host.model_state import Model, State
 
-if TYPE_CHECKING:
-    from coldstart.gateway.driver import Driver
-
-GONE_S = 10.0
-"""So long the end of a server is waited for whose connections have broken off."""
+END_S = 10.0
+"""Time in seconds that a server whose connections broke off has to end."""
 LOOK_S = 0.02
 
 
-async def possible(driver: Driver, ticket: Ticket, replica: Replica) -> bool:
-    """Whether it can, once it can: never for what had not begun, nor a second time, for it may be what its servers die of."""
-    name = ticket.route.model
-    if ticket.stream is None or not ticket.stream.tokens or ticket.tries or driver.facts.stopping:
-        return False
-    deadline = driver.clock() + GONE_S
-    while driver.residences.get(name) is replica or _not_yet(driver, name):
-        if driver.clock() > deadline:
+def is_resumable(ticket: Ticket) -> bool:
+    """Return whether the request's stream had begun, for the first time: a second time it may be what its servers die of."""
+    return ticket.stream is not None and bool(ticket.stream.tokens) and not ticket.tries
+
+
+async def await_end(
+    replica: Replica,
+    models: Mapping[str, Model],
+    residences: Mapping[str, Replica],
+    clock: Callable[[], float],
+) -> bool:
+    """Wait until `replica` has ended and its model can start again; return whether it can within END_S."""
+    name, deadline = replica.name, clock() + END_S
+    while residences.get(name) is replica or _must_wait(name, models, residences, clock()):
+        if clock() > deadline:
             return False
         await asyncio.sleep(LOOK_S)
-    driver.log.say("again", model=name, made=len(ticket.stream.tokens))
-    return name in driver.core.models
+    return name in models
 
 
-def _not_yet(driver: Driver, name: str) -> bool:
-    """Whether the core takes a model for ready that has no server, or would refuse it for having just failed."""
-    known = driver.core.models.get(name)
-    if known is None or name in driver.residences:
+def _must_wait(name: str, models: Mapping[str, Model], residences: Mapping[str, Replica], now: float) -> bool:
+    """Return whether the core takes a model without a server for ready, or would refuse it for having just failed."""
+    known = models.get(name)
+    if known is None or name in residences:
         return False
-    return known.state is State.READY or driver.clock() < known.retry_at
+    return known.state is State.READY or now < known.retry_at

@@ -10,26 +10,25 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvicorn
-
-from coldstart.errors import ColdstartError, Usage
 from coldstart.gateway.app import HEARTBEAT_S, Gateway
 from coldstart.gateway.driver import Driver
+from coldstart.gateway.explanation import explain
+from coldstart.gateway.host_routes import host_routes
+from coldstart.gateway.http_server import create_server, listen, loop_factory, url_of
 from coldstart.gateway.log import Log
 from coldstart.gateway.meter import Meter, ProcessorMemory
 from coldstart.gateway.profiles import RUNTIME_TEMPLATE_BYTES
 from coldstart.gateway.servers import Starter
 from coldstart.host.configuration import HostFile
-from coldstart.machine import addresses, paths, runtime
+from coldstart.machine import paths, runtime
 from coldstart.machine.owned import owned
 from coldstart.machine.paths import Cache
 
-BACKLOG = 2048
 LOOK_S = 1.0
 
 
@@ -45,14 +44,6 @@ class HostOptions:
     api_key: str | None = None
     heartbeat_s: float = HEARTBEAT_S
     drain_s: float | None = None
-
-
-class GatewayServer(uvicorn.Server):
-    """Uvicorn without its signal handlers: the host has its own."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class ModelHost:
@@ -73,7 +64,7 @@ class ModelHost:
     def run(self) -> int:
         """Until a signal; the exit code, 128 + its number. Raises Usage where it cannot listen."""
         with (
-            listening(self.options) as sock,
+            listen(self.options.host, self.options.port) as sock,
             own_directory() as directory,
             asyncio.Runner(loop_factory=loop_factory()) as runner,
         ):
@@ -87,7 +78,14 @@ class ModelHost:
         meter = ProcessorMemory() if on_cpu else Meter()
         template_bytes = RUNTIME_TEMPLATE_BYTES if on_cpu else 0
         self.driver = Driver(self.file, starter, log=self.log, meter=meter, template_bytes=template_bytes)
-        self.server = GatewayServer(self._uvicorn())
+        self.server = create_server(
+            Gateway(
+                self.driver,
+                heartbeat_s=self.options.heartbeat_s,
+                api_key=self.options.api_key,
+                routes=host_routes(self.driver),
+            )
+        )
         self._facts(sock)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -107,21 +105,9 @@ class ModelHost:
             await self.driver.close(at_once=len(self.caught) > 1)
             self.log.say("ended")
 
-    def _uvicorn(self) -> uvicorn.Config:
-        return uvicorn.Config(
-            Gateway(self.driver, heartbeat_s=self.options.heartbeat_s, api_key=self.options.api_key),
-            lifespan="off",
-            ws="none",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_keep_alive=60,
-            backlog=BACKLOG,
-        )
-
     def _facts(self, sock: socket.socket) -> None:
         facts = self.driver.facts
-        facts.url = shown(sock)
+        facts.url = url_of(sock)
         facts.config_path = str(self.options.config) if self.options.config else None
         facts.config_loaded_unix_s = time.time()
 
@@ -135,17 +121,16 @@ class ModelHost:
                 asyncio.get_running_loop().call_later(self.options.drain_s, self._stop, number)
         else:
             self.server.should_exit = self.server.force_exit = True
-            for residence in self.driver.residences.values():
-                residence.kill()
+            self.driver.lifecycle.kill()
 
     async def _watch(self) -> None:
         """Read the file again when it changes, or when told to."""
         config = self.options.config
         known = _signature(config)
         while True:
-            told = await _within(self._reread.wait(), LOOK_S)
+            requested = await _within(self._reread.wait(), LOOK_S)
             seen = _signature(config)
-            if not told and (seen == known or seen is None):
+            if not requested and (seen == known or seen is None):
                 continue
             self._reread.clear()
             known = seen
@@ -161,8 +146,7 @@ class ModelHost:
                 return
             self.driver.configure(file)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with it, what serves goes on serving
-            said = isinstance(error, ColdstartError)
-            facts.config_error = error.message if said else f"{type(error).__name__}: {error}"  # type: ignore[attr-defined]
+            facts.config_error = explain(error) or f"{type(error).__name__}: {error}"
             self.log.say("configuration refused", reason=facts.config_error)
             return
         self.file = file
@@ -184,38 +168,6 @@ def _signature(path: Path | None) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Of the quickest loop there is."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
-
-
-def shown(sock: socket.socket) -> str:
-    """The address as a client of this machine writes it."""
-    host, port = sock.getsockname()[:2]
-    return addresses.url(host, port)
-
-
-@contextmanager
-def listening(options: HostOptions) -> Iterator[socket.socket]:
-    """The bound socket. Raises Usage where the address cannot be had."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.create_server(address, family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise Usage(
-            f"cannot listen at {options.host}:{options.port}: {error.strerror or error}",
-            mend="choose another: --host ADDRESS, --port NUMBER",
-        ) from error
-    with sock:
-        yield sock
 
 
 def own_directory() -> AbstractContextManager[Path]:

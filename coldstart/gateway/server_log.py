@@ -45,11 +45,10 @@ class ServerLog:
             text = text[-size:].partition(b"\n")[2]
         return secrets.text(text.decode(errors="replace"))
 
-    def error(self) -> str:
-        """The last that it says of an error, or nothing."""
+    def find_error(self) -> str:
+        """Return the error that ended the server, as `logs.words` finds it; empty where the log names none."""
         with suppress(OSError):
-            lines = [line.strip() for line in logs.end(self.path).splitlines() if "Error" in line]
-            return lines[0] if lines else ""
+            return logs.words(self.path) or ""
         return ""
 
     def remove(self) -> None:

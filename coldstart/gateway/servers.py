@@ -150,8 +150,8 @@ class Supervised:
         self._looks.cancel()
         reason = self._reason or "the server's supervisor was killed"
         if not self.ready.done():
-            said = self.log.error()
-            self.ready.set_exception(StartFailed(f"{reason}: {said}" if said else reason))
+            cause = self.log.find_error()
+            self.ready.set_exception(StartFailed(f"{reason}: {cause}" if cause else reason))
         self.socket.unlink(missing_ok=True)
         self.log.remove()
         self.ended.set_result(reason)

@@ -23,7 +23,7 @@ from threading import Thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from coldstart.errors import ColdstartError
+from coldstart.gateway.explanation import explain
 from coldstart.machine import ipc, processes
 from coldstart.machine.lifeline import die_with_supervisor
 
@@ -101,8 +101,8 @@ def _say(channel: ipc.Channel, message: Mapping[str, Any], code: int) -> int:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, ColdstartError):
-        return error.message + (f" (mend: {error.mend})" if error.mend else "")
+    if (explained := explain(error)) is not None:
+        return explained
     import traceback
 
     traceback.print_exception(error)

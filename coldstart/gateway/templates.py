@@ -8,20 +8,19 @@ before the model's first server, which is forked from it, stays when the server 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from coldstart.gateway.log import Log
+from coldstart.gateway.meter import Meter
 from coldstart.gateway.residence import MEASURE_FIRST_S, PATIENCE_S, Residence
-from coldstart.gateway.servers import ModelServer, StartFailed
+from coldstart.gateway.servers import ModelServer, Ready, Servers, StartFailed
 from coldstart.gateway.tasks import Tasks
 from coldstart.host import events
+from coldstart.host.events import Event
 from coldstart.host.launches import FORKED, Launch
-from coldstart.host.specification import TEMPLATE
-
-if TYPE_CHECKING:
-    from coldstart.gateway.driver import Driver
+from coldstart.host.specification import TEMPLATE, HostSettings
 
 RUNTIME, ENGINE = "runtime", "engine"
 # One that died or did not come up is built again after so long.
@@ -31,7 +30,7 @@ LOOK_S = 10.0
 
 
 @dataclass(eq=False)
-class HeldTemplate:
+class TemplateProcess:
     """A template process; `pid` is 0 until it is ready, and where it is the user's own, which is used and left alone."""
 
     launch: Launch
@@ -40,63 +39,84 @@ class HeldTemplate:
 
 
 class Templates:
-    """Those of one host. `assumed_bytes` is what a runtime template is taken for until it was measured."""
+    """The template processes of one host.
 
-    def __init__(self, driver: Driver, assumed_bytes: int) -> None:
-        self.driver, self.assumed_bytes = driver, assumed_bytes
-        self.runtime: HeldTemplate | None = None
-        self._engines: dict[str, HeldTemplate] = {}
-        self._given_up, self._tried = False, 0
-        self._tasks = Tasks(driver.log)
+    `emit` sends an event to the core, `residences` are the host's servers by model, and `assumed_bytes` is what a runtime
+    template is taken for until it was measured.
+    """
+
+    def __init__(
+        self,
+        servers: Servers,
+        settings: HostSettings,
+        *,
+        residences: Mapping[str, Residence],
+        emit: Callable[[Event], None],
+        meter: Meter,
+        log: Log,
+        assumed_bytes: int,
+    ) -> None:
+        self.servers, self.settings, self.residences = servers, settings, residences
+        self.emit, self.meter, self.log, self.assumed_bytes = emit, meter, log, assumed_bytes
+        self.runtime: TemplateProcess | None = None
+        self._forkable: list[Launch] = []
+        self._engines: dict[str, TemplateProcess] = {}
+        self._given_up, self._draining, self._tried = False, False, 0
+        self._tasks = Tasks(log)
         self._again: asyncio.TimerHandle | None = None
 
     # The runtime template.
 
-    def keep(self) -> None:
-        """Have a runtime template where the configuration wants one and its memory fits; give it up where not."""
-        driver = self.driver
-        launches = [one for one in driver.catalogue.launches.values() if one.mode in FORKED]
-        if self.runtime is not None:
-            if not driver.core.settings.runtime_template:
-                self.give_up()
-            return
-        if not launches or not driver.core.settings.runtime_template or driver.facts.stopping:
+    def configure(self, launches: Collection[Launch], settings: HostSettings) -> None:
+        """Have a runtime template where the settings want one and its memory fits; give it up where not."""
+        self.settings = settings
+        self._forkable = [one for one in launches if one.mode in FORKED]
+        if self.runtime is None:
+            self._begin_runtime()
+        elif not settings.runtime_template:
+            self.give_up()
+
+    def _begin_runtime(self) -> None:
+        if not self._forkable or not self.settings.runtime_template or self._draining:
             return
         self._given_up = False
-        driver.tell(events.TemplateHeld(self.assumed_bytes))
+        self.emit(events.TemplateHeld(self.assumed_bytes))
         if self._given_up:
-            driver.tell(events.TemplateHeld(0))
-        else:
-            # The next time by the words of the next model, should these be at fault.
-            launch, self._tried = launches[self._tried % len(launches)], self._tried + 1
-            self.runtime = self._begun(launch, RUNTIME)
-            self._tasks.spawn(self._live(self.runtime))
+            self.emit(events.TemplateHeld(0))
+            return
+        # The next time by the arguments of the next model, should these be at fault.
+        launch, self._tried = self._forkable[self._tried % len(self._forkable)], self._tried + 1
+        self.runtime = self._begin(launch, RUNTIME)
+        self._tasks.spawn(self._live(self.runtime))
 
-    async def _live(self, held: HeldTemplate | None) -> None:
+    async def _live(self, template: TemplateProcess | None) -> None:
         """The runtime template until nothing of it is left."""
-        if held is not None:
-            if await self._ready(held, RUNTIME):
-                await self._measure(held)
-            await held.process.ended
+        if template is not None:
+            if await self._ready(template, RUNTIME):
+                await self._measure(template)
+            await template.process.ended
             self.runtime = None
-        driver = self.driver
-        driver.tell(events.TemplateHeld(0))
-        if not self._given_up and not driver.facts.stopping:
-            driver.log.say("template gone", level=RUNTIME, again_s=AGAIN_S)
-            self._again = asyncio.get_running_loop().call_later(AGAIN_S, self.keep)
+        self.emit(events.TemplateHeld(0))
+        if not self._given_up and not self._draining:
+            self.log.say("template gone", level=RUNTIME, again_s=AGAIN_S)
+            self._again = asyncio.get_running_loop().call_later(AGAIN_S, self._retry_runtime)
 
-    async def _measure(self, held: HeldTemplate) -> None:
-        if not held.pid:
-            self.driver.tell(events.TemplateHeld(0))
+    def _retry_runtime(self) -> None:
+        if self.runtime is None:
+            self._begin_runtime()
+
+    async def _measure(self, template: TemplateProcess) -> None:
+        if not template.pid:
+            self.emit(events.TemplateHeld(0))
         wait = MEASURE_FIRST_S
-        while not held.process.ended.done():
-            await asyncio.wait([held.process.ended], timeout=wait)
+        while not template.process.ended.done():
+            await asyncio.wait([template.process.ended], timeout=wait)
             beside = self._forked()
             wait = LOOK_S if beside else MEASURE_FIRST_S
-            if beside and held.pid and not held.process.ended.done():
-                memory = await asyncio.to_thread(self.driver.meter.alone, held.pid)
+            if beside and template.pid and not template.process.ended.done():
+                memory = await asyncio.to_thread(self.meter.alone, template.pid)
                 if beside == self._forked():
-                    self.driver.tell(events.TemplateHeld(memory or 0))
+                    self.emit(events.TemplateHeld(memory or 0))
 
     def _forked(self) -> list[Residence]:
         """Servers that share the runtime template's pages.
@@ -104,25 +124,25 @@ class Templates:
         Only beside them is it measured: what they share is their part as well, and was booked with them. By itself it
         holds all of that, and with a server's part on top no model might fit beside it.
         """
-        found = self.driver.residences.values()
-        return [one for one in found if one.serves and _is_forked(one)]
+        found = self.residences.values()
+        return [one for one in found if one.serves and _is_forked(one.ready)]
 
     def give_up(self) -> None:
         """Nothing is forked from the runtime template any more; it goes once what was has gone, and that is asked to."""
         self._given_up = True
         if self.runtime is None:
             return
-        self.driver.log.say("template given up", level=RUNTIME)
+        self.log.say("template given up", level=RUNTIME)
         self.runtime.process.retire()
         loop = asyncio.get_running_loop()
-        for residence in self.driver.residences.values():
-            if self.leaves(residence):
-                loop.call_soon(self.driver.tell, events.Outdated(residence.name))
+        for residence in self.residences.values():
+            if self.ends(residence.ready):
+                loop.call_soon(self.emit, events.Outdated(residence.name))
 
-    def leaves(self, residence: Residence) -> bool:
-        """Whether the server was forked from a template that is to go."""
+    def ends(self, server: Ready) -> bool:
+        """Return whether the server was forked from a template that is given up."""
         owned = self.runtime is not None and self.runtime.pid != 0
-        return self._given_up and owned and _is_forked(residence)
+        return self._given_up and owned and _is_forked(server)
 
     # Before a start, and after.
 
@@ -134,70 +154,70 @@ class Templates:
         elif self.runtime is not None and launch.mode in FORKED:
             # What is still to be imported, a start from nothing would have to import as well.
             with suppress(StartFailed, TimeoutError):
-                limit = self.driver.core.settings.start_deadline_s
+                limit = self.settings.start_deadline_s
                 await asyncio.wait_for(asyncio.shield(self.runtime.process.ready), limit)
 
     async def _build(self, launch: Launch) -> None:
-        held = self._begun(launch, ENGINE)
-        if held is None:
+        template = self._begin(launch, ENGINE)
+        if template is None:
             return
-        self._engines[launch.name] = held
-        if not await self._ready(held, ENGINE):
+        self._engines[launch.name] = template
+        if not await self._ready(template, ENGINE):
             await self.drop(launch.name)
             return
-        self._tasks.spawn(self._watch(held))
-        memory = await asyncio.to_thread(self.driver.meter.alone, held.pid) if held.pid else None
+        self._tasks.spawn(self._watch(template))
+        memory = await asyncio.to_thread(self.meter.alone, template.pid) if template.pid else None
         if memory:
-            self.driver.measured(launch.name, memory, TEMPLATE)
+            self.emit(events.Measured(launch.name, memory, TEMPLATE))
 
-    async def _watch(self, held: HeldTemplate) -> None:
-        await held.process.ended
-        name = held.launch.name
-        if self._engines.get(name) is held:
+    async def _watch(self, template: TemplateProcess) -> None:
+        await template.process.ended
+        name = template.launch.name
+        if self._engines.get(name) is template:
             del self._engines[name]
-            self.driver.log.say("template gone", model=name, level=ENGINE)
-            if name not in self.driver.residences:
-                self.driver.tell(events.Outdated(name))
+            self.log.say("template gone", model=name, level=ENGINE)
+            if name not in self.residences:
+                self.emit(events.Outdated(name))
 
     def holds(self, model: str) -> bool:
         """Whether the model has a template, or it is being built."""
         return model in self._engines
 
-    def engines(self) -> Iterator[tuple[str, HeldTemplate]]:
+    def engines(self) -> Iterator[tuple[str, TemplateProcess]]:
         """Engine templates by model."""
         yield from self._engines.items()
 
-    def held(self, residence: Residence) -> int | None:
-        """Bytes of a server and of its model's template. Blocks."""
-        server, engine = self.driver.meter.tree(residence.ready.pid), self._engines.get(residence.name)
-        beside = self.driver.meter.alone(engine.pid) if engine is not None and engine.pid else None
-        return server if server is None else server + (beside or 0)
+    def memory_beside(self, model: str) -> int:
+        """Return the bytes of the model's engine template; 0 where there is none, or none can be measured. Blocks."""
+        engine = self._engines.get(model)
+        return (self.meter.alone(engine.pid) if engine is not None and engine.pid else None) or 0
 
     async def drop(self, model: str) -> None:
         """End the model's template, if it has one; nothing of it is left then."""
-        held = self._engines.pop(model, None)
-        if held is None:
+        template = self._engines.pop(model, None)
+        if template is None:
             return
-        held.process.stop()
-        await asyncio.wait([held.process.ended], timeout=PATIENCE_S)
-        held.process.stop()
-        await held.process.ended
+        template.process.stop()
+        await asyncio.wait([template.process.ended], timeout=PATIENCE_S)
+        template.process.stop()
+        await template.process.ended
 
     # Ends.
 
     def abort(self, model: str) -> None:
         """End the model's template if it is still being built."""
-        held = self._engines.get(model)
-        if held is not None and not held.process.ready.done():
-            held.process.stop()
+        template = self._engines.get(model)
+        if template is not None and not template.process.ready.done():
+            template.process.stop()
 
     def drain(self) -> None:
         """Build nothing more."""
+        self._draining = True
         if self._again is not None:
             self._again.cancel()
-        for held in [self.runtime, *self._engines.values()]:
-            if held is not None and not held.process.ready.done():
-                held.process.stop()
+        for template in [self.runtime, *self._engines.values()]:
+            if template is not None and not template.process.ready.done():
+                template.process.stop()
 
     async def close(self) -> None:
         """End all; servers that were forked from them have ended, or end with them."""
@@ -208,28 +228,27 @@ class Templates:
             self.runtime.process.stop()
         await self._tasks.settled()
 
-    def _begun(self, launch: Launch, level: str) -> HeldTemplate | None:
-        driver = self.driver
-        driver.log.say("template", model=launch.name, level=level)
+    def _begin(self, launch: Launch, level: str) -> TemplateProcess | None:
+        self.log.say("template", model=launch.name, level=level)
         try:
-            process = driver.servers.begin_template(launch, level, driver.core.settings.start_deadline_s)
+            process = self.servers.begin_template(launch, level, self.settings.start_deadline_s)
         except OSError as error:
-            driver.log.say("template failed", model=launch.name, level=level, reason=str(error))
+            self.log.say("template failed", model=launch.name, level=level, reason=str(error))
             return None
-        return HeldTemplate(launch, process)
+        return TemplateProcess(launch, process)
 
-    async def _ready(self, held: HeldTemplate, level: str) -> bool:
-        name = held.launch.name
+    async def _ready(self, template: TemplateProcess, level: str) -> bool:
+        name = template.launch.name
         try:
-            ready = await held.process.ready
+            ready = await template.process.ready
         except StartFailed as reason:
-            self.driver.log.say("template failed", model=name, level=level, reason=str(reason))
+            self.log.say("template failed", model=name, level=level, reason=str(reason))
             return False
-        held.pid = ready.pid
-        self.driver.log.say("template ready", model=name, level=level, pid=ready.pid)
+        template.pid = ready.pid
+        self.log.say("template ready", model=name, level=level, pid=ready.pid)
         return True
 
 
-def _is_forked(residence: Residence) -> bool:
-    """Whether the server came from a runtime template."""
-    return residence.ready.mode == f"template-{RUNTIME}"
+def _is_forked(server: Ready) -> bool:
+    """Return whether the server came from a runtime template."""
+    return server.mode == f"template-{RUNTIME}"

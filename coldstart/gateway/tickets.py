@@ -1,4 +1,4 @@
-"""A request's place with the driver: granted a server, or refused."""
+"""A request's place with the front: granted a server, or refused."""
 
 from __future__ import annotations
 
@@ -49,6 +49,13 @@ class Ticket:
     stream: Continuation | None = None
     answer: UpstreamAnswer | None = None
     tries: int = 0
+
+    def refuse(self, refused: AdmissionRefused) -> None:
+        """Have `granted` raise this, unless the request was granted a server already."""
+        if not self.granted.done():
+            self.granted.set_exception(refused)
+            # Its client may be gone: without this the event loop logs an exception that was never retrieved.
+            self.granted.exception()
 
     def line_up(self, replica: Replica) -> None:
         """Take a place behind all that are to be sent there."""

@@ -6,8 +6,8 @@ import re
 from math import ceil
 
 from coldstart.host.events import Refuse
-from coldstart.host.held import Held, Waiting
 from coldstart.host.model_state import Model, State
+from coldstart.host.pending import PendingRequest, PendingRequests
 from coldstart.host.residents import Residents
 
 GIB = 1 << 30
@@ -16,7 +16,9 @@ _WHERE = re.compile(r"""\w+://\S+|(?<![\w.])(?:~|\.{1,2})?/[^\s'",:;()]+""")
 _END = re.compile(r"(?<=[.;])\s|\s\(mend: |\n")
 
 
-def refusal(residents: Residents, held: Held, request: str, name: str, now: float) -> Refuse | None:
+def refusal(
+    residents: Residents, pending: PendingRequests, request: str, name: str, now: float
+) -> Refuse | None:
     """Why this new request is not taken, if it is not."""
     model = residents.models.get(name)
     if model is None or model.retired:
@@ -27,9 +29,9 @@ def refusal(residents: Residents, held: Held, request: str, name: str, now: floa
         return None
     if residents.most_for(model) < model.observed.memory:
         return too_large(residents, request, model)
-    if len(held) >= residents.settings.max_held:
-        reason = f"{len(held)} requests wait for models already"
-        return Refuse(request, 429, reason, _turn(residents, held, model))
+    if len(pending) >= residents.settings.max_held:
+        reason = f"{len(pending)} requests wait for models already"
+        return Refuse(request, 429, reason, _turn(residents, pending, model))
     return None
 
 
@@ -52,22 +54,22 @@ def failed(model: Model, request: str, now: float) -> Refuse:
 
 def brief(error: str) -> str:
     """The first sentence of an error without paths and addresses, at most LONGEST characters."""
-    said = _WHERE.sub("<path>", _END.split(error.strip(), maxsplit=1)[0]).rstrip(".:; ")
-    return said if len(said) <= LONGEST else said[:LONGEST].rsplit(" ", 1)[0] + " ..."
+    sentence = _WHERE.sub("<path>", _END.split(error.strip(), maxsplit=1)[0]).rstrip(".:; ")
+    return sentence if len(sentence) <= LONGEST else sentence[:LONGEST].rsplit(" ", 1)[0] + " ..."
 
 
-def too_long(waiting: Waiting, now: float) -> Refuse:
+def too_long(waiting: PendingRequest, now: float) -> Refuse:
     reason = f"model {waiting.model} did not become ready in {now - waiting.since:.0f} s"
     return Refuse(waiting.request, 504, reason)
 
 
-def full(residents: Residents, held: Held, request: str, model: Model) -> Refuse:
+def full(residents: Residents, pending: PendingRequests, request: str, model: Model) -> Refuse:
     reason = f"no memory for model {model.spec.name}: all others are in use or pinned"
-    return Refuse(request, 503, reason, _turn(residents, held, model))
+    return Refuse(request, 503, reason, _turn(residents, pending, model))
 
 
-def _turn(residents: Residents, held: Held, model: Model) -> float:
+def _turn(residents: Residents, pending: PendingRequests, model: Model) -> float:
     """Seconds until the models that are waited for, and this one, could have started in turn."""
-    ahead = {waiting.model for waiting in held.models()} | {model.spec.name}
+    ahead = {waiting.model for waiting in pending.oldest_of_each_model()} | {model.spec.name}
     waited = (residents.models[name] for name in ahead)
     return float(ceil(max(1.0, sum(one.observed.penalty_s(one.tier) for one in waited))))

@@ -12,10 +12,10 @@ from math import inf
 
 from coldstart.host import admission, events
 from coldstart.host.events import Action, Event
-from coldstart.host.held import Held, Waiting
+from coldstart.host.eviction import evict_excess, free_memory_for
 from coldstart.host.model_state import STARTABLE, Model, State
+from coldstart.host.pending import PendingRequest, PendingRequests
 from coldstart.host.residents import Residents
-from coldstart.host.room import make_room, shrink
 from coldstart.host.specification import AWAKE, REFUSE, HostSettings, ModelSpec
 
 
@@ -24,7 +24,7 @@ class Core:
 
     def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings) -> None:
         self.residents = Residents(specs, settings)
-        self.held = Held()
+        self.pending = PendingRequests()
         self.requests = self.hits = self.starts = self.departures = 0
         self._giving_up = False
         self._serving: dict[str, str] = {}
@@ -45,10 +45,12 @@ class Core:
 
     def deadline(self) -> float:
         """When `Tick` is due at the latest; infinity where nothing waits for time to pass."""
-        oldest = self.held.oldest()
+        oldest = self.pending.oldest()
         if oldest is None:
             return self._next_check
-        runs_out = (waiting.since + self.settings.patience_s for waiting in self.held.models())
+        runs_out = (
+            waiting.since + self.settings.patience_s for waiting in self.pending.oldest_of_each_model()
+        )
         ahead = (time for time in runs_out if time > self._now)
         return min(self._next_check, oldest.since + self.settings.hold_s, *ahead)
 
@@ -96,18 +98,18 @@ class Core:
 
     def _arrived(self, request: str, name: str, now: float) -> Iterator[Action]:
         self.requests += 1
-        if (refused := admission.refusal(self.residents, self.held, request, name, now)) is not None:
+        if (refused := admission.refusal(self.residents, self.pending, request, name, now)) is not None:
             yield refused
             return
         model = self.models[name]
         self.hits += model.state is State.READY
         self.residents.requested(model, now)
-        self.held.add(request, name, now)
+        self.pending.add(request, name, now)
 
     def _ended(self, request: str, now: float) -> None:
         name = self._serving.pop(request, None)
         if name is None:
-            self.held.drop(request)
+            self.pending.drop(request)
         elif name in self.models:
             self.models[name].ended(request, now)
             self._watch(self.models[name])
@@ -116,14 +118,14 @@ class Core:
         for request in model.in_flight:
             self._serving.pop(request, None)
         self.residents.failed(model, reason, now)
-        for waiting in self.held.take(model.spec.name):
+        for waiting in self.pending.take(model.spec.name):
             yield admission.failed(model, waiting.request, now)
 
     def _configured(
         self, specs: tuple[ModelSpec, ...], settings: HostSettings, now: float
     ) -> Iterator[Action]:
         for name in self.residents.configure(specs, settings, now):
-            for waiting in self.held.take(name):
+            for waiting in self.pending.take(name):
                 yield admission.unknown(waiting.request, name)
         self._next_check = -inf
 
@@ -137,14 +139,14 @@ class Core:
         yield from self._ordered()
 
     def _expired(self, now: float) -> Iterator[Action]:
-        while (oldest := self.held.oldest()) is not None and now >= oldest.since + self.settings.hold_s:
-            self.held.drop(oldest.request)
+        while (oldest := self.pending.oldest()) is not None and now >= oldest.since + self.settings.hold_s:
+            self.pending.drop(oldest.request)
             yield admission.too_long(oldest, now)
 
     def _checked(self, now: float) -> Iterator[Action]:
         """Look at all models: late starts, idle ones, those no longer configured, memory beyond what was promised."""
         self.residents.forget_retired()
-        shrink(self.residents, now)
+        evict_excess(self.residents, now)
         for name, model in self.models.items():
             if self._due(model) > now:
                 continue
@@ -176,17 +178,17 @@ class Core:
         return model.since + model.spec.idle_s if model.idle and model.spec.idle_s is not None else inf
 
     def _dispatched(self) -> Iterator[Action]:
-        for oldest in self.held.models():
+        for oldest in self.pending.oldest_of_each_model():
             model = self.models[oldest.model]
             if model.state is not State.READY:
                 continue
-            for waiting in self.held.take(oldest.model):
+            for waiting in self.pending.take(oldest.model):
                 self._serving[waiting.request] = waiting.model
                 model.in_flight.add(waiting.request)
                 yield events.Dispatch(waiting.request, waiting.model)
 
     def _started(self, now: float) -> Iterator[Action]:
-        for waiting in [*self.held.models(), *self._pinned(now)]:
+        for waiting in [*self.pending.oldest_of_each_model(), *self._pinned(now)]:
             model = self.models[waiting.model]
             if model.state not in STARTABLE or now < model.retry_at:
                 continue
@@ -196,7 +198,7 @@ class Core:
                 yield from self._too_large(model)
                 continue
             yield from self._given_up(model)
-            if make_room(self.residents, model, now, now >= waiting.since + self.settings.patience_s):
+            if free_memory_for(self.residents, model, now, now >= waiting.since + self.settings.patience_s):
                 self.starts += 1
                 yield events.Start(model.spec.name, self.residents.start(model, now))
                 self._watch(model)
@@ -211,16 +213,16 @@ class Core:
             self._giving_up = True
             yield events.GiveUp()
 
-    def _pinned(self, now: float) -> list[Waiting]:
-        return [Waiting("", name, now) for name in self.residents.pinned]
+    def _pinned(self, now: float) -> list[PendingRequest]:
+        return [PendingRequest("", name, now) for name in self.residents.pinned]
 
     def _too_large(self, model: Model) -> Iterator[Action]:
-        for one in self.held.take(model.spec.name):
+        for one in self.pending.take(model.spec.name):
             yield admission.too_large(self.residents, one.request, model)
 
     def _refused(self, model: Model) -> Iterator[Action]:
-        for one in list(self.held.take(model.spec.name)):
-            yield admission.full(self.residents, self.held, one.request, model)
+        for one in list(self.pending.take(model.spec.name)):
+            yield admission.full(self.residents, self.pending, one.request, model)
 
     def _ordered(self) -> Iterator[Action]:
         """To each model that drains and has nothing left in flight, once."""

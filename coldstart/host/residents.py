@@ -6,10 +6,11 @@ every load and every eviction once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from coldstart.errors import Usage
-from coldstart.host.ledger import Ledger
+from coldstart.host.memory_accounts import MemoryAccount
 from coldstart.host.model_state import Model, State
 from coldstart.host.policies import ModelCost, make
 from coldstart.host.specification import AWAKE, HostSettings, ModelSpec, Tier
@@ -19,13 +20,13 @@ _OWN = ""
 
 
 class Residents:
-    """Models by name, two ledgers and the policy."""
+    """Models by name, two memory accounts and the policy."""
 
     def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings) -> None:
         self.settings, specs = settings, tuple(specs)
         _check(specs, settings)
         self.models = {spec.name: Model(spec) for spec in specs}
-        self.device, self.beside = Ledger(settings.memory), Ledger(settings.host_memory)
+        self.device, self.beside = MemoryAccount(settings.memory), MemoryAccount(settings.host_memory)
         self.costs: dict[str, ModelCost] = {}
         self.policy = make(settings.policy, self.costs, settings.memory)
         self.pinned: list[str] = []
@@ -68,13 +69,13 @@ class Residents:
             return
         self.policy = make(settings.policy, self.costs, settings.memory)
         for name, model in self.models.items():
-            if self.device.held(name) and model.state is not State.DRAINING:
+            if self.device.reserved(name) and model.state is not State.DRAINING:
                 self.policy.requested(name, now, False)
                 self.policy.loaded(name, now)
 
     def unsettled(self) -> bool:
         """Whether more is held than there is, or something is left of a model that is to go."""
-        return self.device.room() < 0 or self._retiring
+        return self.device.free() < 0 or self._retiring
 
     def forget_retired(self) -> None:
         """Models of which nothing is left."""
@@ -86,7 +87,7 @@ class Residents:
 
     def requested(self, model: Model, now: float) -> None:
         name = model.spec.name
-        holds = self.device.held(name) > 0 and model.state is not State.DRAINING
+        holds = self.device.reserved(name) > 0 and model.state is not State.DRAINING
         self.policy.requested(name, now, holds)
 
     def count(self) -> int:
@@ -108,11 +109,11 @@ class Residents:
 
     def kept(self) -> int:
         """Device bytes of the host's own warm process."""
-        return self.device.held(_OWN)
+        return self.device.reserved(_OWN)
 
     def keep(self, memory: int) -> None:
         """It holds so many bytes; 0: there is none."""
-        self.device.correct(_OWN, memory)
+        self.device.record(_OWN, memory)
 
     def crowded_out(self, model: Model) -> bool:
         """Whether the model fits only without the host's own process."""
@@ -121,7 +122,7 @@ class Residents:
 
     def wanted(self, model: Model) -> int:
         """Device bytes that serving would take beyond what the model holds."""
-        return model.observed.memory - self.device.held(model.spec.name)
+        return model.observed.memory - self.device.reserved(model.spec.name)
 
     def leaving(self) -> int:
         """Device bytes that models under way out will free."""
@@ -137,7 +138,7 @@ class Residents:
         return self._freed(self.models[name], self.down(name, stop))
 
     def _freed(self, model: Model, target: Tier) -> int:
-        return max(0, self.device.held(model.spec.name) - model.observed.held(target))
+        return max(0, self.device.reserved(model.spec.name) - model.observed.held(target))
 
     def price(self, model: Model) -> None:
         """What the policy is to think of it: the bytes of its next step down, and what that costs later."""
@@ -153,13 +154,13 @@ class Residents:
         """The tier of the quickest return that frees device memory and whose host memory there is."""
         tiers, top = model.spec.tiers, self._top(model)
         held, below = model.observed.held(top), tiers[tiers.index(top) + 1 :]
-        room = self.beside.room() + self.beside.held(model.spec.name)
+        room = self.beside.free() + self.beside.reserved(model.spec.name)
         fits = (t for t in below if t.host_memory <= room and model.observed.held(t) < held)
         return next(fits, tiers[-1])
 
     def may_leave(self, busy: bool = False) -> list[str]:
         """Models whose leaving would free device memory now; with `busy` those in use too."""
-        ready, asleep, held = State.READY, State.ASLEEP, self.device.held
+        ready, asleep, held = State.READY, State.ASLEEP, self.device.reserved
         return [
             name
             for name, model in self.models.items()
@@ -169,8 +170,8 @@ class Residents:
 
     def start(self, model: Model, now: float) -> Tier:
         """Take the memory and begin; the tier that it starts from."""
-        known = self.device.held(model.spec.name) > 0
-        self.device.take(model.spec.name, model.observed.memory)
+        known = self.device.reserved(model.spec.name) > 0
+        self.device.reserve(model.spec.name, model.observed.memory)
         model.start(now)
         self._starting.add(model.spec.name)
         self.price(model)
@@ -183,21 +184,21 @@ class Residents:
         model.drain(target, now)
         self._draining[model.spec.name] = model
         # What it holds there goes only when it has left.
-        self._book_beside(model, max(self.beside.held(model.spec.name), target.host_memory))
+        self._book_beside(model, max(self.beside.reserved(model.spec.name), target.host_memory))
 
     def _book_beside(self, model: Model, size: int) -> None:
         """The room beside the device decides into which tier others may go, and so what they cost."""
-        if size != self.beside.held(model.spec.name):
-            self.beside.take(model.spec.name, size)
+        if size != self.beside.reserved(model.spec.name):
+            self.beside.reserve(model.spec.name, size)
             self._reprice()
 
     def left(self, model: Model, now: float) -> None:
         model.left(now)
         self._draining.pop(model.spec.name, None)
         self._book_beside(model, model.tier.host_memory)
-        self.device.correct(model.spec.name, model.observed.held(model.tier))
+        self.device.record(model.spec.name, model.observed.held(model.tier))
         self.price(model)
-        if self.device.held(model.spec.name):
+        if self.device.reserved(model.spec.name):
             self.policy.loaded(model.spec.name, now)
 
     def ready(self, model: Model, now: float, seconds: float, memory: int | None) -> None:
@@ -212,7 +213,7 @@ class Residents:
             return
         model.observed.measured(tier, memory)
         if model.state is State.READY or (model.state is State.ASLEEP and model.tier.name == tier):
-            self.device.correct(model.spec.name, model.observed.held(model.tier))
+            self.device.record(model.spec.name, model.observed.held(model.tier))
         self.price(model)
 
     def failed(self, model: Model, reason: str, now: float) -> None:
@@ -222,7 +223,7 @@ class Residents:
         model.in_flight.clear()
         self._draining.pop(model.spec.name, None)
         self._starting.discard(model.spec.name)
-        self.device.correct(model.spec.name, 0)
+        self.device.record(model.spec.name, 0)
         self._book_beside(model, 0)
         self.price(model)
 
@@ -230,7 +231,8 @@ class Residents:
 def _check(specs: tuple[ModelSpec, ...], settings: HostSettings) -> None:
     names = [spec.name for spec in specs]
     if len(set(names)) < len(names):
-        raise Usage(f"a model is named twice: {', '.join(sorted(names))}")
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
+        raise Usage(f"models: {', '.join(twice)} is given twice", mend="give each model a name of its own")
     pinned = sum(spec.tiers[0].memory for spec in specs if spec.pinned)
     if pinned > settings.memory:
         mend = "pin fewer models, or give the host more memory"

@@ -141,7 +141,7 @@ class _Host:
 
     def _note(self, now: float, series: list[tuple[float, int, int, int]]) -> None:
         residents = self.core.residents
-        level = (residents.count(), residents.device.used, len(self.core.held))
+        level = (residents.count(), residents.device.used, len(self.core.pending))
         if not series or series[-1][1:] != level:
             series.append((now, *level))
 

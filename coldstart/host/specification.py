@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NoReturn
 
 from coldstart.errors import Usage
 from coldstart.host.policies import DEFAULT
+from coldstart.host.tables import Seconds, Size
 
 AWAKE, TEMPLATE, STOPPED = "awake", "template", "stopped"
 QUEUE, REFUSE = "queue", "refuse"
+_LEAST = {"memory": 1, "host_memory": 0, "loaders": 1, "max_held": 0, "min_residents": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +27,9 @@ class Tier:
     """
 
     name: str
-    memory: int
-    penalty_s: float
-    host_memory: int = 0
+    memory: Size
+    penalty_s: Seconds
+    host_memory: Size = 0
 
 
 def stopped(penalty_s: float) -> Tier:
@@ -45,14 +48,21 @@ class ModelSpec:
     def __post_init__(self) -> None:
         names = [tier.name for tier in self.tiers]
         if len(names) < 2 or names[0] != AWAKE or names[-1] != STOPPED or len(set(names)) < len(names):
-            raise Usage(f"model {self.name}: tiers {names} do not go from awake to stopped")
+            self._reject(
+                f"expected different names from {AWAKE} to {STOPPED}, found {', '.join(names)}",
+                f"name each tier between {AWAKE} and {STOPPED} once",
+            )
         for upper, lower in pairwise(self.tiers):
             if lower.memory > upper.memory or lower.penalty_s < upper.penalty_s:
-                raise Usage(
-                    f"model {self.name}: {lower.name} must free more than {upper.name}, and come back no sooner"
+                self._reject(
+                    f"{lower.name} holds more memory than {upper.name}, or returns sooner",
+                    "order the tiers by memory, the largest first; penalty_s must not decrease",
                 )
         if self.tiers[0].memory <= 0 or self.tiers[-1].memory or self.tiers[-1].host_memory:
-            raise Usage(f"model {self.name}: awake holds memory, stopped holds none")
+            self._reject(f"{AWAKE} must hold memory and {STOPPED} none", "write a memory above 0")
+
+    def _reject(self, reason: str, mend: str) -> NoReturn:
+        raise Usage(f"models.{self.name}.tiers: {reason}", mend=mend)
 
     @classmethod
     def simple(cls, name: str, memory: int, penalty_s: float, **more: object) -> ModelSpec:
@@ -70,8 +80,8 @@ class HostSettings:
     `resume_streams` a stream whose server died goes on, once, at the one that starts next.
     """
 
-    memory: int
-    host_memory: int = 0
+    memory: Size
+    host_memory: Size = 0
     policy: str = DEFAULT
     loaders: int = 1
     max_held: int = 256
@@ -88,11 +98,19 @@ class HostSettings:
 
     def __post_init__(self) -> None:
         if self.when_full not in (QUEUE, REFUSE):
-            raise Usage(f"when full: {self.when_full!r}", mend=f"write {QUEUE} or {REFUSE}")
-        if self.memory <= 0 or self.loaders < 1 or self.max_held < 0 or self.min_residents < 0:
-            raise Usage("the host needs memory above 0, a loader, and limits that are not negative")
-        if self.max_residents is not None and self.max_residents < max(1, self.min_residents):
-            raise Usage(f"at most {self.max_residents} models cannot hold at least {self.min_residents}")
+            raise Usage(
+                f"when_full: expected {QUEUE} or {REFUSE}, found {self.when_full!r}",
+                mend=f'write when_full = "{QUEUE}"',
+            )
+        for key, least in _LEAST.items():
+            _require_at_least(key, getattr(self, key), least)
+        if self.max_residents is not None:
+            _require_at_least("max_residents", self.max_residents, max(1, self.min_residents))
+
+
+def _require_at_least(key: str, found: int, least: int) -> None:
+    if found < least:
+        raise Usage(f"{key}: expected {least} or more, found {found}", mend=f"write {key} = {least}, or more")
 
 
 @dataclass(slots=True)

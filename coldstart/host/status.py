@@ -100,7 +100,7 @@ class HostFacts:
 
 def document(core: Core, facts: HostFacts, now: float, unix_s: float) -> dict[str, Any]:
     """The status; its members are this module's own text."""
-    waiting = Counter(core.held.by_model())
+    waiting = Counter(core.pending.count_by_model())
     return {
         "schema_version": SCHEMA_VERSION,
         "time_unix_s": unix_s,
@@ -109,7 +109,7 @@ def document(core: Core, facts: HostFacts, now: float, unix_s: float) -> dict[st
             "total": core.requests,
             "hits": core.hits,
             "hit_ratio": _ratio(core.hits, core.requests),
-            "held": len(core.held),
+            "held": len(core.pending),
             "in_flight": sum(len(model.in_flight) for model in core.models.values()),
             "refused": {str(status): count for status, count in sorted(facts.refused.items())},
         },
@@ -164,7 +164,7 @@ def _model(core: Core, model: Model, facts: ModelFacts, waiting: int, now: float
         "retired": model.retired,
         "memory_bytes": model.observed.memory,
         "memory_source": facts.memory_source,
-        "held_bytes": core.residents.device.held(model.spec.name),
+        "held_bytes": core.residents.device.reserved(model.spec.name),
         "penalty_s": {tier.name: model.observed.penalty_s(tier) for tier in model.spec.tiers},
         "held": waiting,
         "in_flight": len(model.in_flight),

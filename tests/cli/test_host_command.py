@@ -27,7 +27,7 @@ def _said() -> dict[str, Any]:
     core.on(Arrived("2", "b"), 2.0)
     core.on(Failed("b", "no weights \x1b[31m"), 3.0)
     facts.of("a").last_start = LastStart(1e9, "snapshot", 2.0, {"load": 1.5, "thaw": 0.25})
-    facts.config_error = "memory = 'much' is no size"
+    facts.config_error = "memory: invalid size 'much'"
     return status.document(core, facts, 4.0, 1e9)
 
 
@@ -64,7 +64,7 @@ def test_status_as_a_table(run: Run, host: str) -> None:
     assert "ready" in rows["a"] and "snapshot 2.00 s (load 1.50, thaw 0.25)" in rows["a"]
     assert "failed" in rows["b"] and "(1.0 GiB)" in rows["b"]
     assert "b: no weights \\x1b[31m" in said.stdout
-    assert "configuration not taken: memory = 'much' is no size" in said.stdout
+    assert "configuration not taken: memory: invalid size 'much'" in said.stdout
 
 
 def test_status_as_json(run: Run, host: str) -> None:
@@ -79,7 +79,7 @@ def test_status_as_json(run: Run, host: str) -> None:
         (("host", "--memory", "1GiB"), 2, "A host needs models."),
         (("host", "--host-file", "/nowhere/host.toml"), 2, "cannot read the host file"),
         (("host", "tiny-llama"), 2, "how much memory its models may take"),
-        (("host", "tiny-llama", "--memory", "lots"), 2, "'lots' is no size"),
+        (("host", "tiny-llama", "--memory", "lots"), 2, "invalid size 'lots'"),
         (("host", "tiny-llama", "--memory", "1GiB", "--policy", "x"), 2, "unknown policy"),
         (("host", "tiny-llama", "--memory", "1GiB", "--heartbeat", "0"), 2, "--heartbeat"),
         (("host", "tiny-llama", "--memory", "1GiB", "--on-miss", "x"), 2, "on_miss"),

@@ -25,7 +25,9 @@ from support import fake_model
 from coldstart.contract.weights import PacedFetch
 from coldstart.gateway.app import Gateway
 from coldstart.gateway.driver import Driver
-from coldstart.gateway.run import GatewayServer, loop_factory
+from coldstart.gateway.host_routes import host_routes
+from coldstart.gateway.http_server import GatewayServer, loop_factory
+from coldstart.gateway.meter import Meter
 from coldstart.gateway.servers import Ready, StartFailed
 from coldstart.host import configuration
 from coldstart.host.launches import Launch
@@ -285,15 +287,16 @@ async def staged(
     gateway: Any = None,
     hold: bool = False,
     template_bytes: int = 0,
+    meter: Meter | None = None,
     **limits: Any,
 ) -> AsyncIterator[Stage]:
     """Two models of 10 bytes in 15, unless told otherwise. Nothing is left when the block ends."""
     own = {"memory": 15, "policy": "lru", "backoff_s": 0.05, "runtime_template": False}
     table = {**own, **limits, "models": models or TWO}
     servers = FakeServers(directory, hold=hold)
-    driver = Driver(configuration.parse(table), servers, template_bytes=template_bytes)
+    driver = Driver(configuration.parse(table), servers, meter=meter, template_bytes=template_bytes)
     config = uvicorn.Config(
-        Gateway(driver, **(gateway or {})),
+        Gateway(driver, routes=host_routes(driver), **(gateway or {})),
         host="127.0.0.1",
         port=0,
         lifespan="off",

@@ -30,7 +30,7 @@ from coldstart.fleet.events import Action, Event
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
 from coldstart.gateway.app import Gateway
-from coldstart.gateway.run import GatewayServer
+from coldstart.gateway.http_server import GatewayServer
 from coldstart.host.launches import Launch
 
 SETTINGS = FleetSettings(most_ranks=1, consolidate=False, backoff_s=0.02, backoff_max_s=0.05)

@@ -121,14 +121,14 @@ def _run(*words: str) -> None:
 
 def main(rate: str, names: Sequence[str]) -> None:
     """Stay until a signal."""
-    from coldstart.host.configuration import size
+    from coldstart.units import parse_size
 
     if reason := lacking():
         raise SystemExit(f"skipped: {reason}")
     with link_cluster() as cluster:
         print(f"this machine: {cluster.bridge}")
         for name in names:
-            cluster.add(name, float(size(rate)))
+            cluster.add(name, float(parse_size(rate)))
             print(f"{name}: {cluster.address(name)}  {' '.join(cluster.within(name, 'COMMAND'))}", flush=True)
         signal.sigwait({signal.SIGINT, signal.SIGTERM})
 

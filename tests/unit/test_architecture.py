@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(layer.split())
     for layer in (
         "errors artifacts",
-        "contract traces",
+        "contract traces units",
         "machine",
         "model",
         "key",
@@ -195,6 +195,12 @@ def _run_time_edges(imports: Iterable[Import]) -> dict[str, set[str]]:
 
 def test_nothing_runs_in_a_circle() -> None:
     assert _circles(_run_time_edges(IMPORTS)) == []
+
+
+@pytest.mark.parametrize("room", ["gateway", "host"])
+def test_imports_run_in_no_circle_when_type_only_ones_count(room: str) -> None:
+    inside = [replace(one, at_run_time=True) for one in IMPORTS if _room(one.by) == _room(one.of) == room]
+    assert inside and _circles(_run_time_edges(inside)) == []
 
 
 def test_rooms_are_imported_by_their_installed_names() -> None:

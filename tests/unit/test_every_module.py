@@ -51,15 +51,15 @@ THROUGH = {
         ("cluster", "consolidation", "deployments", "lives", "placement", "roster", "timers"), FLEET
     ),
     "coldstart.gateway": {
-        "client": "unit/gateway/test_exchange.py", "record": "unit/gateway/test_driver.py",
-        "reload": "unit/gateway/test_driver.py", "resumption": "unit/gateway/test_driver.py",
+        "client": "unit/gateway/test_exchange.py",
+        **dict.fromkeys(("lifecycle", "record", "server_observer"), "unit/gateway/test_driver.py"),
     },
     "coldstart.graphs": {
         "cuda.cupti": CUDA, "cuda.reader": CUDA, "cuda.symbols": CUDA, "intervals": "unit/graphs/test_graphs_tables.py",
         "rebuild": "unit/graphs/test_graphs_restore.py",
     },
     "coldstart.host": {
-        "held": HOST, "residents": HOST, "room": HOST, "html": "cli/test_trace_replay_command.py",
+        "eviction": HOST, "pending": HOST, "residents": HOST, "html": "cli/test_trace_replay_command.py",
         "policies.protocol": "unit/host/test_policies.py", "policies.shadow": "unit/host/test_policies_properties.py",
     },
     "coldstart.machine": {"owned": "unit/machine/test_scratch.py", "verdicts": "attacks/test_untrusted_code.py"},

@@ -39,8 +39,7 @@ def _options() -> set[str]:
 
 
 def test_the_host_file_is_a_host() -> None:
-    table = configuration.read(EXAMPLES / "host.toml")
-    file = configuration.parse(table, lambda launch: Profile(16 << 30, 1.0, "bundle"))
+    file = configuration.load(EXAMPLES / "host.toml", lambda launch: Profile(16 << 30, 1.0, "bundle"))
     assert [spec.name for spec in file.models] == ["llama2-7b", "qwen3-8b"] and file.models[0].pinned
 
 

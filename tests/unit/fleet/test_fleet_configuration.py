@@ -45,17 +45,17 @@ def test_a_file_is_read() -> None:
         (("placement",), "best", "placement 'best'"),
         (("most_ranks",), 0, "most_ranks"),
         (("retries",), True, "retries"),
-        (("colour",), 1, "does not know colour"),
+        (("colour",), 1, "unknown key colour"),
         (("servers",), {}, r"no \[servers.NAME\]"),
         (("models",), {"x": 3}, r"no \[models.NAME\]"),
-        (("servers", "a", "memory"), "24 apples", "no size"),
+        (("servers", "a", "memory"), "24 apples", "servers.a.memory: invalid size"),
         (("servers", "a", "count"), 0, "count = 0"),
         (("servers", "a", "network"), 0, "above 0"),
         (("models", "small", "size"), "17GB", "must hold its"),
         (("models", "small", "memory"), "40GB", "largest device"),
         (("models", "small", "container_s"), -1, "container_s"),
         (("models", "small", "overlap"), "most", "overlap"),
-        (("models", "small", "shares"), 1, "does not know shares"),
+        (("models", "small", "shares"), 1, "unknown key shares"),
         (("models", "small", "batch"), 0, "batch"),
         (("models", "small", "batch"), 1.5, "batch"),
     ],
@@ -74,7 +74,7 @@ def test_a_bad_member_is_named(path: tuple[str, ...], value: object, said: str) 
 def test_a_missing_member_is_named(missing: tuple[str, str, str]) -> None:
     table = copy.deepcopy(GOOD)
     del table[missing[0]][missing[1]][missing[2]]
-    with pytest.raises(Usage, match=f"lacks {missing[2]}"):
+    with pytest.raises(Usage, match=f"missing key {missing[2]}"):
         configuration.parse(table)
 
 

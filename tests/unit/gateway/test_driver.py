@@ -99,7 +99,7 @@ def test_an_idle_model_goes(tmp_path: Path) -> None:
         async with staged(tmp_path, {**TWO, "a": {**TWO["a"], "idle_s": 0.05}}) as stage:
             await stage.ask(model="a", prompt=1)
             await until(lambda: _model(stage, "a")["state"] == "stopped")
-            await until(lambda: not stage.driver.residences)
+            await until(lambda: not stage.driver.lifecycle.residences)
 
     run(work())
 
@@ -168,14 +168,14 @@ def test_draining_refuses_what_waits_and_what_comes_and_ends_what_runs(tmp_path:
             long = asyncio.create_task(stage.events(model="a", prompt="x", pieces=30, pause_s=0.01))
             await until(lambda: _model(stage, "a")["in_flight"] == 1)
             waits = asyncio.create_task(stage.ask(model="b", prompt=1))
-            await until(lambda: stage.driver.core.held.oldest() is not None)
+            await until(lambda: stage.driver.core.pending.oldest() is not None)
             stage.driver.drain()
             assert (await waits)[0] == 503
             assert (await stage.ask(model="a", prompt=1))[0] == 503
             async with stage.client.get(stage.url + "/health") as answer:
                 assert answer.status == 503
             assert len(await long) == 31
-            await until(lambda: not stage.driver.residences)
+            await until(lambda: not stage.driver.lifecycle.residences)
             assert not stage.servers.of("a").socket.exists()
 
     run(work())
@@ -185,10 +185,10 @@ def test_what_a_model_really_holds_is_booked(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path) as stage:
             await stage.ask(model="a", prompt=1)
-            stage.driver.measured("a", 12)
+            stage.driver.lifecycle.on_measured("a", 12)
             assert (_model(stage, "a")["held_bytes"], _model(stage, "a")["memory_source"]) == (12, "observed")
             # More than the host has: it must go, and is refused from then on.
-            stage.driver.measured("a", 99)
+            stage.driver.lifecycle.on_measured("a", 99)
             await until(lambda: _model(stage, "a")["state"] == "stopped")
             assert (await stage.ask(model="a", prompt=1))[0] == 507
 

@@ -250,7 +250,7 @@ def test_hundreds_of_streams_with_random_disconnects_do_not_mix_and_leave_nothin
             tasks = [task for task in asyncio.all_tasks() if "watch" in repr(task.get_coro())]
             assert tasks == []
             assert stage.driver.facts.of("a").requests + stage.driver.facts.of("b").requests == 400
-            connections = [residence.upstream for residence in stage.driver.residences.values()]
+            connections = [residence.upstream for residence in stage.driver.lifecycle.residences.values()]
             # A connection that is aborted is gone at the loop's next turn.
             await until(lambda: not any(len(one._all) - len(one._idle) for one in connections))
 
@@ -262,7 +262,7 @@ def test_a_connection_that_cannot_be_made_is_an_error_of_its_own(tmp_path: Path)
         async with staged(tmp_path) as stage:
             await stage.ask(model="a", prompt="x")
             stage.servers.of("a").socket.unlink()
-            residence = stage.driver.residences["a"]
+            residence = stage.driver.lifecycle.residences["a"]
             for connection in list(residence.upstream._idle):
                 connection.transport.abort()
             await until(lambda: not residence.upstream._idle)

@@ -93,7 +93,7 @@ def test_a_model_is_unloaded_by_hand_and_comes_back_when_asked(tmp_path: Path) -
             assert (await _get(stage, "/logs/a")) == (200, "a said so\n")
             async with stage.client.post(stage.url + "/unload") as answer:
                 assert await answer.json() == {"unloading": ["a"]}
-            await until(lambda: "a" not in stage.driver.residences)
+            await until(lambda: "a" not in stage.driver.lifecycle.residences)
             assert (await _get(stage, "/logs/a"))[0] == 404
             assert [one["model"] for one in (await _get(stage, "/running"))[1]["running"]] == ["b"]
             assert (await stage.ask(model="a", prompt=1))[0] == 200

@@ -18,8 +18,8 @@ def test_what_was_counted_and_what_the_status_says_are_one_exposition() -> None:
     facts.refused[429] = 2
     core.on(Arrived("1", "a"), 0.0)
     metrics = Metrics(HostStatus(lambda: status.document(core, facts, 1.0, 1e9)))
-    metrics.started("a", "fresh", 2.0)
-    metrics.start_failed("a")
+    metrics.count_start("a", "fresh", 2.0)
+    metrics.count_failed_start("a")
     samples = {
         (sample.name.removeprefix("coldstart_host_"), *sorted(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(metrics.text().decode())

@@ -17,7 +17,7 @@ from support import pages
 
 from coldstart.gateway import ui
 from coldstart.gateway.app import Gateway
-from coldstart.gateway.driver import Driver
+from coldstart.gateway.front import Front
 from coldstart.host import status
 from coldstart.host.core import Core
 from coldstart.host.events import Arrived, Ended, Failed, Started
@@ -82,8 +82,8 @@ def test_the_page_stands_alone_and_asks_its_own_host_only() -> None:
 
 
 def test_it_is_there_without_the_key_that_the_status_asks_for() -> None:
-    driver = cast("Driver", SimpleNamespace(status=_status))
-    client = TestClient(Gateway(driver, api_key="k"))
+    front = cast("Front", SimpleNamespace(status=_status))
+    client = TestClient(Gateway(front, api_key="k"))
     answer = client.get("/ui")
     assert (answer.status_code, answer.text) == (200, ui.page())
     assert answer.headers["content-type"].startswith("text/html")

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 from support.fake_upstream import TWO, FakeServers, run, staged, until
 
-from coldstart.errors import Usage
 from coldstart.gateway import run as running
 from coldstart.gateway.log import Log
-from coldstart.gateway.run import HostOptions, ModelHost, listening, own_directory
+from coldstart.gateway.run import HostOptions, ModelHost, own_directory
 from coldstart.host import configuration
 from coldstart.machine.paths import Cache
 
@@ -26,14 +25,6 @@ from coldstart.machine.paths import Cache
 def _own_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-
-
-def test_an_address_that_is_taken_is_said_with_the_mend(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        options = HostOptions(Cache(tmp_path), port=taken.getsockname()[1])
-        with pytest.raises(Usage, match="cannot listen at") as problem, listening(options):
-            pass
-        assert "--port" in str(problem.value.mend)
 
 
 def test_the_directory_goes_and_those_of_hosts_that_were_killed() -> None:

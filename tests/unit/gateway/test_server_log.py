@@ -43,12 +43,25 @@ def test_a_log_that_another_process_writes_stays_small_and_keeps_the_newest(tmp_
 def test_a_small_log_is_left_alone_and_none_is_no_error(tmp_path: Path) -> None:
     log = ServerLog(tmp_path / "7.log")
     log.bound()
-    assert (log.tail(100), log.error()) == ("", "")
+    assert (log.tail(100), log.find_error()) == ("", "")
     log.path.write_text("INFO fine\nValueError: too little memory\n")
     log.bound()
-    assert not log.before.exists() and log.error() == "ValueError: too little memory"
+    assert not log.before.exists() and log.find_error() == "ValueError: too little memory"
     log.remove()
     log.remove()
+
+
+def test_find_error_returns_the_last_error_when_a_warning_names_another(tmp_path: Path) -> None:
+    log = ServerLog(tmp_path / "7.log")
+    log.path.write_text(
+        "WARNING cannot watch files: OSError: [Errno 24] Too many open files\n"
+        "INFO loading weights\n"
+        "Traceback (most recent call last):\n"
+        '  File "engine.py", line 7, in start\n'
+        "ValueError: max_model_len 8192 exceeds the KV cache\n"
+        "INFO shutting down\n"
+    )
+    assert log.find_error() == "ValueError: max_model_len 8192 exceeds the KV cache"
 
 
 def test_secrets_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,12 +24,15 @@ from coldstart.serve.template_pool import Warm
 # What a supervisor does, by the message's `does`.
 SOURCE = """
 import os, socket, sys, time
+from coldstart.artifacts.errors import DigestMismatch
 from coldstart.errors import Usage
 from coldstart.gateway import starter
 from coldstart.machine import ipc
 def run(message, channel):
     if message["does"] == "fails":
         raise Usage("no such model", mend="name another")
+    if message["does"] == "finds a damaged bundle":
+        raise DigestMismatch("blob sha256:0a does not match its digest")
     if message["does"] == "breaks":
         raise KeyError("weights")
     print("said", flush=True)
@@ -82,6 +85,17 @@ def test_what_comes_of_an_order_is_told_and_the_lease_ends_with_it(starter: Star
         assert _all(breaks) == [{"failed": "KeyError: 'weights'"}]
     said = starter.log.read_text()
     assert "said" in said and "Traceback" in said and "no such model" not in said
+
+
+def test_supervisor_reports_code_and_hint_when_a_bundle_is_damaged(starter: Starter) -> None:
+    with starter.order("finds a damaged bundle") as lease:
+        assert _all(lease) == [
+            {
+                "failed": "blob sha256:0a does not match its digest [CS-DIGEST]"
+                " (mend: fetch the bad blob again: coldstart validate REF --level checksum --repair)"
+            }
+        ]
+    assert "Traceback" not in starter.log.read_text()
 
 
 def test_a_signal_ends_it_in_order(starter: Starter) -> None:

@@ -66,8 +66,8 @@ async def _metered(
     """A stage whose servers come up by that mode, and its meter."""
     monkeypatch.setattr(templates, "MEASURE_FIRST_S", 0.0)
     meter = Fixed()
-    async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
-        stage.driver.meter, stage.servers.mode = meter, mode
+    async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20, meter=meter) as stage:
+        stage.servers.mode = mode
         yield stage, meter
 
 
@@ -77,7 +77,7 @@ def test_what_it_holds_is_measured_beside_a_server_that_shares_its_pages(
     async def work() -> None:
         async with _metered(tmp_path, monkeypatch, "template-runtime") as (stage, meter):
             # By itself it holds all that servers share with it: with a server's part on top no model might fit.
-            await until(lambda: stage.driver.templates.runtime.pid)
+            await until(lambda: stage.driver.lifecycle.templates.runtime.pid)
             await asyncio.sleep(0.05)
             assert _kept(stage) == 4 and meter.asked == 0
             await stage.ask(model="a", prompt=1)
@@ -112,7 +112,7 @@ def test_it_is_given_up_for_a_model_that_turns_out_larger(tmp_path: Path) -> Non
     async def work() -> None:
         async with staged(tmp_path, runtime_template=True, template_bytes=5) as stage:
             await stage.ask(model="a", prompt=1)
-            stage.driver.measured("a", 12)
+            stage.driver.lifecycle.on_measured("a", 12)
             assert (await stage.ask(model="b", prompt=1))[0] == 200
             (template,) = stage.servers.templates
             assert not template.retired
@@ -156,8 +156,7 @@ def test_one_that_fails_delays_nobody_and_is_tried_again(
 
 def test_an_engine_template_is_a_tier_with_its_own_memory(tmp_path: Path) -> None:
     async def work() -> None:
-        async with staged(tmp_path, {"a": ENGINE, "b": TWO["b"]}) as stage:
-            stage.driver.meter = Fixed()
+        async with staged(tmp_path, {"a": ENGINE, "b": TWO["b"]}, meter=Fixed()) as stage:
             await stage.ask(model="a", prompt=1)
             (template,) = stage.servers.templates
             assert template.level == "engine" and _model(stage, "a")["penalty_s"].keys() == {
@@ -176,8 +175,7 @@ def test_an_engine_template_is_a_tier_with_its_own_memory(tmp_path: Path) -> Non
 
 def test_memory_for_another_ends_the_template_as_well(tmp_path: Path) -> None:
     async def work() -> None:
-        async with staged(tmp_path, {"a": ENGINE, "b": {**TWO["b"], "memory": 15}}) as stage:
-            stage.driver.meter = Fixed()
+        async with staged(tmp_path, {"a": ENGINE, "b": {**TWO["b"], "memory": 15}}, meter=Fixed()) as stage:
             await stage.ask(model="a", prompt=1)
             assert (await stage.ask(model="b", prompt=1))[0] == 200
             assert _model(stage, "a")["tier"] == "stopped" and stage.servers.templates[0].ended.done()
@@ -187,8 +185,7 @@ def test_memory_for_another_ends_the_template_as_well(tmp_path: Path) -> None:
 
 def test_an_engine_template_that_dies_leaves_the_model_stopped(tmp_path: Path) -> None:
     async def work() -> None:
-        async with staged(tmp_path, {"a": ENGINE, "b": TWO["b"]}) as stage:
-            stage.driver.meter = Fixed()
+        async with staged(tmp_path, {"a": ENGINE, "b": TWO["b"]}, meter=Fixed()) as stage:
             for name in "ab":
                 await stage.ask(model=name, prompt=1)
             stage.servers.templates[0].over.set()
@@ -211,8 +208,7 @@ def test_without_an_engine_template_the_model_starts_all_the_same_and_stops(tmp_
 
 def test_other_words_end_a_template_that_nobody_uses(tmp_path: Path) -> None:
     async def work() -> None:
-        async with staged(tmp_path, {"a": ENGINE, "b": TWO["b"]}) as stage:
-            stage.driver.meter = Fixed()
+        async with staged(tmp_path, {"a": ENGINE, "b": TWO["b"]}, meter=Fixed()) as stage:
             for name in "ab":
                 await stage.ask(model=name, prompt=1)
             models = {"a": {**ENGINE, "args": ["--seed", "1"]}, "b": TWO["b"]}

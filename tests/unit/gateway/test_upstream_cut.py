@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 from tools.link_cluster import LinkCluster, lacking, link_cluster
 
-from coldstart.gateway.run import loop_factory
+from coldstart.gateway.http_server import loop_factory
 from coldstart.gateway.upstream import LARGE, Disconnected, NothingSent, Upstream
 
 WHY = lacking()

@@ -247,7 +247,7 @@ def test_what_can_never_fit_is_refused_at_once() -> None:
 
 
 def test_memory_that_lies_makes_others_leave() -> None:
-    """A model measured larger than its profile: the idle one goes, the ledger says what is true."""
+    """A model measured larger than its profile: the idle one goes, the account holds the measured size."""
     host = Driver(ModelSpec.simple("a", 5, 1.0), ModelSpec.simple("b", 5, 1.0))
     host.up("a", 1.0)
     host(2.0, Arrived("r", "b"))
@@ -382,9 +382,9 @@ class TestATierThatIsMeasured:
         assert driver.core.residents.device.used == 10
         assert _brief(driver(2.0, Arrived("1", "b"))) == [("leave", "a", "template")]
         driver(3.0, Left("a"))
-        assert driver.core.residents.device.held("a") == 4
+        assert driver.core.residents.device.reserved("a") == 4
         driver(4.0, Measured("a", 3, "template"), Measured("a", 99, "nowhere"), Measured("a", 99))
-        assert driver.core.residents.device.held("a") == 3
+        assert driver.core.residents.device.reserved("a") == 3
 
 
 @pytest.mark.parametrize(

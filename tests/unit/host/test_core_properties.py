@@ -146,11 +146,11 @@ class Host(RuleBasedStateMachine):
 
     @invariant()
     def memory_adds_up(self) -> None:
-        for ledger in (self.core.residents.device, self.core.residents.beside):
-            assert ledger.used == sum(ledger.held(name) for name in NAMES) <= ledger.capacity
+        for account in (self.core.residents.device, self.core.residents.beside):
+            assert account.used == sum(account.reserved(name) for name in NAMES) <= account.capacity
         for name, model in self.core.models.items():
             if model.resident:
-                assert self.core.residents.device.held(name) == model.observed.memory or self.leaving
+                assert self.core.residents.device.reserved(name) == model.observed.memory or self.leaving
 
     @invariant()
     def order_is_kept(self) -> None:
@@ -160,8 +160,8 @@ class Host(RuleBasedStateMachine):
     def limits_hold(self) -> None:
         models = self.core.models.values()
         assert sum(model.state is State.STARTING for model in models) <= self.settings.loaders
-        assert len(self.core.held) <= self.settings.max_held
-        assert sorted(self.waiting) == sorted(w for w in self.waiting if w in self.core.held)
+        assert len(self.core.pending) <= self.settings.max_held
+        assert sorted(self.waiting) == sorted(w for w in self.waiting if w in self.core.pending)
 
     def teardown(self) -> None:
         """Everything that waits is answered in the end, once all orders are obeyed and no stream runs on."""

@@ -8,7 +8,7 @@ import pytest
 
 from coldstart.errors import Usage
 from coldstart.host import configuration
-from coldstart.host.configuration import Profile, load, parse, size
+from coldstart.host.configuration import Profile, load, parse
 from coldstart.host.launches import Launch
 
 MODEL = '[models.m]\nmemory = "1GiB"\nstart_s = 2\n'
@@ -32,15 +32,40 @@ def test_the_example_in_its_own_text_is_read(tmp_path: Path) -> None:
     ("text", "complaint"),
     [
         ("", "no .models.NAME."),
-        (MODEL, "the host lacks memory"),
-        ('memory = "1GiB"\npolice = "lru"\n' + MODEL, "does not know police"),
-        ('memory = "1GiB"\npolicy = "nobody"\n' + MODEL, "unknown policy 'nobody'"),
-        ('memory = "a lot"\n' + MODEL, "'a lot' is no size"),
-        ("memory = 1.5\n" + MODEL, "1.5 is no size"),
-        ('memory = "1GiB"\nmax_held = "many"\n' + MODEL, "max_held = 'many' is not of the kind int"),
-        ('memory = "1GiB"\n[models.m]\nstart_s = 1\n', "models.m lacks memory"),
-        ('memory = "1GiB"\n' + MODEL + "idle_s = -1\n", "-1 is no time"),
-        ('memory = "1GiB"\n' + MODEL + 'tiers = [{name = "x", memory = 5}]\n', "lacks penalty_s"),
+        (MODEL, "missing key memory"),
+        ('memory = "1GiB"\npolice = "lru"\n' + MODEL, "unknown key police"),
+        ('memory = "1GiB"\npolicy = "nobody"\n' + MODEL, "policy: unknown policy 'nobody'"),
+        (
+            'memory = "1GiB"\nwhen_full = "wait"\n' + MODEL,
+            "when_full: expected queue or refuse, found 'wait'",
+        ),
+        ("memory = 0\n" + MODEL, "memory: expected 1 or more, found 0"),
+        ('memory = "1GiB"\nloaders = 0\n' + MODEL, "loaders: expected 1 or more, found 0"),
+        (
+            'memory = "1GiB"\nmin_residents = 3\nmax_residents = 2\n' + MODEL,
+            "max_residents: expected 3 or more, found 2",
+        ),
+        (
+            'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "x", memory = "2GiB", penalty_s = 1}]\n',
+            "models.m.tiers: x holds more memory than awake",
+        ),
+        (
+            'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "awake", memory = 5, penalty_s = 1}]\n',
+            "models.m.tiers: expected different names from awake to stopped, found awake, awake, stopped",
+        ),
+        ('memory = "a lot"\n' + MODEL, "memory: invalid size 'a lot'"),
+        ("memory = 1.5\n" + MODEL, "memory: invalid size 1.5"),
+        ('memory = "1GiB"\nmax_held = "many"\n' + MODEL, "max_held: expected an integer, found 'many'"),
+        ('memory = "1GiB"\n[models.m]\nstart_s = 1\n', "models.m: missing key memory"),
+        ('memory = "1GiB"\n' + MODEL + "idle_s = -1\n", "models.m.idle_s: invalid time -1"),
+        (
+            'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "x", memory = 5}]\n',
+            r"models\.m\.tiers\[0\]: missing key penalty_s",
+        ),
+        ('memory = "1GiB"\nmodels = 3\n', "no .models.NAME."),
+        ('memory = "1GiB"\n[models]\nm = 3\n', "models.m: expected a table, found 3"),
+        ('memory = "1GiB"\n' + MODEL + "tiers = [3]\n", r"models\.m\.tiers\[0\]: expected a table, found 3"),
+        ('memory = "1GiB"\nresume_streams = 1\n' + MODEL, "resume_streams: expected true or false, found 1"),
         ("memory = ", "is not TOML"),
     ],
 )
@@ -48,7 +73,7 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, text: str, complai
     (tmp_path / "host.toml").write_text(text)
     with pytest.raises(Usage, match=complaint) as problem:
         load(tmp_path / "host.toml")
-    assert "host.toml" in problem.value.message
+    assert "host.toml" in problem.value.message and problem.value.mend
 
 
 def test_a_file_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
@@ -56,9 +81,12 @@ def test_a_file_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
         load(tmp_path / "none.toml")
 
 
-@pytest.mark.parametrize(("given", "bytes_"), [(5, 5), ("5", 5), ("1.5KiB", 1536), ("2 GB", 2 * 10**9)])
-def test_sizes(given: object, bytes_: int) -> None:
-    assert size(given) == bytes_
+def test_load_puts_the_command_line_in_place_of_what_the_file_says(tmp_path: Path) -> None:
+    (tmp_path / "host.toml").write_text('memory = "1GiB"\npolicy = "lru"\n' + MODEL)
+    typed = {"memory": 2 << 30, "models": {"typed": {"memory": 5, "start_s": 1.0}}}
+    file = load(tmp_path / "host.toml", typed=typed)
+    assert (file.settings.memory, file.settings.policy) == (2 << 30, "lru")
+    assert [spec.name for spec in file.models] == ["m", "typed"]
 
 
 def test_a_model_that_is_forked_is_taken_for_what_is_its_own() -> None:

@@ -40,10 +40,10 @@ def test_a_name_means_one_model() -> None:
         ({"mode": "quickly"}, "unknown mode 'quickly'"),
         ({"on_miss": "materialize"}, "on_miss = 'materialize'"),
         ({"args": ["--port", "1"]}, "--port is the host's to choose"),
-        ({"args": [5]}, "args holds 5, which is no text"),
-        ({"args": "--x"}, "args = '--x' is not of the kind list"),
-        ({"pinned": "yes"}, "pinned = 'yes' is not of the kind bool"),
-        ({"idle": 5}, "models.m does not know idle"),
+        ({"args": [5]}, r"args\[0\]: expected a string, found 5"),
+        ({"args": "--x"}, "args: expected a list, found '--x'"),
+        ({"pinned": "yes"}, "pinned: expected true or false, found 'yes'"),
+        ({"idle": 5}, "models.m: unknown key idle"),
     ],
 )
 def test_wrong_words_are_named(given: dict[str, object], complaint: str) -> None:

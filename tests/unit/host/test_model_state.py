@@ -104,5 +104,5 @@ def test_what_is_observed_corrects_the_profile() -> None:
     ],
 )
 def test_tiers_that_make_no_sense_are_refused(tiers: tuple[Tier, ...]) -> None:
-    with pytest.raises(Usage, match="model m"):
+    with pytest.raises(Usage, match=r"models\.m\.tiers"):
         ModelSpec("m", tiers)

@@ -1,0 +1,134 @@
+"""TOML tables, read from a file and decoded into dataclasses by the types of the fields.
+
+A field of type `Size` takes bytes or text such as "14GiB", a field of type `Seconds` a finite number from 0.
+Invariant: every error names the key and what was found there.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from math import isfinite
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from coldstart.errors import Usage
+from coldstart.units import parse_size
+
+T = TypeVar("T")
+_EXPECTED = {
+    str: ("a string", '"text"'),
+    bool: ("true or false", "true"),
+    int: ("an integer", "4"),
+    float: ("a number", "1.5"),
+    list: ("a list", '["one", "two"]'),
+}
+
+
+def parse_seconds(given: object) -> float:
+    """Return a time in seconds. Raises Usage unless `given` is a finite number from 0."""
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not (isfinite(given) and given >= 0):
+        raise Usage(f"invalid time {given!r}", mend="write seconds from 0, such as 8.0")
+    return float(given)
+
+
+Size = Annotated[int, parse_size]
+Seconds = Annotated[float, parse_seconds]
+
+
+def read_toml(path: Path, kind: str) -> dict[str, Any]:
+    """Return the content of a file that errors call the `kind` file. Raises Usage where it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Usage(
+            f"cannot read the {kind} file {path}: {error.strerror}", mend="name a file that can be read"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Usage(f"the {kind} file {path} is not TOML: {error}", mend="https://toml.io") from error
+
+
+def decode(kind: type[T], table: object, place: str = "", **given: object) -> T:
+    """Return the dataclass `kind` from `table`.
+
+    Args:
+        kind: Dataclass whose fields are the keys of the table.
+        table: What the file holds at `place`.
+        place: Dotted name of the table; empty for the file's top level.
+        given: Fields that the caller sets and that the table must not.
+
+    Raises:
+        Usage: A key is unknown or missing, or its value is not of the field's type.
+    """
+    content = expect_table(table, place)
+    own = [field for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
+    needed = [one.name for one in own if one.default is MISSING and one.default_factory is MISSING]
+    reject_unknown_keys(content, [one.name for one in own], place)
+    require_keys(content, needed, place)
+    types = get_type_hints(kind, include_extras=True)
+    found = {name: _decoded(types[name], one, _at(place, name)) for name, one in content.items()}
+    return kind(**given, **found)
+
+
+def expect_table(given: object, place: str) -> dict[str, Any]:
+    """Return `given`. Raises Usage where it is no table."""
+    if not isinstance(given, dict):
+        raise Usage(f"{place}: expected a table, found {given!r}", mend=f"write [{place}] and its keys below")
+    return given
+
+
+def reject_unknown_keys(table: Mapping[str, Any], known: Collection[str], place: str) -> None:
+    """Raise Usage where the table has other keys than those `known`."""
+    if unknown := sorted(table.keys() - set(known)):
+        message = f"unknown key {', '.join(unknown)}"
+        raise Usage(_named(place, message), mend=f"known keys: {', '.join(sorted(known))}")
+
+
+def require_keys(table: Mapping[str, Any], needed: Collection[str], place: str) -> None:
+    """Raise Usage where one of the keys `needed` is missing."""
+    if missing := sorted(set(needed) - table.keys()):
+        where = f"[{place}]" if place else "the top of the file"
+        raise Usage(_named(place, f"missing key {', '.join(missing)}"), mend=f"add it to {where}")
+
+
+def parse_at(place: str, parse: Callable[[object], T], given: object) -> T:
+    """Return `given` as `parse` reads it. Raises its Usage with the place in front."""
+    try:
+        return parse(given)
+    except Usage as error:
+        raise Usage(f"{place}: {error.message}", mend=error.mend) from error
+
+
+def _decoded(kind: Any, given: object, place: str) -> Any:
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return parse_at(place, kind.__metadata__[0], given)
+    if origin in (Union, UnionType):
+        return _decoded(get_args(kind)[0], given, place)
+    if origin is tuple:
+        (item, _), found = get_args(kind), _expect(list, given, place)
+        return tuple(_decoded(item, one, f"{place}[{number}]") for number, one in enumerate(found))
+    if is_dataclass(kind):
+        return decode(kind, given, place)  # type: ignore[arg-type]
+    if issubclass(kind, tuple):
+        return kind(_decoded(tuple[str, ...], given, place))
+    return _expect(kind, given, place)
+
+
+def _expect(kind: type, given: object, place: str) -> Any:
+    accepted = (int, float) if kind is float else kind
+    if not isinstance(given, accepted) or isinstance(given, bool) != (kind is bool):
+        name, example = _EXPECTED[kind]
+        mend = f"write {name}, such as {example}"
+        raise Usage(f"{place}: expected {name}, found {given!r}", mend=mend)
+    return given
+
+
+def _at(place: str, key: str) -> str:
+    return f"{place}.{key}" if place else key
+
+
+def _named(place: str, message: str) -> str:
+    return f"{place}: {message}" if place else message

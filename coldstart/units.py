@@ -1,0 +1,25 @@
+"""Units that people write: sizes such as 14GiB."""
+
+from __future__ import annotations
+
+import re
+
+from coldstart.errors import Usage
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)?")
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_UNITS |= {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def parse_size(given: object) -> int:
+    """Return the bytes of an integer or of text such as "14GiB".
+
+    Raises:
+        Usage: `given` is negative, a float, or text that is no size.
+    """
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+        return given
+    found = _SIZE.fullmatch(given.strip()) if isinstance(given, str) else None
+    if found is None:
+        raise Usage(f"invalid size {given!r}", mend="write bytes, or a size such as 14GiB")
+    return round(float(found[1]) * _UNITS[found[2] or "B"])
