@@ -48,12 +48,8 @@ SHAPES = {
     "1B": (22, 2048, 5632, 32, 4, 32000),
 }
 FIELDS = (
-    "num_hidden_layers",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
+    *("num_hidden_layers", "hidden_size", "intermediate_size"),
+    *("num_attention_heads", "num_key_value_heads", "vocab_size"),
 )
 # Enough to see that the modes answer alike; sixty-four tokens of eight prompts would take longer than a start at 1B.
 SETTINGS = RunSettings(PROMPTS[:2], max_tokens=16, steady=False)
