@@ -15,28 +15,9 @@ def twins(result: Row) -> Iterator[Row]:
     """Yield for each scheduler the largest relative error of each of the simulator's counts over all traces."""
     systems: dict[str, list[Row]] = {}
     for name, found in result["errors"].items():
-        if "express" not in name:
-            systems.setdefault(name.partition(", ")[2], []).append(found)
+        systems.setdefault(name.partition(", ")[2], []).append(found)
     for name, rows in systems.items():
         yield {"name": name, **{count: _largest(row[count] for row in rows) for count in rows[0]}}
-
-
-def twin_verdict(result: Row) -> str:
-    """Return the identical runs and the largest error of these rows."""
-    runs = [run for run in result["rows"] if "express" not in run["system"]]
-    same = sum(run["simulated"] == run["real"] for run in runs)
-    errors = [
-        e
-        for name, row in result["errors"].items()
-        if "express" not in name
-        for e in row.values()
-        if e is not None
-    ]
-    worst = max(map(abs, errors))
-    return (
-        f"{same} of {len(runs)} runs are identical in every count; largest error {worst:.1%}; within {result['limit']:.0%}"
-        f" everywhere: {yes(worst <= result['limit'])}."
-    )
 
 
 def _largest(errors: Iterable[float | None]) -> str:
@@ -174,8 +155,9 @@ BURSTS = Table(
     },
 )
 BURST = "A burst until its end, microseconds of CPU per token:"
+TWIN_VERDICT = "{identical_runs} of {runs} runs are identical in every count; largest error {worst_error:.1%}, limit {limit:.0%}."
 PARTS = [
-    Part(PAGE, "twin", "scheduler-twin", (TWINS, twin_verdict)),
+    Part(PAGE, "twin", "scheduler-twin", (TWINS, TWIN_VERDICT)),
     Part(PAGE, "calibration", "scheduling-calibration", (ERRORS, error_verdicts), "scheduling/calibration"),
     Part(PAGE, "simulator-cost", "simulator-cost", (COSTS,)),
     Part(PAGE, "overhead", "scheduler_overhead", (overhead_conditions, OVERHEAD, ceilings, BURST, BURSTS)),
