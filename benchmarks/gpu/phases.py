@@ -9,12 +9,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import driver_probes as probes
 import numpy as np
 import torch
-from driver_probes import attempt
-from process import Process, three
 
+from benchmarks.gpu import compare
+from benchmarks.gpu import driver_probes as probes
+from benchmarks.gpu.driver_probes import attempt
+from benchmarks.gpu.process import Process, three
 from coldstart.graphs import capture, combine, contents, gate, table_files
 from coldstart.graphs import overview as inspection
 from coldstart.graphs.api import Captured
@@ -22,7 +23,6 @@ from coldstart.graphs.cuda.calls import bindings, call
 from coldstart.graphs.errors import BaseCollision
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.snapshot import load_snapshot
-from tests.support.graphs import compare
 
 # --- P0 ---
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from workloads import CASES, Llama, Shape, Workload
 
+from benchmarks.gpu.workloads import CASES, Llama, Shape, Workload
 from coldstart.graphs.api import Captured
 from coldstart.graphs.cuda.backend import CudaDriver
 from coldstart.graphs.cuda.cupti import ModuleWatch

@@ -1,10 +1,12 @@
-"""A real server on this machine's device: plain vLLM, cold and warm, against every start mode, in ten minutes and one JSON.
+"""Start modes of a real server on a GPU against plain vLLM, cold and warm: one JSON report.
 
-  python benchmarks/gpu/serve.py --model DIR --out benchmarks/results/serve-gpu.json
-  python benchmarks/gpu/serve.py --random 0.5b                  a model with random weights, made on the spot
-Needs vLLM's GPU build with coldstart installed beside it, a model directory or --random (0.5b or 7b), and as much free
-disk as the model has bytes, twice. Steps: doctor, materialize, then `coldstart bench` of every mode that doctor grants; a
-step that fails is kept with the end of its log and takes no other with it. The report is written after every step.
+Needs vLLM's GPU build with coldstart installed, a model directory or `--random` (0.5b or 7b), and twice the model's bytes of
+free disk. Steps: doctor, materialize, `coldstart bench` of every mode that doctor reports as available. A step that fails is
+recorded with the end of its log and does not stop the others. The report is written after every step.
+
+Run: python -m benchmarks gpu/serve --model DIR | --random 0.5b [--out FILE]
+Time: about 10 minutes on a GPU
+Result: none committed: no GPU run yet
 """
 
 from __future__ import annotations
@@ -133,10 +135,7 @@ class Run:
             environment = os.environ | {"COLDSTART_CACHE_DIR": str(self.work / "cache")}
             done = _ended([_console(), *arguments], environment, left)
             text = result.read_text() if result and result.exists() else done.stdout
-            row |= {
-                "exit": done.returncode,
-                "result": json.loads(text),
-            }
+            row |= {"exit": done.returncode, "result": json.loads(text)}
             row["ok"] = done.returncode == 0
             if not row["ok"]:
                 row["end"] = done.stderr[-2000:]

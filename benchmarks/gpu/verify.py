@@ -1,15 +1,14 @@
-"""The GPU check: PyTorch, numpy and cuda-bindings only, one command of under ten minutes, one JSON report.
+"""What the CUDA driver does with captured graphs: one JSON report. Needs PyTorch, numpy and cuda-bindings.
 
   P0 probes   P1 the ordinary way (three times)   P2, P3 capture in layouts that differ, classify, bundle
   P4 restore where nothing ran before (three times) and the publish gate   P5 negatives   P6 other features
-Every phase is a process group of its own with a budget of its own; the failure of one leaves the others running.
-What later phases need comes first; repetitions alternate and come last; P6, which times nothing, runs side by side.
-The first time on a device: --layers 4 --minutes 6, then, in a second call, the whole.
-The report is written anew after every phase, so a run that is cut short leaves what it had.
-Ceiling: capture cannot be beaten below the driver's own time to build and instantiate.
-  python benchmarks/gpu/verify.py --out benchmarks/results/graphs-gpu.json
-  python benchmarks/gpu/verify.py --only P0                     the phases whose label begins so
-  python benchmarks/gpu/verify.py --work DIR --only P4          with what an earlier run left in DIR
+Every phase is a process group with a budget; the failure of one leaves the others running. The report is written after every
+phase. On a new device start with `--layers 4 --minutes 6`. `--only P0` runs the phases whose label begins so; `--work DIR
+--only P4` uses what an earlier run left in DIR.
+
+Run: python -m benchmarks gpu/verify [--layers N] [--minutes N] [--out FILE]
+Time: less than 10 minutes on a GPU
+Result: none committed: no GPU run yet
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+ROOT = Path(__file__).resolve().parents[2]
 
 Step = tuple[str, str, str, int, int]  # label, function, case, seed, seconds at most
 
@@ -122,10 +120,20 @@ def run_step(step: Step, where: Path, layers: int, limit: float) -> dict[str, An
     """One phase in its own process group, which ends with it."""
     label, function, case, seed, _ = step
     few = min(layers, 2) if case == "matmul" else layers
-    command = [sys.executable, __file__, "--phase", function, case, str(seed), str(few), str(where)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu.verify",
+        "--phase",
+        function,
+        case,
+        str(seed),
+        str(few),
+        str(where),
+    ]
     start = time.monotonic()
     with (where / f"{label}.out").open("w+") as out, (where / f"{label}.err").open("w+") as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
+        process = subprocess.Popen(command, stdout=out, stderr=err, cwd=ROOT, start_new_session=True)
         try:
             code = process.wait(timeout=limit)
         except subprocess.TimeoutExpired:
@@ -153,7 +161,7 @@ def _result(label: str, code: int | None, seconds: float, out: str, err: str) ->
 
 def phase(function: str, case: str, seed: str, layers: str, where: str) -> None:
     """The child's side."""
-    import phases
+    from benchmarks.gpu import phases
 
     print(json.dumps(getattr(phases, function)(case, Path(where), int(seed), int(layers))))
 

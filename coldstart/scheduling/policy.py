@@ -71,7 +71,7 @@ class Turns:
     on). Within its time the jobs ahead of a job under run-to-completion are served as they would be there, or have been
     served already: with enough KV memory, and iterations that take the same whoever is in them, no latency is more than
     1/share times that of first come, first served, and two iterations. Prompts and batches of unequal cost make that
-    approximate (benchmarks/starvation.py).
+    approximate (benchmarks/scheduling/oldest_share.py).
     """
 
     def __init__(self, share: float) -> None:

@@ -1,4 +1,4 @@
-"""A sample of benchmarks/fuzz_documents.py: no mutation of a document or plain section makes a reader trip or stray."""
+"""No mutation of a document or plain section makes a reader trip or stray."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_every_leaf_of_the_configuration_counts_but_those_with_a_reason() -> Non
 def test_flags_that_a_worker_may_have_read_count(
     words: list[str], leaf: str | None, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over vLLM's own parser and configuration; benchmarks/flags.py does it for every flag that there is."""
+    """Over vLLM's own parser and configuration; benchmarks/results/flags.json has every flag."""
     from coldstart.vllm.engine import adoption, server
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

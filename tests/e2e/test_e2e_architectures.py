@@ -1,6 +1,6 @@
 """What vLLM serves another way, or not at all: its Transformers backend, a model of vectors, one that it refuses.
 
-The whole matrix is benchmarks/architectures.py.
+The table of all architectures is in benchmarks/RESULTS.md.
 """
 
 from __future__ import annotations

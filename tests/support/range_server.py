@@ -1,4 +1,4 @@
-"""A threaded HTTP/1.1 file server for tests and benchmarks: ranges, one shared rate, faults, exact accounting.
+"""A threaded HTTP/1.1 file server for tests: ranges, one shared rate, faults, exact accounting.
 
 Invariant: every body byte that the kernel took from this server is in exactly one entry of `sent`, also when
 the connection broke midway. All connections together never exceed `rate` bytes/s by more than one burst.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.scheduling import probes
 from coldstart.measure.replay import RequestRecord, records_of
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.scheduling.simulate import SimSettings, simulate
@@ -22,24 +21,16 @@ TIMES = IterationProfile.from_points(
 )
 
 
-@pytest.fixture
-def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module, as a script in its folder finds it."""
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2] / "benchmarks"), *sys.path])
-    import probes
-
-    yield probes
-
-
 @pytest.mark.parametrize("name", ["fcfs", "skip-join-mlfq"])
-def test_the_parameters_come_back(probes: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parameters_come_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = SchedulerSettings(name, batch=BATCH)
 
-    def send(servers: list[object], rows: Sequence[TraceRequest], seed: int) -> list[list[RequestRecord]]:
-        return [records_of(simulate(rows, TIMES, settings, TRUTH)) for _ in servers]
+    def send(server: object, rows: Sequence[TraceRequest], seed: int) -> list[RequestRecord]:
+        return records_of(simulate(rows, TIMES, settings, TRUTH))
 
     monkeypatch.setattr(probes, "send", send)
-    found = probes.probe(None, BATCH, count())
+    server: Any = None
+    found = probes.probe(server, BATCH, count())
     machine, profile = found.settings(settings), found.profile()
     assert machine.request_s == pytest.approx(TRUTH.request_s, rel=0.01)
     assert machine.context_s == pytest.approx(TRUTH.context_s, rel=0.01)

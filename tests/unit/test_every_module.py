@@ -55,6 +55,7 @@ THROUGH = {
         **dict.fromkeys(("lifecycle", "record", "server_observer"), "unit/gateway/test_driver.py"),
     },
     "coldstart.graphs": {
+        **dict.fromkeys(("classify", "sides"), "unit/graphs/test_graphs_offline.py"),
         "cuda.cupti": CUDA, "cuda.reader": CUDA, "cuda.symbols": CUDA, "intervals": "unit/graphs/test_graphs_tables.py",
         "rebuild": "unit/graphs/test_graphs_restore.py",
     },

@@ -1,74 +1,74 @@
-"""README, RESULTS.md and SCHEDULING.md show the committed results, not somebody's memory of them."""
+"""The pages show the committed results: every table is written from its result file."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from benchmarks import tables
+from benchmarks.common import RESULTS, ROOT
+
+SCHEDULING = "benchmarks/SCHEDULING.md"
+PAGES = list(dict.fromkeys(part.page for part in tables.parts()))
 
 
-@pytest.fixture(scope="module")
-def publish() -> Iterator[ModuleType]:
-    # Run as a script it has its own folder on the path.
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    spec = importlib.util.spec_from_file_location("publish", ROOT / "benchmarks" / "publish.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(ROOT / "benchmarks"))
+@pytest.mark.parametrize("page", PAGES)
+def test_page_equals_the_rendered_results(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert text == tables.render(page, text)
 
 
-FILES = [
-    ("README.md", "readme"),
-    ("docs/commands.md", "commands"),
-    ("benchmarks/RESULTS.md", "results"),
-    ("benchmarks/SCHEDULING.md", "scheduling"),
-    ("benchmarks/MODEL_CACHE.md", "model_cache"),
-    ("docs/fleet.md", "fleet"),
-    ("docs/host.md", "host"),
-]
+def test_every_page_with_results_is_rendered() -> None:
+    assert set(PAGES) == {
+        "README.md",
+        "docs/commands.md",
+        "docs/fleet.md",
+        "docs/host.md",
+        "benchmarks/RESULTS.md",
+        "benchmarks/MODEL_CACHE.md",
+        SCHEDULING,
+    }
 
 
-@pytest.mark.parametrize(("name", "filled"), FILES)
-def test_figures_are_those_of_the_result_files(publish: ModuleType, name: str, filled: str) -> None:
-    text = (ROOT / name).read_text()
-    assert text == getattr(publish, filled)(text)
+def test_every_result_is_quoted_by_a_page_or_read_by_a_benchmark() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+    modules = [*(ROOT / "benchmarks").rglob("*.py")]
+    text = "".join(path.read_text() for path in [*pages, *modules])
+    shown = {part.result for part in tables.parts()}
+    unused = [
+        path.name for path in RESULTS.glob("*.json") if path.stem not in shown and path.name not in text
+    ]
+    assert unused == []
 
 
-def test_a_text_without_marks_is_refused(publish: ModuleType) -> None:
+def test_replace_fails_when_the_marks_are_missing() -> None:
     with pytest.raises(ValueError, match="cold-start"):
-        publish.marked("no marks here", "cold-start", "| table |")
+        tables.replace("no marks here", "cold-start", "| table |")
 
 
 Edit = Callable[[str, Callable[[Any], None]], str]
 
 
 @pytest.fixture
-def rerun(publish: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Edit:
-    """SCHEDULING.md after a rerun that changed one result file."""
-    shutil.copytree(ROOT / "benchmarks" / "results", tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(publish.scheduling_tables, "RESULTS", tmp_path)
+def rerun(tmp_path: Path) -> Edit:
+    """Return a function that renders SCHEDULING.md after a rerun that changed one result file."""
+    shutil.copytree(RESULTS, tmp_path, dirs_exist_ok=True)
 
     def edited(name: str, change: Callable[[Any], None]) -> str:
         result = json.loads((tmp_path / f"{name}.json").read_text())
         change(result)
         (tmp_path / f"{name}.json").write_text(json.dumps(result))
-        return str(publish.scheduling((ROOT / "benchmarks" / "SCHEDULING.md").read_text()))
+        return tables.render(SCHEDULING, (ROOT / SCHEDULING).read_text(), tmp_path)
 
     return edited
 
 
-def test_a_figure_within_the_papers_is_no_longer_called_otherwise(rerun: Edit) -> None:
+def test_figure11_verdict_changes_when_the_paper_is_reached(rerun: Edit) -> None:
     def quick(result: Any) -> None:
         for one in result["models"]:
             one["ours_over"]["fcfs"] = result["paper_over_fcfs"][0] - 0.75
@@ -84,7 +84,7 @@ def test_a_figure_within_the_papers_is_no_longer_called_otherwise(rerun: Edit) -
     assert "4.75x (OPT-13B), 1.25x (OPT-66B), 1.25x (OPT-175B): reproduced for OPT-13B" in text
 
 
-def test_the_share_of_swapping_is_judged_by_the_papers_bound(rerun: Edit) -> None:
+def test_figure15_share_of_swapping_is_judged_by_the_bound_of_the_paper(rerun: Edit) -> None:
     def share(percent: float) -> Callable[[Any], None]:
         def change(result: Any) -> None:
             for row in result["rows"]:
@@ -96,15 +96,15 @@ def test_the_share_of_swapping_is_judged_by_the_papers_bound(rerun: Edit) -> Non
     assert "swapping 77 to 77 % of latency: **above the paper's bound" in rerun("figure15", share(77.0))
 
 
-def test_averages_of_the_papers_digits_are_exact(rerun: Edit) -> None:
+def test_figure7_averages_are_exact_when_the_printed_digits_agree(rerun: Edit) -> None:
     def found(fcfs: float) -> Callable[[Any], None]:
         return lambda result: result["best"]["averages"].update(fcfs=fcfs)
 
-    assert "; exact |" in rerun("figure7", found(4.2304))
+    assert "; exact." in rerun("figure7", found(4.2304))
     assert "; not exact: on the grids tried fcfs comes to" in rerun("figure7", found(4.24))
 
 
-def test_the_ceilings_hold_where_the_overhead_says_so(rerun: Edit) -> None:
+def test_overhead_ceilings_name_the_cases_where_they_fail(rerun: Edit) -> None:
     def slow(result: Any) -> None:
         for row in result["rows"]:
             row.update(stock_us=100.0, ours_us=150.0, iteration_us=1e4)
@@ -116,10 +116,10 @@ def test_the_ceilings_hold_where_the_overhead_says_so(rerun: Edit) -> None:
     assert "- The same, a whole step of stock: everywhere." in text
 
 
-def test_a_result_that_is_missing_is_said_to_be(rerun: Edit, tmp_path: Path) -> None:
-    for name in ("figure8", "figure14", "scheduler_overhead"):
+def test_a_part_names_its_benchmark_when_the_result_is_missing(rerun: Edit, tmp_path: Path) -> None:
+    for name in ("figure8", "figure14", "starvation"):
         (tmp_path / f"{name}.json").unlink()
     text = rerun("figure7", lambda result: None)
-    assert "| 8 |  | not measured yet | `python benchmarks/figure8.py` |" in text
-    assert "Not measured yet: `python benchmarks/figure14.py`." in text
-    assert "Not measured yet: `python benchmarks/scheduler_overhead.py`." in text
+    assert "Not measured yet: `python -m benchmarks scheduling/figure8`." in text
+    assert "Not measured yet: `python -m benchmarks scheduling/figure14`." in text
+    assert "Not measured yet: `python -m benchmarks scheduling/oldest_share`." in text

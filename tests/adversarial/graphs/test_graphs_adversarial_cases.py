@@ -74,6 +74,7 @@ import numpy as np
 import pytest
 from support.graphs_tools import SMALL, outputs, proven
 
+from benchmarks.gpu.compare import single
 from coldstart.graphs import capture, table_files, windows
 from coldstart.graphs.api import AllocationEvent, NodeKind
 from coldstart.graphs.errors import AlteredTable, GraphError
@@ -81,7 +82,6 @@ from coldstart.graphs.kernels import Ladder
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.tables import EDGE, Kernel, Tables
 from coldstart.graphs.trace import live_allocation, match_backwards, pack
-from tests.support.graphs.compare import single
 from tests.support.graphs.driver import Library, Node, SimDriver
 from tests.support.graphs.images import cubin
 from tests.support.graphs.kernels import ROUTINES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.gpu.compare import compare, prefix, single
 from coldstart.graphs import trace as traces
 from coldstart.graphs import windows
 from coldstart.graphs.api import AllocationEvent
@@ -12,7 +13,6 @@ from coldstart.graphs.errors import BaseCollision
 from coldstart.graphs.link import broken_assumptions
 from coldstart.graphs.snapshot import Snapshot
 from coldstart.graphs.tables import Kernel, Tables
-from tests.support.graphs.compare import compare, prefix, single
 from tests.support.graphs.random_graphs import Field, Program, judge, place, region_bases, snapshot
 
 SIZES = [4096, 8192, 12288]

@@ -13,13 +13,9 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "gpu"))
-
-import phases  # noqa: E402
-import verify  # noqa: E402
-import workloads  # noqa: E402
 from support.graphs_tools import SMALL  # noqa: E402
 
+from benchmarks.gpu import phases, verify, workloads  # noqa: E402
 from coldstart.graphs.api import Captured  # noqa: E402
 from coldstart.graphs.tables import SymbolRegion  # noqa: E402
 from tests.support.graphs.model import SimModel  # noqa: E402
@@ -197,12 +193,11 @@ class Absent:
         if name == "coldstart.artifacts":
             raise ImportError("only the source tree is here")
 sys.meta_path.insert(0, Absent())
-import phases, process, verify, workloads
+from benchmarks.gpu import phases, process, verify, workloads
 print(sorted(n for n in sys.modules if n.startswith(("coldstart.engine", "coldstart.vllm.graphs"))))
 """
-    path = os.pathsep.join([str(root / "benchmarks" / "gpu"), str(root)])
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True, check=False
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout == "[]\n", done.stderr + done.stdout
 

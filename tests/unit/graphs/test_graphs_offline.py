@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from support.graphs_tools import bundle, offline
 
+from benchmarks.gpu.compare import compare
 from coldstart.graphs import overview as inspection
 from coldstart.graphs.capture import distinct
 from coldstart.graphs.combine import combine
 from coldstart.graphs.errors import AlteredTable, GraphError
 from coldstart.graphs.snapshot import load_snapshot
 from coldstart.graphs.tables import SymbolRegion
-from tests.support.graphs.compare import compare
 
 
 def test_the_three_classifiers_on_one_model() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
-
-from weight_path import report
+from benchmarks.tables import block
+from benchmarks.weights import report, tables
 
 GB = 10**9
 LIMITS = {
@@ -44,7 +41,7 @@ def test_ours_is_compared_with_the_fastest_peer_of_the_state() -> None:
     assert rows["coldstart"]["over_fastest_peer"]["load_s"] == loaded
     assert rows["slow"]["over_fastest_peer"]["load_s"]["ratio"] == 2.0
     assert rows["coldstart"]["percent_of_limit"] == pytest.approx(60)
-    table = report.peers_table(result)
+    table = block(tables.LOADERS, result)
     assert table.index("| coldstart |") < table.index("| fast |") < table.index("| slow |")
 
 
@@ -60,14 +57,14 @@ def test_what_never_runs_is_recorded_and_what_runs_sometimes_is_no_result() -> N
     refused = {"loader": "gpu-only", "state": "warm", "round": 0, "error": "no device"}
     result = report.peers([sample("vllm", 1.0), refused], [LIMITS], GB)
     assert result["refused"] == {"gpu-only": "no device"}
-    assert "- gpu-only: no device" in report.peers_table(result)
+    assert "- gpu-only: no device" in tables.limits(result)
     with pytest.raises(RuntimeError, match="vllm failed in some runs"):
         report.peers([sample("vllm", 1.0), refused | {"loader": "vllm"}], [LIMITS], GB)
 
 
 def test_other_bytes_are_not_hidden() -> None:
     result = report.peers([sample("vllm", 1.0), sample("coldstart", 1.0, digest="e")], [LIMITS], GB)
-    assert not result["digests_identical"] and "DIFFERENT" in report.peers_table(result)
+    assert not result["digests_identical"] and "DIFFERENT" in tables.parameters(result)
 
 
 def test_overlap_is_over_the_longer_of_import_and_fetch_of_its_round() -> None:
@@ -88,8 +85,8 @@ def test_overlap_is_over_the_longer_of_import_and_fetch_of_its_round() -> None:
     assert (row["bytes_s"], row["fetch_s"]) == (1e8, 12.0)
     # 0.5 of context, 6 of imports and 1.5 of loading hide behind the fetching of 12.
     assert row["predicted_s"] == pytest.approx(12.0)
-    assert "| half: 100 | 12.00 | 6.00 | coldstart | 14.40 |" in report.overlap_table(
-        report.overlap(samples, ["half"], GB)
+    assert "| half: 100 | 12.00 | 6.00 | coldstart | 14.40 |" in block(
+        tables.OVERLAP, report.overlap(samples, ["half"], GB)
     )
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks by claim; `python -m benchmarks` lists them."""

@@ -1,0 +1,120 @@
+"""Table of the live host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.tables import Part, Table, listed, met
+
+# Targets: throughput through the gateway over direct; seconds of starts over those of GDSF and LRU.
+THROUGHPUT, OVER_GDSF, OVER_LRU = 0.97, 0.9, 0.6
+MIB = 1 << 20
+Row = Mapping[str, Any]
+
+
+def loads(result: Row) -> str:
+    """Return the load average before each part, the largest first."""
+    found = sorted(((part["about"]["load_before"], name) for name, part in result.items()), reverse=True)
+    return listed(f"{load:.1f} in `{name}`" for load, name in found)
+
+
+def cold(found: Row) -> Iterator[tuple[str, str]]:
+    yield (
+        "`cold`: {requests} requests to a stopped model".format_map(found),
+        "{starts} start ({start[seconds]:.1f} s until ready, `{start[mode]}`), {answered} answered, {seen_by_server} received"
+        " by vLLM, {out_of_order_at_server} out of order".format_map(found),
+    )
+
+
+def faults(found: Row) -> Iterator[tuple[str, str]]:
+    killed, failing, reload = (found[name] for name in ("server_killed", "always_fails", "reload_under_load"))
+    others = "{bystanders[whole]} of {bystanders[streams]} streams of another model complete"
+    yield (
+        "`faults`: a server killed during a stream",
+        (
+            "the stream ends with error code {error_event[code]}; a new server answers request "
+            "{asked_until_it_served_again} after the kill; " + others
+        ).format_map(killed),
+    )
+    yield (
+        "`faults`: requests to a model that always fails",
+        ("HTTP {statuses} with the reason, {starts_tried} starts; " + others).format_map(
+            {**failing, "statuses": listed(failing["statuses"])}
+        ),
+    )
+    yield (
+        "`faults`: {reloads} reloads under load".format_map(reload),
+        (others + ", {starts_meanwhile} starts").format_map(reload),
+    )
+
+
+def streams(found: Row) -> Iterator[tuple[str, str]]:
+    before, after = found["after_500_streams"], found["after_all"]
+    yield (
+        f"`streams`: {found['streams']:,} streams over fake servers, {found['left']:,} cancelled by the client",
+        f"{found['mixed']} received pieces of another stream; open at the end: {after['descriptors']} descriptors and "
+        f"{after['tasks']} tasks (after 500 streams: {before['descriptors']} and {before['tasks']}); memory "
+        f"{after['bytes'] / MIB:.0f} MiB (after 500 streams: {before['bytes'] / MIB:.0f})",
+    )
+
+
+def overhead(found: Row) -> Iterator[tuple[str, str]]:
+    runs, later = found["throughput"], found["ttft_s"]["over_direct"]
+    yield (
+        f"`overhead`: first token of a running model through the gateway and directly ({later['n']} pairs)",
+        f"{later['p50'] * 1e3:.1f} ms later at the median (quartiles {later['p25'] * 1e3:.1f} and {later['p75'] * 1e3:.1f} ms)",
+    )
+    ratios = listed(
+        f"{clients} clients {{p50:.2f}}x (quartiles {{p25:.2f}} and {{p75:.2f}})".format_map(one["ratio"])
+        for clients, one in runs.items()
+    )
+    cost = " and ".join(f"{one['gateway_cpu_s_per_token'] * 1e6:.0f}" for one in runs.values())
+    yield (
+        f"`overhead`: output tokens per second over direct, both on {found['about']['cores']} shared cores",
+        f"{ratios}; target {THROUGHPUT}: {met(all(one['ratio']['p50'] >= THROUGHPUT for one in runs.values()))}; the gateway "
+        f"uses {cost} µs of CPU for each token",
+    )
+
+
+def cycles(found: Row) -> Iterator[tuple[str, str]]:
+    first, last = found["after_the_first"], found["after_the_last"]
+    kept = listed(
+        f"{key.replace('_', ' ')} {first[key]} and {last[key]}" for key in first if key != "host_bytes"
+    )
+    yield (
+        f"`cycles`: {found['cycles']} times {found['models']} models from stopped to serving and back ({found['starts']:,} "
+        f"starts, {' and '.join(found['modes'])}, median {found['start_s']['p50']:.2f} s)",
+        f"{found['failed_starts']} failed; after the first and the last cycle: {kept}; memory of the host "
+        f"{first['host_bytes'] / MIB:.0f} and {last['host_bytes'] / MIB:.0f} MiB",
+    )
+
+
+def tournament(found: Row) -> Iterator[tuple[str, str]]:
+    live, quotients = found["totals"]["live"], [run["simulated_over_live"] for run in found["runs"]]
+    holds = live["over_gdsf"] <= OVER_GDSF and live["over_lru"] <= OVER_LRU
+    yield (
+        f"`tournament`: seconds of starts, {len(found['models'])} models in {found['memory_share']:.0%} of their memory",
+        f"predictive {live['predictive']:.1f}, GDSF {live['gdsf']:.1f}, LRU {live['lru']:.1f}: {live['over_gdsf']:.2f}x of GDSF"
+        f" and {live['over_lru']:.2f}x of LRU; target {OVER_GDSF} and {OVER_LRU}: {met(holds)}; simulated over live "
+        f"{min(quotients):.2f} to {max(quotients):.2f} in {len(quotients)} runs",
+    )
+
+
+def host(result: Row) -> Iterator[Row]:
+    """Yield the lines of all live parts."""
+    for part in (cold, faults, streams, overhead, cycles, tournament):
+        for name, found in part(result[part.__name__]):
+            yield {"part": name, "result": found}
+
+
+PARTS = [
+    Part("docs/host.md", "host-load", "host-live-cpu", (loads,), "host/live"),
+    Part(
+        "docs/host.md",
+        "host",
+        "host-live-cpu",
+        (Table(host, {"part": "{part}", "result": "{result}"}),),
+        "host/live",
+    ),
+]

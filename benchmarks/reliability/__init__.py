@@ -1,1 +1,0 @@
-"""Real starts and stops by the hundred; `__main__` says which."""

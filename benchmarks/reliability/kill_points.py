@@ -1,0 +1,279 @@
+"""A process killed at any step of a store operation tears no bundle, and the same operation then succeeds.
+
+Simulated: a forked process kills itself before its n-th system step (audit events of the file system, and fsync), for n = 1, 2,
+... until the operation completes. Random: a forked process is killed from outside at a random moment. After every kill each
+bundle is intact, what was published before exists, and the operation succeeds when repeated; prune leaves no staging.
+
+Run: python -m benchmarks reliability/kill_points [--points 10000] [--minutes 4] [--random 200]
+Time: about 4 minutes
+Result: kill-points.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from coldstart.artifacts import sign
+from coldstart.artifacts.blobs import blob_path
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle_source import LayoutSource
+from coldstart.artifacts.key import Key
+from coldstart.artifacts.manifest import Provenance
+from coldstart.artifacts.store import Store
+
+from benchmarks.common import RESULTS, command_line, finish
+from coldstart.key import inspection
+from coldstart.machine import paths, unpacked
+from coldstart.measure.bench import facts
+
+KV = {"blocks": 7, "bytes_per_block": 4096.5}
+CODE = {"kernel.so": b"\x7fELF" + bytes(64), "cache/graph.py": b"def f(): ...\n"}
+KEY = Key({"hardware.name": "cpu", "model.name": "tiny", "runtime.vllm": "0.32"})
+MADE = Provenance("2026-01-02T03:04:05Z", {"coldstart": "0.1.0"}, ("materialize",), {}, "org/tiny")
+_STEPS = (
+    *("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.chmod"),
+    *("os.truncate", "os.scandir", "fcntl.flock", "shutil.rmtree"),
+)
+
+
+def _write_tree(directory: Path) -> None:
+    for name, data in CODE.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+class World:
+    """One store with a bundle, another to take from, a place to unpack to; `act` does an operation, `check` judges."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.store, self.other = root, Store(root / "store"), Store(root / "other")
+        _write_tree(root / "tree")
+        self.run = 0
+        self.first = self.publish(self.store)
+        self.theirs = self.publish(self.other)
+
+    def publish(self, store: Store) -> Bundle:
+        self.run += 1
+        with store.begin(KEY) as draft:
+            draft.add_json("kv", KV | {"run": self.run, "process": os.getpid()})
+            draft.add_tree("compile", self.root / "tree")
+            return draft.publish(MADE, signer=sign.host_key(paths.state_dir()))
+
+    def pull(self) -> Bundle:
+        return self.store.receive(LayoutSource(self.other), self.theirs.descriptor)
+
+    def prune(self) -> object:
+        return self.store.prune(keep=1, trust=inspection.trust)
+
+    def unpack(self) -> Path:
+        bundle = self.store.get("org/tiny", trust=inspection.trust)
+        return unpacked.unpacked(bundle, "compile", self.root / "unpacked", inspection.trust)
+
+    def repair(self) -> object:
+        self.store.repair(self.first, [LayoutSource(self.other)])
+        return self.first.verify("checksum")
+
+    operations = ("publish", "pull", "prune", "unpack", "repair")
+
+    def prepare(self, operation: str) -> None:
+        """What the operation needs to have something to do."""
+        if operation == "prune":
+            self.publish(self.store)
+        if operation == "pull":
+            self.publish(self.store)
+            self.store.prune(drop=[b for b in self.store.list() if b.digest == self.theirs.digest])
+        if operation == "unpack":
+            shutil.rmtree(self.root / "unpacked", ignore_errors=True)
+        if operation == "repair":
+            self.first = self.store.get("org/tiny", trust=inspection.trust)
+            self.other.receive(LayoutSource(self.store), self.first.descriptor)
+            path = blob_path(self.store.root, self.first.entry("compile").digest)
+            path.write_bytes(b"?" + path.read_bytes()[1:])
+
+    def act(self, operation: str) -> None:
+        """The operation, once; raises where it does not succeed."""
+        if operation == "publish":
+            self.publish(self.store)
+        elif operation == "unpack":
+            place = self.unpack()
+            found = {str(p.relative_to(place)): p.read_bytes() for p in place.rglob("*") if p.is_file()}
+            assert found == CODE, f"unpacked {sorted(found)}"
+        elif operation == "repair":
+            assert self.repair() == []
+        else:
+            getattr(self, operation)()
+
+    def check(self, operation: str, before: set[str]) -> None:
+        """Nothing torn; what was there is there, but for what a prune was asked to remove."""
+        bundles = self.store.list()
+        for bundle in bundles:
+            faults = bundle.verify("checksum")
+            assert not faults or (operation == "repair" and bundle == self.first), f"{bundle.ref}: {faults}"
+        assert operation == "prune" or before <= {bundle.digest for bundle in bundles}, "a bundle is gone"
+        assert bundles, "the store is empty"
+
+
+def killed(work: Callable[[], None], watch: Callable[[int], None] | None = None) -> int:
+    """Exit status of a forked process that does `work`; `watch` is called with its pid."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException as error:  # noqa: BLE001 - said to the parent by the exit code
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
+            os._exit(1)
+    if watch is not None:
+        watch(child)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def dying(step: int, work: Callable[[], None]) -> Callable[[], None]:
+    """`work` in a process that is killed before its step number `step`."""
+
+    def run() -> None:
+        left = step
+
+        def count() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sync = os.fsync
+        os.fsync = lambda handle: (count(), sync(handle))[1]  # type: ignore[assignment, func-returns-value]
+        sys.addaudithook(lambda event, _: count() if event in _STEPS else None)
+        work()
+
+    return run
+
+
+def one(world: World, operation: str, kill: Callable[[World], int], findings: list[str]) -> int:
+    """Prepare, kill, check, do it again, check; the child's status."""
+    world.prepare(operation)
+    world.run += 1  # what the child publishes is not what the parent will
+    before = {bundle.digest for bundle in world.store.list()}
+    status = kill(world)
+    try:
+        assert status in (0, -signal.SIGKILL), f"the operation itself failed with {status}"
+        world.check(operation, before)
+        world.act(operation)
+        if world.run % 10 == 0:
+            world.check(operation, before)
+            world.store.prune(keep=1, trust=inspection.trust)
+            assert list(world.store.layout.staging.iterdir()) == [], "staging is left"
+    except Exception as error:  # noqa: BLE001 - that is what is looked for
+        findings.append(f"{operation}: {type(error).__name__}: {error}"[:300])
+    return status
+
+
+def simulated(world: World, points: int, deadline_s: float, findings: list[str]) -> dict[str, Any]:
+    """Every step of every operation in turn, over and over, until there were so many."""
+    made, steps = Counter[str](), dict[str, int]()
+    while sum(made.values()) < points and time.monotonic() < deadline_s:
+        for operation in World.operations:
+            for step in range(1, 10_000):
+                status = one(
+                    world,
+                    operation,
+                    lambda w, o=operation, n=step: killed(dying(n, lambda: w.act(o))),  # type: ignore[misc]
+                    findings,
+                )
+                if status != -signal.SIGKILL:
+                    steps[operation] = step - 1
+                    break
+                made[operation] += 1
+                if sum(made.values()) >= points or time.monotonic() > deadline_s:
+                    break
+    return {"points": sum(made.values()), "by operation": dict(made), "steps of one": steps}
+
+
+def at_random(world: World, count: int, deadline_s: float, findings: list[str]) -> dict[str, Any]:
+    """Real kills from outside at a random moment of each operation."""
+    chance, hit, made = random.Random(11), Counter[str](), Counter[str]()
+    for operation in World.operations:
+        world.prepare(operation)
+        began = time.monotonic()
+        killed(lambda o=operation: world.act(o))  # type: ignore[misc]
+        long_s = time.monotonic() - began
+        for _ in range(count):
+            if time.monotonic() > deadline_s:
+                break
+
+            def strike(pid: int, after_s: float = chance.uniform(0, long_s)) -> None:
+                time.sleep(after_s)
+                os.kill(pid, signal.SIGKILL)  # not yet reaped: the number is its own
+
+            status = one(
+                world,
+                operation,
+                lambda w, o=operation, s=strike: killed(lambda: w.act(o), s),  # type: ignore[misc]
+                findings,
+            )
+            made[operation] += 1
+            hit[operation] += status == -signal.SIGKILL
+    return {"kills": dict(made), "that hit": dict(hit)}
+
+
+def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Counts of two slices added up, name by name; how many steps an operation has is no count."""
+    return {
+        "random": {n: dict(Counter(one["random"][n]) + Counter(v)) for n, v in other["random"].items()},
+        "simulated": {
+            "points": one["simulated"]["points"] + other["simulated"]["points"],
+            "by operation": dict(
+                Counter(one["simulated"]["by operation"]) + Counter(other["simulated"]["by operation"])
+            ),
+            "steps of one": one["simulated"]["steps of one"] | other["simulated"]["steps of one"],
+        },
+    }
+
+
+def main() -> None:
+    """Parse, kill, keep the result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--points", type=int, default=10_000)
+    parser.add_argument("--random", type=int, default=200, help="kills of each operation from outside")
+    parser.add_argument("--minutes", type=float, default=60, help="stop after so long, with what there is")
+    parser.add_argument("--more", action="store_true", help="add to the result that is there")
+    given = parser.parse_args()
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+        home = Path(name)
+        for variable in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
+            os.environ[variable] = name
+        world, findings, began = World(home), list[str](), time.monotonic()
+        deadline_s = began + 60 * given.minutes
+        result = {"random": at_random(world, given.random, deadline_s, findings)}
+        result["simulated"] = simulated(world, given.points, deadline_s, findings)
+    if given.more:
+        earlier = json.loads((RESULTS / "kill-points.json").read_text())
+        result = _sum(earlier, result)
+        findings = [*earlier["findings"], *findings]
+        began -= earlier["seconds"]
+    seconds = round(time.monotonic() - began, 1)
+    command = command_line()
+    made = {"date": facts.today(), "command": command, "machine": facts.machine()}
+    finish(
+        "kill-points", made | result | {"seconds": seconds, "found": len(findings), "findings": findings[:50]}
+    )
+    sys.exit(bool(findings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""From the runs to the result: medians with their range, ratios within each repetition, prices, identical answers.
+
+A ratio above 1 is an improvement over the baseline; it is taken within one repetition, where both served the same
+requests, and its median over the repetitions is given with the least and the largest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
+
+from benchmarks.scheduling.live.cells import BLOCK_BYTES
+from benchmarks.scheduling.live.names import BASELINE, HONEST
+
+Runs = Mapping[int, Mapping[str, Any]]
+TIMES = (
+    "per_token_s.mean",
+    "per_token_s.p95",
+    "ttft_s.mean",
+    "ttft_s.p95",
+    "latency_s.mean",
+    "longest_s.mean",
+)
+RATES = ("tokens_per_s", "makespan_tokens_per_s")
+
+BASELINES = (BASELINE, HONEST)
+
+
+def groups(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str], dict[str, dict[int, Any]]]:
+    """Rows by (regime, workload, load), then scheduler, then repetition."""
+    found: dict[tuple[str, str, str], dict[str, dict[int, Any]]] = defaultdict(lambda: defaultdict(dict))
+    for row in rows:
+        key = (row["regime"], row["workload"], row["load"])
+        found[key][row["scheduler"]][row["repetition"]] = row
+    return {key: dict(value) for key, value in found.items()}
+
+
+def summarize(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One entry per regime, workload and load."""
+    return [
+        {"regime": regime, "workload": workload, "load": load, **_cell(schedulers)}
+        for (regime, workload, load), schedulers in groups(rows).items()
+    ]
+
+
+def _cell(schedulers: Mapping[str, Runs]) -> dict[str, Any]:
+    others = [name for name in schedulers if name != BASELINE]
+    return {
+        "schedulers": {name: _one(runs) for name, runs in schedulers.items()},
+        "against": {
+            base: {
+                name: _against(runs, schedulers[base]) for name, runs in schedulers.items() if name != base
+            }
+            for base in BASELINES
+            if base in schedulers
+        },
+        "identical": {name: _identical(schedulers[name], schedulers.get(BASELINE, {})) for name in others},
+    }
+
+
+def _one(runs: Runs) -> dict[str, Any]:
+    ordered = [runs[number] for number in sorted(runs)]
+    counters = {name: median(run["counters"][name] for run in ordered) for name in ordered[0]["counters"]}
+    metrics = {name: spread([run["metrics"][name] for run in ordered]) for name in ordered[0]["metrics"]}
+    requests = sum(len(run["requests"]) for run in ordered)
+    found = {"runs": len(ordered), "requests": requests, "metrics": metrics, "counters": counters}
+    return found | ({"swapping": swapping(ordered)} if "blocks_evicted" in counters else {})
+
+
+def swapping(runs: Sequence[Any]) -> dict[str, Any]:
+    """KV taken off the device and loaded back, in bytes a run, and shares of all latency.
+
+    `blocked_share`: a request's rank earns a slot and its KV is on the host. `loading_share`, of that: the transfer is
+    under way; for the rest it waits for room, which others have before it. None where it was not counted.
+    """
+    return {
+        "bytes_evicted": spread([run["counters"]["blocks_evicted"] * BLOCK_BYTES for run in runs]),
+        "bytes_loaded": spread([run["counters"]["blocks_loaded"] * BLOCK_BYTES for run in runs]),
+        "blocked_share": _share(runs, "blocked_on_loads_s"),
+        "loading_share": _share(runs, "loading_s"),
+    }
+
+
+def _share(runs: Sequence[Any], counter: str) -> dict[str, float] | None:
+    if any(counter not in run["counters"] for run in runs):
+        return None
+    return spread([run["counters"][counter] / sum(request[2] for request in run["requests"]) for run in runs])
+
+
+def _against(runs: Runs, base: Runs) -> dict[str, Any]:
+    both = sorted(set(runs) & set(base))
+    if not both:
+        return {}
+    ratios = {name: spread([_ratio(base[n], runs[n], name) for n in both]) for name in TIMES}
+    ratios |= {name: spread([_ratio(runs[n], base[n], name) for n in both]) for name in RATES}
+    return ratios | {"slowdown": slowdown([runs[n] for n in both], [base[n] for n in both])}
+
+
+def slowdown(runs: Sequence[Any], base: Sequence[Any]) -> dict[str, float]:
+    """Latency over the baseline's, request by request: the price that single requests pay."""
+    pairs = [
+        (mine[0], mine[2] / theirs[2])
+        for run, other in zip(runs, base, strict=True)
+        for mine, theirs in zip(run["requests"], other["requests"], strict=True)
+    ]
+    factors = sorted(factor for _, factor in pairs)
+    longest = [f for _, f in sorted(pairs, reverse=True)[: max(1, len(pairs) // 10)]]
+    return {
+        "max": factors[-1],
+        "p99": factors[int(0.99 * (len(factors) - 1))],
+        "above_2": sum(factor > 2 for factor in factors) / len(factors),
+        "longest_max": max(longest),
+        "longest_mean": fmean(longest),
+        "longest_above_2": sum(factor > 2 for factor in longest) / len(longest),
+    }
+
+
+def _identical(runs: Runs, base: Runs) -> dict[str, int]:
+    pairs = [
+        (mine[3], theirs[3])
+        for number in set(runs) & set(base)
+        for mine, theirs in zip(runs[number]["requests"], base[number]["requests"], strict=True)
+    ]
+    return {"compared": len(pairs), "identical": sum(a == b != "" for a, b in pairs)}
+
+
+def _work(run: Any, name: str) -> float:
+    work = run["work"]
+    return float(work["cpu_s"] / work["iterations"] if name == "cpu_per_iteration" else work[name])
+
+
+def _ratio(over: Any, under: Any, name: str) -> float:
+    return float(over["metrics"][name] / under["metrics"][name])
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": median(values), "min": min(values), "max": max(values)}

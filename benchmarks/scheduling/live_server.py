@@ -1,0 +1,176 @@
+"""Skip-join MLFQ against first come, first served on real vLLM on this CPU.
+
+A batch of B with iterations of t seconds produces B/t tokens a second for any order. Scheduling moves the waiting from requests
+that need little to requests that need much; a wait of w seconds costs w/n per token for an answer of n tokens. Nothing is
+gained if no request waits or all need the same. A larger batch also removes the waiting, which is why `fcfs-max` is here.
+
+Load 1 is the rate that FCFS with the same batch sustained just before, in every repetition. All schedulers serve the same
+requests within a repetition, in an order that rotates, and every answer is compared with that of FCFS. Each finished run is
+one line of the log; a second call continues. `--prepare` creates the bundles; `--swapping` writes
+scheduling-live-swapping.json instead.
+
+Run: python -m benchmarks scheduling/live_server [--regime R] [--workload W] [--load L] [--repetitions N] [--swapping]
+Time: about 2 hours
+Result: scheduling-live-regimes.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import RESULTS, command_line
+from benchmarks.scheduling.live import model, summary, workloads
+from benchmarks.scheduling.live.cells import REGIMES, SWAPPING, Cell, Regime, cells
+from benchmarks.scheduling.live.log import Log
+from benchmarks.scheduling.live.measure import capacity, run
+from benchmarks.scheduling.live.names import BASELINE
+from benchmarks.scheduling.live.servers import Fleet, Server, bind_client
+from coldstart.measure.bench import facts
+
+KINDS = {regime.name: regime for regime in (*REGIMES.values(), SWAPPING)}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure what is missing in the log, write the result, print it as one line of JSON."""
+    options = _options(argv)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # servers must not outlive this
+    if options.prepare:
+        return prepare()
+    log, machine = Log(options.log), facts.machine()  # before this process binds itself to some of the cores
+    wanted = list(_wanted(options))
+    if not options.summary_only:
+        measure(wanted, log, options)
+    campaign = "swapping" if options.swapping else "regimes"
+    name = f"scheduling-live-{campaign}"
+    done = [row for cell in wanted if (row := log.find(kind="run", **cell.document()))]
+    result = document(name, done, [row for row in log.rows if row["kind"] == "capacity"], argv)
+    result["machine"] = machine
+    target = options.result or RESULTS / f"{name}.json"
+    target.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({k: v for k, v in result.items() if k not in ("cells", "runs")}))
+    return 0 if len(done) == len(wanted) else 1
+
+
+def prepare() -> int:
+    """Make the bundles anew, with iteration times as they are on this machine now."""
+    bind_client()  # as `measure` does: a bundle is for so many cores
+    with tempfile.TemporaryDirectory(prefix="live-") as work:
+        for bundle in {regime.bundle(str(model.build())) for regime in KINDS.values()}:
+            Fleet(Path(work)).materialize(bundle, force=True)
+            print(f"made {bundle}", file=sys.stderr)
+    return 0
+
+
+def measure(wanted: Iterable[Cell], log: Log, options: argparse.Namespace) -> None:
+    """Run what the log lacks, until `minutes` have passed."""
+    missing = [cell for cell in wanted if log.find(kind="run", **cell.document()) is None]
+    bind_client()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="live-") as work:
+        fleet = Fleet(Path(work))
+        try:
+            for number, cell in enumerate(missing):
+                if options.minutes is not None and time.monotonic() - began > 60 * options.minutes:
+                    print(f"stopped: {len(missing) - number} of {len(missing)} are left", file=sys.stderr)
+                    return
+                _measure(cell, fleet, log, options.length)
+                spent = time.monotonic() - began
+                print(f"{number + 1}/{len(missing)} {spent:.0f} s {cell}", file=sys.stderr)
+        finally:
+            fleet.close()
+
+
+def _measure(cell: Cell, fleet: Fleet, log: Log, length: float) -> None:
+    regime = KINDS[cell.regime]
+    load_1 = _capacity(regime, cell, _server(regime, BASELINE, fleet), log)["requests_per_s"]
+    count = workloads.count_of(cell.workload, cell.load, load_1, length * regime.share)
+    rows = workloads.arriving(cell.workload, cell.load, load_1, cell.seed, count)
+    found = run(_server(regime, cell.scheduler, fleet), rows, cell.seed)
+    log.add({"kind": "run", **cell.document(), **found, "at": facts.today()})
+
+
+def _capacity(regime: Regime, cell: Cell, server: Server, log: Log) -> dict[str, float]:
+    """Return the rate of FCFS with the batch cap, measured before the first run of each repetition."""
+    place = {"regime": regime.name, "workload": cell.workload, "repetition": cell.repetition}
+    known = log.find(kind="capacity", **place)
+    if known is None:
+        if not server.warm:
+            capacity(server, cell.workload, regime.batch, seed=2)
+        known = {"kind": "capacity", **place, **capacity(server, cell.workload, regime.batch)}
+        log.add(known)
+    return known
+
+
+def _server(regime: Regime, scheduler: str, fleet: Fleet) -> Any:
+    return fleet.server(
+        f"{regime.name}-{scheduler}", regime.bundle(str(model.build())), regime.schedulers[scheduler]
+    )
+
+
+def _wanted(options: argparse.Namespace) -> Iterable[Cell]:
+    if options.swapping:
+        return cells([SWAPPING], ["skewed"], options.load or ["1.1"], options.repetitions)
+    chosen = [REGIMES[name] for name in options.regime or REGIMES]
+    if only := options.scheduler:
+        chosen = [replace(r, schedulers={n: o for n, o in r.schedulers.items() if n in only}) for r in chosen]
+    return cells(
+        chosen, options.workload or ["skewed", "azure"], options.load or workloads.LOADS, options.repetitions
+    )
+
+
+def document(name: str, rows: list[Any], capacities: list[Any], argv: Sequence[str]) -> dict[str, Any]:
+    """The result file."""
+    found = summary.summarize(rows)
+    return {
+        "benchmark": name,
+        "date": facts.today(),
+        "versions": facts.versions(),
+        "command": command_line(),
+        "capacity": capacities,
+        "options": {regime.name: dict(regime.schedulers) for regime in KINDS.values()},
+        "cells": found,
+        "runs": [_published(row) for row in rows],
+    }
+
+
+def _published(row: dict[str, Any]) -> dict[str, Any]:
+    """A run without what every single request experienced."""
+    return {k: v for k, v in row.items() if k not in ("kind", "requests")} | {"count": len(row["requests"])}
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--regime", action="append", choices=list(REGIMES))
+    parser.add_argument("--workload", action="append", choices=workloads.WORKLOADS)
+    parser.add_argument("--load", action="append", choices=workloads.LOADS)
+    parser.add_argument("--scheduler", action="append", help="only these, by name")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument(
+        "--length", type=float, default=1.0, metavar="FACTOR", help="runs so many times as long"
+    )
+    parser.add_argument(
+        "--swapping", action="store_true", help="the memory-starved pool and its three strategies"
+    )
+    parser.add_argument("--prepare", action="store_true", help="make the bundles anew, measure nothing")
+    parser.add_argument("--minutes", type=float, help="start no run after this long")
+    parser.add_argument("--log", type=Path, default=Path("build/live-scheduling.jsonl"))
+    parser.add_argument("--result", type=Path, help="where the result goes; default: results/")
+    parser.add_argument("--summary-only", action="store_true", help="measure nothing")
+    options = parser.parse_args(argv)
+    options.log.parent.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,43 @@
+"""Time from process launch to the first token over HTTP, for plain vLLM and every start mode.
+
+A start imports torch and vLLM once, loads the weights and computes one token. Everything else that vLLM does at a start
+was done before for the same key. The floor of a mode is measured in the same run: a process that imports the same modules
+(`fresh`) or a fork (other modes), plus one first token of a running server. Runs are interleaved and their order rotates;
+figures are medians with their range. Measured on the CPU.
+
+Run: python -m benchmarks start/cold_start [--runs N] [--export FORM=FILE]
+Time: about 40 minutes for 5 runs
+Result: cold-start-cpu.json
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.common import RESULTS
+
+RESULT = RESULTS / "cold-start-cpu.json"
+MODEL = "tiny-llama"
+VLLM_ARGS = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456"]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the bench, keep its JSON, print the table for people and the JSON in one last line."""
+    command = [
+        str(Path(sys.executable).with_name("coldstart")),
+        "bench",
+        MODEL,
+        f"--export=json={RESULT}",
+        *arguments,
+    ]
+    code = subprocess.run([*command, "--", *VLLM_ARGS], check=False).returncode
+    if RESULT.exists():
+        print(json.dumps(json.loads(RESULT.read_text()), separators=(",", ":")))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

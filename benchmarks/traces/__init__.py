@@ -1,0 +1,40 @@
+"""Read the request traces stored in this directory (README.md: content, source, licence)."""
+
+from __future__ import annotations
+
+import csv
+import lzma
+from collections.abc import Iterator
+from pathlib import Path
+
+from coldstart.traces import TraceRequest
+
+HERE = Path(__file__).parent
+UNITS_PER_S = 10**7
+
+
+def azure_conversation() -> list[TraceRequest]:
+    """Return the Azure LLM conversation trace of 2023."""
+    return [TraceRequest(at, prompt, output) for at, (prompt, output) in _rows("azure_conversation_2023")]
+
+
+def mooncake_conversation() -> list[TraceRequest]:
+    """Return the Mooncake conversation trace; the one hash id of a request is its conversation."""
+    rows = _rows("mooncake_conversation_2025")
+    return [TraceRequest(at, prompt, output, hash_ids=(of,)) for at, (prompt, output, of) in rows]
+
+
+def azure_functions() -> list[tuple[float, int]]:
+    """Return (start time in seconds, function) of each invocation of the Azure Functions sample of 2021."""
+    return [(at, function) for at, (function,) in _rows("azure_functions_2021")]
+
+
+def _rows(name: str) -> Iterator[tuple[float, list[int]]]:
+    """Yield the time in seconds and the other columns of each row."""
+    with lzma.open(HERE / f"{name}.csv.xz", "rt", newline="") as file:
+        rows = csv.reader(file)
+        next(rows)
+        at = 0
+        for gap, *others in rows:
+            at += int(gap)
+            yield at / UNITS_PER_S, [int(each) for each in others]

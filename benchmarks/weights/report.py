@@ -1,0 +1,175 @@
+"""Summarize the samples of the weight benchmarks. Pure except for `finish`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.common import RESULTS, command_line
+from coldstart.measure.bench import facts
+from coldstart.measure.bench.stats import paired_ratio, summarize
+from coldstart.serve import predict
+
+Sample = Mapping[str, Any]
+OURS = "coldstart"
+PARTS = ("load_s", "construct_s", "first_pass_s", "usable_s", "usable_cpu_s", "system_s", "faults")
+# Until the last weight is in its parameter, and until nothing of loading is left to do.
+ENDS = ("load_s", "usable_s")
+
+
+def peers(samples: Sequence[Sample], limits: Sequence[Mapping[str, float]], size: int) -> dict[str, Any]:
+    """The result of `weights_peers`: by state and loader the parts' summaries, the share of the limit, and the ratio
+    to the fastest peer of that state with its 95 % interval (paired by round)."""
+    rates = {name: summarize([each[name] for each in limits]) for name in limits[0]}
+    floor = floors({name: rate["median"] for name, rate in rates.items()}, size)
+    measured, refused = _sorted_out(samples)
+    states = {
+        state: _state([sample for sample in measured if sample["state"] == state], limit_s)
+        for state, limit_s in floor.items()
+    }
+    return {
+        "bytes": size,
+        "limits_bytes_s": rates,
+        "limit_s": floor,
+        "digests_identical": len({sample["digest"] for sample in samples if "digest" in sample}) == 1,
+        "states": {state: rows for state, rows in states.items() if rows},
+        "refused": refused,
+        "samples": list(samples),
+    }
+
+
+def floors(rates: Mapping[str, float], size: int) -> dict[str, float]:
+    """Seconds that a copying loader needs at least, by state (`weights_peers`)."""
+    copy_s = size / rates["memcpy"]
+    warm = size / rates["touch huge"] + copy_s
+    return {
+        "cold": size / max(rates["disk 1"], rates["disk 4"]),
+        "warm": warm,
+        "returned": size / max(rates["touch huge, returned"], rates["touch 4k"]) + copy_s,
+        "resident": warm,
+    }
+
+
+def _sorted_out(samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, str]]:
+    """(samples with a time, what each loader without any says). Raises RuntimeError when one failed only sometimes."""
+    refused = {sample["loader"]: str(sample["error"]) for sample in samples if "error" in sample}
+    measured = [sample for sample in samples if "error" not in sample]
+    for sample in measured:
+        if sample["loader"] in refused:
+            raise RuntimeError(f"{sample['loader']} failed in some runs: {refused[sample['loader']]}")
+    return measured, refused
+
+
+def _state(samples: Sequence[Sample], limit_s: float) -> dict[str, Any]:
+    rows = {}
+    for name in dict.fromkeys(sample["loader"] for sample in samples):
+        own = [sample for sample in samples if sample["loader"] == name]
+        parts = {part: summarize(known) for part in PARTS if (known := [s[part] for s in own if part in s])}
+        rows[name] = {**parts, "percent_of_limit": 100 * limit_s / parts["load_s"]["median"]}
+    for end in ENDS:
+        _against_fastest(rows, samples, end)
+    return rows
+
+
+def _against_fastest(rows: dict[str, Any], samples: Sequence[Sample], end: str) -> None:
+    """Into the rows: the ratio to the fastest peer, both until `end`."""
+    theirs = {name: row[end]["median"] for name, row in rows.items() if name != OURS and end in row}
+    if not theirs:
+        return
+    fastest = min(theirs, key=lambda name: theirs[name])
+    for name, row in rows.items():
+        ratio = paired_ratio(_by_round(samples, name, end), _by_round(samples, fastest, end))
+        found = {"peer": fastest, "ratio": ratio and ratio[0], "ci95": ratio and ratio[1]}
+        row.setdefault("over_fastest_peer", {})[end] = found
+
+
+def _by_round(samples: Sequence[Sample], name: str, end: str) -> dict[int, float]:
+    return {sample["round"]: sample[end] for sample in samples if sample["loader"] == name and end in sample}
+
+
+def overlap(samples: Sequence[Sample], rates: Sequence[str], size: int) -> dict[str, Any]:
+    """The result of `weights`: per rate, against max and sum of importing and fetching in the same round."""
+    imports = {sample["round"]: sample["seconds"] for sample in samples if sample["way"] == "imports"}
+    rows = {}
+    for name in rates:
+        own = [sample for sample in samples if sample.get("rate") == name]
+        ways = {w: [s for s in own if s["way"] == w] for w in dict.fromkeys(s["way"] for s in own)}
+        fetch = {sample["round"]: sample["fetch_s"] for sample in ways["sequential"]}
+        bounds = {number: max(imports[number], fetch_s) for number, fetch_s in fetch.items()}
+        sums = {number: imports[number] + fetch_s for number, fetch_s in fetch.items()}
+        usual = median(imports.values()), median(fetch.values())
+        rows[name] = {
+            "bytes_s": median(limits) if (limits := [s["bytes_s"] for s in own if s["bytes_s"]]) else None,
+            "fetch_s": usual[1],
+            "predicted_s": _predicted(ways["sequential"], *usual, size),
+            "ways": {way: summarize([sample["seconds"] for sample in some]) for way, some in ways.items()},
+            "over_max": {way: summarize(_over(some, bounds)) for way, some in ways.items()},
+            "over_sum": {way: summarize(_over(some, sums)) for way, some in ways.items()},
+        }
+    alike = len({sample["digest"] for sample in samples if "digest" in sample}) == 1
+    return {
+        "bytes": size,
+        "import_s": median(imports.values()),
+        "digests_identical": alike,
+        "rates": rows,
+        "samples": list(samples),
+    }
+
+
+def _over(samples: Sequence[Sample], bounds: Mapping[int, float]) -> list[float]:
+    return [sample["seconds"] / bounds[sample["round"]] for sample in samples]
+
+
+def _predicted(sequential: Sequence[Sample], imports: float, fetch: float, size: int) -> float:
+    """Equation 5 (`coldstart.serve.predict`) for one worker, its costs taken from the starts that overlap nothing."""
+    load = median(sample["load_s"] for sample in sequential)
+    context = median(sample["seconds"] - sample["imports_s"] - sample["load_s"] for sample in sequential)
+    costs = predict.StartCosts(context=context, libraries=imports)
+    worker = predict.Worker(device=size / load, network=size / fetch)
+    return predict.ttft(costs, size, [worker], loads_while_importing=False)
+
+
+def ranks(samples: Sequence[Sample], size: int) -> dict[str, Any]:
+    """The result of `weights_ranks`: bytes read per rank over the bytes of its own parameters."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for sample in samples:
+        own = sample["parameter_bytes"]
+        row = {
+            "rank": sample["rank"],
+            "bytes": sample["bytes"],
+            "own_bytes": own,
+            "ratio": sample["bytes"] / own,
+        }
+        rows.setdefault(sample["way"], []).append(row)
+    digests = {(sample["rank"], sample["digest"]) for sample in samples}
+    alike = len(digests) == len({rank for rank, _ in digests})
+    return {"bytes": size, "digests_identical": alike, "ways": rows, "samples": list(samples)}
+
+
+def finish(name: str, result: Mapping[str, Any]) -> None:
+    """Store the result and print it without its samples."""
+    made = {
+        "schema_version": 1,
+        "kind": name,
+        "date": facts.today(),
+        "command_line": command_line(),
+        "machine": facts.machine(),
+        "versions": facts.versions() | _libraries(),
+        **result,
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(made, indent=1) + "\n")
+    print(json.dumps({key: value for key, value in made.items() if key != "samples"}, separators=(",", ":")))
+
+
+def _libraries() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in ("safetensors", "runai-model-streamer", "fastsafetensors"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

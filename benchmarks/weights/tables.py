@@ -1,0 +1,125 @@
+"""Tables of the claims about loading weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.tables import Part, Table, listed
+
+OURS = "coldstart"
+PAGE = "benchmarks/RESULTS.md"
+Row = Mapping[str, Any]
+
+
+def loaders(result: Row) -> Iterator[Row]:
+    """Yield each state's loaders, the fastest first."""
+    for state, rows in result["states"].items():
+        for name, row in sorted(rows.items(), key=lambda item: float(item[1]["load_s"]["median"])):
+            yield {"state": state, "loader": name, **row}
+
+
+def median(row: Row, part: str) -> str:
+    """Return the median of a part, empty if the loader was not measured for it."""
+    return f"{row[part]['median']:.2f}" if part in row else ""
+
+
+def spread(row: Row, part: str) -> str:
+    """Return the range of a part."""
+    return f"{row[part]['min']:.2f} to {row[part]['max']:.2f}" if part in row else ""
+
+
+def over_fastest(row: Row, part: str) -> str:
+    """Return the ratio to the fastest peer with its interval."""
+    over = row.get("over_fastest_peer", {}).get(part)
+    if not over or over["ratio"] is None:
+        return ""
+    return f"{over['ratio']:.2f} ({over['ci95'][0]:.2f} to {over['ci95'][1]:.2f})"
+
+
+def limits(result: Row) -> str:
+    """Return the limits of the machine and the loaders that could not run."""
+    rates = listed(f"{name} {rate['median'] / 1e9:.1f}" for name, rate in result["limits_bytes_s"].items())
+    refused = (f"- {name}: {message}" for name, message in result["refused"].items())
+    return "\n".join([f"- limits in the same run (GB/s): {rates}", *refused])
+
+
+def overlaps(result: Row) -> Iterator[Row]:
+    """Yield the ways of each rate."""
+    for name, row in result["rates"].items():
+        rate = f"{name}: {row['bytes_s'] / 1e6:.0f}" if row["bytes_s"] else name
+        for way, taken in row["ways"].items():
+            ratios = {"over_max": row["over_max"][way], "over_sum": row["over_sum"][way]}
+            predicted = f"{row['predicted_s']:.2f}" if way == OURS else ""
+            fixed = {"rate": rate, "way": way, "fetch_s": row["fetch_s"], "import_s": result["import_s"]}
+            yield {**fixed, "time": taken, "predicted": predicted, **ratios}
+
+
+def ranks(result: Row) -> Iterator[Row]:
+    """Yield the ranks of each way."""
+    for way, rows in result["ways"].items():
+        for row in rows:
+            yield {"way": way, "mb": row["bytes"] / 1e6, "own_mb": row["own_bytes"] / 1e6, **row}
+
+
+def parameters(result: Row) -> str:
+    """Return whether all loaders made the same parameters."""
+    return f"- parameters: {'identical' if result['digests_identical'] else 'DIFFERENT'} for all"
+
+
+def measured(result: Row) -> str:
+    """Return what the result was measured on."""
+    machine, versions = result["machine"], result["versions"]
+    return (
+        f"Measured {result['date']} on {machine['cpu']}, {machine['cores']} cores, "
+        f"{machine['memory_bytes'] / 2**30:.0f} GiB, kernel {machine['kernel']}; "
+        f"{listed(f'{package} {version}' for package, version in versions.items())}"
+    )
+
+
+LOADERS = Table(
+    loaders,
+    {
+        "state": "{state}",
+        "loader": "{loader}",
+        "weights in parameters (s)": lambda row: median(row, "load_s"),
+        "range": lambda row: spread(row, "load_s"),
+        "over fastest peer": lambda row: over_fastest(row, "load_s"),
+        "% of limit": "{percent_of_limit:.0f}",
+        "first pass (s)": lambda row: median(row, "first_pass_s"),
+        "usable (s)": lambda row: median(row, "usable_s"),
+        "usable, range": lambda row: spread(row, "usable_s"),
+        "usable over fastest peer": lambda row: over_fastest(row, "usable_s"),
+        "CPU (s)": lambda row: median(row, "usable_cpu_s"),
+    },
+)
+OVERLAP = Table(
+    overlaps,
+    {
+        "rate (MB/s)": "{rate}",
+        "fetch (s)": "{fetch_s:.2f}",
+        "import (s)": "{import_s:.2f}",
+        "way": "{way}",
+        "time (s)": "{time[median]:.2f}",
+        "range": "{time[min]:.2f} to {time[max]:.2f}",
+        "over max": "{over_max[median]:.2f}",
+        "over max, range": "{over_max[min]:.2f} to {over_max[max]:.2f}",
+        "over the sum": "{over_sum[median]:.2f}",
+        "equation 5 (s)": "{predicted}",
+    },
+)
+RANKS = Table(
+    ranks,
+    {
+        "way": "{way}",
+        "rank": "{rank}",
+        "read (MB)": "{mb:.1f}",
+        "own layers (MB)": "{own_mb:.1f}",
+        "read / own": "{ratio:.3f}",
+    },
+)
+PARTS = [
+    Part(PAGE, "weights", "weights", (OVERLAP, parameters, measured), "weights/overlap"),
+    Part(PAGE, "weights-peers", "weights-peers", (LOADERS, limits, parameters, measured), "weights/loaders"),
+    Part(PAGE, "weights-ranks", "weights-ranks", (RANKS, parameters, measured), "weights/ranks"),
+]
