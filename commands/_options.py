@@ -158,7 +158,7 @@ def _scheduling(
         str,
         typer.Option(
             "--scheduler",
-            help="Which request runs next: fcfs (vLLM's own), skip-join-mlfq, or express; auto is fcfs as yet.",
+            help="Which request runs next: fcfs (vLLM's own) or skip-join-mlfq; auto is fcfs.",
             metavar="NAME",
         ),
     ] = "auto",
@@ -190,28 +190,6 @@ def _scheduling(
             metavar="SHARE",
         ),
     ] = None,
-    price: Annotated[
-        float | None,
-        typer.Option(
-            "--price", help="Share that express serves ahead of its turn; default: 0.1.", metavar="SHARE"
-        ),
-    ] = None,
-    margin: Annotated[
-        float | None,
-        typer.Option(
-            "--margin",
-            help="How many times what is earned in order express wants from who passes; default: 2.",
-            metavar="FACTOR",
-        ),
-    ] = None,
-    classes: Annotated[
-        str | None,
-        typer.Option(
-            "--classes",
-            help="Learn lengths by adapter, prefix or max-tokens as well; default: by none.",
-            metavar="NAME,...",
-        ),
-    ] = None,
     reserve: Annotated[
         float | None,
         typer.Option(
@@ -222,7 +200,7 @@ def _scheduling(
         KvStrategy | None,
         typer.Option(
             "--kv-strategy",
-            help="What becomes of KV that does not fit; default: proactive; recompute with fcfs and express.",
+            help="What becomes of KV that does not fit; default: proactive; recompute with fcfs.",
         ),
     ] = None,
     kv_host_memory: Annotated[
@@ -236,9 +214,6 @@ def _scheduling(
         eta,
         alpha,
         oldest_share,
-        price,
-        margin,
-        classes,
         reserve,
         kv_strategy,
         kv_host_memory,

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -59,10 +58,6 @@ def command(
         Path | None,
         typer.Option("--timeline", metavar="FILE", help="Write start and swaps as Chrome trace-event JSON."),
     ] = None,
-    explain_scheduling: Annotated[
-        bool,
-        typer.Option("--explain-scheduling", help="Write into the timeline why express let a request pass."),
-    ] = False,
     weights_from: Annotated[
         str | None,
         typer.Option(
@@ -95,9 +90,6 @@ def command(
         _require_place(file)
     listen = [*(["--host", host] if host else []), *(["--port", str(port)] if port is not None else [])]
     # Before anything is looked up: what was typed wrongly is said at once.
-    if explain_scheduling and timeline is None:
-        raise Usage("--explain-scheduling writes into the timeline.", mend="add --timeline FILE")
-    choice = replace(choice, explain=explain_scheduling)
     check(choice, common.vllm_args)
     request = serve.ServeRequest(
         _looked_up(

@@ -1,7 +1,7 @@
 """What a scheduler can be told: one object with one set of defaults, for the server and for the simulated engine.
 
 Invariants: an unknown member is an error that names the known ones, so a misspelt setting is never ignored; what the
-command line leaves out has the same default in both engines, but that express on a CPU computes evicted KV again.
+command line leaves out has the same default in both engines.
 """
 
 from __future__ import annotations
@@ -9,24 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
+from coldstart.errors import Usage
 from coldstart.scheduling.profile import IterationProfile
 
 KEY = "coldstart_scheduler"
 """Where vLLM's --additional-config carries the settings."""
 
 FCFS = "fcfs"
-EXPRESS = "express"
-SPARING = (FCFS, EXPRESS)
-"""Evicted KV is computed again, unless host memory for it is asked for."""
-
 AUTO = "auto"
-"""What runs where nobody chooses: fcfs. Express takes its place once live figures, not only simulated ones, hold its bars."""
+"""The default of the command line; selects FCFS."""
 
-ADAPTER, PREFIX, MAX_TOKENS = "adapter", "prefix", "max-tokens"
-CLASSES = (ADAPTER, PREFIX, MAX_TOKENS)
-"""What can make a class of requests whose lengths are learned apart: the adapter, the first block of the prompt, the octave of
-the longest answer that is asked for.
-"""
+REMOVED = "express"
+"""Policy of earlier versions that configuration files and environment variables may still name."""
 
 STRATEGIES = ("proactive", "reactive", "recompute")
 
@@ -44,12 +38,8 @@ class SchedulerSettings:
     turns the queues into round robin once everybody waits longer than that, so the limit in force is max(alpha_s,
     alpha_scale * active / B * decode time), and at most `promoted_cap` * B promoted jobs sit in Q1 at a time (None: no
     cap); alpha_scale 0 without a cap is the paper. `oldest_share` s of the time, in order of arrival, keeps every latency
-    near 1/s times that of FCFS. `strategy` says what becomes of KV that does not fit (None: FCFS, as the engine does, and
-    express recompute, the others are proactive). `price` is the share of the contended resource that may be served ahead of
-    its turn, `margin` how much more than the main lane's its index must be (with a smaller one long requests pay for what gains
-    little), `half_life` and `trust` the completions by which what was learned of lengths is half forgotten, and is first used.
-    `explain` writes down why a request passes, where somebody watches; `classes` are the traits of CLASSES by which lengths are
-    learned.
+    near 1/s times that of FCFS. `strategy` says what becomes of KV that does not fit (None: FCFS recomputes,
+    as the engine does; the others are proactive).
     """
 
     policy: str = "skip-join-mlfq"
@@ -66,23 +56,18 @@ class SchedulerSettings:
     strategy: str | None = None
     reserve_quantile: float = 0.9
     load_latency_s: float = 0.05
-    price: float = 0.1
-    margin: float = 2.0
-    half_life: float = 400.0
-    trust: int = 40
-    explain: bool = False
-    classes: tuple[str, ...] = ()
     profile: Mapping[str, object] | None = None
 
     @classmethod
     def read(cls, additional_config: object) -> SchedulerSettings:
-        """Raises ValueError for unknown members or values out of range."""
+        """Raises ValueError for unknown members or values out of range, Usage for the removed policy."""
         given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
         known = {field.name for field in fields(cls)}
+        if isinstance(given, Mapping):
+            refuse_removed(given.get("policy"))
         if not isinstance(given, Mapping) or set(given) - known:
             raise ValueError(f"{KEY} must be an object with members among {', '.join(sorted(known))}")
-        # JSON has no tuples.
-        settings = cls(**{**given, "classes": tuple(given.get("classes", ()))})
+        settings = cls(**given)
         settings.check()
         if settings.policy == "srpt":
             raise ValueError("srpt needs output lengths, which no server knows; it exists in simulation only")
@@ -96,7 +81,7 @@ class SchedulerSettings:
 
     @property
     def kv_strategy(self) -> str:
-        return self.strategy or ("recompute" if self.policy in SPARING else "proactive")
+        return self.strategy or ("recompute" if self.policy == FCFS else "proactive")
 
     def iteration_profile(self) -> IterationProfile:
         return FALLBACK_PROFILE if self.profile is None else IterationProfile.from_json(self.profile)
@@ -107,12 +92,6 @@ class SchedulerSettings:
             raise ValueError(f"unknown KV strategy {self.strategy!r}; one of {', '.join(STRATEGIES)}")
         if self.batch is not None and self.batch < 1:
             raise ValueError(f"the batch must be at least 1, got {self.batch}")
-        if not 0 <= self.price < 1:
-            raise ValueError(f"the price must be at least 0 and below 1, got {self.price}")
-        if self.margin < 1 or self.half_life <= 0 or self.trust < 1:
-            raise ValueError("margin and trust must be at least 1, the half-life above 0")
-        if wrong := set(self.classes) - set(CLASSES):
-            raise ValueError(f"unknown class {min(wrong)!r}; of {', '.join(CLASSES)}")
         if not 0 <= self.oldest_share <= 1:
             raise ValueError(f"oldest_share must be within 0 and 1, got {self.oldest_share}")
 
@@ -131,15 +110,12 @@ class Choice:
     eta: int | None = None
     alpha_s: float | None = None
     oldest_share: float | None = None
-    price: float | None = None
-    margin: float | None = None
-    classes: str | None = None
     reserve: float | None = None
     strategy: str | None = None
     host_bytes: int | None = None
-    explain: bool = False
 
     def __post_init__(self) -> None:
+        refuse_removed(self.policy)
         if self.policy == AUTO:
             object.__setattr__(self, "policy", FCFS)
 
@@ -152,17 +128,13 @@ class Choice:
             "eta": self.eta,
             "alpha_s": self.alpha_s,
             "oldest_share": self.oldest_share,
-            "price": self.price,
-            "margin": self.margin,
-            "classes": None if self.classes is None else tuple(filter(None, self.classes.split(","))),
             "reserve_quantile": self.reserve,
             # Nothing is kept on the host unless memory is given there, but for the queues.
-            "strategy": self.strategy
-            or ("proactive" if self.host_bytes and self.policy in SPARING else None),
+            "strategy": self.strategy or ("proactive" if self.host_bytes and self.policy == FCFS else None),
             "profile": profile,
         }
         told = {name: value for name, value in given.items() if value is not None}
-        settings = SchedulerSettings(policy=self.policy, explain=self.explain, **told)  # type: ignore[arg-type]
+        settings = SchedulerSettings(policy=self.policy, **told)  # type: ignore[arg-type]
         settings.check()
         return settings
 
@@ -171,24 +143,14 @@ class Choice:
         if self.policy == FCFS and self != Choice(batch=self.batch, host_bytes=self.host_bytes):
             raise ValueError(
                 "fcfs takes --batch and --kv-host-memory alone: "
-                "the other settings belong to --scheduler skip-join-mlfq or express"
+                "the other settings belong to --scheduler skip-join-mlfq"
             )
-        queues = {
-            "--quantum": self.quantum_s,
-            "--eta": self.eta,
-            "--alpha": self.alpha_s,
-            "--oldest-share": self.oldest_share,
-            "--reserve": self.reserve,
-        }
-        if self.policy == EXPRESS and (
-            given := [flag for flag, value in queues.items() if value is not None]
-        ):
-            raise ValueError(f"express has no {given[0]}: it belongs to --scheduler skip-join-mlfq")
-        express = {
-            "--price": self.price is not None,
-            "--margin": self.margin is not None,
-            "--classes": self.classes is not None,
-            "--explain-scheduling": self.explain,
-        }
-        if self.policy != EXPRESS and (given := [flag for flag, said in express.items() if said]):
-            raise ValueError(f"{self.policy} has no {given[0]}: it belongs to --scheduler express")
+
+
+def refuse_removed(policy: object) -> None:
+    """Raise Usage if `policy` is the removed express lane."""
+    if policy == REMOVED:
+        raise Usage(
+            f"cannot use scheduler {REMOVED!r}: it was removed, because its gain on a live server could not be measured",
+            mend="use --scheduler auto or --scheduler skip-join-mlfq",
+        )

@@ -16,9 +16,18 @@ from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
-from coldstart.scheduling.settings import FALLBACK_PROFILE, FCFS, Choice, SchedulerSettings
+from coldstart.scheduling.settings import (
+    FALLBACK_PROFILE,
+    FCFS,
+    REMOVED,
+    Choice,
+    SchedulerSettings,
+    refuse_removed,
+)
 
 DEFAULT_HOST_BYTES = 1 << 30
+REMOVED_CLS = "coldstart.vllm.scheduling.lane.LaneScheduler"
+"""Scheduler class of the removed policy, in vLLM arguments that were saved by an earlier version."""
 # Flags by which the scheduler is told to vLLM: a choice and they exclude each other.
 _OURS = ("scheduler_cls", "additional_config", "kv_transfer_config")
 _COPIES = _OURS[-1:]
@@ -31,6 +40,8 @@ STOCK = Choice()
 
 def check(choice: Choice, vllm_args: Arguments) -> None:
     """Raises Usage where `vllm_args` choose another scheduler or a setting is wrong."""
+    if vllm_args.value("scheduler_cls") == REMOVED_CLS:
+        refuse_removed(REMOVED)
     if choice == STOCK:
         return
     _settings(choice, None)

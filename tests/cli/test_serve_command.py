@@ -10,7 +10,7 @@ OURS = ("--scheduler", "skip-join-mlfq")
     ("arguments", "words"),
     [
         (("--scheduler", "magic"), "unknown policy 'magic'"),
-        (("--scheduler", "express", "--price", "1"), "price must be"),
+        (("--scheduler", "express"), "use --scheduler auto or --scheduler skip-join-mlfq"),
         (
             ("--kv-host-memory", "1", "--", "--kv-transfer-config", "{}"),
             "--kv-host-memory sets --kv-transfer-config",

@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from coldstart.scheduling.settings import EXPRESS, SchedulerSettings
+from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.vllm.scheduling import (
-    LANE_CLS,
     OFFLOADING_MODULE,
     OFFLOADING_SPEC,
     PINNING_MODULE,
@@ -29,7 +28,7 @@ def serve_arguments(settings: SchedulerSettings, host_bytes: int | None, *, on_c
     """
     flags = [
         "--scheduler-cls",
-        LANE_CLS if settings.policy == EXPRESS else SCHEDULER_CLS,
+        SCHEDULER_CLS,
         "--additional-config",
         json.dumps(settings.additional_config()),
     ]

@@ -43,7 +43,6 @@ class PolicyScheduler(PipelinedScheduler):
         super().__init__(*args, **kwargs)
         limits.require(self.vllm_config)
         self.settings = SchedulerSettings.read(self.vllm_config.additional_config)
-        limits.require_policy(self.settings.policy, express=False)
         self.profile = self.settings.iteration_profile()
         self._prefill_s = lru_cache(maxsize=8192)(self.profile.prefill)
         self.ranking = make_policy(self.settings.policy, self.profile, self.settings)
@@ -52,7 +51,7 @@ class PolicyScheduler(PipelinedScheduler):
         self.kv_holding_waiting = self.picked_holding = PickedQueue()
         self.jobs: dict[str, Job] = {}
         self.started = Started()
-        self.counters, self.exporter = Counters(), Exporter(Counters)
+        self.counters, self.exporter = Counters(), Exporter()
         self.events = Events.enabled()
         self.ranking.observer = self.events
         self.swaps = Swaps(self.counters, block_bytes(self.vllm_config, self.kv_cache_config), self.events)
