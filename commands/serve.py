@@ -12,7 +12,7 @@ from coldstart.commands._options import command as declare
 
 from coldstart.errors import Usage
 from coldstart.machine import secrets
-from coldstart.scheduling.settings import Choice
+from coldstart.scheduling.settings import SchedulerSettings
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Trust
@@ -28,7 +28,7 @@ OnMiss = Literal["fail", "warn", "materialize"]
 @declare(takes_vllm_args=True, chooses_scheduler=True)
 def command(
     common: Common,
-    choice: Choice,
+    choice: SchedulerSettings,
     model: Model,
     mode: Annotated[
         Mode, typer.Option("--mode", help="How to start; auto takes a template that fits.")

@@ -18,7 +18,6 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
 from coldstart.scheduling.settings import KEY, SchedulerSettings
 from coldstart.serve import scheduler
-from coldstart.serve.scheduler import Choice
 from coldstart.vllm import seams
 from coldstart.vllm.scheduling import (
     PINNING_POLICY,
@@ -39,38 +38,45 @@ def flags(plan: LaunchPlan) -> dict[str, str]:
     return dict(zip(given[::2], given[1::2], strict=True))
 
 
-def mlfq(**settings: object) -> Choice:
-    return Choice("skip-join-mlfq", **settings)  # type: ignore[arg-type]
+def mlfq(**settings: object) -> SchedulerSettings:
+    return SchedulerSettings("skip-join-mlfq", **settings)  # type: ignore[arg-type]
+
+
+def fcfs(**settings: object) -> SchedulerSettings:
+    return SchedulerSettings("fcfs", **settings)  # type: ignore[arg-type]
 
 
 def test_fcfs_changes_nothing_but_the_batch() -> None:
-    assert scheduler.apply(PLAN, Choice(), None, on_cpu=True) == PLAN
-    assert Choice("auto") == scheduler.STOCK and Choice("auto", batch=4) == Choice("fcfs", batch=4)
-    capped = scheduler.apply(PLAN, Choice(batch=4), None, on_cpu=True)
+    assert scheduler.apply(PLAN, fcfs(), None, on_cpu=True) == PLAN
+    assert SchedulerSettings("auto") == scheduler.STOCK and SchedulerSettings("auto", batch=4) == fcfs(
+        batch=4
+    )
+    capped = scheduler.apply(PLAN, fcfs(batch=4), None, on_cpu=True)
     assert flags(capped) == {"--max-num-active-seqs": "4"}
 
 
 def test_fcfs_keeps_kv_on_the_host_where_it_is_given_memory() -> None:
-    choice = Choice(host_bytes=1 << 20)
+    choice = fcfs(host_bytes=1 << 20)
     scheduler.check(choice, PLAN.vllm_args)
     given = flags(scheduler.apply(PLAN, choice, None, on_cpu=True))
     assert list(given) == ["--kv-transfer-config"]
     assert (
         json.loads(given["--kv-transfer-config"])["kv_connector_extra_config"]["cpu_bytes_to_use"] == 1 << 20
     )
-    assert choice.settings().kv_strategy == "proactive" and Choice().settings().kv_strategy == "recompute"
+    assert choice.kv_strategy == "proactive" and fcfs().kv_strategy == "recompute"
     with pytest.raises(Usage, match="--kv-host-memory sets --kv-transfer-config itself"):
         scheduler.check(choice, Arguments(["--kv-transfer-config", "{}"]))
 
 
 def test_fcfs_refuses_settings_that_it_would_ignore() -> None:
-    with pytest.raises(Usage, match="fcfs takes --batch and --kv-host-memory alone"):
-        scheduler.check(Choice(alpha_s=1.0), PLAN.vllm_args)
+    for ignored, flag in ((fcfs(alpha_s=1.0), "--alpha"), (fcfs(strategy="proactive"), "--kv-strategy")):
+        with pytest.raises(Usage, match=f"fcfs takes --batch and --kv-host-memory alone: {flag} belongs"):
+            scheduler.check(ignored, PLAN.vllm_args)
 
 
 def test_settings_and_the_bundles_profile_reach_vllm(publish: Publish) -> None:
     bundle = publish(iterations=PROFILE, kv={"bytes": 4096})
-    choice = mlfq(batch=4, quantum_s=0.5, eta=2, alpha_s=3.0, oldest_share=0.5, reserve=0.8)
+    choice = mlfq(batch=4, first_quantum_s=0.5, eta=2, alpha_s=3.0, oldest_share=0.5, reserve_quantile=0.8)
     made = scheduler.apply(PLAN, choice, bundle, on_cpu=True)
     assert flags(made)["--scheduler-cls"] == SCHEDULER_CLS
     told = json.loads(flags(made)["--additional-config"])[KEY]
@@ -110,11 +116,6 @@ def test_settings_out_of_range_are_refused(settings: dict[str, object]) -> None:
         scheduler.check(mlfq(**settings), PLAN.vllm_args)
 
 
-def test_check_refuses_a_setting_that_fcfs_lacks() -> None:
-    with pytest.raises(Usage, match="fcfs takes --batch"):
-        scheduler.check(Choice(eta=2), PLAN.vllm_args)
-
-
 def test_apply_copies_kv_to_the_host_unless_recompute_is_asked_for() -> None:
     copies = "--kv-transfer-config"
     assert copies in flags(scheduler.apply(PLAN, mlfq(), None, on_cpu=False))
@@ -124,9 +125,9 @@ def test_apply_copies_kv_to_the_host_unless_recompute_is_asked_for() -> None:
 @pytest.mark.parametrize(
     "names_it",
     [
-        lambda: Choice("express"),
+        lambda: SchedulerSettings("express"),
         lambda: SchedulerSettings.read({KEY: {"policy": "express", "price": 0.1}}),
-        lambda: scheduler.check(Choice(), Arguments(["--scheduler-cls", scheduler.REMOVED_CLS])),
+        lambda: scheduler.check(fcfs(), Arguments(["--scheduler-cls", scheduler.REMOVED_CLS])),
     ],
     ids=["command line", "vLLM's additional config", "saved vLLM arguments"],
 )
