@@ -39,8 +39,7 @@ STOCK = SchedulerSettings(FCFS)
 
 def check(choice: SchedulerSettings, vllm_args: Arguments) -> None:
     """Raises Usage where `vllm_args` choose another scheduler or a setting is wrong."""
-    if vllm_args.value("scheduler_cls") == REMOVED_CLS:
-        refuse_removed(REMOVED)
+    _refuse_removed_class(vllm_args)
     if choice == STOCK:
         return
     _require_valid(choice)
@@ -54,6 +53,7 @@ def check(choice: SchedulerSettings, vllm_args: Arguments) -> None:
 
 def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *, on_cpu: bool) -> LaunchPlan:
     """The plan with the chosen scheduler, which `check` has passed."""
+    _refuse_removed_class(plan.vllm_args)
     if choice == STOCK:
         return plan
     from coldstart.vllm.scheduling.arguments import host_arguments, serve_arguments
@@ -72,6 +72,11 @@ def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *,
         env=plan.env | (cores if "--kv-transfer-config" in flags else {}),
         fallbacks=[*plan.fallbacks, *fallbacks],
     )
+
+
+def _refuse_removed_class(vllm_args: Arguments) -> None:
+    if vllm_args.value("scheduler_cls") == REMOVED_CLS:
+        refuse_removed(REMOVED)
 
 
 def _require_valid(choice: SchedulerSettings) -> None:

@@ -128,8 +128,11 @@ def test_apply_copies_kv_to_the_host_unless_recompute_is_asked_for() -> None:
         lambda: SchedulerSettings("express"),
         lambda: SchedulerSettings.read({KEY: {"policy": "express", "price": 0.1}}),
         lambda: scheduler.check(fcfs(), Arguments(["--scheduler-cls", scheduler.REMOVED_CLS])),
+        lambda: scheduler.apply(
+            LaunchPlan(["--scheduler-cls", scheduler.REMOVED_CLS]), fcfs(), None, on_cpu=True
+        ),
     ],
-    ids=["command line", "vLLM's additional config", "saved vLLM arguments"],
+    ids=["command line", "vLLM's additional config", "saved vLLM arguments", "vLLM arguments of a host"],
 )
 def test_the_removed_scheduler_is_refused_with_a_hint(names_it: Callable[[], object]) -> None:
     with pytest.raises(Usage, match="'express': it was removed") as refused:
