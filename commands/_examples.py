@@ -15,7 +15,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "serve": (
         "coldstart serve tiny-llama -- --max-model-len 1024",
         "coldstart serve llama2-7b --port 8001 --on-miss warn",
-        "coldstart serve llama2-7b --scheduler express --price 0.1",
+        "coldstart serve llama2-7b --scheduler skip-join-mlfq --alpha 1",
     ),
     "host run": (
         "coldstart host tiny-llama tiny-qwen2 --memory 900MiB",

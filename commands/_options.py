@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from coldstart.artifacts.net.origin import without_secrets
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from coldstart.commands._export import Exports
 
     from coldstart.key.inspection import Lookup
-    from coldstart.scheduling.settings import Choice
+    from coldstart.scheduling.settings import SchedulerSettings
 
-KvStrategy = Literal["proactive", "reactive", "recompute"]
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Alias, repository id, or local directory.")]
 Revision = Annotated[
     str | None,
@@ -153,98 +152,6 @@ def _common(
     return Output(format, output, quiet, verbose, progress), offline, Cache.at(cache_dir)
 
 
-def _scheduling(
-    scheduler: Annotated[
-        str,
-        typer.Option(
-            "--scheduler",
-            help="Which request runs next: fcfs (vLLM's own), skip-join-mlfq, or express; auto is fcfs as yet.",
-            metavar="NAME",
-        ),
-    ] = "auto",
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            "--batch", metavar="N", min=1, help="Requests per iteration at most; default: the engine's."
-        ),
-    ] = None,
-    quantum: Annotated[
-        float | None,
-        typer.Option("--quantum", help="The first queue's; default: by the profile.", metavar="SECONDS"),
-    ] = None,
-    eta: Annotated[
-        int | None,
-        typer.Option("--eta", metavar="N", min=1, help="Queues that a demotion skips at least; default: 1."),
-    ] = None,
-    alpha: Annotated[
-        float | None,
-        typer.Option(
-            "--alpha", help="Unserved this long: to the first queue; default: 0.3.", metavar="SECONDS"
-        ),
-    ] = None,
-    oldest_share: Annotated[
-        float | None,
-        typer.Option(
-            "--oldest-share",
-            help="Of the time, in order of arrival: bounds what long requests pay; default: 0.",
-            metavar="SHARE",
-        ),
-    ] = None,
-    price: Annotated[
-        float | None,
-        typer.Option(
-            "--price", help="Share that express serves ahead of its turn; default: 0.1.", metavar="SHARE"
-        ),
-    ] = None,
-    margin: Annotated[
-        float | None,
-        typer.Option(
-            "--margin",
-            help="How many times what is earned in order express wants from who passes; default: 2.",
-            metavar="FACTOR",
-        ),
-    ] = None,
-    classes: Annotated[
-        str | None,
-        typer.Option(
-            "--classes",
-            help="Learn lengths by adapter, prefix or max-tokens as well; default: by none.",
-            metavar="NAME,...",
-        ),
-    ] = None,
-    reserve: Annotated[
-        float | None,
-        typer.Option(
-            "--reserve", help="Of recent arrivals' KV that is kept free; default: 0.9.", metavar="QUANTILE"
-        ),
-    ] = None,
-    kv_strategy: Annotated[
-        KvStrategy | None,
-        typer.Option(
-            "--kv-strategy",
-            help="What becomes of KV that does not fit; default: proactive; recompute with fcfs and express.",
-        ),
-    ] = None,
-    kv_host_memory: Annotated[
-        int | None, typer.Option("--kv-host-memory", help="Host memory for that KV.", metavar="BYTES")
-    ] = None,
-) -> tuple[Any, ...]:
-    return (
-        scheduler,
-        batch,
-        quantum,
-        eta,
-        alpha,
-        oldest_share,
-        price,
-        margin,
-        classes,
-        reserve,
-        kv_strategy,
-        kv_host_memory,
-    )
-
-
 def _exporting(
     export: Annotated[
         list[str] | None,
@@ -294,19 +201,34 @@ def command(
                 given["exports"] = _exports(given.pop("export"))
             function(Common(*common, vllm_args=rest), **given)
 
-        wanted = ((_scheduling, chooses_scheduler), (_exporting, exports))
-        _declare(run, function, [more for more, really in wanted if really])
+        own = [one for one in _parameters(function) if one.name not in ("common", "choice", "exports")]
+        scheduling = _scheduler_options() if chooses_scheduler else []
+        exporting = _parameters(_exporting) if exports else []
+        _declare(run, [*own, *scheduling, *exporting, *_parameters(_common)])
         return run
 
     return decorate
 
 
-def _choice(given: dict[str, Any]) -> "Choice":
-    from coldstart.scheduling.settings import Choice
+def _scheduler_options() -> list[inspect.Parameter]:
+    from coldstart.scheduling import settings
 
-    return Choice(
-        *_scheduling(**{name: given.pop(name) for name in inspect.signature(_scheduling).parameters})
-    )
+    types, default = get_type_hints(settings.SchedulerSettings), settings.SchedulerSettings()
+    return [
+        inspect.Parameter(
+            one.option,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=settings.AUTO if name == "policy" else getattr(default, name),
+            annotation=Annotated[types[name], typer.Option(one.flag, help=one.help, metavar=one.unit)],
+        )
+        for name, one in settings.options()
+    ]
+
+
+def _choice(given: dict[str, Any]) -> "SchedulerSettings":
+    from coldstart.scheduling.settings import SchedulerSettings, options
+
+    return SchedulerSettings(**{name: given.pop(one.option) for name, one in options()})
 
 
 def _exports(given: list[str] | None) -> "Exports":
@@ -315,26 +237,16 @@ def _exports(given: list[str] | None) -> "Exports":
     return Exports.parse(given or [])
 
 
-def _declare(
-    run: Callable[..., None], function: Callable[..., None], more: Sequence[Callable[..., Any]]
-) -> None:
-    made_here = ("choice", "exports")
-    own = [p for p in list(inspect.signature(function).parameters.values())[1:] if p.name not in made_here]
-    groups = [*more, _common]
-    shared = [parameter for group in groups for parameter in inspect.signature(group).parameters.values()]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
-    parameters = [context, *(parameter.replace(kind=keyword) for parameter in [*own, *shared])]
-    hints = {
-        **get_type_hints(function, include_extras=True),
-        **{
-            name: hint
-            for group in groups
-            for name, hint in get_type_hints(group, include_extras=True).items()
-        },
-        "ctx": typer.Context,
-        "return": None,
-    }
-    parameters = [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(function, include_extras=True)
+    return [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, parameter in inspect.signature(function).parameters.items()
+    ]
+
+
+def _declare(run: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> None:
+    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = [context, *parameters]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

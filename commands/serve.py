@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,7 +12,7 @@ from coldstart.commands._options import command as declare
 
 from coldstart.errors import Usage
 from coldstart.machine import secrets
-from coldstart.scheduling.settings import Choice
+from coldstart.scheduling.settings import SchedulerSettings
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Trust
@@ -29,7 +28,7 @@ OnMiss = Literal["fail", "warn", "materialize"]
 @declare(takes_vllm_args=True, chooses_scheduler=True)
 def command(
     common: Common,
-    choice: Choice,
+    choice: SchedulerSettings,
     model: Model,
     mode: Annotated[
         Mode, typer.Option("--mode", help="How to start; auto takes a template that fits.")
@@ -59,10 +58,6 @@ def command(
         Path | None,
         typer.Option("--timeline", metavar="FILE", help="Write start and swaps as Chrome trace-event JSON."),
     ] = None,
-    explain_scheduling: Annotated[
-        bool,
-        typer.Option("--explain-scheduling", help="Write into the timeline why express let a request pass."),
-    ] = False,
     weights_from: Annotated[
         str | None,
         typer.Option(
@@ -95,9 +90,6 @@ def command(
         _require_place(file)
     listen = [*(["--host", host] if host else []), *(["--port", str(port)] if port is not None else [])]
     # Before anything is looked up: what was typed wrongly is said at once.
-    if explain_scheduling and timeline is None:
-        raise Usage("--explain-scheduling writes into the timeline.", mend="add --timeline FILE")
-    choice = replace(choice, explain=explain_scheduling)
     check(choice, common.vllm_args)
     request = serve.ServeRequest(
         _looked_up(

@@ -21,8 +21,8 @@ from coldstart.measure.replay import RecordStore, Replay, ReplaySettings, Slo, s
 from coldstart.measure.replay.compare import compare
 from coldstart.measure.replay.plan import TracePlan, run_live, run_simulated
 from coldstart.measure.replay.render import text
-from coldstart.scheduling import Choice, IterationProfile, ProfileError, SchedulerSettings, make_policy
-from coldstart.scheduling.settings import FALLBACK_PROFILE
+from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettings, make_policy
+from coldstart.scheduling.settings import FALLBACK_PROFILE, KvStrategy
 from coldstart.scheduling.simulate import SimSettings
 from coldstart.traces import TraceReport
 
@@ -36,7 +36,7 @@ def _flag(*names: str, help: str, metavar: str | None = None, **more: Any) -> An
 @declare(chooses_scheduler=True, exports=True)
 def command(
     common: Common,
-    choice: Choice,
+    choice: SchedulerSettings,
     exports: Exports,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The trace.")],
     trace_format: Annotated[
@@ -84,7 +84,9 @@ def command(
         Path | None, _flag("--fleet", metavar="FILE", help="Simulate a fleet of servers: its TOML file.")
     ] = None,
     policy: Annotated[str | None, _flag("--policy", hidden=True, help="Now --scheduler.")] = None,
-    strategy: Annotated[str | None, _flag("--strategy", hidden=True, help="Now --kv-strategy.")] = None,
+    strategy: Annotated[
+        KvStrategy | None, _flag("--strategy", hidden=True, help="Now --kv-strategy.")
+    ] = None,
     slo: Annotated[str, _flag("--slo", help="Such as ttft=2,tpot=0.1,normalized=0.3.")] = "",
     baseline: Baseline = None,
     csv: Annotated[Path | None, _flag("--csv", hidden=True, help="Now --export csv=FILE.")] = None,
@@ -208,18 +210,21 @@ def _baseline(path: Path | None) -> dict[str, Any] | None:
     return dict(found)
 
 
-def _engine(choice: Choice, kv_blocks: int | None) -> tuple[SchedulerSettings, SimSettings]:
+def _engine(choice: SchedulerSettings, kv_blocks: int | None) -> tuple[SchedulerSettings, SimSettings]:
     try:
         make_policy(choice.policy, FALLBACK_PROFILE)
+        choice.check_command_line()
         machine = SimSettings(device_blocks=kv_blocks)
         if choice.host_bytes is not None:
             machine = replace(machine, host_blocks=choice.host_bytes // machine.block_bytes)
-        return choice.settings(), machine
+        return choice, machine
     except ValueError as problem:
         raise Usage(str(problem)) from problem
 
 
-def _renamed(choice: Choice, policy: str | None, strategy: str | None, common: Common) -> Choice:
+def _renamed(
+    choice: SchedulerSettings, policy: str | None, strategy: KvStrategy | None, common: Common
+) -> SchedulerSettings:
     """The words of the releases before are taken for one more."""
     if policy is not None:
         common.out.warn("--policy is now --scheduler, as for serve")

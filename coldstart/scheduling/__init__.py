@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from coldstart.scheduling.registry import POLICIES as POLICIES
     from coldstart.scheduling.registry import make_policy as make_policy
     from coldstart.scheduling.settings import STRATEGIES as STRATEGIES
-    from coldstart.scheduling.settings import Choice as Choice
     from coldstart.scheduling.settings import SchedulerSettings as SchedulerSettings
 
 _NAMES = {
@@ -31,7 +30,7 @@ _NAMES = {
     "policy": ("Policy", "Turns", "pick"),
     "profile": ("IterationProfile", "ProfileError"),
     "registry": ("POLICIES", "make_policy"),
-    "settings": ("STRATEGIES", "Choice", "SchedulerSettings"),
+    "settings": ("STRATEGIES", "SchedulerSettings"),
 }
 
 

@@ -6,7 +6,6 @@ whose KV exists in device memory, so context - computed tokens enter the job's n
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 from coldstart.scheduling.profile import IterationProfile
@@ -19,8 +18,7 @@ class Job:
     `output_tokens` is known to the simulator and to the SRPT oracle only. `priority` is the caller's wish:
     below zero the job stays in the first queue, above zero it joins no queue higher than that one.
     `attained_s` is the service received since it entered its present queue, `blocked_s` the time that its rank
-    had earned a slot while its KV was not on the device. `kind` is its class and `expected` its output length in tokens, as the
-    caller says; None where it does not.
+    had earned a slot while its KV was not on the device.
     """
 
     id: str
@@ -37,8 +35,6 @@ class Job:
     demotions: int = 0
     promotions: int = 0
     blocked_s: float = 0.0
-    kind: Hashable = None
-    expected: int | None = None
 
     @property
     def context(self) -> int:

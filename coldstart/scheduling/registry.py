@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from coldstart.scheduling.baselines import Fcfs, FixedPriority, Srpt
-from coldstart.scheduling.express.policy import Express
 from coldstart.scheduling.mlfq import NaiveMlfq, SkipJoinMlfq
 from coldstart.scheduling.policy import Policy
 from coldstart.scheduling.profile import IterationProfile
@@ -17,7 +16,6 @@ POLICIES: Mapping[str, Maker] = {
     SkipJoinMlfq.name: SkipJoinMlfq,
     NaiveMlfq.name: NaiveMlfq,
     Fcfs.name: lambda profile, _: Fcfs(profile),
-    Express.name: Express,
     FixedPriority.name: lambda profile, _: FixedPriority(profile),
     Srpt.name: lambda profile, _: Srpt(profile),
 }

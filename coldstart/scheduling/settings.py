@@ -1,34 +1,31 @@
-"""What a scheduler can be told: one object with one set of defaults, for the server and for the simulated engine.
+"""Scheduler settings, declared once for the command line, the server's arguments and the simulated engine.
 
-Invariants: an unknown member is an error that names the known ones, so a misspelt setting is never ignored; what the
-command line leaves out has the same default in both engines, but that express on a CPU computes evicted KV again.
+Each field of `SchedulerSettings` carries a `Setting` with its help, option, unit and range.
+Invariant: an unknown member or a value out of range is an error that names it, so no setting is ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Literal, get_args
 
+from coldstart.errors import Usage
+from coldstart.scheduling.declaration import Setting, setting
 from coldstart.scheduling.profile import IterationProfile
 
 KEY = "coldstart_scheduler"
 """Where vLLM's --additional-config carries the settings."""
 
-FCFS = "fcfs"
-EXPRESS = "express"
-SPARING = (FCFS, EXPRESS)
-"""Evicted KV is computed again, unless host memory for it is asked for."""
-
+FCFS, MLFQ = "fcfs", "skip-join-mlfq"
 AUTO = "auto"
-"""What runs where nobody chooses: fcfs. Express takes its place once live figures, not only simulated ones, hold its bars."""
+"""The default of the command line; selects FCFS."""
 
-ADAPTER, PREFIX, MAX_TOKENS = "adapter", "prefix", "max-tokens"
-CLASSES = (ADAPTER, PREFIX, MAX_TOKENS)
-"""What can make a class of requests whose lengths are learned apart: the adapter, the first block of the prompt, the octave of
-the longest answer that is asked for.
-"""
+REMOVED = "express"
+"""Policy of earlier versions that configuration files and environment variables may still name."""
 
-STRATEGIES = ("proactive", "reactive", "recompute")
+KvStrategy = Literal["proactive", "reactive", "recompute"]
+STRATEGIES = get_args(KvStrategy)
 
 FALLBACK_PROFILE = IterationProfile.from_points(
     [(1, 0.025), (512, 0.1), (8192, 1.6)], [(1, 0.025), (64, 0.04), (256, 0.08)]
@@ -38,157 +35,160 @@ FALLBACK_PROFILE = IterationProfile.from_points(
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """A policy and its tunables; None means: take it from the profile, or all there is.
+    """A policy and its settings; a field without an option is set by vLLM's --additional-config alone.
 
-    `batch` is B, the jobs per iteration (None: all the active slots). `alpha_s` is FastServe's starvation limit. Alone it
-    turns the queues into round robin once everybody waits longer than that, so the limit in force is max(alpha_s,
-    alpha_scale * active / B * decode time), and at most `promoted_cap` * B promoted jobs sit in Q1 at a time (None: no
-    cap); alpha_scale 0 without a cap is the paper. `oldest_share` s of the time, in order of arrival, keeps every latency
-    near 1/s times that of FCFS. `strategy` says what becomes of KV that does not fit (None: FCFS, as the engine does, and
-    express recompute, the others are proactive). `price` is the share of the contended resource that may be served ahead of
-    its turn, `margin` how much more than the main lane's its index must be (with a smaller one long requests pay for what gains
-    little), `half_life` and `trust` the completions by which what was learned of lengths is half forgotten, and is first used.
-    `explain` writes down why a request passes, where somebody watches; `classes` are the traits of CLASSES by which lengths are
-    learned.
+    `alpha_s` alone is FastServe's starvation limit. It turns the queues into round robin once every request waits longer
+    than that, so the limit in force is max(alpha_s, alpha_scale * active / batch * decode time), and at most
+    `promoted_cap` * batch promoted requests are in the first queue at a time; `alpha_scale` 0 without a cap is the paper.
     """
 
-    policy: str = "skip-join-mlfq"
-    batch: int | None = None
-    first_quantum_s: float | None = None
-    levels: int | None = None
-    growth: float = 2.0
-    eta: int = 1
-    alpha_s: float = 0.3
-    alpha_scale: float = 4.0
-    promoted_cap: float | None = 0.25
-    demote_to_head: bool = False
-    oldest_share: float = 0.0
-    strategy: str | None = None
-    reserve_quantile: float = 0.9
-    load_latency_s: float = 0.05
-    price: float = 0.1
-    margin: float = 2.0
-    half_life: float = 400.0
-    trust: int = 40
-    explain: bool = False
-    classes: tuple[str, ...] = ()
-    profile: Mapping[str, object] | None = None
+    policy: str = setting(
+        MLFQ,
+        "Scheduling policy: fcfs is vLLM's own scheduler, first come, first served; skip-join-mlfq runs short requests first;"
+        " auto selects fcfs.",
+        "--scheduler",
+        "NAME",
+        fcfs=True,
+    )
+    batch: int | None = setting(
+        None,
+        "Maximum number of requests in one iteration (default: the engine's limit).",
+        "--batch",
+        "N",
+        least=1,
+        fcfs=True,
+    )
+    first_quantum_s: float | None = setting(
+        None,
+        "Service time in seconds after which a request leaves the first queue (default: the shortest iteration).",
+        "--quantum",
+        "SECONDS",
+        above=0,
+    )
+    levels: int | None = setting(None, "Number of queues (default: enough for the longest prefill).", least=1)
+    growth: float = setting(2.0, "Quantum of a queue divided by that of the queue before it.", above=1)
+    eta: int = setting(
+        1, "Minimum number of queues that a demotion moves a request down.", "--eta", "N", least=1
+    )
+    alpha_s: float = setting(
+        0.3,
+        "Time in seconds without service after which a request moves to the first queue; prevents starvation.",
+        "--alpha",
+        "SECONDS",
+        least=0,
+    )
+    alpha_scale: float = setting(4.0, "Factor by which the starvation limit grows with load.", least=0)
+    promoted_cap: float | None = setting(
+        0.25, "Maximum share of the batch for promoted requests (None: no limit).", least=0
+    )
+    demote_to_head: bool = setting(False, "Place a demoted request at the head of its new queue.")
+    oldest_share: float = setting(
+        0.0,
+        "Share of the time that serves requests in order of arrival; a larger share delays long requests less.",
+        "--oldest-share",
+        "SHARE",
+        least=0,
+        most=1,
+    )
+    reserve_quantile: float = setting(
+        0.9,
+        "Quantile of the KV memory that recent arrivals asked for; this amount stays free for new requests.",
+        "--reserve",
+        "QUANTILE",
+        least=0,
+        most=1,
+    )
+    load_latency_s: float = setting(
+        0.05, "Time in seconds that a load from host memory takes; window of the reserve.", above=0
+    )
+    strategy: KvStrategy | None = setting(  # noqa: RUF009 - it returns a dataclass field
+        None,
+        "Handling of KV that does not fit in device memory: proactive swaps it ahead of need, reactive on demand, recompute"
+        " drops it (default: proactive; with fcfs recompute, or proactive if --kv-host-memory is set).",
+        "--kv-strategy",
+        choices=STRATEGIES,
+    )
+    host_bytes: int | None = setting(
+        None,
+        "Host memory in bytes for the KV of evicted requests (default: the size of the device's KV memory; with fcfs none).",
+        "--kv-host-memory",
+        "BYTES",
+        least=0,
+        fcfs=True,
+    )
+    profile: Mapping[str, object] | None = setting(None, "Iteration times by size, in seconds.")
+
+    def __post_init__(self) -> None:
+        refuse_removed(self.policy)
+        if self.policy == AUTO:
+            object.__setattr__(self, "policy", FCFS)
 
     @classmethod
     def read(cls, additional_config: object) -> SchedulerSettings:
-        """Raises ValueError for unknown members or values out of range."""
+        """Return the settings that `additional_config()` wrote.
+
+        Raises:
+            ValueError: A member is unknown, a value is out of range, or no server can run the policy.
+            Usage: The policy is the removed one.
+        """
         given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
-        known = {field.name for field in fields(cls)}
+        known = {one.name for one in fields(cls)}
+        if isinstance(given, Mapping):
+            refuse_removed(given.get("policy"))
         if not isinstance(given, Mapping) or set(given) - known:
             raise ValueError(f"{KEY} must be an object with members among {', '.join(sorted(known))}")
-        # JSON has no tuples.
-        settings = cls(**{**given, "classes": tuple(given.get("classes", ()))})
+        settings = cls(**given)
         settings.check()
         if settings.policy == "srpt":
             raise ValueError("srpt needs output lengths, which no server knows; it exists in simulation only")
         return settings
 
     def additional_config(self) -> dict[str, object]:
-        """What to pass as --additional-config: read(s.additional_config()) == s."""
+        """Return the value of --additional-config, without host_bytes, which --kv-transfer-config carries."""
         default = type(self)()
-        told = {name: value for name, value in asdict(self).items() if value != getattr(default, name)}
-        return {KEY: {"policy": self.policy, **told}}
+        changed = {name: value for name, value in asdict(self).items() if value != getattr(default, name)}
+        changed.pop("host_bytes", None)
+        return {KEY: {"policy": self.policy, **changed}}
 
     @property
     def kv_strategy(self) -> str:
-        return self.strategy or ("recompute" if self.policy in SPARING else "proactive")
+        if self.strategy:
+            return self.strategy
+        return "recompute" if self.policy == FCFS and not self.host_bytes else "proactive"
 
     def iteration_profile(self) -> IterationProfile:
         return FALLBACK_PROFILE if self.profile is None else IterationProfile.from_json(self.profile)
 
     def check(self) -> None:
-        """Raises ValueError for a value out of range."""
-        if self.strategy not in (None, *STRATEGIES):
-            raise ValueError(f"unknown KV strategy {self.strategy!r}; one of {', '.join(STRATEGIES)}")
-        if self.batch is not None and self.batch < 1:
-            raise ValueError(f"the batch must be at least 1, got {self.batch}")
-        if not 0 <= self.price < 1:
-            raise ValueError(f"the price must be at least 0 and below 1, got {self.price}")
-        if self.margin < 1 or self.half_life <= 0 or self.trust < 1:
-            raise ValueError("margin and trust must be at least 1, the half-life above 0")
-        if wrong := set(self.classes) - set(CLASSES):
-            raise ValueError(f"unknown class {min(wrong)!r}; of {', '.join(CLASSES)}")
-        if not 0 <= self.oldest_share <= 1:
-            raise ValueError(f"oldest_share must be within 0 and 1, got {self.oldest_share}")
+        """Raise ValueError for a value out of range."""
+        for name, one in declared():
+            one.require(name, getattr(self, name))
+
+    def check_command_line(self) -> None:
+        """Raise ValueError for a value out of range, or for a changed setting that fcfs would ignore."""
+        self.check()
+        default = type(self)()
+        for name, one in options() if self.policy == FCFS else ():
+            if not one.fcfs and getattr(self, name) != getattr(default, name):
+                raise ValueError(
+                    f"fcfs takes --batch and --kv-host-memory alone: {one.flag} belongs to --scheduler {MLFQ}"
+                )
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What the command line says of a scheduler; None leaves a setting at its default, AUTO is fcfs.
+def declared() -> Iterator[tuple[str, Setting]]:
+    """Yield each field's name and declaration."""
+    return ((one.name, one.metadata["setting"]) for one in fields(SchedulerSettings))
 
-    `batch` is the largest number of requests per iteration, times are seconds, `host_bytes` of host memory keep the KV of
-    requests that were taken off the device.
-    """
 
-    policy: str = FCFS
-    batch: int | None = None
-    quantum_s: float | None = None
-    eta: int | None = None
-    alpha_s: float | None = None
-    oldest_share: float | None = None
-    price: float | None = None
-    margin: float | None = None
-    classes: str | None = None
-    reserve: float | None = None
-    strategy: str | None = None
-    host_bytes: int | None = None
-    explain: bool = False
+def options() -> Iterator[tuple[str, Setting]]:
+    """Yield the fields that have a command-line option."""
+    return ((name, one) for name, one in declared() if one.flag)
 
-    def __post_init__(self) -> None:
-        if self.policy == AUTO:
-            object.__setattr__(self, "policy", FCFS)
 
-    def settings(self, profile: Mapping[str, object] | None = None) -> SchedulerSettings:
-        """Raises ValueError for a value out of range, or for one that the policy does not have."""
-        self._own()
-        given = {
-            "batch": self.batch,
-            "first_quantum_s": self.quantum_s,
-            "eta": self.eta,
-            "alpha_s": self.alpha_s,
-            "oldest_share": self.oldest_share,
-            "price": self.price,
-            "margin": self.margin,
-            "classes": None if self.classes is None else tuple(filter(None, self.classes.split(","))),
-            "reserve_quantile": self.reserve,
-            # Nothing is kept on the host unless memory is given there, but for the queues.
-            "strategy": self.strategy
-            or ("proactive" if self.host_bytes and self.policy in SPARING else None),
-            "profile": profile,
-        }
-        told = {name: value for name, value in given.items() if value is not None}
-        settings = SchedulerSettings(policy=self.policy, explain=self.explain, **told)  # type: ignore[arg-type]
-        settings.check()
-        return settings
-
-    def _own(self) -> None:
-        """What a policy does not have is refused, not ignored."""
-        if self.policy == FCFS and self != Choice(batch=self.batch, host_bytes=self.host_bytes):
-            raise ValueError(
-                "fcfs takes --batch and --kv-host-memory alone: "
-                "the other settings belong to --scheduler skip-join-mlfq or express"
-            )
-        queues = {
-            "--quantum": self.quantum_s,
-            "--eta": self.eta,
-            "--alpha": self.alpha_s,
-            "--oldest-share": self.oldest_share,
-            "--reserve": self.reserve,
-        }
-        if self.policy == EXPRESS and (
-            given := [flag for flag, value in queues.items() if value is not None]
-        ):
-            raise ValueError(f"express has no {given[0]}: it belongs to --scheduler skip-join-mlfq")
-        express = {
-            "--price": self.price is not None,
-            "--margin": self.margin is not None,
-            "--classes": self.classes is not None,
-            "--explain-scheduling": self.explain,
-        }
-        if self.policy != EXPRESS and (given := [flag for flag, said in express.items() if said]):
-            raise ValueError(f"{self.policy} has no {given[0]}: it belongs to --scheduler express")
+def refuse_removed(policy: object) -> None:
+    """Raise Usage if `policy` is the removed express lane."""
+    if policy == REMOVED:
+        raise Usage(
+            f"cannot use scheduler {REMOVED!r}: it was removed, because its gain on a live server could not be measured",
+            mend=f"use --scheduler {AUTO} or --scheduler {MLFQ}",
+        )

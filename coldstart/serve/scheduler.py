@@ -16,24 +16,33 @@ from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
-from coldstart.scheduling.settings import FALLBACK_PROFILE, FCFS, Choice, SchedulerSettings
+from coldstart.scheduling.settings import (
+    FALLBACK_PROFILE,
+    FCFS,
+    REMOVED,
+    SchedulerSettings,
+    refuse_removed,
+)
 
 DEFAULT_HOST_BYTES = 1 << 30
+REMOVED_CLS = "coldstart.vllm.scheduling.lane.LaneScheduler"
+"""Scheduler class of the removed policy, in vLLM arguments that were saved by an earlier version."""
 # Flags by which the scheduler is told to vLLM: a choice and they exclude each other.
 _OURS = ("scheduler_cls", "additional_config", "kv_transfer_config")
 _COPIES = _OURS[-1:]
 _CPU_CORES = (environment.VLLM_CPU_OMP_THREADS_BIND, environment.VLLM_CPU_NUM_OF_RESERVED_CPU)
 
 
-STOCK = Choice()
+STOCK = SchedulerSettings(FCFS)
 """vLLM's own scheduler, as it is."""
 
 
-def check(choice: Choice, vllm_args: Arguments) -> None:
+def check(choice: SchedulerSettings, vllm_args: Arguments) -> None:
     """Raises Usage where `vllm_args` choose another scheduler or a setting is wrong."""
+    _refuse_removed_class(vllm_args)
     if choice == STOCK:
         return
-    _settings(choice, None)
+    _require_valid(choice)
     ours = _OURS if choice.policy != FCFS else _COPIES if choice.host_bytes else ()
     if taken := [name for name in ours if vllm_args.gives(name)]:
         flag = "--" + taken[0].replace("_", "-")
@@ -42,20 +51,21 @@ def check(choice: Choice, vllm_args: Arguments) -> None:
         raise Usage(f"{said} sets {flag} itself.", mend=f"leave {flag} or {own} away")
 
 
-def apply(plan: LaunchPlan, choice: Choice, bundle: Bundle | None, *, on_cpu: bool) -> LaunchPlan:
+def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *, on_cpu: bool) -> LaunchPlan:
     """The plan with the chosen scheduler, which `check` has passed."""
+    _refuse_removed_class(plan.vllm_args)
     if choice == STOCK:
         return plan
     from coldstart.vllm.scheduling.arguments import host_arguments, serve_arguments
 
     cores = _cores(plan.vllm_args) if on_cpu else {}
+    fallbacks: list[dict[str, str]] = []
     if choice.policy == FCFS:
         flags = [*_batch_cap(choice.batch), *host_arguments(choice.host_bytes, on_cpu=on_cpu)]
-        fallbacks: list[dict[str, str]] = []
     else:
         profile, fallbacks = _profile(bundle)
-        settings, host_bytes = _settings(choice, profile), choice.host_bytes or _host_bytes(bundle)
-        flags = serve_arguments(settings, host_bytes, on_cpu=on_cpu)
+        host_bytes = choice.host_bytes or _host_bytes(bundle)
+        flags = serve_arguments(replace(choice, profile=profile, host_bytes=host_bytes), on_cpu=on_cpu)
     return replace(
         plan,
         vllm_args=plan.vllm_args.before(*flags),
@@ -64,12 +74,19 @@ def apply(plan: LaunchPlan, choice: Choice, bundle: Bundle | None, *, on_cpu: bo
     )
 
 
-def _settings(choice: Choice, profile: Mapping[str, object] | None) -> SchedulerSettings:
+def _refuse_removed_class(vllm_args: Arguments) -> None:
+    if vllm_args.value("scheduler_cls") == REMOVED_CLS:
+        refuse_removed(REMOVED)
+
+
+def _require_valid(choice: SchedulerSettings) -> None:
+    """Raises Usage for settings that the server would refuse."""
     from coldstart.scheduling.registry import make_policy
 
     try:
         make_policy(choice.policy, FALLBACK_PROFILE)
-        return SchedulerSettings.read(choice.settings(profile).additional_config())
+        choice.check_command_line()
+        SchedulerSettings.read(choice.additional_config())
     except ValueError as problem:
         raise Usage(f"The scheduler's settings: {problem}.", mend="coldstart serve --help") from problem
 

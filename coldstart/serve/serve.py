@@ -27,7 +27,7 @@ from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import addresses, modes, peers, runtime, scratch, timeline
 from coldstart.model import models
-from coldstart.scheduling.settings import Choice
+from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.serve import fetch, interrupted, launch, prepare, scheduler, template_pool, unserved
 from coldstart.serve.scheduler import STOCK
 
@@ -59,7 +59,7 @@ class ServeRequest:
     without_bundle: bool = False
     ready_timeout: float | None = None
     require_signature: bool = False
-    scheduler: Choice = STOCK
+    scheduler: SchedulerSettings = STOCK
     trust: Trust = inspection.trust
     weights_from: str | None = None
     weights_pace: PacedFetch | None = None

@@ -174,11 +174,12 @@ def test_what_the_choice_of_a_scheduler_adds_keeps_no_worker_from_being_adopted(
     from vllm.config import SchedulerConfig
 
     from coldstart.contract.arguments import Arguments
-    from coldstart.scheduling.settings import Choice
+    from coldstart.scheduling.settings import SchedulerSettings
     from coldstart.serve import scheduler
     from coldstart.vllm.engine import adoption
 
-    plan = scheduler.apply(LaunchPlan(Arguments()), Choice(policy, batch=4), None, on_cpu=True)
+    choice = SchedulerSettings(policy, batch=4)
+    plan = scheduler.apply(LaunchPlan(Arguments()), choice, None, on_cpu=True)
     added = {word[2:].replace("-", "_") for word in plan.vllm_args if word.startswith("--")}
     its = {field.name for field in fields(SchedulerConfig)}
     leaves = [f"scheduler_config.{name}" if name in its else name for name in added - {"no_async_scheduling"}]

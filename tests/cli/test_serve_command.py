@@ -10,14 +10,14 @@ OURS = ("--scheduler", "skip-join-mlfq")
     ("arguments", "words"),
     [
         (("--scheduler", "magic"), "unknown policy 'magic'"),
-        (("--scheduler", "express", "--price", "1"), "price must be"),
+        (("--scheduler", "express"), "use --scheduler auto or --scheduler skip-join-mlfq"),
         (
             ("--kv-host-memory", "1", "--", "--kv-transfer-config", "{}"),
             "--kv-host-memory sets --kv-transfer-config",
         ),
         ((*OURS, "--", "--scheduler-cls", "x.Y"), "sets --scheduler-cls itself"),
         ((*OURS, "--", "--kv-transfer-config", "{}"), "sets --kv-transfer-config itself"),
-        ((*OURS, "--oldest-share", "2"), "oldest_share must be within 0 and 1"),
+        ((*OURS, "--oldest-share", "2"), "--oldest-share must be at least 0, at most 1, got 2.0"),
         (("--alpha", "1"), "fcfs takes --batch and --kv-host-memory alone"),
     ],
 )

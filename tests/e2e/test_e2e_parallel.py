@@ -1,4 +1,4 @@
-"""Both schedulers on two ranks whose KV pool holds a fraction of the requests: the answers are those of FCFS on two ranks.
+"""Skip-join MLFQ on two ranks whose KV pool holds a fraction of the requests: the answers are those of FCFS on two ranks.
 
 Invariant: a rank keeps its own heads' or layers' share of what is evicted, and nothing runs before every rank has it back.
 """
@@ -35,9 +35,7 @@ SMALL = (
 )
 HOST = ("--kv-host-memory", str(1 << 27))
 SWAPPING = ("--scheduler", "skip-join-mlfq", "--batch", "4", *HOST)
-PASSING = ("--scheduler", "express", "--price", "0.3", "--margin", "1", "--batch", "4", *HOST)
 LENGTHS = [20 + (37 * number) % 150 for number in range(20)]
-LEARNT, SHORT_TOKENS = 48, 2
 Ranks = tuple[Machine, tuple[str, ...], list[list[int]]]
 
 
@@ -60,24 +58,6 @@ def test_swapping_on_two_ranks_answers_as_fcfs(ranks: Ranks) -> None:
         some = ("demotions", "parks", "evictions", "loads", "bytes_out_moved", "bytes_in_moved")
         assert all(moved[name] > 0 for name in some), moved
         until(lambda: shares(ours, "out") and shares(ours, "in"), ours)
-
-
-@pytest.mark.parametrize("ranks", ["pipeline"], indirect=True)
-def test_short_requests_pass_on_two_ranks_and_the_answers_are_those_of_fcfs(
-    ranks: Ranks,
-) -> None:
-    machine, flags, expected = ranks
-    with machine.serving("tiny-llama", "--on-miss", "warn", *PASSING, vllm=flags) as ours:
-        is_ours(ours)
-        learnt = [SHORT_TOKENS if number % 6 else 110 for number in range(LEARNT)]
-        together(ours, [body(len(LENGTHS) + n, tokens) for n, tokens in enumerate(learnt)])
-        long = [body(n, tokens) for n, tokens in enumerate(LENGTHS)]
-        short = [body(n, SHORT_TOKENS) for n in range(len(LENGTHS))]
-        answers = together(ours, [*long, *short])
-        assert answers == [*expected, *(tokens[:SHORT_TOKENS] for tokens in expected)]
-        moved = counters(ours)
-        assert all(moved[name] > 0 for name in ("passes", "evictions", "bytes_out_moved")), moved
-        until(lambda: shares(ours, "out"), ours)
 
 
 def is_ours(served: Served) -> None:

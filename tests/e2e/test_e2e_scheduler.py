@@ -1,4 +1,4 @@
-"""Skip-join MLFQ and the express lane on a real server whose KV pool holds a quarter of its requests: the answers are FCFS's.
+"""Skip-join MLFQ on a real server whose KV pool holds a quarter of its requests: the answers are FCFS's.
 
 Invariant: which request runs next never changes what is answered, whatever is parked, swapped out or loaded back.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, TOKENS, answer, body, counters, exported, together
+from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, answer, body, counters, exported, together
 from tools.machine import Machine, Served
 
 pytestmark = pytest.mark.vllm
@@ -32,24 +32,6 @@ REQUESTS, URGENT_TOKENS = 12, 200
 """Five blocks each, eight for the urgent one."""
 
 SWAPPING = ("--scheduler", "skip-join-mlfq", "--batch", "4", "--kv-host-memory", str(1 << 27))
-LEARNT, SHORT_TOKENS = 48, 2
-"""Requests whose lengths the express lane sees before it matters, most of them short."""
-
-PASSING = (
-    *(
-        "--scheduler",
-        "express",
-        "--price",
-        "0.3",
-        "--margin",
-        "1",
-        "--batch",
-        "4",
-        "--kv-host-memory",
-        str(1 << 27),
-    ),
-    "--explain-scheduling",
-)
 COUNTERS = {"demotions", "promotions", "parks", "evictions", "loads", "blocks_evicted", "blocks_loaded"}
 
 
@@ -63,32 +45,6 @@ def expected(machine: Machine) -> Iterator[list[list[int]]]:
         assert counters(stock) == {}
     yield answers
     machine.run("template", "stop", "--level", "engine", "--force")
-
-
-def test_short_requests_pass_and_the_answers_are_those_of_fcfs(
-    machine: Machine, expected: list[list[int]], tmp_path: Path
-) -> None:
-    timeline = tmp_path / "timeline.json"
-    with machine.serving("tiny-llama", *PASSING, "--timeline", str(timeline), vllm=SMALL) as ours:
-        assert ours.report["fallbacks"] == []
-        lengths = [SHORT_TOKENS if number % 6 else TOKENS for number in range(LEARNT)]
-        together(ours, [body(REQUESTS + number, tokens) for number, tokens in enumerate(lengths)])
-        before = counters(ours)
-        assert 0 < before["honesty"] <= 1
-        with ThreadPoolExecutor(2 * REQUESTS) as pool:
-            long = [pool.submit(answer, ours, body(number)) for number in range(REQUESTS)]
-            short = []
-            for number in range(REQUESTS):
-                time.sleep(0.03)
-                short.append(pool.submit(answer, ours, body(number, SHORT_TOKENS)))
-            assert [one.result() for one in long] == expected
-            assert [one.result() for one in short] == [tokens[:SHORT_TOKENS] for tokens in expected]
-        moved = {name: value - before[name] for name, value in counters(ours).items()}
-        assert moved["passes"] > 0 and moved["crowded_s"] > 0 and moved["lane_s"] > 0, moved
-        assert moved["evictions"] > 0, moved
-    passes = [event["args"] for event in events(timeline) if event["name"] == "pass"]
-    assert len(passes) >= moved["passes"]
-    assert all(one["index"] > one["threshold"] > 0 for one in passes)
 
 
 def test_the_answers_are_those_of_fcfs(machine: Machine, expected: list[list[int]], tmp_path: Path) -> None:
@@ -118,12 +74,7 @@ def test_vllms_own_scheduler_loads_back_what_it_evicted(machine: Machine, expect
 
 
 def names(timeline: Path) -> set[str]:
-    return {event["name"] for event in events(timeline)}
-
-
-def events(timeline: Path) -> list[dict[str, Any]]:
-    """Of a Chrome trace."""
-    return list(json.loads(timeline.read_text())["traceEvents"])
+    return {event["name"] for event in json.loads(timeline.read_text())["traceEvents"]}
 
 
 def an_urgent_request_overtakes(served: Served) -> None:

@@ -1,4 +1,4 @@
-"""Both schedulers with tensor and pipeline parallelism, on vLLM's real scheduler, connector and aggregator (flight).
+"""The scheduler with tensor and pipeline parallelism, on vLLM's real scheduler, connector and aggregator (flight).
 
 A rank has KV and copies of its own; a pipeline is asked for its next batch before the earlier ones are back, without and with
 asynchronous scheduling. COLDSTART_WORKLOADS asks for more of the random workloads.
@@ -13,37 +13,28 @@ from types import SimpleNamespace
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from coldstart.vllm.scheduling.flight import PipelinedScheduler
-from coldstart.vllm.scheduling.lane import LaneScheduler
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 from coldstart.vllm.scheduling.swaps import block_bytes
 from tests.support.scheduling.engine_double import EngineDouble, Shape, build, make_request
-from tests.support.scheduling.lane_workloads import LaneChecked, lane_load, steps_of, without_price
-from tests.support.scheduling.workloads import Checked, Run, on_ranks, random_load
+from tests.support.scheduling.workloads import Checked, on_ranks, random_load
 
 WORKLOADS = int(os.environ.get("COLDSTART_WORKLOADS", "24"))
 FIRST = int(os.environ.get("COLDSTART_FIRST_WORKLOAD", "0"))
-BOTH = pytest.mark.parametrize("express", [False, True], ids=["skip-join-mlfq", "express"])
 
 
-def checked(folder: Path, seed: int, *, express: bool, stages: int = 1, tensor: int = 1) -> Run:
-    load = on_ranks(lane_load(seed) if express else random_load(seed), seed, stages=stages, tensor=tensor)
-    return (LaneChecked if express else Checked)(folder, load, seed).run()
+def checked(folder: Path, seed: int, *, stages: int = 1, tensor: int = 1) -> Checked:
+    return Checked(folder, on_ranks(random_load(seed), seed, stages=stages, tensor=tensor), seed).run()
 
 
-@BOTH
 @pytest.mark.parametrize(("stages", "tensor"), [(2, 1), (1, 2), (3, 2)])
-def test_random_workloads_keep_every_invariant(
-    express: bool, stages: int, tensor: int, model_folder: Path
-) -> None:
+def test_random_workloads_keep_every_invariant(stages: int, tensor: int, model_folder: Path) -> None:
     seen: Counter[str] = Counter()
     for seed in range(FIRST, FIRST + WORKLOADS):
         try:
-            run = checked(model_folder, seed, express=express, stages=stages, tensor=tensor)
+            run = checked(model_folder, seed, stages=stages, tensor=tensor)
         except Exception as problem:
             raise AssertionError(f"workload {seed}: {type(problem).__name__}: {problem}") from problem
         counters = run.scheduler.counters
@@ -51,29 +42,27 @@ def test_random_workloads_keep_every_invariant(
     assert min(seen[what] for what in ("evictions", "loads", "full")) > 0, seen
 
 
-def _fails_somewhere(folder: Path, *, express: bool, stages: int = 1, tensor: int = 1) -> bool:
+def _fails_somewhere(folder: Path, *, stages: int = 1, tensor: int = 1) -> bool:
     for seed in range(102):
         try:
-            checked(folder, seed, express=express, stages=stages, tensor=tensor)
+            checked(folder, seed, stages=stages, tensor=tensor)
         except (AssertionError, KeyError, ValueError, IndexError, RuntimeError):
             return True
     return False
 
 
-@BOTH
 def test_taking_requests_in_flight_for_idle_ones_is_caught(
-    express: bool, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PipelinedScheduler, "in_flight", lambda self, request: False)
-    assert _fails_somewhere(model_folder, express=express, stages=2)
+    assert _fails_somewhere(model_folder, stages=2)
 
 
-@BOTH
 def test_asynchronous_bookkeeping_in_a_pipeline_without_it_is_caught(
-    express: bool, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PipelinedScheduler, "_keep_synchronous_books", lambda self: None)
-    assert _fails_somewhere(model_folder, express=express, stages=2)
+    assert _fails_somewhere(model_folder, stages=2)
 
 
 def test_a_load_that_one_rank_alone_has_landed_is_caught(
@@ -81,16 +70,7 @@ def test_a_load_that_one_rank_alone_has_landed_is_caught(
 ) -> None:
     made = KVOutputAggregator.__init__
     monkeypatch.setattr(KVOutputAggregator, "__init__", lambda self, ranks: made(self, 1))
-    assert _fails_somewhere(model_folder, express=False, tensor=2)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_without_a_price_a_pipeline_has_the_schedule_of_vllms_own_scheduler(
-    seed: int, model_folder: Path
-) -> None:
-    load = on_ranks(without_price(lane_load(seed)), seed, stages=2, tensor=1)
-    stock = AsyncScheduler if load.shape.asynchronous else Scheduler
-    assert steps_of(model_folder, load, seed, LaneScheduler) == steps_of(model_folder, load, seed, stock)
+    assert _fails_somewhere(model_folder, tensor=2)
 
 
 def test_the_highest_pending_requests_fill_the_next_batch(model_folder: Path) -> None:

@@ -25,7 +25,6 @@ TRACE = [TraceRequest(0.01 * number, 8 + number % 17, 30 + 7 * (number % 13)) fo
     [
         SchedulerSettings("fcfs", batch=16, strategy="proactive"),
         SchedulerSettings(batch=16, alpha_s=0.3),
-        SchedulerSettings("express", batch=16, trust=8, price=0.2, strategy="proactive"),
     ],
     ids=lambda settings: str(settings.policy),
 )

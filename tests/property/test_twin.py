@@ -35,8 +35,6 @@ def rows(count: int, rate: float, seed: int) -> list[TraceRequest]:
         SchedulerSettings(batch=4, alpha_s=3.0, strategy="reactive"),
         SchedulerSettings(batch=4, alpha_s=3.0),
         SchedulerSettings(batch=16, alpha_s=0.3),
-        SchedulerSettings("express", batch=16, trust=8, price=0.2, margin=1.0, strategy="proactive"),
-        SchedulerSettings("express", batch=16, trust=8, price=0.2),
     ],
     ids=lambda s: f"{s.policy}-{s.kv_strategy}-{s.batch}",
 )

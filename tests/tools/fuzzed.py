@@ -253,8 +253,8 @@ def readers(model: str) -> dict[str, Callable[[Store], object]]:
     from coldstart.commands import list as list_command
 
     from coldstart.key import inspection
+    from coldstart.scheduling.settings import SchedulerSettings
     from coldstart.serve import serve
-    from coldstart.serve.scheduler import Choice
 
     def listed(store: Store) -> object:
         return list_command._text([list_command._data(bundle) for bundle in store.list()])
@@ -287,7 +287,7 @@ def readers(model: str) -> dict[str, Callable[[Store], object]]:
         "inspect": inspected,
         "validate": validated,
         "serve --dry-run": dry_run(),
-        "serve --dry-run --scheduler": dry_run(scheduler=Choice("skip-join-mlfq")),
+        "serve --dry-run --scheduler": dry_run(scheduler=SchedulerSettings("skip-join-mlfq")),
         "serve --dry-run --weights-from": dry_run(weights_from="http://127.0.0.1:1/w"),
     }
 

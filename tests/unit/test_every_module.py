@@ -25,8 +25,6 @@ REGISTRY = "unit/artifacts/test_artifacts_oci_registry.py"
 FLEET, HOST = "unit/fleet/test_fleet_core.py", "unit/host/test_core.py"
 FLEET_ON_RAY = "e2e/test_e2e_fleet.py"
 CUDA = "unit/graphs/test_graphs_cuda.py"
-LANES = "property/test_lane_scheduler.py"
-LANE = "unit/scheduling/express/test_express_lane.py"
 RULES, TWIN = "property/test_scheduler_rules.py", "property/test_twin.py"
 SCHEDULER = "property/test_scheduler.py"
 GPU = "../benchmarks/gpu/verify.py"  # where there is none, nothing has ever run it
@@ -66,9 +64,7 @@ THROUGH = {
     "coldstart.machine": {"owned": "unit/machine/test_scratch.py", "verdicts": "attacks/test_untrusted_code.py"},
     "coldstart.model": {"hub": "unit/model/test_models.py"},
     "coldstart.scheduling": {
-        "baselines": "unit/scheduling/test_mlfq.py", "queues": "unit/scheduling/test_mlfq.py", "express.gauge": LANE,
-        "express.admission": LANE, "express.rhythm": LANE, "express.room": LANE,
-        "express.view": LANE, "express.waiting": "unit/scheduling/express/test_express_policy.py",
+        "baselines": "unit/scheduling/test_mlfq.py", "queues": "unit/scheduling/test_mlfq.py",
         "placement.room": RULES, "placement.loads": RULES,
         "placement.view": RULES, "simulate.placed": TWIN, "simulate.stock": TWIN,
         "simulate.settings": TWIN,
@@ -77,9 +73,8 @@ THROUGH = {
     "coldstart.vllm": {
         "engine.executor": "e2e/test_e2e_templates.py",
         "engine.recorder": GPU, "scheduling.events": SCHEDULER,
-        "scheduling.joining": LANES, "scheduling.lane_view": LANES,
         "scheduling.queue": SCHEDULER, "seams.scheduling": "unit/vllm/test_seams_table.py",
-        "scheduling.started": SCHEDULER,
+        "scheduling.started": SCHEDULER, "scheduling.states": SCHEDULER,
         "scheduling.view": SCHEDULER, "weights.device": "unit/vllm/weights/test_loader_in_place.py",
         "weights.extension": "e2e/test_e2e_weights.py",
     },

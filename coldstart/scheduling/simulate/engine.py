@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.mlfq import SkipJoinMlfq
 from coldstart.scheduling.profile import IterationProfile
-from coldstart.scheduling.settings import EXPRESS, FCFS, SchedulerSettings
-from coldstart.scheduling.simulate.express import ExpressScheduler
+from coldstart.scheduling.settings import FCFS, SchedulerSettings
 from coldstart.scheduling.simulate.placed import PlacedScheduler
 from coldstart.scheduling.simulate.settings import CONTEXT_SHARE, SimSettings
 from coldstart.scheduling.simulate.state import Arrival, Outcome, SimJob, Step
@@ -46,9 +45,7 @@ class Engine:
         *,
         series: bool = False,
         finished: Callable[[SimJob], None] | None = None,
-        hints: Sequence[int] | None = None,
     ) -> None:
-        self.hints = hints
         self.profile, self.settings, self.machine, self.series = profile, settings, machine, series
         self.finished = finished
         self.outcome, self.now = Outcome(), 0.0
@@ -61,7 +58,7 @@ class Engine:
 
     def run(self, trace: Iterable[Arrival]) -> Outcome:
         """Raises ValueError for a request whose KV can never fit the device."""
-        arrivals = _Arrivals(trace, self.machine.request_s, self.hints)
+        arrivals = _Arrivals(trace, self.machine.request_s)
         while self.live or arrivals.next_s < math.inf:
             if not self.live:
                 self.now = max(self.now, arrivals.next_s)
@@ -175,16 +172,14 @@ def scheduler(
     predicted = profile if settings.profile is None else settings.iteration_profile()
     if settings.policy == FCFS:
         return StockScheduler(machine, settings, outcome)
-    if settings.policy == EXPRESS:
-        return ExpressScheduler(machine, settings, outcome, predicted)
     return PlacedScheduler(machine, settings, outcome, predicted)
 
 
 class _Arrivals:
     """Rows as the engine sees them, `delay_s` after they arrived."""
 
-    def __init__(self, trace: Iterable[Arrival], delay_s: float, hints: Sequence[int] | None) -> None:
-        self._rows, self._delay_s, self._hints = enumerate(trace), delay_s, hints
+    def __init__(self, trace: Iterable[Arrival], delay_s: float) -> None:
+        self._rows, self._delay_s = enumerate(trace), delay_s
         self._next = next(self._rows, None)
 
     @property
@@ -195,7 +190,6 @@ class _Arrivals:
         while self._next and self.next_s <= now:
             number, row = self._next
             job = Job(str(number), row.arrival_s, row.prompt_tokens, row.output_tokens)
-            job.expected = self._hints[number] if self._hints else None
             yield SimJob(job, max(1, row.output_tokens or 1), row.model)
             self._next = next(self._rows, None)
 
@@ -208,14 +202,10 @@ def simulate(
     *,
     series: bool = False,
     finished: Callable[[SimJob], None] | None = None,
-    hints: Sequence[int] | None = None,
 ) -> Outcome:
     """Replay a trace on a fresh engine. Raises ValueError for a request that can never fit.
 
-    `finished` is given every job at its end; without it they are in the outcome. `hints` are the output lengths that the
-    callers expect, request by request.
+    `finished` is given every job at its end; without it they are in the outcome.
     """
-    engine = Engine(
-        profile, settings, machine or SimSettings(), series=series, finished=finished, hints=hints
-    )
+    engine = Engine(profile, settings, machine or SimSettings(), series=series, finished=finished)
     return engine.run(trace)

@@ -4,8 +4,6 @@ Invariant: vLLM's own schedule() makes every allocation; this package only decid
 """
 
 SCHEDULER_CLS = "coldstart.vllm.scheduling.scheduler.PolicyScheduler"
-LANE_CLS = "coldstart.vllm.scheduling.lane.LaneScheduler"
-CLASSES = (SCHEDULER_CLS, LANE_CLS)
 OFFLOADING_SPEC = "CpuPoolOffloadingSpec"
 OFFLOADING_MODULE = "coldstart.vllm.scheduling.offload"
 PINNING_POLICY = "PinnedLru"

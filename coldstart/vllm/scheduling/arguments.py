@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from coldstart.scheduling.settings import EXPRESS, SchedulerSettings
+from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.vllm.scheduling import (
-    LANE_CLS,
     OFFLOADING_MODULE,
     OFFLOADING_SPEC,
     PINNING_MODULE,
@@ -21,20 +20,20 @@ from coldstart.vllm.scheduling import (
 )
 
 
-def serve_arguments(settings: SchedulerSettings, host_bytes: int | None, *, on_cpu: bool) -> list[str]:
-    """Flags for the settings; `host_bytes` of host memory keep preempted KV, None keeps none (recompute).
+def serve_arguments(settings: SchedulerSettings, *, on_cpu: bool) -> list[str]:
+    """Flags for the settings; without host_bytes no preempted KV is kept (recompute).
 
     On the CPU platform a KV connector makes vLLM reserve cores: set VLLM_CPU_OMP_THREADS_BIND, such as to
     0 on two cores, or every step takes twice as long.
     """
     flags = [
         "--scheduler-cls",
-        LANE_CLS if settings.policy == EXPRESS else SCHEDULER_CLS,
+        SCHEDULER_CLS,
         "--additional-config",
         json.dumps(settings.additional_config()),
     ]
     if settings.kv_strategy != "recompute":
-        flags += host_arguments(host_bytes, on_cpu=on_cpu)
+        flags += host_arguments(settings.host_bytes, on_cpu=on_cpu)
     return flags
 
 

@@ -6,7 +6,7 @@ be gone (the host evicted it) makes the request ready to compute again instead o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import Request
@@ -18,14 +18,11 @@ if TYPE_CHECKING:
 class HostKv:
     """Wraps the connector's look-up; without a connector nothing is ever on the host.
 
-    `away` holds the requests that were evicted and neither run nor load yet. An evicted request that is not `worth` a
-    load is computed again whatever the host has.
+    `away` holds the requests that were evicted and neither run nor load yet.
     """
 
-    def __init__(
-        self, connector: Any, kv_cache_manager: Any, worth: Callable[[Request], bool] = lambda _: True
-    ) -> None:
-        self._connector, self._manager, self._worth = connector, kv_cache_manager, worth
+    def __init__(self, connector: Any, kv_cache_manager: Any) -> None:
+        self._connector, self._manager = connector, kv_cache_manager
         self._hits: dict[str, int] = {}
         self._load_only: set[str] = set()
         self.away: dict[str, Request] = {}
@@ -43,7 +40,7 @@ class HostKv:
             tokens, _ = self._ask(request, local)
             if tokens is None:
                 return None
-            self._hits[request.request_id] = tokens if self._worth(request) else 0
+            self._hits[request.request_id] = tokens
         return self._hits[request.request_id]
 
     def load_only(self, requests: Iterable[Request]) -> None:
@@ -70,8 +67,6 @@ class HostKv:
     def _matched(self, request: Request, computed: int) -> tuple[int | None, bool]:
         # Asked in any case: until the answer is not None, stores of this request still read its blocks.
         tokens, is_async = self._ask(request, computed)
-        if tokens and not self._worth(request):
-            tokens, is_async = 0, False
         if tokens is not None:
             # Fresher than what hit() remembers: the local prefix cache and the host's both change in between.
             self._hits[request.request_id] = tokens

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coldstart.scheduling.settings import EXPRESS
 from coldstart.vllm import seams
-from coldstart.vllm.scheduling import LANE_CLS, SCHEDULER_CLS
 
 
 class IncompatibleVllm(RuntimeError):
@@ -17,13 +15,6 @@ def require(config: Any) -> None:
     """For a server that was started by hand. Raises IncompatibleVllm where our scheduler cannot run."""
     if reason := seams.check("scheduler") or unsupported(config):
         raise IncompatibleVllm(f"{reason} Serve with --scheduler fcfs.")
-
-
-def require_policy(policy: str, *, express: bool) -> None:
-    """Raises IncompatibleVllm for a policy that the other class drives."""
-    if (policy == EXPRESS) != express:
-        right = LANE_CLS if policy == EXPRESS else SCHEDULER_CLS
-        raise IncompatibleVllm(f"{policy} is driven by --scheduler-cls {right}.")
 
 
 def unsupported(config: Any) -> str | None:

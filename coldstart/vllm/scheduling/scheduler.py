@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from coldstart.scheduling import Job, SchedulerSettings, SkipJoinMlfq, make_policy
 from coldstart.scheduling.placement import Placement
@@ -24,11 +24,9 @@ from coldstart.vllm.scheduling.flight import PipelinedScheduler, to_come
 from coldstart.vllm.scheduling.host import HostKv
 from coldstart.vllm.scheduling.queue import PickedQueue
 from coldstart.vllm.scheduling.started import RUNNING, Started
-from coldstart.vllm.scheduling.states import State, all_in_flight, state_of, steps_left
+from coldstart.vllm.scheduling.states import steps_left
 from coldstart.vllm.scheduling.swaps import Swaps, block_bytes
-from coldstart.vllm.scheduling.view import EngineView
-
-WAITING = RequestStatus.WAITING
+from coldstart.vllm.scheduling.view import EngineView, Places
 
 
 class PolicyScheduler(PipelinedScheduler):
@@ -43,7 +41,6 @@ class PolicyScheduler(PipelinedScheduler):
         super().__init__(*args, **kwargs)
         limits.require(self.vllm_config)
         self.settings = SchedulerSettings.read(self.vllm_config.additional_config)
-        limits.require_policy(self.settings.policy, express=False)
         self.profile = self.settings.iteration_profile()
         self._prefill_s = lru_cache(maxsize=8192)(self.profile.prefill)
         self.ranking = make_policy(self.settings.policy, self.profile, self.settings)
@@ -52,12 +49,13 @@ class PolicyScheduler(PipelinedScheduler):
         self.kv_holding_waiting = self.picked_holding = PickedQueue()
         self.jobs: dict[str, Job] = {}
         self.started = Started()
-        self.counters, self.exporter = Counters(), Exporter(Counters)
+        self.counters, self.exporter = Counters(), Exporter()
         self.events = Events.enabled()
         self.ranking.observer = self.events
         self.swaps = Swaps(self.counters, block_bytes(self.vllm_config, self.kv_cache_config), self.events)
         self.host = HostKv(self.connector, self.kv_cache_manager)
-        self.view = EngineView(self)
+        places = Places(self.jobs, self.started, self.picked_holding, self.host)
+        self.view = EngineView(self, places, self.batch, self._evict)
         self.placement = Placement(
             self.view, self.ranking, self.jobs, self.settings, keeps_kv=self.connector is not None
         )
@@ -106,23 +104,6 @@ class PolicyScheduler(PipelinedScheduler):
             if report.finished_recving:
                 self.placement.stir()
         return super().update_from_output(scheduler_output, model_runner_output)
-
-    def state(self, request: Request) -> State:
-        return state_of(request, self.finished_recving_kv_req_ids)
-
-    def ready(self, job: Job) -> bool:
-        """Can run if picked. A request whose KV the host holds is not: its load comes first."""
-        request = self.requests[job.id]
-        if request.status is RUNNING:
-            if request.num_output_placeholders and all_in_flight(request):
-                return False
-            return self.stages == 1 or not self.in_flight(request)
-        if request.status is WAITING and not (request.num_computed_tokens or request.num_stale_output_tokens):
-            return True  # most of a burst; what follows comes to the same
-        state = self.state(request)
-        if state is State.HOST:
-            return self.host.hit(request) == 0
-        return state is State.NEW or state is State.LOADED
 
     def _goes_on(self, now: float) -> bool:
         """Whether this step serves whom the last one did, without a decision."""
@@ -210,6 +191,10 @@ class PolicyScheduler(PipelinedScheduler):
             self.counters.promotions = self.ranking.promotions
             if self.exporter.enabled:
                 self.exporter.publish(self.counters, self.ranking.queues.counts())
+
+    def _evict(self, request: Request) -> None:
+        self.started.discard(request)
+        self._preempt_request(request, self.clock(), drop_stale_output=self.requires_kv_delivery)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.placement.left(request.request_id)

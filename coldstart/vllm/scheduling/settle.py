@@ -13,7 +13,7 @@ from typing import Any
 from coldstart.contract.plan import LaunchPlan
 from coldstart.scheduling.settings import KEY
 from coldstart.vllm import seams
-from coldstart.vllm.scheduling import CLASSES, PINNING_POLICY, TAILS_CONNECTOR, WHOLE_CONNECTOR
+from coldstart.vllm.scheduling import PINNING_POLICY, SCHEDULER_CLS, TAILS_CONNECTOR, WHOLE_CONNECTOR
 from coldstart.vllm.scheduling.limits import unsupported
 
 METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"
@@ -25,9 +25,9 @@ def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
 
     Returns whether it did: `config` is then to be made again.
     """
-    if args.scheduler_cls not in CLASSES:
+    if args.scheduler_cls != SCHEDULER_CLS:
         return _keeps_kv(args) and _settle_host(args, plan)
-    if reason := _obstacle(config, args.scheduler_cls):
+    if reason := _obstacle(config):
         _note(plan, f"{reason} vLLM's own scheduler runs instead.")
         args.scheduler_cls, args.additional_config, args.kv_transfer_config = None, {}, None
         return True
@@ -40,7 +40,7 @@ def counted(plan: LaunchPlan) -> Iterator[None]:
 
     prometheus_client carries values across processes by files in one directory, which is removed at the end.
     """
-    if not set(CLASSES).intersection(plan.vllm_args) or METRICS_ENV in os.environ:
+    if SCHEDULER_CLS not in plan.vllm_args or METRICS_ENV in os.environ:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="coldstart-metrics-", ignore_cleanup_errors=True) as directory:
@@ -55,13 +55,13 @@ def counted(plan: LaunchPlan) -> Iterator[None]:
             del os.environ[METRICS_ENV]
 
 
-def _obstacle(config: Any, scheduler_cls: str) -> str | None:
+def _obstacle(config: Any) -> str | None:
     if reason := seams.check("scheduler"):
         return reason
     try:
         if reason := unsupported(config):
             return reason
-        import_module(scheduler_cls.rpartition(".")[0])
+        import_module(SCHEDULER_CLS.rpartition(".")[0])
     except Exception as problem:  # noqa: BLE001 - whatever a strange vLLM raises here, the server must start
         return f"the scheduler cannot be loaded: {type(problem).__name__}: {problem}."
     return None

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from coldstart.machine import timeline
-from coldstart.vllm.scheduling.counters import KvCounters
+from coldstart.vllm.scheduling.counters import Counters
 from coldstart.vllm.scheduling.events import Events
 
 
 class Swaps:
     """Reads vLLM's own offloading metadata; other connectors' is left alone."""
 
-    def __init__(self, counters: KvCounters, sizes: list[int], events: Events | None) -> None:
+    def __init__(self, counters: Counters, sizes: list[int], events: Events | None) -> None:
         self._bytes, self._counters, self._events = sizes, counters, events
         self._loading: dict[str, tuple[float, int]] = {}
 

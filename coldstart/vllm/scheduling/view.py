@@ -1,37 +1,48 @@
-"""vLLM's scheduler as placement and the express lane see it: its pool, its slots, and what the host holds.
+"""vLLM's scheduler as placement sees it: its pool, its slots, and what the host holds.
 
 Invariant: every answer is vLLM's own, read when it is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 
 from coldstart.scheduling.job import Job
-from coldstart.vllm.scheduling.flight import to_come, unscheduled
-from coldstart.vllm.scheduling.states import State, all_in_flight
+from coldstart.vllm.scheduling.flight import PipelinedScheduler, to_come, unscheduled
+from coldstart.vllm.scheduling.host import HostKv
+from coldstart.vllm.scheduling.queue import PickedQueue
+from coldstart.vllm.scheduling.started import Started
+from coldstart.vllm.scheduling.states import State, all_in_flight, state_of
 
-if TYPE_CHECKING:
-    from coldstart.vllm.scheduling.scheduler import PolicyScheduler
-
-RUNNING, PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED
+WAITING, RUNNING, PREEMPTED = RequestStatus.WAITING, RequestStatus.RUNNING, RequestStatus.PREEMPTED
 LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
 
 
-class PoolView:
-    """Blocks: what a request holds, what it needs, what is free."""
+@dataclass(frozen=True)
+class Places:
+    """Where a live request can be: its job, the slots, the queue of requests that hold KV, and the host."""
 
-    def __init__(self, engine: AsyncScheduler, batch: int) -> None:
-        self._engine = engine
+    jobs: Mapping[str, Job]
+    started: Started
+    holding: PickedQueue
+    host: HostKv
+
+
+class EngineView:
+    """A placement.KvView of one vLLM scheduler; `evict` takes a request off the device."""
+
+    def __init__(
+        self, engine: PipelinedScheduler, places: Places, batch: int, evict: Callable[[Request], None]
+    ) -> None:
+        self._engine, self._places, self.batch, self.evict = engine, places, batch, evict
         manager = engine.kv_cache_manager
         self._pool = manager.block_pool
-        self.batch = batch
+        self.token_budget: int = engine.max_num_scheduled_tokens
         self.capacity: int = manager.block_pool.num_gpu_blocks - 1
         self.watermark: int = manager.watermark_blocks
         self.groups: int = len(engine.kv_cache_config.kv_cache_groups)
@@ -39,6 +50,32 @@ class PoolView:
         self.block_tokens: int = engine.block_size
         specs = [group.kv_cache_spec for group in engine.kv_cache_config.kv_cache_groups]
         self._plain = not self.speculates and len(specs) == 1 and isinstance(specs[0], FullAttentionSpec)
+        # Asked once or more for everybody of a batch: no call between.
+        self.request: Callable[[str], Request] = engine.requests.__getitem__
+
+    def name(self, request: Request) -> str:
+        found: str = request.request_id
+        return found
+
+    def job(self, request: Request) -> Job:
+        return self._places.jobs[request.request_id]
+
+    def state(self, request: Request) -> State:
+        return state_of(request, self._engine.finished_recving_kv_req_ids)
+
+    def ready(self, job: Job) -> bool:
+        """Can run if picked. A request whose KV the host holds is not: its load comes first."""
+        request = self.request(job.id)
+        if request.status is RUNNING:
+            if request.num_output_placeholders and all_in_flight(request):
+                return False
+            return self._engine.stages == 1 or not self._engine.in_flight(request)
+        if request.status is WAITING and not (request.num_computed_tokens or request.num_stale_output_tokens):
+            return True  # most of a burst; what follows comes to the same
+        state = self.state(request)
+        if state is State.HOST:
+            return self._places.host.hit(request) == 0
+        return state is State.NEW or state is State.LOADED
 
     def runs(self, request: Request) -> bool:
         return bool(request.status == RUNNING)
@@ -69,58 +106,37 @@ class PoolView:
         blocks = self._engine.kv_cache_manager.get_blocks(request.request_id).blocks
         return len(blocks[0]) if self.groups == 1 else sum(map(len, blocks))
 
-
-class EngineView(PoolView):
-    """A placement.KvView of one vLLM scheduler."""
-
-    def __init__(self, scheduler: PolicyScheduler) -> None:
-        super().__init__(scheduler, scheduler.batch)
-        self._scheduler = scheduler
-        self.token_budget: int = scheduler.max_num_scheduled_tokens
-        # Asked once or more for everybody of a batch: no call between.
-        self.request: Callable[[str], Request] = scheduler.requests.__getitem__
-        self.ready: Callable[[Job], bool] = scheduler.ready
-
-    def name(self, request: Request) -> str:
-        found: str = request.request_id
-        return found
-
-    def job(self, request: Request) -> Job:
-        return self._scheduler.jobs[request.request_id]
-
     def started(self) -> Iterator[Request]:
-        return iter(self._scheduler.started)
+        return iter(self._places.started)
 
     def proceeds(self, request: Request) -> bool:
-        return self.runs(request) and not all_in_flight(request) and not self._scheduler.in_flight(request)
+        return self.runs(request) and not all_in_flight(request) and not self._engine.in_flight(request)
 
     def prefilling(self, requests: Sequence[Request]) -> list[Request]:
         return [r for r in requests if r.status is not RUNNING or r.is_prefill_chunk]
 
     def loading(self, name: str) -> bool:
-        request = self._scheduler.picked_holding.get(name)
-        return request is not None and self._scheduler.state(request) is State.LOADING
+        request = self._places.holding.get(name)
+        return request is not None and self.state(request) is State.LOADING
 
     def landed(self, request: Request) -> bool:
-        return self._scheduler.state(request) is State.LOADED
+        return self.state(request) is State.LOADED
 
     def leavable(self) -> Iterator[Request]:
-        scheduler = self._scheduler
-        freeable = scheduler._request_blocks_can_be_freed
-        return (r for r in scheduler.started if freeable(r) and not scheduler.in_flight(r))
+        freeable, in_flight = self._engine._request_blocks_can_be_freed, self._engine.in_flight
+        return (r for r in self._places.started if freeable(r) and not in_flight(r))
 
     def in_flight(self, name: str) -> bool:
-        return self._scheduler.stages > 1 and self._scheduler.in_flight(self.request(name))
+        return self._engine.stages > 1 and self._engine.in_flight(self.request(name))
 
     def free_slots(self) -> int:
-        scheduler = self._scheduler
-        taken = len(scheduler.started) + scheduler.num_waiting_for_streaming_input
-        slots: int = scheduler.max_num_running_reqs - taken
+        taken = len(self._places.started) + self._engine.num_waiting_for_streaming_input
+        slots: int = self._engine.max_num_running_reqs - taken
         return slots
 
     def reserved(self) -> int:
         # vLLM starts a load only where the prefills under way keep what they still need.
-        blocks: int = self._scheduler._inflight_prefill_reserved_blocks()
+        blocks: int = self._engine._inflight_prefill_reserved_blocks()
         return blocks
 
     def bound(self, request: Request) -> int:
@@ -131,12 +147,12 @@ class EngineView(PoolView):
         tokens = unscheduled(request)
         if request.status == PREEMPTED and not request.num_computed_tokens:
             # What it left in the prefix cache is not computed again.
-            tokens -= self._scheduler.kv_cache_manager.get_computed_blocks(request)[1]
+            tokens -= self._engine.kv_cache_manager.get_computed_blocks(request)[1]
         return tokens
 
     def freed(self, order: Sequence[Request]) -> Iterator[int]:
         """A block that others hold too comes free with the last of them."""
-        manager = self._scheduler.kv_cache_manager
+        manager = self._engine.kv_cache_manager
         holders: dict[int, int] = {}
         for request in order:
             freed = 0
@@ -146,19 +162,12 @@ class EngineView(PoolView):
                 freed += left == 0 and not block.is_null
             yield freed
 
-    def evict(self, request: Request) -> None:
-        scheduler = self._scheduler
-        scheduler.started.discard(request)
-        scheduler._preempt_request(
-            request, scheduler.clock(), drop_stale_output=scheduler.requires_kv_delivery
-        )
-
     def any_away(self) -> bool:
-        return bool(self._scheduler.host.away) or bool(self._scheduler.picked_holding)
+        return bool(self._places.host.away) or bool(self._places.holding)
 
     def on_host(self, name: str) -> Request | None:
-        scheduler = self._scheduler
-        request = scheduler.host.away.get(name)
-        if request is None or scheduler.state(request) is not State.HOST:
+        host = self._places.host
+        request = host.away.get(name)
+        if request is None or self.state(request) is not State.HOST:
             return None
-        return request if scheduler.host.hit(request) else None
+        return request if host.hit(request) else None

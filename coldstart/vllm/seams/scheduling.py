@@ -36,13 +36,11 @@ SCHEDULER = (
     seam("scheduler", "config.model:ModelConfig",
          calls=("get_total_num_hidden_layers(self)", "get_num_layers(self, parallel_config)")),
     seam("scheduler", "v1.request:Request",
-          reads="request_id status priority max_tokens num_tokens num_prompt_tokens num_output_tokens num_computed_tokens "
+          reads="request_id status priority max_tokens num_tokens num_prompt_tokens num_computed_tokens "
                 "next_decode_eligible_step num_output_placeholders num_stale_output_tokens drop_stale_output "
-                "is_prefill_chunk structured_output_request resumable sampling_params lora_request block_hashes"),
-    seam("scheduler", "sampling_params:SamplingParams", reads="extra_args"),
-    seam("scheduler", "lora.request:LoRARequest", reads="lora_name"),
+                "is_prefill_chunk structured_output_request resumable"),
     seam("scheduler", "v1.request:RequestStatus",
-          reads="WAITING RUNNING PREEMPTED FINISHED_ABORTED FINISHED_ERROR WAITING_FOR_REMOTE_KVS "
+          reads="WAITING RUNNING PREEMPTED WAITING_FOR_REMOTE_KVS "
                 "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR WAITING_FOR_STREAMING_REQ"),
     seam("scheduler", "v1.structured_output.request:StructuredOutputRequest", reads="grammar"),
     seam("scheduler", "v1.core.sched.output:SchedulerOutput",
@@ -52,8 +50,6 @@ SCHEDULER = (
                      "prepend_requests(self, requests)", "pop_request(self)", "peek_request(self)",
                      "remove_request(self, request)", "remove_requests(self, requests)", "__bool__(self)",
                      "__len__(self)", "__iter__(self)")),
-    seam("scheduler", "v1.core.sched.request_queue:FCFSRequestQueue",
-         overrides=("__bool__(self)", "__len__(self)"), says=("class FCFSRequestQueue(deque[Request], RequestQueue)",)),
     seam("scheduler", "v1.core.kv_cache_manager:KVCacheManager",
           calls=("get_computed_blocks(self, request)", "get_blocks(self, request_id)"),
           reads="block_pool watermark_blocks"),

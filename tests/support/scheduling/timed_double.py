@@ -21,15 +21,12 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
 from coldstart.scheduling import IterationProfile, SchedulerSettings
-from coldstart.scheduling.settings import EXPRESS, FCFS
+from coldstart.scheduling.settings import FCFS
 from coldstart.scheduling.simulate import Arrival, SimSettings
-from coldstart.vllm.scheduling.lane import LaneScheduler
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 from tests.support.scheduling.engine_double import Shape, _Unreplicated, base_config, build, make_request
 
 MODEL_LENGTH = 4096
-CLASSES = {FCFS: AsyncScheduler, EXPRESS: LaneScheduler}
-"""The scheduler's class by the policy; PolicyScheduler for all others."""
 
 
 @dataclass
@@ -139,8 +136,7 @@ class TimedDouble:
             tails=self.tails,
             settings={**told, "profile": self.profile.to_json()},
         )
-        policy = self.settings.policy
-        return build(folder, shape, CLASSES.get(policy, PolicyScheduler))
+        return build(folder, shape, AsyncScheduler if self.settings.policy == FCFS else PolicyScheduler)
 
     def _add(self, number: int, row: Arrival) -> None:
         prompt = [(number * 7919 + place * 31) % 997 for place in range(row.prompt_tokens)]

@@ -18,11 +18,8 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
 from coldstart.scheduling.settings import KEY, SchedulerSettings
 from coldstart.serve import scheduler
-from coldstart.serve.scheduler import Choice
 from coldstart.vllm import seams
 from coldstart.vllm.scheduling import (
-    CLASSES,
-    LANE_CLS,
     PINNING_POLICY,
     SCHEDULER_CLS,
     TAILS_CONNECTOR,
@@ -41,38 +38,45 @@ def flags(plan: LaunchPlan) -> dict[str, str]:
     return dict(zip(given[::2], given[1::2], strict=True))
 
 
-def mlfq(**settings: object) -> Choice:
-    return Choice("skip-join-mlfq", **settings)  # type: ignore[arg-type]
+def mlfq(**settings: object) -> SchedulerSettings:
+    return SchedulerSettings("skip-join-mlfq", **settings)  # type: ignore[arg-type]
+
+
+def fcfs(**settings: object) -> SchedulerSettings:
+    return SchedulerSettings("fcfs", **settings)  # type: ignore[arg-type]
 
 
 def test_fcfs_changes_nothing_but_the_batch() -> None:
-    assert scheduler.apply(PLAN, Choice(), None, on_cpu=True) == PLAN
-    assert Choice("auto") == scheduler.STOCK and Choice("auto", batch=4) == Choice("fcfs", batch=4)
-    capped = scheduler.apply(PLAN, Choice(batch=4), None, on_cpu=True)
+    assert scheduler.apply(PLAN, fcfs(), None, on_cpu=True) == PLAN
+    assert SchedulerSettings("auto") == scheduler.STOCK and SchedulerSettings("auto", batch=4) == fcfs(
+        batch=4
+    )
+    capped = scheduler.apply(PLAN, fcfs(batch=4), None, on_cpu=True)
     assert flags(capped) == {"--max-num-active-seqs": "4"}
 
 
 def test_fcfs_keeps_kv_on_the_host_where_it_is_given_memory() -> None:
-    choice = Choice(host_bytes=1 << 20)
+    choice = fcfs(host_bytes=1 << 20)
     scheduler.check(choice, PLAN.vllm_args)
     given = flags(scheduler.apply(PLAN, choice, None, on_cpu=True))
     assert list(given) == ["--kv-transfer-config"]
     assert (
         json.loads(given["--kv-transfer-config"])["kv_connector_extra_config"]["cpu_bytes_to_use"] == 1 << 20
     )
-    assert choice.settings().kv_strategy == "proactive" and Choice().settings().kv_strategy == "recompute"
+    assert choice.kv_strategy == "proactive" and fcfs().kv_strategy == "recompute"
     with pytest.raises(Usage, match="--kv-host-memory sets --kv-transfer-config itself"):
         scheduler.check(choice, Arguments(["--kv-transfer-config", "{}"]))
 
 
 def test_fcfs_refuses_settings_that_it_would_ignore() -> None:
-    with pytest.raises(Usage, match="fcfs takes --batch and --kv-host-memory alone"):
-        scheduler.check(Choice(alpha_s=1.0), PLAN.vllm_args)
+    for ignored, flag in ((fcfs(alpha_s=1.0), "--alpha"), (fcfs(strategy="proactive"), "--kv-strategy")):
+        with pytest.raises(Usage, match=f"fcfs takes --batch and --kv-host-memory alone: {flag} belongs"):
+            scheduler.check(ignored, PLAN.vllm_args)
 
 
 def test_settings_and_the_bundles_profile_reach_vllm(publish: Publish) -> None:
     bundle = publish(iterations=PROFILE, kv={"bytes": 4096})
-    choice = mlfq(batch=4, quantum_s=0.5, eta=2, alpha_s=3.0, oldest_share=0.5, reserve=0.8)
+    choice = mlfq(batch=4, first_quantum_s=0.5, eta=2, alpha_s=3.0, oldest_share=0.5, reserve_quantile=0.8)
     made = scheduler.apply(PLAN, choice, bundle, on_cpu=True)
     assert flags(made)["--scheduler-cls"] == SCHEDULER_CLS
     told = json.loads(flags(made)["--additional-config"])[KEY]
@@ -112,58 +116,28 @@ def test_settings_out_of_range_are_refused(settings: dict[str, object]) -> None:
         scheduler.check(mlfq(**settings), PLAN.vllm_args)
 
 
-def test_express_and_its_price_reach_vllm() -> None:
-    choice = Choice(
-        "express",
-        batch=8,
-        price=0.2,
-        margin=3.0,
-        host_bytes=1 << 20,
-        classes="adapter,max-tokens",
-        explain=True,
-    )
-    scheduler.check(choice, PLAN.vllm_args)
-    told = flags(scheduler.apply(PLAN, choice, None, on_cpu=True))
-    assert told["--scheduler-cls"] == LANE_CLS and "--kv-transfer-config" in told
-    settings = json.loads(told["--additional-config"])[KEY]
-    told = {"classes": ["adapter", "max-tokens"], "explain": True}
-    assert settings == {
-        "policy": "express",
-        "batch": 8,
-        "price": 0.2,
-        "margin": 3.0,
-        "strategy": "proactive",
-        **told,
-    }
-    assert SchedulerSettings.read({KEY: settings}) == choice.settings()
-
-
-@pytest.mark.parametrize("on_cpu", [True, False])
-def test_express_copies_no_kv_unless_it_is_asked_to(on_cpu: bool) -> None:
+def test_apply_copies_kv_to_the_host_unless_recompute_is_asked_for() -> None:
     copies = "--kv-transfer-config"
-    for plain in (Choice("express"), Choice("express", strategy="recompute", host_bytes=1 << 20)):
-        assert copies not in flags(scheduler.apply(PLAN, plain, None, on_cpu=on_cpu))
-    for asked in (Choice("express", strategy="proactive"), Choice("express", host_bytes=1 << 20), mlfq()):
-        assert copies in flags(scheduler.apply(PLAN, asked, None, on_cpu=on_cpu))
+    assert copies in flags(scheduler.apply(PLAN, mlfq(), None, on_cpu=False))
+    assert copies not in flags(scheduler.apply(PLAN, mlfq(strategy="recompute"), None, on_cpu=False))
 
 
 @pytest.mark.parametrize(
-    ("choice", "says"),
+    "names_it",
     [
-        (Choice("express", alpha_s=1.0), "express has no --alpha"),
-        (mlfq(price=0.1), "skip-join-mlfq has no --price"),
-        (Choice(price=0.1), "fcfs takes --batch"),
-        (Choice("express", price=1.0), "price must be"),
-        (Choice("express", margin=0.5), "margin and trust must be at least 1"),
-        (Choice("skip-join-mlfq", margin=2.0), "skip-join-mlfq has no --margin"),
-        (Choice("express", classes="colour"), "unknown class 'colour'"),
-        (mlfq(classes="prefix"), "has no --classes"),
-        (mlfq(explain=True), "has no --explain-scheduling"),
+        lambda: SchedulerSettings("express"),
+        lambda: SchedulerSettings.read({KEY: {"policy": "express", "price": 0.1}}),
+        lambda: scheduler.check(fcfs(), Arguments(["--scheduler-cls", scheduler.REMOVED_CLS])),
+        lambda: scheduler.apply(
+            LaunchPlan(["--scheduler-cls", scheduler.REMOVED_CLS]), fcfs(), None, on_cpu=True
+        ),
     ],
+    ids=["command line", "vLLM's additional config", "saved vLLM arguments", "vLLM arguments of a host"],
 )
-def test_a_setting_of_another_policy_is_refused(choice: Choice, says: str) -> None:
-    with pytest.raises(Usage, match=says):
-        scheduler.check(choice, PLAN.vllm_args)
+def test_the_removed_scheduler_is_refused_with_a_hint(names_it: Callable[[], object]) -> None:
+    with pytest.raises(Usage, match="'express': it was removed") as refused:
+        names_it()
+    assert refused.value.mend == "use --scheduler auto or --scheduler skip-join-mlfq"
 
 
 @pytest.mark.parametrize("flag", ["--scheduler-cls", "--additional-config", "--kv-transfer-config"])
@@ -188,19 +162,16 @@ def kept_on_host() -> Namespace:
     )
 
 
-def ours(scheduler_cls: str = SCHEDULER_CLS) -> Namespace:
+def ours() -> Namespace:
     settings = {KEY: {"policy": "skip-join-mlfq", "strategy": "proactive"}, "a": 1}
     return Namespace(
-        scheduler_cls=scheduler_cls, additional_config=settings, kv_transfer_config=kept_on_host()
+        scheduler_cls=SCHEDULER_CLS, additional_config=settings, kv_transfer_config=kept_on_host()
     )
 
 
-@pytest.mark.parametrize("scheduler_cls", CLASSES)
-def test_another_vllm_keeps_its_own_scheduler_and_says_what_it_lacks(
-    scheduler_cls: str, lacking: set[str]
-) -> None:
+def test_another_vllm_keeps_its_own_scheduler_and_says_what_it_lacks(lacking: set[str]) -> None:
     lacking.add("scheduler")
-    plan, args = LaunchPlan([]), ours(scheduler_cls)
+    plan, args = LaunchPlan([]), ours()
     assert settle.settle(args, None, plan)
     assert (args.scheduler_cls, args.additional_config, args.kv_transfer_config) == (None, {}, None)
     assert plan.fallbacks == [
@@ -221,7 +192,7 @@ def test_a_scheduler_that_cannot_be_loaded_is_a_step_down(
 def test_without_copies_on_the_host_evicted_requests_compute_again(
     lacking: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settle, "_obstacle", lambda config, cls: None)
+    monkeypatch.setattr(settle, "_obstacle", lambda config: None)
     plan, args = LaunchPlan([]), ours()
     assert not settle.settle(args, None, plan) and args.kv_transfer_config is not None
     lacking.add("offload")
@@ -268,8 +239,7 @@ def test_counters_have_a_directory_while_our_scheduler_runs(monkeypatch: pytest.
     monkeypatch.setattr(values, "ValueClass", values.ValueClass)
     with settle.counted(LaunchPlan(["--model", "m"])):
         assert settle.METRICS_ENV not in os.environ
-    for scheduler_cls in CLASSES:
-        with settle.counted(LaunchPlan(["--scheduler-cls", scheduler_cls])):
-            place = Path(os.environ[settle.METRICS_ENV])
-            assert place.is_dir()
-        assert not place.exists() and settle.METRICS_ENV not in os.environ
+    with settle.counted(LaunchPlan(["--scheduler-cls", SCHEDULER_CLS])):
+        place = Path(os.environ[settle.METRICS_ENV])
+        assert place.is_dir()
+    assert not place.exists() and settle.METRICS_ENV not in os.environ

@@ -7,13 +7,15 @@ from coldstart.vllm.scheduling.arguments import serve_arguments
 
 
 def flags(strategy: str, host_bytes: int | None) -> dict[str, str]:
-    given = serve_arguments(SchedulerSettings(batch=4, strategy=strategy), host_bytes, on_cpu=True)
+    settings = SchedulerSettings(batch=4, strategy=strategy, host_bytes=host_bytes)
+    given = serve_arguments(settings, on_cpu=True)
     return dict(zip(given[::2], given[1::2], strict=True))
 
 
 def test_the_flags_carry_the_settings() -> None:
     found = flags("proactive", 1 << 20)
-    assert SchedulerSettings.read(json.loads(found["--additional-config"])).batch == 4
+    told = SchedulerSettings.read(json.loads(found["--additional-config"]))
+    assert told.batch == 4 and told.host_bytes is None
     extra = json.loads(found["--kv-transfer-config"])["kv_connector_extra_config"]
     assert extra["cpu_bytes_to_use"] == 1 << 20 and extra["offload_prompt_only"] is False
 

@@ -5,23 +5,20 @@ from types import SimpleNamespace
 import pytest
 
 from coldstart.scheduling import SchedulerSettings
-from coldstart.vllm.scheduling.limits import IncompatibleVllm, require_policy, unsupported
+from coldstart.vllm.scheduling.limits import unsupported
 
 
-def config(
-    ours: str = "skip-join-mlfq", *, stages: int = 1, order: str = "fcfs", chunked: bool = True
-) -> SimpleNamespace:
+def config(*, stages: int = 1, order: str = "fcfs", chunked: bool = True) -> SimpleNamespace:
     return SimpleNamespace(
-        additional_config=SchedulerSettings(ours).additional_config(),
+        additional_config=SchedulerSettings().additional_config(),
         parallel_config=SimpleNamespace(pipeline_parallel_size=stages),
         scheduler_config=SimpleNamespace(policy=order, enable_chunked_prefill=chunked),
     )
 
 
-@pytest.mark.parametrize("policy", ["skip-join-mlfq", "express"])
 @pytest.mark.parametrize("stages", [1, 2])
-def test_a_common_configuration_is_driven(policy: str, stages: int) -> None:
-    assert unsupported(config(policy, stages=stages)) is None
+def test_a_common_configuration_is_driven(stages: int) -> None:
+    assert unsupported(config(stages=stages)) is None
 
 
 @pytest.mark.parametrize(
@@ -34,10 +31,3 @@ def test_a_common_configuration_is_driven(policy: str, stages: int) -> None:
 def test_what_it_cannot_drive_is_named(given: SimpleNamespace, says: str) -> None:
     reason = unsupported(given)
     assert reason is not None and says in reason
-
-
-@pytest.mark.parametrize(("policy", "express"), [("express", False), ("skip-join-mlfq", True)])
-def test_a_policy_that_the_other_class_drives_is_refused(policy: str, express: bool) -> None:
-    require_policy(policy, express=not express)
-    with pytest.raises(IncompatibleVllm, match=f"{policy} is driven by --scheduler-cls"):
-        require_policy(policy, express=express)
