@@ -33,9 +33,9 @@ from tools.machine import PROMPTS, READY_S, Machine  # noqa: E402
 
 from coldstart.key import inspection  # noqa: E402
 from coldstart.machine import logs  # noqa: E402
-from coldstart.measure import openai  # noqa: E402
 from coldstart.measure.bench import facts  # noqa: E402
-from coldstart.measure.bench.launch import HOST  # noqa: E402
+from coldstart.validate import openai  # noqa: E402
+from coldstart.validate.launch import HOST  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "architectures-cpu.json"
 MODELS = ROOT / "build" / "architectures"

@@ -33,8 +33,8 @@ import aiohttp
 import psutil
 from common import RESULTS
 
-from coldstart.measure.bench.launchers import console
 from coldstart.measure.replay.metrics import percentile
+from coldstart.validate.launchers import console
 
 RESULT = RESULTS / "fleet-handover-cpu.json"
 BAR_S = 0.35

@@ -41,7 +41,7 @@ from weight_path import checkpoint  # noqa: E402
 
 from coldstart.host.configuration import size  # noqa: E402
 from coldstart.measure.bench import facts  # noqa: E402
-from coldstart.measure.bench.launchers import console  # noqa: E402
+from coldstart.validate.launchers import console  # noqa: E402
 
 RESULT = RESULTS / "fleet-links-cpu.json"
 CONFIG = checkpoint.CONFIG | {"num_hidden_layers": 8}

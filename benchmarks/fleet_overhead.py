@@ -24,7 +24,7 @@ from typing import Any
 from common import RESULTS
 from fleet_faults import Fleet
 
-from coldstart.measure.bench.launchers import console
+from coldstart.validate.launchers import console
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.fleet_rig import deployment

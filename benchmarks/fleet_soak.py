@@ -43,10 +43,10 @@ from support import architectures
 from support.plain_vllm import PlainVllm
 
 from coldstart.machine import paths
-from coldstart.measure import openai
 from coldstart.measure.replay.metrics import percentile
 from coldstart.traces import TraceRequest, read_trace
 from coldstart.traces.transform import in_order, map_models, speed_up
+from coldstart.validate import openai
 
 RESULT = RESULTS / "fleet-soak.json"
 NAMES = ("llama", "qwen2", "opt", "qwen3", "gpt2", "phi", "gpt-neox", "mistral", "granite", "olmo2", "stablelm",

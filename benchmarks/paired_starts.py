@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from coldstart.machine.addresses import free_port
-from coldstart.measure.bench.completions import CompletionClient
+from coldstart.validate.completions import CompletionClient
 
 RESULT = Path(__file__).parent / "results" / "paired-starts-cpu.json"
 MODEL = "tiny-llama"

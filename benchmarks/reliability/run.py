@@ -18,8 +18,8 @@ from typing import Any
 from tools.machine import Machine
 
 from coldstart.machine.addresses import free_port
-from coldstart.measure.bench.completions import CompletionClient
-from coldstart.measure.bench.launch import HOST
+from coldstart.validate.completions import CompletionClient
+from coldstart.validate.launch import HOST
 
 VLLM = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456")
 # By default vLLM takes nearly all of the machine's memory: beside anything else it would not start.

@@ -1,4 +1,4 @@
-"""The prompts of a replay, from a file.
+"""The prompts of a replay: eight built-in ones, or those of a file.
 
 A name that ends in `.jsonl` is JSON Lines, one object with a `prompt` on each, the form of `vllm bench serve --dataset-name
 custom`; its other members are left alone. Any other file has one prompt on each line. Empty lines are no prompts.
@@ -12,6 +12,16 @@ from pathlib import Path
 from coldstart.errors import Usage
 
 MEND = 'one prompt a line, or in a file named *.jsonl one {"prompt": "..."} a line'
+PROMPTS = (
+    "The quick brown fox",
+    "In the beginning",
+    "To start a server quickly, one has to",
+    "1 2 3 4 5 6 7",
+    "def main():",
+    "Once upon a time there was a process",
+    "Memory is",
+    "A",
+)
 
 
 def read(path: Path) -> tuple[str, ...]:

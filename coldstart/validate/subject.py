@@ -17,8 +17,8 @@ from coldstart.errors import Usage
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine.paths import Cache
-from coldstart.measure.bench.launchers import Subject
 from coldstart.model import models
+from coldstart.validate.launchers import Subject
 
 NOT_SERVED = "CS-NOT-SERVED"
 

@@ -11,8 +11,8 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import Finding
 from coldstart.errors import Usage
-from coldstart.measure.bench.measure import RunSettings
 from coldstart.validate import against, checks, prompts, subject
+from coldstart.validate.answers import PromptSettings
 from coldstart.validate.start import REPLAY, Starts, real_pair
 from coldstart.validate.subject import Source
 
@@ -33,7 +33,7 @@ class ValidationRequest:
     repair: bool = False
     repair_from: Sequence[str] = ()
     source: Source = field(default_factory=Source)
-    replay: RunSettings = REPLAY
+    replay: PromptSettings = REPLAY
 
 
 def run(store: Store, request: ValidationRequest) -> list[checks.ValidationReport]:
@@ -84,7 +84,7 @@ def _starter(word: str, request: ValidationRequest) -> checks.StartCheck | None:
     return check
 
 
-def replay_settings(file: Path | None, concurrency: str, max_tokens: int) -> RunSettings:
+def replay_settings(file: Path | None, concurrency: str, max_tokens: int) -> PromptSettings:
     """What a replay asks: the prompts of `file` (None: our own), again with each number of requests of `concurrency`, such as
     "1,8", in flight. Raises Usage.
     """
@@ -96,8 +96,8 @@ def replay_settings(file: Path | None, concurrency: str, max_tokens: int) -> Run
         raise Usage(
             f"--concurrency takes numbers from 1 to {MOST}, found {concurrency!r}.", mend="--concurrency 1,8"
         )
-    asked = prompts.read(file) if file is not None else REPLAY.prompts
-    return RunSettings(asked, max_tokens, steady=False, crowds=[count for count in counts if count > 1])
+    asked = prompts.read(file) if file is not None else prompts.PROMPTS
+    return PromptSettings(asked, max_tokens, crowds=[count for count in counts if count > 1])
 
 
 def check_request(request: ValidationRequest) -> None:

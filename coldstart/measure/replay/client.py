@@ -13,10 +13,10 @@ from hashlib import sha256
 from itertools import chain, islice
 from typing import Protocol
 
-from coldstart.measure import openai
 from coldstart.measure.replay.http import Endpoint, HttpError, Unreachable, post_lines
 from coldstart.measure.replay.record import RequestRecord
 from coldstart.traces.request import TraceRequest
+from coldstart.validate import openai
 
 HASH_TOKENS = 512
 """Tokens that one hash id of a Mooncake trace stands for."""

@@ -10,12 +10,12 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.verify import Finding
 
 from coldstart.errors import Usage
-from coldstart.measure.bench.launch import Command, RunFiles
-from coldstart.measure.bench.measure import RunSettings
+from coldstart.validate.answers import PromptSettings
 from coldstart.validate.checks import Level
+from coldstart.validate.launch import Command, RunFiles
 from coldstart.validate.start import Pair, Starts
 
-SERVER = Path(__file__).parents[1] / "measure" / "bench" / "fake_server.py"
+SERVER = Path(__file__).parents[2] / "support" / "fake_server.py"
 
 
 @dataclass
@@ -45,7 +45,7 @@ def found(
     def pair(bundle: Bundle, directory: Path) -> Pair:
         return Fake("fresh", ours, True), Fake("vllm-cold", plain, False)
 
-    settings = RunSettings(("a", "b"), max_tokens=4, ready_timeout_s=20, steady=False, crowds=crowds)
+    settings = PromptSettings(("a", "b"), max_tokens=4, ready_timeout_s=20, crowds=crowds)
     return Starts(pair, settings)(bundle, level)
 
 

@@ -20,12 +20,13 @@ from typing import Protocol
 from coldstart.errors import CommandFailed
 from coldstart.machine import logs
 from coldstart.machine.addresses import free_port
-from coldstart.measure.bench import usage
-from coldstart.measure.bench.completions import NoAnswer
+from coldstart.validate import process_tree
+from coldstart.validate.completions import NoAnswer
 
 HOST = "127.0.0.1"
 STOP_S = 20.0
 LEFTOVER_S = 5.0
+READY_PATIENCE_S = 30.0
 
 
 class ModeUnavailable(Exception):
@@ -108,7 +109,7 @@ class Server:
     files: RunFiles
     process: subprocess.Popen[bytes]
     launched_s: float
-    before: usage.Snapshot
+    before: process_tree.Snapshot
 
     def check(self) -> None:
         """Raises ServerDied when the launched process ended with an error.
@@ -135,9 +136,11 @@ class Server:
             time.sleep(0.01)
         return _object(self.files.ready)
 
-    def processes(self) -> list[usage.ProcessSample]:
+    def processes(self) -> list[process_tree.ProcessSample]:
         """The processes that this start brought into being and that still run."""
-        started = usage.new_processes(self.before, usage.snapshot(), [os.getpid(), *self._served()])
+        started = process_tree.new_processes(
+            self.before, process_tree.snapshot(), [os.getpid(), *self._served()]
+        )
         return [process for process in started if not process.ended]
 
     def stop(self) -> None:
@@ -153,17 +156,17 @@ class Server:
         self._signal(signal.SIGKILL)
         self.process.wait()
         self._wait(LEFTOVER_S, lambda: bool(self.processes()))
-        reap_orphans(self.before)
+        process_tree.reap_orphans(self.before)
 
     def _wait(self, seconds: float, busy: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + seconds
         while busy() and time.monotonic() < deadline_s:
-            reap_orphans(self.before, keep=self.process.pid)
+            process_tree.reap_orphans(self.before, keep=self.process.pid)
             time.sleep(0.02)
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self.processes():
-            send(process.pid, number)
+            process_tree.send_signal(process.pid, number)
 
     def _served(self) -> list[int]:
         pid = _object(self.files.ready).get("pid") if self.files.ready.exists() else None
@@ -174,7 +177,7 @@ def launch(launcher: Launcher, files: RunFiles) -> Server:
     """Start a server in a session of its own, without waiting. Raises OSError when it cannot be executed."""
     command = launcher.command(files)
     environment = {**os.environ, **command.environment}
-    before = usage.snapshot()
+    before = process_tree.snapshot()
     with files.log.open("wb") as log:
         launched_s = time.monotonic()
         process = subprocess.Popen(
@@ -207,36 +210,14 @@ def serving(launcher: Launcher, directory: Path) -> Iterator[Server]:
         server.stop()
 
 
-def end_strays(before: usage.Snapshot) -> None:
-    """SIGKILL every descendant of this process that came after `before`, and wait for it."""
-    for process in usage.new_processes(before, usage.snapshot(), [os.getpid()]):
-        send(process.pid, signal.SIGKILL)
-    deadline_s = time.monotonic() + LEFTOVER_S
-    while usage.new_processes(before, usage.snapshot(), [os.getpid()]) and time.monotonic() < deadline_s:
-        reap_orphans(before)
-        time.sleep(0.02)
+def read_readiness(launcher: Launcher, server: Server) -> Mapping[str, object]:
+    """Return the content of the ready file, empty for a launcher that writes none.
 
-
-def reap_orphans(before: usage.Snapshot, *, keep: int | None = None) -> None:
-    """Wait for ended children that this process adopted since `before` (all but `keep`)."""
-    for process in usage.snapshot().values():
-        if process.parent == os.getpid() and process.pid not in before and process.pid != keep:
-            _reap(process.pid)
-
-
-def _reap(pid: int) -> None:
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return  # somebody's wait() was first
-
-
-def send(pid: int, number: signal.Signals) -> None:
-    """Signal one process by its id; nothing happens when it ended by itself."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
+    Raises ServerDied, or CommandFailed where there is no file within READY_PATIENCE_S.
+    """
+    if not launcher.tells_readiness:
+        return {}
+    return server.readiness(time.monotonic() + READY_PATIENCE_S)
 
 
 def _object(path: Path) -> dict[str, object]:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from coldstart.measure import openai
-from coldstart.measure.openai import ServerError, StreamEvent
+from coldstart.validate import openai
+from coldstart.validate.openai import ServerError, StreamEvent
 
 
 def line(document: object) -> bytes:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from coldstart.measure import openai
+from coldstart.validate import openai
 
 POLL_S = 0.004
 STARTING = (404, 502, 503)
