@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle, Trust, TrustResult
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.key import Key, Mismatch, diff
-from coldstart.artifacts.section import SECTION_TYPES
+from coldstart.artifacts.key import Key, Mismatch
 from coldstart.artifacts.store import NotFound, Store
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailed, NoBundle
@@ -196,22 +195,6 @@ def trust(bundle: Bundle) -> TrustResult:
     return verdicts.judge(bundle)
 
 
-def describe(bundle: Bundle) -> dict[str, object]:
-    """Everything the manifest says, as plain data."""
-    manifest, judged = bundle.manifest, trust(bundle)
-    return {
-        "name": bundle.name,
-        "version": bundle.version,
-        "digest": bundle.digest,
-        "size": bundle.size,
-        "format_version": manifest.format_version,
-        "key": {"digest": manifest.key.digest, "fields": dict(manifest.key.fields)},
-        "sections": [section.document() for section in manifest.sections],
-        "provenance": manifest.provenance.document(),
-        "trust": {"ok": judged.ok, "signer": judged.signer, "reason": judged.reason},
-    }
-
-
 def not_made(bundle: Bundle) -> dict[str, str]:
     """Sections that its materialization could not make, with the reasons."""
     try:
@@ -231,35 +214,3 @@ def unprofiled(bundle: Bundle) -> dict[str, list[int]]:
     left = profile.get("left_out") if isinstance(profile, dict) else None
     curves = left.items() if isinstance(left, dict) else ()
     return {str(curve): list(sizes) for curve, sizes in curves if isinstance(sizes, list) and sizes}
-
-
-def tree(bundle: Bundle) -> dict[str, list[tuple[str, int]]]:
-    """(name, bytes) of the members of each section that is a tree; every blob read is verified."""
-    return {
-        entry.type: _members(bundle, entry.type)
-        for entry in bundle.manifest.sections
-        if bundle.has(entry.type) and SECTION_TYPES[entry.type].encoding == "tar.zst"
-    }
-
-
-def compare(left: Bundle, right: Bundle) -> tuple[list[Mismatch], list[Mismatch]]:
-    """Where two bundles differ: fields of the key, and digests of sections."""
-    return diff(left.key, right.key), _section_differences(left, right)
-
-
-def _section_differences(left: Bundle, right: Bundle) -> list[Mismatch]:
-    mine = {entry.type: entry.digest for entry in left.manifest.sections}
-    theirs = {entry.type: entry.digest for entry in right.manifest.sections}
-    pairs = [Mismatch(name, mine.get(name), theirs.get(name)) for name in sorted({*mine, *theirs})]
-    return [pair for pair in pairs if pair.wanted != pair.found]
-
-
-def _members(bundle: Bundle, name: str) -> list[tuple[str, int]]:
-    from coldstart.artifacts import tar, unpack
-
-    entry = bundle.entry(name)
-    with bundle.open_blob(name) as reader:
-        stream = unpack.Budgeted(reader, unpack.budget(entry))
-        listed = [(member.name, member.size) for member, _ in tar.members(stream) if not member.is_directory]
-        reader.drain()
-    return listed
