@@ -97,7 +97,7 @@ def command(
 
 def _show(common: Common, exports: Exports, reports: list[ValidationReport], fail_level: FailLevel) -> None:
     form, document = str(common.out.format), public(renderers.document(reports, fail_level))
-    result = Result.of("Validation", document, renderers.COLUMNS, renderers.rows(document))
+    result = Result.from_rows("Validation", document, renderers.COLUMNS, renderers.rows(document))
     out = common.out if form == "json" else replace(common.out, format="text")
     give(out, exports, result, lambda: RENDERERS[form](reports, fail_level))
 

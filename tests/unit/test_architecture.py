@@ -164,6 +164,21 @@ def test_the_core_imports_nothing_beyond_it() -> None:
     assert _beyond_core(IMPORTS) == []
 
 
+def test_the_core_needs_no_library_of_tables_plots_or_requests() -> None:
+    found = {(one.by, one.of) for one in IMPORTS if _room(one.by) in CORE}
+    assert [
+        pair for pair in found if pair[1].split(".")[0] in ("pandas", "bokeh", "pyarrow", "requests")
+    ] == []
+
+
+def test_the_benchmark_imports_nothing_that_only_explains_results() -> None:
+    bench, lab = (
+        ("coldstart.measure.bench", "coldstart.measure.report"),
+        ("coldstart.measure.replay", "coldstart.traces"),
+    )
+    assert [one for one in IMPORTS if one.by.startswith(bench) and one.of.startswith(lab)] == []
+
+
 @pytest.mark.parametrize("room", FOREIGN)
 def test_a_room_leaves_alone_what_it_must_not_know(room: str) -> None:
     imported = {(one.by, one.of) for one in IMPORTS if _room(one.by) == room and not _ours(one.of)}
