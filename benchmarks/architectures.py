@@ -75,7 +75,8 @@ class Row:
             ]
             return [answer["data"][0]["embedding"] for answer in answers]
         bodies = [
-            openai.request(prompt, TOKENS, stream=False, model=called, token_ids=True) for prompt in PROMPTS
+            openai.build_request(prompt, TOKENS, stream=False, model=called, token_ids=True)
+            for prompt in PROMPTS
         ]
         return [_post(port, openai.COMPLETIONS, body)["choices"][0]["token_ids"] for body in bodies]
 
@@ -143,7 +144,7 @@ def measured(name: str, work: Path, vllm: PlainVllm, modes: Sequence[str]) -> di
     bundle = Store(row.machine.cache / "bundles").get(said["ref"])
     found["sections"] = [section.type for section in bundle.manifest.sections]
     # The processor has no graphs at all; that is no property of the model.
-    found["left_out"] = {k: v for k, v in inspection.not_made(bundle).items() if k != "graphs"}
+    found["left_out"] = {k: v for k, v in inspection.list_missing_sections(bundle).items() if k != "graphs"}
     found["modes"] = {mode: _row(row, mode, expected) for mode in modes}
     wrong = [f"{mode}: {_fault(mode, held)}" for mode, held in found["modes"].items() if _fault(mode, held)]
     return found | {"whole": not wrong} | ({"reason": "; ".join(wrong)} if wrong else {})

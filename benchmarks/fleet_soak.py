@@ -115,7 +115,7 @@ class Asked:
         number, tokens = self.chance.randrange(len(PROMPTS)), self.chance.randint(8, LONGEST)
         self.counts["asked"] += 1
         stream = self.counts["asked"] % 2 == 0
-        body = openai.request(PROMPTS[number], tokens, stream=stream, model=name, token_ids=True)
+        body = openai.build_request(PROMPTS[number], tokens, stream=stream, model=name, token_ids=True)
         began = time.monotonic()
         try:
             ids = await self._ids(body)
@@ -136,7 +136,7 @@ class Asked:
                 raise ValueError(f"{answer.status} {(await answer.text())[:200]}")
             if not body["stream"]:
                 return list((await answer.json())["choices"][0]["token_ids"])
-            events = [openai.event(line) async for line in answer.content]
+            events = [openai.parse_event(line) async for line in answer.content]
             return [token for event in events if event for token in event.token_ids]
 
     def summary(self) -> dict[str, Any]:

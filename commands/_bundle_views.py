@@ -41,7 +41,7 @@ def view_bundle(bundle: Bundle) -> BundleView:
     """Show everything that the manifest declares, and the CUDA graphs."""
     graphs = _summarize_graphs(bundle)
     data = describe_bundle(bundle) | ({"graphs": graphs} if graphs else {})
-    data["not_made"] = inspection.not_made(bundle)
+    data["not_made"] = inspection.list_missing_sections(bundle)
     sections = [
         {"section": s.type, "version": s.version, "size_bytes": s.size, "digest": s.digest}
         for s in bundle.manifest.sections
@@ -106,7 +106,7 @@ def _list_facts(bundle: Bundle) -> list[tuple[str, object]]:
         ("arguments", " ".join(provenance.arguments) or "none"),
         ("stages", stages or "none"),
         ("trusted", f"{'yes' if judged.ok else 'no'}: {judged.reason}"),
-        *((f"no {section}", reason) for section, reason in inspection.not_made(bundle).items()),
+        *((f"no {section}", reason) for section, reason in inspection.list_missing_sections(bundle).items()),
     ]
 
 

@@ -1,7 +1,7 @@
-"""Starting and stopping one server for a measurement: the protocol, and the handle on what was started.
+"""Start and stop one server: the protocol of a launcher, and the handle of the started server.
 
-Invariant: after `Server.stop` no process that the start brought into being is alive; processes that existed
-before (a template) are left alone. Everything is ended by its process id.
+Invariant: after `Server.stop` no process that the start created is alive. Processes that existed before (a template)
+are not touched. Every process is ended by its process id.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ READY_PATIENCE_S = 30.0
 
 
 class ModeUnavailable(Exception):
-    """This mode cannot run here; the message is the reason."""
+    """This mode cannot run on this machine; the message is the reason."""
 
 
 class ServerDied(CommandFailed):
-    """The server ended before it was asked to; `status` is its exit status."""
+    """The server ended before it was stopped; `status` is its exit status."""
 
     def __init__(self, mode: str, status: int, tail: str) -> None:
         super().__init__(
-            f"the {mode} server ended with status {status} before its first token; its last words:\n{tail}",
+            f"the {mode} server ended with status {status} before its first token; the end of its log:\n{tail}",
             mend="coldstart doctor",
         )
         self.status = status
@@ -71,7 +71,7 @@ class RunFiles:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to execute: argument vector and the variables added to this process's environment."""
+    """The command of a server: argument vector, and the variables added to this process's environment."""
 
     argv: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -85,25 +85,25 @@ class Launcher(Protocol):
 
     @property
     def tells_readiness(self) -> bool:
-        """Whether the server writes `RunFiles.ready` once it is ready."""
+        """Return whether the server writes `RunFiles.ready` once it is ready."""
         ...
 
     def prepare(self) -> None:
-        """Whatever must stand before the first run. Raises ModeUnavailable, CommandFailed, NoBundle."""
+        """Create what every run needs. Raises ModeUnavailable, CommandFailed, NoBundle."""
         ...
 
     def command(self, files: RunFiles) -> Command:
-        """What starts one server that listens on HOST:files.port."""
+        """Return the command that starts one server on HOST:files.port."""
         ...
 
     def close(self) -> None:
-        """End what `prepare` started. Does nothing when it was not called."""
+        """End what `prepare` started. Do nothing if it was not called."""
         ...
 
 
 @dataclass
 class Server:
-    """A started server. `before` is the state of all processes just before the launch."""
+    """A started server. `before` holds all processes just before the launch."""
 
     mode: str
     files: RunFiles
@@ -112,20 +112,20 @@ class Server:
     before: process_tree.Snapshot
 
     def check(self) -> None:
-        """Raises ServerDied when the launched process ended with an error.
+        """Raise ServerDied if the launched process ended with an error.
 
-        A launcher that hands over to a server elsewhere may end with 0.
+        A launcher that hands over to another server may end with status 0.
         """
         status = self.process.poll()
         if status:
             raise ServerDied(self.mode, status, self.tail())
 
     def tail(self) -> str:
-        """The end of the server's own output."""
+        """Return the end of the server's output."""
         return logs.end(self.files.log)
 
     def readiness(self, deadline_s: float) -> dict[str, object]:
-        """The ready file's object. Raises ServerDied, or CommandFailed when there is none at `deadline_s`."""
+        """Wait for the ready file and parse it. Raises ServerDied, or CommandFailed where it is missing at `deadline_s`."""
         while not self.files.ready.exists():
             self.check()
             if time.monotonic() > deadline_s:
@@ -137,16 +137,16 @@ class Server:
         return _object(self.files.ready)
 
     def processes(self) -> list[process_tree.ProcessSample]:
-        """The processes that this start brought into being and that still run."""
+        """Return the processes that this start created and that still run."""
         started = process_tree.new_processes(
             self.before, process_tree.snapshot(), [os.getpid(), *self._served()]
         )
         return [process for process in started if not process.ended]
 
     def stop(self) -> None:
-        """SIGTERM, patience, then SIGKILL to all that is left of the start.
+        """Send SIGTERM, wait, then send SIGKILL to every remaining process of the start.
 
-        The launched process forwards the request; where it handed over and is gone, the rest is asked itself.
+        The launched process forwards SIGTERM; where it has handed over and ended, the remaining processes receive it directly.
         """
         if self.process.poll() is None:
             self.process.terminate()
@@ -193,9 +193,9 @@ def launch(launcher: Launcher, files: RunFiles) -> Server:
 
 @contextmanager
 def serving(launcher: Launcher, directory: Path) -> Iterator[Server]:
-    """A server, launched and not waited for, stopped in every case.
+    """Launch a server without waiting for it, and stop it at the end of the block in every case.
 
-    Raises ServerDied, or CommandFailed when it does not answer what it is asked in the block.
+    Raises ServerDied, or CommandFailed where it does not answer a request of the block.
     """
     server = launch(launcher, RunFiles.make(directory))
     try:
@@ -203,7 +203,7 @@ def serving(launcher: Launcher, directory: Path) -> Iterator[Server]:
     except NoAnswer as error:
         server.check()
         raise CommandFailed(
-            f"the {launcher.mode} server gave no answer: {error}; its last words:\n{server.tail()}",
+            f"the {launcher.mode} server gave no answer: {error}; the end of its log:\n{server.tail()}",
             mend="coldstart doctor",
         ) from error
     finally:

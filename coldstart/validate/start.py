@@ -1,7 +1,7 @@
-"""The levels that start a server: `load` (one real token comes back), `replay` (the tokens are vLLM's own).
+"""The levels that start a server: `load` (a server returns one token), `replay` (its tokens are those of plain vLLM).
 
-The bench starts its servers by the same launchers, so that what is validated is what is measured. Sampling
-is greedy: a bundle that changes one token changes what the model computes.
+The bench uses the same launchers, so that the validated server is the measured one. Sampling is greedy: a bundle that changes
+one token changes what the model computes.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ MEND = "coldstart materialize {} --force"
 
 @dataclass(frozen=True)
 class Starts:
-    """Starts servers: `pair` gives coldstart's launcher and vLLM's for a bundle and an empty directory; `settings` say what
-    a replay asks of both.
+    """A check that starts servers.
+
+    `pair` returns the launchers of coldstart and of vLLM for a bundle and an empty directory. `settings` are the requests of
+    a replay to both.
     """
 
     pair: Callable[[Bundle, Path], Pair]
     settings: PromptSettings = REPLAY
 
     def __call__(self, bundle: Bundle, level: Level) -> list[Finding]:
-        """Findings of `level`. Raises Usage for prompts that no server takes, and what else is not about the bundle."""
+        """Return the findings of `level`. Raises Usage for prompts that every server rejects."""
         with (
             process_tree.adopting_orphans(),
             tempfile.TemporaryDirectory(prefix="coldstart-validate-") as name,
@@ -72,7 +74,7 @@ class Starts:
         except (CommandFailed, ModeUnavailable) as error:
             if isinstance(error.__cause__, RequestRefused):
                 raise Usage(
-                    f"The server runs and does not take a prompt: {error.__cause__}",
+                    f"the server rejected a prompt: {error.__cause__}",
                     mend="other prompts (--prompts FILE), fewer tokens (--max-tokens N)",
                 ) from error
             message = error.message if isinstance(error, ColdstartError) else str(error)
@@ -81,8 +83,8 @@ class Starts:
             launcher.close()
 
 
-def real_pair(subject: Subject) -> Callable[[Bundle, Path], Pair]:
-    """coldstart's fresh start and an ordinary start of vLLM with empty caches, which owes nothing to us."""
+def pair_launchers(subject: Subject) -> Callable[[Bundle, Path], Pair]:
+    """Pair coldstart's fresh start with an ordinary start of vLLM with empty caches."""
 
     def pair(bundle: Bundle, directory: Path) -> Pair:
         plain = VllmLauncher(subject, directory / "vllm" / "caches", warm=False)

@@ -28,7 +28,7 @@ def document(
     measured: BenchRuns, *, model: str, vllm_args: Sequence[str], command_line: Sequence[str]
 ) -> Document:
     """The whole document; `failures` is empty exactly when the bench passed."""
-    floors = floor_of(measured)
+    floors = compute_floor(measured)
     result: Document = {
         "schema_version": SCHEMA_VERSION,
         "kind": "bench",
@@ -75,7 +75,7 @@ def slow_paths(runs: Iterable[Run]) -> list[str]:
     return list(reasons)
 
 
-def floor_of(measured: BenchRuns) -> floor.Floor:
+def compute_floor(measured: BenchRuns) -> floor.Floor:
     """Service time from the warm vLLM server where there is one, else from the first mode that tells."""
     order = [run_order.REFERENCE, *measured.beside]
     served = (measured.beside.get(mode, ()) for mode in order)

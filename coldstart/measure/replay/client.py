@@ -68,7 +68,7 @@ async def send(
 
     Whether the target took the connection.
     """
-    body = openai.request(
+    body = openai.build_request(
         prompt,
         record.wanted_tokens,
         stream=True,
@@ -97,7 +97,7 @@ async def send(
 
 def _event(line: bytes, record: RequestRecord, clock: Callable[[], float], answer: Digest | None) -> None:
     """One server-sent event. Usage, where the server reports it, counts the tokens better than the chunks."""
-    event = openai.event(line)
+    event = openai.parse_event(line)
     if event is None:
         return
     if event.choice:

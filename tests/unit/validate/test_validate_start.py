@@ -65,7 +65,7 @@ def test_findings(bundle: Bundle, level: Level, ours: str, plain: str, expected:
 
 
 def test_a_prompt_that_no_server_takes_is_no_fault_of_the_bundle(bundle: Bundle) -> None:
-    with pytest.raises(Usage, match="does not take a prompt: HTTP 400: too long") as refused:
+    with pytest.raises(Usage, match="rejected a prompt: HTTP 400: too long") as refused:
         codes(bundle, "replay", "refuses")
     assert refused.value.mend is not None and "--max-tokens" in refused.value.mend
 
