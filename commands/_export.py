@@ -1,7 +1,7 @@
-"""``--export FORM=FILE``: one result as JSON, CSV, Parquet, a page or Markdown, the same for every command that has it.
+"""Write one result as JSON, CSV, Parquet, an HTML page or Markdown: ``--export FORM=FILE`` of every command that has it.
 
-Invariant: what cannot be written (an unknown form, a directory that is not there, a missing package) is said before the work
-begins; a file is whole or absent.
+Invariant: an unknown form, a missing directory and a missing package are reported before the command begins its work. A file
+is complete, or as it was before.
 """
 
 import json
@@ -21,17 +21,18 @@ from coldstart.measure.report.frames import Row, Table, write_csv, write_parquet
 from coldstart.measure.report.page import page, table
 
 FORMS = ("json", "csv", "parquet", "html", "markdown")
-# What a form needs beside the standard library, and how it is had.
+# The packages that a form needs beside the standard library.
 NEEDS = {
-    "csv": ("pandas", "coldstart install report"),
-    "html": ("bokeh", "coldstart install report"),
-    "parquet": ("pyarrow", "coldstart install parquet"),
+    "csv": ("pandas",),
+    "html": ("pandas", "bokeh"),
+    "markdown": ("pandas",),
+    "parquet": ("pandas", "pyarrow"),
 }
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a command found. `document` is its JSON; without a page or Markdown of its own, those are the table's."""
+    """The result of a command. `document` is its JSON; a result without `page` or `markdown` renders its table."""
 
     title: str
     document: Mapping[str, Any]
@@ -40,14 +41,14 @@ class Result:
     markdown: Callable[[], str] | None = None
 
     @classmethod
-    def of(
+    def from_rows(
         cls, title: str, document: Mapping[str, Any], columns: Mapping[str, str], rows: Sequence[Row]
     ) -> "Result":
-        """One whose table is small enough to lie in memory."""
-        return cls(title, document, Table.of(columns, rows))
+        """Create a result whose table fits in memory."""
+        return cls(title, document, Table.from_rows(columns, rows))
 
     def text(self, form: str) -> str:
-        """In any form but parquet."""
+        """Render the result in any form but parquet."""
         if form == "json":
             return json.dumps(self.document, indent=2, default=str)
         if form == "csv":
@@ -63,7 +64,7 @@ class Result:
         return "\n".join([f"# {self.title}", "", *lines, ""])
 
     def write(self, form: str, out: IO[bytes]) -> None:
-        """In any form, as UTF-8 where it is text."""
+        """Write the result in any form, as UTF-8 where it is text."""
         if form == "parquet":
             write_parquet(self.table, out)
         elif form == "csv":
@@ -76,35 +77,35 @@ class Result:
 
 @dataclass(frozen=True)
 class Exports:
-    """What was asked for: at most one form instead of the usual result, and any number of files."""
+    """The forms of one `--export`: at most one that replaces the usual result, and any number of files."""
 
     form: str | None = None
     files: Mapping[Path, str] | None = None
 
     @classmethod
     def parse(cls, given: Sequence[str]) -> "Exports":
-        """Raises Usage for what cannot be written."""
+        """Parse the values of --export. Raises Usage for a form or a file that cannot be written."""
         pairs = [item.partition("=")[::2] for item in given]
         for form, file in pairs:
             _check(form, file)
         results = [form for form, file in pairs if not file]
         if len(results) > 1:
-            raise Usage("only one --export can be the result.", mend="name files: --export html=FILE")
+            raise Usage("only one --export can replace the result.", mend="name files: --export html=FILE")
         return cls(next(iter(results), None), {Path(file): form for form, file in pairs if file})
 
     @property
     def forms(self) -> set[str]:
-        """All that are asked for, as files or as the result."""
+        """All forms, of files and of the result."""
         return {*(self.files or {}).values(), *([self.form] if self.form else [])}
 
     def and_files(self, files: Mapping[Path, str]) -> "Exports":
-        """With further files. Raises Usage for what cannot be written."""
+        """Return these exports with further files. Raises Usage for one that cannot be written."""
         for path, form in files.items():
             _check(form, str(path))
         return replace(self, files={**(self.files or {}), **files})
 
     def write(self, result: Result) -> list[str]:
-        """Every file; their names. Raises Usage for one that cannot be written."""
+        """Write every file and return their names. Raises Usage for one that cannot be written."""
         for path, form in (self.files or {}).items():
             try:
                 if path.exists() and not path.is_file():  # a pipe or a device
@@ -120,7 +121,7 @@ class Exports:
         return [path.name for path in self.files or {}]
 
     def shown(self, result: Result) -> str | None:
-        """The text that takes the usual result's place, where one was asked for."""
+        """Render the form that replaces the usual result, None where no form does."""
         return result.text(self.form) if self.form else None
 
 
@@ -132,7 +133,7 @@ def give(
     *,
     brief: str | None = None,
 ) -> list[str]:
-    """Write what was asked for and show the result, in its usual form or the one asked for; the files' names."""
+    """Write the exported files, show the result in its usual or its exported form, and return the files' names."""
     files = exports.write(result)
     shown = exports.shown(result)
     if shown is not None:
@@ -145,15 +146,23 @@ def give(
 def _check(form: str, file: str) -> None:
     if form not in FORMS:
         raise Usage(
-            f"--export {form} is none of {', '.join(FORMS)}.",
+            f"unknown form in --export {form}: the forms are {', '.join(FORMS)}.",
             mend=f"--export {FORMS[0]}=FILE, or another of them",
         )
     if form == "parquet" and not file:
-        raise Usage("--export parquet is no text.", mend="name a file: --export parquet=FILE")
-    package, mend = NEEDS.get(form, ("json", ""))
-    if find_spec(package) is None:
-        raise Usage(f"--export {form} needs {package}, which is not installed.", mend=mend)
+        raise Usage(
+            "--export parquet is binary and cannot be printed.", mend="name a file: --export parquet=FILE"
+        )
+    missing = [package for package in NEEDS.get(form, ()) if find_spec(package) is None]
+    if missing:
+        names = " and ".join(missing)
+        raise Usage(
+            f"--export {form} needs {names}, not installed here.", mend=f"pip install {' '.join(missing)}"
+        )
     if file and not Path(file).parent.is_dir():
-        raise Usage(f"{Path(file).parent} is no directory.", mend="name a file in one that exists")
+        raise Usage(
+            f"cannot write {file}: {Path(file).parent} is not a directory.",
+            mend="name a file in a directory that exists",
+        )
     if file and Path(file).is_dir():
-        raise Usage(f"{file} is a directory.", mend="name a file in it")
+        raise Usage(f"cannot write {file}: it is a directory.", mend="name a file in it")

@@ -59,7 +59,7 @@ def command(
     result = Result(
         f"Cold start of {document['model']}",
         document,
-        Table.of(rows.COLUMNS, rows.records(document)),
+        Table.from_rows(rows.COLUMNS, rows.records(document)),
         lambda: _page(document),
         lambda: markdown.render(document),
     )

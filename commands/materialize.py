@@ -69,9 +69,9 @@ def command(
         lambda: table(("section", "version", "bytes", "sha256"), sections) + f"\n{bundle.ref}",
         brief=bundle.ref,
     )
-    for section, reason in inspection.not_made(bundle).items():
+    for section, reason in inspection.list_missing_sections(bundle).items():
         common.out.note(f"no {section}: {reason}")
-    for curve, sizes in inspection.unprofiled(bundle).items():
+    for curve, sizes in inspection.list_unprofiled_sizes(bundle).items():
         left = ", ".join(str(size) for size in sizes)
         common.out.note(f"iteration profile: no {curve} of {left}, for want of time (--profile-seconds)")
     common.out.success(

@@ -146,7 +146,7 @@ def _looked_up(
     from coldstart.materialize import materialize
 
     materialize.materialize(lookup, materialize.Options(), common.out.phase)
-    return lookup.again()
+    return lookup.refresh()
 
 
 def _say(common: Common, report: dict[str, Any], ready_file: Path | None) -> None:

@@ -22,7 +22,7 @@ from coldstart.errors import CommandFailed
 from coldstart.validate import renderers, sarif
 from coldstart.validate.checks import FailLevel, Level, ValidationReport
 from coldstart.validate.subject import Source
-from coldstart.validate.validation import ValidationRequest, check_request, replay_settings, run
+from coldstart.validate.validation import ValidationRequest, check_request, parse_replay, run
 
 ReportFormat = Annotated[
     Literal["text", "json", "junit", "github", "sarif"], typer.Option("--format", help="Form of the result.")
@@ -81,7 +81,7 @@ def command(
 ) -> None:
     """Check every bundle, show the findings, fail where there are any that count."""
     source = Source(common.vllm_args, model, revision, common.offline, common.cache)
-    replay = replay_settings(prompts, concurrency, max_tokens)
+    replay = parse_replay(prompts, concurrency, max_tokens)
     request = ValidationRequest(words, level, against, repair, repair_from or (), source, replay)
     check_request(request)
     with common.out.phase(f"validating {len(words)} bundle{'s' if len(words) > 1 else ''} at level {level}"):
@@ -97,7 +97,7 @@ def command(
 
 def _show(common: Common, exports: Exports, reports: list[ValidationReport], fail_level: FailLevel) -> None:
     form, document = str(common.out.format), public(renderers.document(reports, fail_level))
-    result = Result.of("Validation", document, renderers.COLUMNS, renderers.rows(document))
+    result = Result.from_rows("Validation", document, renderers.COLUMNS, renderers.rows(document))
     out = common.out if form == "json" else replace(common.out, format="text")
     give(out, exports, result, lambda: RENDERERS[form](reports, fail_level))
 

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from coldstart.machine import paths
-from coldstart.measure.bench.launchers import console
+from coldstart.validate.launchers import console
 
 ARGS = ["--max-model-len", "512", "--kv-cache-memory-bytes", "134217728"]
 MODELS = ("tiny-llama", "tiny-qwen2")

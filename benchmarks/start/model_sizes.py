@@ -31,9 +31,11 @@ from benchmarks.weights import checkpoint, limits
 from coldstart.key import inspection
 from coldstart.machine.paths import Cache
 from coldstart.measure.bench import launchers, result, run_order
-from coldstart.measure.bench.launch import Command, Launcher, RunFiles
 from coldstart.measure.bench.measure import RunSettings
-from coldstart.measure.bench.runner import PROMPTS, Bench
+from coldstart.measure.bench.runner import Bench
+from coldstart.validate.launch import Command, Launcher, RunFiles
+from coldstart.validate.launchers import ServeLauncher, Subject, console
+from coldstart.validate.prompts import PROMPTS
 
 RESULT = RESULTS / "model-sizes-cpu.json"
 VLLM_ARGS = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456")
@@ -56,8 +58,8 @@ SETTINGS = RunSettings(PROMPTS[:2], max_tokens=16, steady=False)
 Row = dict[str, Any]
 
 
-@dataclass
-class ColdFiles(launchers.ColdstartLauncher):
+@dataclass(frozen=True)
+class ColdFiles(ServeLauncher):
     """A start with the weights' files dropped from the page cache just before."""
 
     weights: Path = Path()
@@ -122,7 +124,7 @@ def config(size: str) -> Mapping[str, Any]:
 
 def _row(model: Path, modes: Sequence[str], runs: int, place: Path) -> Row:
     made = materialized(model)
-    subject = launchers.Subject(str(model), str(model), VLLM_ARGS, _common())
+    subject = Subject(str(model), str(model), VLLM_ARGS, _common())
     document = bench(launchers.launchers(subject, modes, place), runs, place)
     cold = ColdFiles(subject, run_order.FRESH, place / "run", weights=model)
     measured = {**document["modes"], COLD_FILES: bench([cold], runs, place)["modes"][run_order.FRESH]}
@@ -145,7 +147,7 @@ def _row(model: Path, modes: Sequence[str], runs: int, place: Path) -> Row:
 
 def materialized(model: Path) -> Row:
     """Make the bundle with its snapshot; seconds in all, and by stage where it was made just now."""
-    command = [*launchers.console(), "materialize", str(model), "--snapshot", *_common(), "--format", "json"]
+    command = [*console(), "materialize", str(model), "--snapshot", *_common(), "--format", "json"]
     began_s = time.monotonic()
     done = subprocess.run([*command, "--", *VLLM_ARGS], stdout=subprocess.PIPE, text=True, check=True)
     told = json.loads(done.stdout)

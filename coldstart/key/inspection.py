@@ -1,6 +1,6 @@
-"""What can be said about a bundle or a key without running anything: needs neither torch nor vllm.
+"""Look up bundles by reference, or by the key of a model on this machine. Needs neither torch nor vLLM.
 
-A word the user types is a bundle in the store, or else a model whose key is composed for this machine.
+An argument that the user types is the reference of a bundle in the store, or else a model.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle, Trust, TrustResult
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.key import Key, Mismatch, diff
-from coldstart.artifacts.section import SECTION_TYPES
+from coldstart.artifacts.key import Key, Mismatch
 from coldstart.artifacts.store import NotFound, Store
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailed, NoBundle
@@ -24,18 +23,17 @@ from coldstart.model import models
 from coldstart.model.aliases import NAMES
 from coldstart.model.models import ResolvedModel
 
-# In `stages`: what a materialization could not make.
+# Member of the section `stages`: sections that a materialization could not create, with reasons.
 NOT_MADE = "not_made"
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """A model with vLLM's arguments, their key, and what the store has for it: the bundle, or the nearest and where it differs.
+    """The model, vLLM's arguments, their key, and the bundle of that key, or the nearest bundle and its mismatches.
 
-    Every command begins with one, and hands it down: nothing below asks again for the model, the arguments or the cache.
-    ``offline`` says that the network is not to be asked for what is still missing. Only what ``accepts`` accepts is found
-    (None: `trust`; `bundle.anyone` for whoever made it); ``untrusted`` is a bundle of this key that was passed over for it,
-    and ``notes`` say what is worth knowing of the choice.
+    Every command creates one and passes it on; nothing below resolves the model, the arguments or the cache a second time.
+    ``offline`` forbids downloads. A bundle is found only if ``accepts`` accepts it (None: `trust`; `bundle.anyone`: every
+    signer); ``untrusted`` is a bundle of this key that was not accepted. ``notes`` are remarks on the choice for the user.
     """
 
     model: ResolvedModel
@@ -52,11 +50,11 @@ class Lookup:
 
     @property
     def store(self) -> Store:
-        """The store that was looked into."""
+        """The store of the look-up."""
         return Store(self.cache.bundles)
 
-    def again(self) -> Lookup:
-        """The same key looked up once more: another process may have made the bundle meanwhile."""
+    def refresh(self) -> Lookup:
+        """Look the same key up once more: another process may have published the bundle meanwhile."""
         try:
             bundle = self.store.find(self.key, name=self.model.name, trust=self.accepts or trust)
         except NotFound as error:
@@ -74,7 +72,7 @@ class Lookup:
         return replace(self, bundle=bundle, nearest=None, mismatches=(), untrusted=None, notes=notes)
 
     def without_weights(self) -> Lookup:
-        """For a model directory that holds no weights: the bundle that differs in their layout alone."""
+        """Take the bundle that differs in the layout of the weights alone, for a model directory without weights."""
         if self.bundle is not None or self.nearest is None or self._differing != {"model.weights"}:
             return self
         if any(one.wanted is not None for one in self.mismatches):
@@ -83,7 +81,7 @@ class Lookup:
 
     @property
     def weights_donor(self) -> Bundle | None:
-        """Whose plan of the weights is this model's: its bundle, else one of the same model for other arguments."""
+        """The bundle whose weights plan fits this model: its own, else one of the same model with other arguments."""
         if self.bundle is not None:
             return self.bundle
         other = {name for name in self._differing if name.startswith("model.")}
@@ -96,7 +94,7 @@ class Lookup:
 
 
 def find_bundle(store: Store, ref: str) -> Bundle | None:
-    """The bundle called ``ref``, a trusted version before others, None if there is none.
+    """Return the bundle that ``ref`` names, a trusted version before others, None if there is none.
 
     Raises Ambiguous and InvalidReference.
     """
@@ -107,7 +105,7 @@ def find_bundle(store: Store, ref: str) -> Bundle | None:
 
 
 def names_model(word: str) -> bool:
-    """Whether ``word`` is a model known without asking the hub: built in, an alias, or a directory."""
+    """Return whether ``word`` is a model that is known without the hub: built in, an alias, or a directory."""
     return word.lower() in NAMES or paths.expand(word).is_dir()
 
 
@@ -120,26 +118,26 @@ def look_up(
     revision: str | None = None,
     accepts: Trust | None = None,
 ) -> Lookup:
-    """Compose the key of the model ``word`` here and look it up, among what ``accepts`` accepts.
+    """Compose the key of the model ``word`` on this machine and look it up among accepted bundles.
 
     Raises what models.resolve raises.
     """
     cache, given = cache or Cache.at(), Arguments(vllm_args)
     model = models.resolve(word, revision=revision, offline=offline, cache=cache)
-    return Lookup(model, given, cache, keys.compose(model, given), offline=offline, accepts=accepts).again()
+    return Lookup(model, given, cache, keys.compose(model, given), offline=offline, accepts=accepts).refresh()
 
 
 def _unvouched(chosen: Bundle) -> Iterator[str]:
     judged = trust(chosen)
     if not judged.ok:
         yield (
-            f"{chosen.ref} is not trusted: {judged.reason}. Its code is left alone; its sizes and its list of the weights are "
-            "its maker's word"
+            f"{chosen.ref} is not trusted: {judged.reason}. Its code is not used; its sizes and its list of the weights are "
+            "unverified"
         )
 
 
 def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
-    """Versions of the same key that arrived later than the chosen one, and why each was not taken."""
+    """Yield a note for each later version of the same key, with the reason for which it was not chosen."""
     for other in store.list():
         if other.version <= chosen.version or other.descriptor.annotations.get(oci.KEY) != chosen.key_digest:
             continue
@@ -154,7 +152,7 @@ def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
 
 
 def miss(lookup: Lookup) -> NoBundle:
-    """The error for a lookup without a bundle: field, wanted, found, and the command that makes one."""
+    """Build the error of a look-up without a bundle: field, wanted, found, and the command that creates one."""
     if lookup.untrusted is not None:
         return NoBundle(
             f"The only bundle for {lookup.model.name} with key {lookup.key.short}, {lookup.untrusted.ref}, is not trusted: "
@@ -174,7 +172,7 @@ def miss(lookup: Lookup) -> NoBundle:
 
 
 def require(lookup: Lookup, *, bundle: bool, signed_by: Trust | None = None) -> None:
-    """Raises NoBundle where there is none and `bundle` asks for one, CommandFailed where `signed_by` does not accept it."""
+    """Raise NoBundle where `bundle` requires one and there is none, CommandFailed where `signed_by` rejects it."""
     if lookup.bundle is None:
         if bundle:
             raise miss(lookup)
@@ -190,30 +188,14 @@ def _after(vllm_args: Sequence[str]) -> list[str]:
 
 
 def trust(bundle: Bundle) -> TrustResult:
-    """Whether a key that this user trusts signed ``bundle``."""
+    """Return whether a key that this user trusts signed ``bundle``."""
     from coldstart.machine import verdicts
 
     return verdicts.judge(bundle)
 
 
-def describe(bundle: Bundle) -> dict[str, object]:
-    """Everything the manifest says, as plain data."""
-    manifest, judged = bundle.manifest, trust(bundle)
-    return {
-        "name": bundle.name,
-        "version": bundle.version,
-        "digest": bundle.digest,
-        "size": bundle.size,
-        "format_version": manifest.format_version,
-        "key": {"digest": manifest.key.digest, "fields": dict(manifest.key.fields)},
-        "sections": [section.document() for section in manifest.sections],
-        "provenance": manifest.provenance.document(),
-        "trust": {"ok": judged.ok, "signer": judged.signer, "reason": judged.reason},
-    }
-
-
-def not_made(bundle: Bundle) -> dict[str, str]:
-    """Sections that its materialization could not make, with the reasons."""
+def list_missing_sections(bundle: Bundle) -> dict[str, str]:
+    """Return the sections that the materialization could not create, with the reasons."""
     try:
         stages = bundle.json("stages") if bundle.has("stages") else {}
     except BundleError:
@@ -222,8 +204,8 @@ def not_made(bundle: Bundle) -> dict[str, str]:
     return {str(k): str(v) for k, v in reasons.items()} if isinstance(reasons, dict) else {}
 
 
-def unprofiled(bundle: Bundle) -> dict[str, list[int]]:
-    """Sizes that the iteration profile left out for want of time, by curve."""
+def list_unprofiled_sizes(bundle: Bundle) -> dict[str, list[int]]:
+    """Return the sizes that the iteration profile lacks because its time was over, by curve."""
     try:
         profile = bundle.json("iterations") if bundle.has("iterations") else {}
     except BundleError:
@@ -231,35 +213,3 @@ def unprofiled(bundle: Bundle) -> dict[str, list[int]]:
     left = profile.get("left_out") if isinstance(profile, dict) else None
     curves = left.items() if isinstance(left, dict) else ()
     return {str(curve): list(sizes) for curve, sizes in curves if isinstance(sizes, list) and sizes}
-
-
-def tree(bundle: Bundle) -> dict[str, list[tuple[str, int]]]:
-    """(name, bytes) of the members of each section that is a tree; every blob read is verified."""
-    return {
-        entry.type: _members(bundle, entry.type)
-        for entry in bundle.manifest.sections
-        if bundle.has(entry.type) and SECTION_TYPES[entry.type].encoding == "tar.zst"
-    }
-
-
-def compare(left: Bundle, right: Bundle) -> tuple[list[Mismatch], list[Mismatch]]:
-    """Where two bundles differ: fields of the key, and digests of sections."""
-    return diff(left.key, right.key), _section_differences(left, right)
-
-
-def _section_differences(left: Bundle, right: Bundle) -> list[Mismatch]:
-    mine = {entry.type: entry.digest for entry in left.manifest.sections}
-    theirs = {entry.type: entry.digest for entry in right.manifest.sections}
-    pairs = [Mismatch(name, mine.get(name), theirs.get(name)) for name in sorted({*mine, *theirs})]
-    return [pair for pair in pairs if pair.wanted != pair.found]
-
-
-def _members(bundle: Bundle, name: str) -> list[tuple[str, int]]:
-    from coldstart.artifacts import tar, unpack
-
-    entry = bundle.entry(name)
-    with bundle.open_blob(name) as reader:
-        stream = unpack.Budgeted(reader, unpack.budget(entry))
-        listed = [(member.name, member.size) for member, _ in tar.members(stream) if not member.is_directory]
-        reader.drain()
-    return listed

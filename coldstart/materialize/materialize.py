@@ -71,7 +71,7 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
         raise CommandFailed(f"No snapshot can be taken here: {reason}.", mend="coldstart doctor")
     with requested.store.lock(requested.key):
         # Looked up again: another process may have made it while this one waited for the lock.
-        lookup = requested.again()
+        lookup = requested.refresh()
         bundle = lookup.bundle
         if bundle is None or options.force:
             bundle = _make(lookup, options, phase)

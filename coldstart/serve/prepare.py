@@ -111,7 +111,9 @@ class _Preparation:
 
     def compile_dir(self) -> Path | None:
         """The `compile` section, unpacked once per content and reused by every later start."""
-        if not self.bundle.has("compile") and (why := inspection.not_made(self.bundle).get("compile")):
+        if not self.bundle.has("compile") and (
+            why := inspection.list_missing_sections(self.bundle).get("compile")
+        ):
             self.give_up("compile", f"the bundle has none: {why}")
             return None
         return self.code("compile")

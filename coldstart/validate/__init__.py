@@ -1,1 +1,1 @@
-"""Is a bundle what it says, does it fit, does it start, does it answer as an ordinary start does."""
+"""Check a bundle: its integrity, its fit to a machine, its start, and its answers against those of vLLM."""

@@ -1,8 +1,7 @@
-"""Does a bundle fit a machine: its key's hardware and runtime fields against a fingerprint.
+"""Compare the hardware and runtime fields of a bundle's key with the fingerprint of a machine.
 
-A fingerprint is flat: key field names with their values, such as {"hardware.cpu.model": "..."}; it is held
-against the groups that it names. Model and engine fields say what the bundle is for, not where it fits, and
-are never compared.
+A fingerprint is flat: names of key fields with their values, such as {"hardware.cpu.model": "..."}. Only the groups that it
+names are compared. Model and engine fields do not depend on the machine and are never compared.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MEND = "save one on the machine: coldstart inspect MODEL --key --format json -o 
 
 
 def host() -> dict[str, Scalar]:
-    """This machine's fingerprint. Raises ColdstartError where vLLM is not installed."""
+    """Return the fingerprint of this machine. Raises ColdstartError where vLLM is not installed."""
     from coldstart.key import keys
     from coldstart.machine import runtime
 
@@ -32,11 +31,11 @@ def host() -> dict[str, Scalar]:
 
 
 def load(path: Path) -> dict[str, Scalar]:
-    """A saved fingerprint: a flat object, or one under "key", "fields" or "fingerprint". Raises Usage."""
+    """Read a fingerprint: a flat object, or one under "key", "fields" or "fingerprint". Raises Usage."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise Usage(f"the fingerprint {path.name} cannot be read: {error}", mend=MEND) from error
+        raise Usage(f"cannot read fingerprint {path}: {error}", mend=MEND) from error
     for name in WRAPPINGS:
         if isinstance(document, dict) and isinstance(document.get(name), dict):
             document = document[name]
@@ -44,12 +43,12 @@ def load(path: Path) -> dict[str, Scalar]:
         {} if not isinstance(document, dict) else {k: v for k, v in document.items() if _group(k) in GROUPS}
     )
     if not fields:
-        raise Usage(f"{path.name} holds no hardware or runtime field", mend=MEND)
+        raise Usage(f"cannot use fingerprint {path}: it has no hardware or runtime field", mend=MEND)
     return fields
 
 
 def compare(key: Mapping[str, Scalar], fingerprint: Mapping[str, Scalar], name: str) -> list[Finding]:
-    """One error per field in which the machine differs from what the bundle was made for."""
+    """Return one error for each field in which the machine differs from the machine of the bundle."""
     groups = {_group(field) for field in fingerprint} & set(GROUPS)
     fields = sorted(field for field in {*key, *fingerprint} if _group(field) in groups)
     return [
@@ -59,9 +58,9 @@ def compare(key: Mapping[str, Scalar], fingerprint: Mapping[str, Scalar], name: 
     ]
 
 
-def _finding(field: str, made_for: Scalar, present: Scalar, name: str) -> Finding:
-    message = f"{field}: the bundle was made for {made_for!r}, the machine has {present!r}"
-    return Finding(CODE, "error", message, f"make one for that machine: coldstart materialize {name}", field)
+def _finding(field: str, required: Scalar, present: Scalar, name: str) -> Finding:
+    message = f"{field}: the bundle requires {required!r}, the machine has {present!r}"
+    return Finding(CODE, "error", message, f"on that machine: coldstart materialize {name}", field)
 
 
 def _group(field: str) -> str:

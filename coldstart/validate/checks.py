@@ -1,7 +1,7 @@
-"""The levels of `validate`, each of which includes the ones before it.
+"""The levels of `validate`; each level includes the levels before it.
 
-manifest and checksum need neither torch nor vllm; load and replay start a server, and only from a bundle that
-passed the earlier levels: a damaged or foreign bundle is not started.
+`manifest` and `checksum` need neither torch nor vLLM. `load` and `replay` start a server, and only from a bundle that passed
+the earlier levels: a damaged bundle, or one for another machine, is not started.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ StartCheck = Callable[[Bundle, Level], list[Finding]]
 
 @dataclass(frozen=True, slots=True)
 class ValidationReport:
-    """What was found about one bundle; `ref` is NAME@sha256:... where it could be read."""
+    """The findings about one bundle; `ref` is NAME@sha256:... where it could be read."""
 
     ref: str
     level: Level
     findings: tuple[Finding, ...]
 
     def fails(self, level: FailLevel) -> bool:
-        """Whether a finding is at least as severe as `level`."""
+        """Return whether a finding is at least as severe as `level`."""
         return any(SEVERITIES.index(item.severity) >= SEVERITIES.index(level) for item in self.findings)
 
 
 @dataclass(frozen=True)
 class Validation:
-    """How to validate: the level, what to hold the key against, who starts servers for load and replay."""
+    """The level, the fingerprint to compare the key with, and the check that starts servers for load and replay."""
 
     level: Level = "checksum"
     fingerprint: Mapping[str, Scalar] | None = None
     start: StartCheck | None = None
 
     def run(self, bundle: Bundle) -> ValidationReport:
-        """Raises only what is not about the bundle; what is wrong with it is a finding."""
+        """Check a bundle. An error of the bundle is a finding; any other error is raised."""
         findings = [*self._stored(bundle), *self._fits(bundle)]
         report = ValidationReport(_ref(bundle), self.level, tuple(findings))
         if self.level in ("load", "replay") and self.start and not report.fails("error"):
@@ -63,18 +63,22 @@ class Validation:
         try:
             fields = bundle.key.fields
         except BundleError:
-            return []  # the manifest's own finding says so already
+            return []  # the check of the manifest has reported it
         return against.compare(fields, self.fingerprint, bundle.name)
 
 
 def repair(store: Store, bundle: Bundle, sources: Iterable[BundleSource]) -> list[Finding]:
-    """Fetch the bad blobs alone. A mended blob is a note, one that could not be mended an error.
+    """Fetch the damaged blobs again. A repaired blob is a note, any other damaged blob an error.
 
     Raises ReadOnlyStore and NoSpace.
     """
     return [
         Finding(
-            "CS-REPAIRED", "note", f"{item.digest} was mended, {item.fetched} bytes fetched", "", item.subject
+            "CS-REPAIRED",
+            "note",
+            f"{item.digest} was repaired, {item.fetched} bytes fetched",
+            "",
+            item.subject,
         )
         if item.mended
         else Finding("CS-UNREPAIRED", "error", item.reason, _REPAIR_MEND, item.subject)
@@ -82,14 +86,12 @@ def repair(store: Store, bundle: Bundle, sources: Iterable[BundleSource]) -> lis
     ]
 
 
-def with_notes(report: ValidationReport, notes: Sequence[Finding]) -> ValidationReport:
-    """`report` after the findings of a repair."""
+def prepend_notes(report: ValidationReport, notes: Sequence[Finding]) -> ValidationReport:
+    """Return `report` with the findings of a repair before its own."""
     return ValidationReport(report.ref, report.level, (*notes, *report.findings))
 
 
-_REPAIR_MEND = (
-    "name a place that has it: --repair-from ADDRESS; or make it again: coldstart materialize MODEL"
-)
+_REPAIR_MEND = "name an address that has the blob: --repair-from ADDRESS; or coldstart materialize MODEL"
 
 
 def _ref(bundle: Bundle) -> str:

@@ -1,7 +1,7 @@
-"""What `load` and `replay` say of a bundle's CUDA graphs.
+"""The check of a bundle's CUDA graphs at the levels `load` and `replay`.
 
-Replayed means: every graph, restored in a server that starts here, gave the outputs whose hashes the proof holds.
-Where no GPU answers that cannot be done, and is said: a graph that was not replayed is never reported as good.
+A graph is replayed if a server on this machine restored it and its outputs have the hashes of the proof. Without a GPU no
+graph can be replayed, and a finding reports that: a graph that was not replayed is never reported as valid.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ SUBJECT = "graphs"
 MEND = "coldstart materialize {} --force"
 
 
-def with_graphs(start: StartCheck) -> StartCheck:
-    """`start`, and beside it what is to be said of the bundle's graphs."""
+def check_graphs(start: StartCheck) -> StartCheck:
+    """Return a check that runs `start` and checks the CUDA graphs of the bundle as well."""
 
     def check(bundle: Bundle, level: Level) -> list[Finding]:
         if not bundle.has(SUBJECT):
             return start(bundle, level)
-        findings = sealed(bundle)
+        findings = check_tables(bundle)
         replayable = bool(nvml.query())
         if level == "replay" and not replayable:
             findings.append(_not_replayed(bundle))
@@ -40,8 +40,8 @@ def with_graphs(start: StartCheck) -> StartCheck:
     return check
 
 
-def sealed(bundle: Bundle) -> list[Finding]:
-    """Whether the tables are those that were sealed, and were proven."""
+def check_tables(bundle: Bundle) -> list[Finding]:
+    """Check that the tables are unchanged since they were sealed, and that their proof is readable."""
     from coldstart.graphs import bundles, gate, table_files
     from coldstart.graphs.errors import GraphError
 
@@ -57,9 +57,7 @@ def sealed(bundle: Bundle) -> list[Finding]:
 
 
 def _not_replayed(bundle: Bundle) -> Finding:
-    message = (
-        "the CUDA graphs cannot be replayed here: no NVIDIA device answers; nothing is said of their outputs"
-    )
+    message = "cannot replay the CUDA graphs: no NVIDIA device responds on this machine; their outputs were not checked"
     return Finding(
         "CS-GRAPHS-NOT-REPLAYED", "warning", message, f"on a GPU: coldstart validate {bundle.name} --level replay", SUBJECT
     )  # fmt: skip
@@ -67,7 +65,7 @@ def _not_replayed(bundle: Bundle) -> Finding:
 
 @contextmanager
 def _every_graph(level: Level) -> Iterator[None]:
-    """Servers that are started in the block replay every graph before they are ready."""
+    """Make servers that start in the block replay every graph before they are ready."""
     before = os.environ.get(CANARY)
     if level == "replay":
         os.environ[CANARY] = "all"
@@ -80,7 +78,7 @@ def _every_graph(level: Level) -> Iterator[None]:
 
 
 def _judged(findings: Sequence[Finding], level: Level) -> list[Finding]:
-    """At `replay` a graph that was not restored is wrong, not slow."""
+    """Turn a fallback of the graphs into an error at the level `replay`."""
     return [
         replace(finding, code="CS-GRAPHS-REPLAY", severity="error", subject=SUBJECT)
         if level == "replay" and finding.code == "CS-FALLBACK" and f"{SUBJECT}:" in finding.message

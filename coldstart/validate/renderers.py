@@ -31,7 +31,7 @@ COLUMNS = {
 
 
 def document(reports: Sequence[ValidationReport], fail_level: FailLevel) -> Mapping[str, object]:
-    """The JSON result."""
+    """Build the JSON result."""
     bundles = [
         {
             "ref": report.ref,
@@ -45,7 +45,7 @@ def document(reports: Sequence[ValidationReport], fail_level: FailLevel) -> Mapp
 
 
 def rows(document: Mapping[str, Any]) -> list[dict[str, object]]:
-    """The JSON result as a table of COLUMNS: one row per finding, and one per bundle without any."""
+    """Return the JSON result as rows of COLUMNS: one per finding, and one per bundle without findings."""
     level = document["level"]
     return [
         {"ref": bundle["ref"], "ok": bundle["ok"], "level": level, **finding}
@@ -55,7 +55,7 @@ def rows(document: Mapping[str, Any]) -> list[dict[str, object]]:
 
 
 def text(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
-    """One line per bundle, and below it one or two per finding."""
+    """Render one line per bundle, and below it one or two lines per finding."""
     lines = []
     for report in reports:
         verdict = "invalid" if report.fails(fail_level) else "valid"
@@ -67,7 +67,7 @@ def text(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
 
 
 def junit(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
-    """One suite; a case per bundle that passed, and a case per finding."""
+    """Render one JUnit suite: a case per bundle without findings, and a case per finding."""
     cases = [case for report in reports for case in _cases(report, fail_level)]
     failed = sum(case.find("failure") is not None for case in cases)
     counts = {"tests": str(len(cases)), "failures": str(failed), "errors": "0"}
@@ -81,7 +81,7 @@ def junit(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
 
 
 def github(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
-    """One workflow command per finding; what does not fail the run is not shown as an error."""
+    """Render one workflow command per finding, of the kind of its severity."""
     return "\n".join(_command(report, finding) for report in reports for finding in report.findings)
 
 

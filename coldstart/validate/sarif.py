@@ -1,7 +1,7 @@
 """Findings as SARIF 2.1.0 (OASIS standard), the form that code-scanning services take.
 
-One run, one rule per code, one result per finding, located by the bundle's reference as a logical location:
-a bundle is no file of the scanned repository.
+One run, one rule per code, one result per finding. The location of a result is the bundle's reference, as a logical location,
+because a bundle is not a file of the scanned repository.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VERSION = "2.1.0"
 
 
 def render(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
-    """The log as JSON text. SARIF's levels are the findings' own; `fail_level` only sets the exit code."""
+    """Render the log as JSON text. SARIF has the same levels as findings; `fail_level` sets the exit code alone."""
     pairs = [(report, finding) for report in reports for finding in report.findings]
     codes = sorted({finding.code for _, finding in pairs})
     driver = {

@@ -1,7 +1,7 @@
-"""The levels that start a server: `load` (one real token comes back), `replay` (the tokens are vLLM's own).
+"""The levels that start a server: `load` (a server returns one token), `replay` (its tokens are those of plain vLLM).
 
-The servers come from the bench's launchers, so that what is validated is what is measured. Sampling is
-greedy: a bundle that changes one token changes what the model computes.
+The bench uses the same launchers, so that the validated server is the measured one. Sampling is greedy: a bundle that changes
+one token changes what the model computes.
 """
 
 from __future__ import annotations
@@ -14,33 +14,36 @@ from pathlib import Path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.verify import Finding
 from coldstart.errors import ColdstartError, CommandFailed, Usage
-from coldstart.measure.bench import result, usage
-from coldstart.measure.bench.completions import RequestRefused
-from coldstart.measure.bench.launch import Launcher, ModeUnavailable
-from coldstart.measure.bench.launchers import Subject, launchers
-from coldstart.measure.bench.measure import Run, RunSettings, run
-from coldstart.measure.bench.run_order import FRESH, VLLM_COLD
-from coldstart.measure.bench.runner import PROMPTS
-from coldstart.validate import tokens
+from coldstart.validate import process_tree, tokens
+from coldstart.validate.answers import PromptSettings, ServerAnswers, collect_answers
 from coldstart.validate.checks import Level
+from coldstart.validate.completions import RequestRefused
+from coldstart.validate.launch import Launcher, ModeUnavailable
+from coldstart.validate.launchers import FRESH, ServeLauncher, Subject, VllmLauncher
+from coldstart.validate.readiness import explain_slow_path
 
-REPLAY = RunSettings(prompts=PROMPTS, steady=False, crowds=(8,))
+REPLAY = PromptSettings(crowds=(8,))
 Pair = tuple[Launcher, Launcher]
 MEND = "coldstart materialize {} --force"
 
 
 @dataclass(frozen=True)
 class Starts:
-    """Starts servers: `pair` gives coldstart's launcher and vLLM's for a bundle and an empty directory; `settings` say what
-    a replay asks of both.
+    """A check that starts servers.
+
+    `pair` returns the launchers of coldstart and of vLLM for a bundle and an empty directory. `settings` are the requests of
+    a replay to both.
     """
 
     pair: Callable[[Bundle, Path], Pair]
-    settings: RunSettings = REPLAY
+    settings: PromptSettings = REPLAY
 
     def __call__(self, bundle: Bundle, level: Level) -> list[Finding]:
-        """Findings of `level`. Raises Usage for prompts that no server takes, and what else is not about the bundle."""
-        with usage.adopting_orphans(), tempfile.TemporaryDirectory(prefix="coldstart-validate-") as name:
+        """Return the findings of `level`. Raises Usage for prompts that every server rejects."""
+        with (
+            process_tree.adopting_orphans(),
+            tempfile.TemporaryDirectory(prefix="coldstart-validate-") as name,
+        ):
             bundled, plain = self.pair(bundle, Path(name))
             started = self._start(bundled, Path(name) / "bundle", "CS-LOAD", bundle, level)
             if isinstance(started, Finding):
@@ -52,25 +55,26 @@ class Starts:
                 else findings
             )
 
-    def _replay(self, bundled: Run, plain: Launcher, directory: Path, bundle: Bundle) -> list[Finding]:
+    def _replay(
+        self, bundled: ServerAnswers, plain: Launcher, directory: Path, bundle: Bundle
+    ) -> list[Finding]:
         reference = self._start(plain, directory / "vllm", "CS-REFERENCE-START", bundle, "replay")
         if isinstance(reference, Finding):
             return [reference]
-        ours, theirs = ({tokens.ALONE: run.answers, **run.crowds} for run in (bundled, reference))
-        return tokens.compare(self.settings.prompts, ours, theirs, bundle.name)
+        return tokens.compare(self.settings.prompts, bundled.answers, reference.answers, bundle.name)
 
     def _start(
         self, launcher: Launcher, directory: Path, code: str, bundle: Bundle, level: Level
-    ) -> Run | Finding:
+    ) -> ServerAnswers | Finding:
         one_token = replace(self.settings, prompts=self.settings.prompts[:1], max_tokens=1, crowds=())
         settings = self.settings if level == "replay" else one_token
         try:
             launcher.prepare()
-            return run(launcher, directory, settings, 0)
+            return collect_answers(launcher, directory, settings)
         except (CommandFailed, ModeUnavailable) as error:
             if isinstance(error.__cause__, RequestRefused):
                 raise Usage(
-                    f"The server runs and does not take a prompt: {error.__cause__}",
+                    f"the server rejected a prompt: {error.__cause__}",
                     mend="other prompts (--prompts FILE), fewer tokens (--max-tokens N)",
                 ) from error
             message = error.message if isinstance(error, ColdstartError) else str(error)
@@ -79,18 +83,18 @@ class Starts:
             launcher.close()
 
 
-def real_pair(subject: Subject) -> Callable[[Bundle, Path], Pair]:
-    """coldstart's fresh start and an ordinary start of vLLM with empty caches, which owes nothing to us."""
+def pair_launchers(subject: Subject) -> Callable[[Bundle, Path], Pair]:
+    """Pair coldstart's fresh start with an ordinary start of vLLM with empty caches."""
 
     def pair(bundle: Bundle, directory: Path) -> Pair:
-        bundled, plain = launchers(subject, [FRESH, VLLM_COLD], directory)
-        return bundled, plain
+        plain = VllmLauncher(subject, directory / "vllm" / "caches", warm=False)
+        return ServeLauncher(subject, FRESH, directory / "run"), plain
 
     return pair
 
 
-def _fallbacks(run: Run, bundle: Bundle) -> list[Finding]:
+def _fallbacks(started: ServerAnswers, bundle: Bundle) -> list[Finding]:
     return [
         Finding("CS-FALLBACK", "warning", f"not used: {reason}", MEND.format(bundle.name), "serve")
-        for reason in result.slow_paths([run])
+        for reason in explain_slow_path(started.readiness)
     ]

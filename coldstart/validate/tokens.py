@@ -1,8 +1,9 @@
-"""Where the greedy tokens of a bundle's server part from those of an ordinary vLLM.
+"""Compare the greedy tokens of a bundle's server with those of an ordinary vLLM server.
 
-Alone, an answer has to be vLLM's own. Many at once it may be any that vLLM itself gave to that prompt, alone or with others:
-which requests share an iteration is a matter of milliseconds, and the sums of a larger batch round otherwise. Where vLLM's own
-answers part, one that parts from them no earlier says nothing of the bundle, and is reported as that.
+The answer to a request alone must be equal to vLLM's answer. With several requests in flight it may be any answer that vLLM
+gave to that prompt, alone or with other requests: milliseconds decide which requests share an iteration, and the sums of a
+larger batch round differently. Where vLLM's own answers differ from each other, an answer that differs from them no earlier
+is a warning, not an error of the bundle.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from itertools import combinations, zip_longest
 
 from coldstart.artifacts.verify import Finding
 
-# Token ids, and the text where the server tells no ids.
+# Token ids, and the text where the server reports no ids.
 Answer = tuple[tuple[int, ...], str]
 # By the number of requests in flight; the answer at place n is that to prompt n, modulo the number of prompts.
 Answers = Mapping[int, Sequence[Answer]]
@@ -24,7 +25,7 @@ END = "its end"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Parting:
-    """The first place (from 0) at which two answers are not the same, and what stands there in each."""
+    """The first position (from 0) at which two answers differ, and the token or character of each."""
 
     at: int
     ours: str
@@ -32,7 +33,7 @@ class Parting:
 
 
 def part(ours: Answer, theirs: Answer) -> Parting | None:
-    """Where two answers part; by characters where one of them has no token ids. None where they are one."""
+    """Return where two answers differ, by characters if one has no token ids; None where they are equal."""
     by_tokens = ours[0] and theirs[0]
     pair = (ours[0], theirs[0]) if by_tokens else (ours[1], theirs[1])
     for at, (one, two) in enumerate(zip_longest(*pair)):
@@ -44,7 +45,7 @@ def part(ours: Answer, theirs: Answer) -> Parting | None:
 
 
 def compare(prompts: Sequence[str], bundled: Answers, plain: Answers, name: str) -> list[Finding]:
-    """One finding for each prompt and number of requests at which an answer is not vLLM's."""
+    """Return one finding for each prompt and number of requests in flight with a wrong answer."""
     count = len(prompts)
     return [
         finding
@@ -89,7 +90,7 @@ def _judge(
 
 
 def _latest(answer: Answer, theirs: set[Answer]) -> Parting | None:
-    """Where it parts from the one that it follows longest."""
+    """Return where an answer differs from the reference that it agrees with longest."""
     partings = [part(answer, other) for other in theirs]
     return None if None in partings else max(one for one in partings if one is not None)
 

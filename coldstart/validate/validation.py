@@ -1,4 +1,4 @@
-"""One validation from request to reports: find the bundles, mend what is to be mended, check each."""
+"""Run one validation: find the bundles, repair them on demand, and check each."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import Finding
 from coldstart.errors import Usage
-from coldstart.measure.bench.measure import RunSettings
 from coldstart.validate import against, checks, prompts, subject
-from coldstart.validate.start import REPLAY, Starts, real_pair
+from coldstart.validate.answers import PromptSettings
+from coldstart.validate.start import REPLAY, Starts, pair_launchers
 from coldstart.validate.subject import Source
 
 HOST = "host"
@@ -23,8 +23,10 @@ MOST = 256
 
 @dataclass(frozen=True)
 class ValidationRequest:
-    """What to validate: references or models. `against` is "host" or the name of a fingerprint file; `source` is of what
-    servers are started, `replay` what they are asked.
+    """The references or models to validate.
+
+    `against` is "host" or the name of a fingerprint file. `source` has the model and the arguments of the servers, `replay`
+    their requests.
     """
 
     words: Sequence[str]
@@ -33,17 +35,17 @@ class ValidationRequest:
     repair: bool = False
     repair_from: Sequence[str] = ()
     source: Source = field(default_factory=Source)
-    replay: RunSettings = REPLAY
+    replay: PromptSettings = REPLAY
 
 
 def run(store: Store, request: ValidationRequest) -> list[checks.ValidationReport]:
-    """One report per word.
+    """Return one report per word.
 
-    Raises NotFound and NoBundle for a word that names no bundle, Usage for an unreadable fingerprint or prompts that no server
-    takes, and what models.resolve raises.
+    Raises NotFound and NoBundle for a word that names no bundle, Usage for an unreadable fingerprint or prompts that every
+    server rejects, and what models.resolve raises.
     """
     fingerprint = _fingerprint(request.against)
-    found = [(word, subject.find(store, word, request.source)) for word in request.words]
+    found = [(word, subject.find_bundle(store, word, request.source)) for word in request.words]
     return [_one(store, word, bundle, fingerprint, request) for word, bundle in found]
 
 
@@ -59,9 +61,9 @@ def _one(
         return validation.run(bundle)
     sources = [remote.source(address) for address in request.repair_from]
     notes = checks.repair(store, bundle, sources)
-    # What was read before the repair may be the damaged bytes: open it anew.
+    # Bytes that were read before the repair may be damaged: open the bundle again.
     fresh = Bundle(store, bundle.descriptor, bundle.version)
-    return checks.with_notes(validation.run(fresh), notes)
+    return checks.prepend_notes(validation.run(fresh), notes)
 
 
 def _fingerprint(wanted: str | None) -> dict[str, checks.Scalar] | None:
@@ -73,20 +75,23 @@ def _fingerprint(wanted: str | None) -> dict[str, checks.Scalar] | None:
 def _starter(word: str, request: ValidationRequest) -> checks.StartCheck | None:
     if request.level not in STARTING:
         return None
-    from coldstart.validate.graphs import with_graphs
+    from coldstart.validate.graphs import check_graphs
 
     def check(bundle: Bundle, level: checks.Level) -> list[Finding]:
-        lookup = subject.of_bundle(bundle, word, request.source)
-        if others := subject.not_served(bundle, lookup):
-            return others  # what would be started is not what is checked
-        return with_graphs(Starts(real_pair(subject.subject(lookup)), request.replay))(bundle, level)
+        lookup = subject.look_up_bundle(bundle, word, request.source)
+        if others := subject.explain_not_served(bundle, lookup):
+            return others  # a server would use another bundle
+        return check_graphs(Starts(pair_launchers(subject.prepare_subject(lookup)), request.replay))(
+            bundle, level
+        )
 
     return check
 
 
-def replay_settings(file: Path | None, concurrency: str, max_tokens: int) -> RunSettings:
-    """What a replay asks: the prompts of `file` (None: our own), again with each number of requests of `concurrency`, such as
-    "1,8", in flight. Raises Usage.
+def parse_replay(file: Path | None, concurrency: str, max_tokens: int) -> PromptSettings:
+    """Parse the requests of a replay: the prompts of `file` (None: PROMPTS), and the numbers of requests in flight.
+
+    `concurrency` is a list such as "1,8". Raises Usage.
     """
     try:
         counts = sorted({int(word) for word in concurrency.split(",")})
@@ -94,21 +99,22 @@ def replay_settings(file: Path | None, concurrency: str, max_tokens: int) -> Run
         counts = [0]
     if not 1 <= counts[0] <= counts[-1] <= MOST:
         raise Usage(
-            f"--concurrency takes numbers from 1 to {MOST}, found {concurrency!r}.", mend="--concurrency 1,8"
+            f"invalid --concurrency {concurrency!r}: expected numbers from 1 to {MOST}.",
+            mend="--concurrency 1,8",
         )
-    asked = prompts.read(file) if file is not None else REPLAY.prompts
-    return RunSettings(asked, max_tokens, steady=False, crowds=[count for count in counts if count > 1])
+    asked = prompts.read(file) if file is not None else prompts.PROMPTS
+    return PromptSettings(asked, max_tokens, crowds=[count for count in counts if count > 1])
 
 
 def check_request(request: ValidationRequest) -> None:
-    """Raises Usage for options that mean nothing together."""
+    """Raise Usage for options that contradict each other."""
     if request.level in STARTING:
         return
     pinned = [word for word in request.words if not subject.names_model(word)]
     if pinned and request.source.vllm_args:
         raise Usage(
-            f"level {request.level} starts no server, and {pinned[0]} is no model to be looked up, so nothing may follow --.",
+            f"cannot use arguments after --: level {request.level} starts no server, and {pinned[0]} is not a model.",
             mend="--level load",
         )
     if request.source.model is not None:
-        raise Usage(f"level {request.level} starts no server, so --model means nothing.", mend="--level load")
+        raise Usage(f"cannot use --model: level {request.level} starts no server.", mend="--level load")

@@ -11,10 +11,10 @@ import pytest
 from coldstart.commands import cli
 
 from coldstart.measure.bench import benchmark, floor, run_order
-from coldstart.measure.bench.launch import Command, Launcher, ModeUnavailable, RunFiles
-from coldstart.measure.bench.launchers import Subject
+from coldstart.validate.launch import Command, Launcher, ModeUnavailable, RunFiles
+from coldstart.validate.launchers import Subject
 
-SERVER = Path(__file__).parents[1] / "unit" / "measure" / "bench" / "fake_server.py"
+SERVER = Path(__file__).parents[1] / "support" / "fake_server.py"
 BEHAVIOUR: dict[str, str] = {}
 
 

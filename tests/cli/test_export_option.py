@@ -13,7 +13,7 @@ from tools.shell import Run
 from coldstart.errors import Usage
 
 COLUMNS = {"name": "string", "size": "Int64"}
-RESULT = Result.of(
+RESULT = Result.from_rows(
     "A <title>", {"a": 1}, COLUMNS, [{"name": "x | y", "size": 3}, {"name": "z", "size": None}]
 )
 
@@ -33,10 +33,10 @@ def test_every_form_of_a_plain_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["pdf"], "none of json"),
-        (["parquet"], "no text"),
+        (["pdf"], "the forms are json"),
+        (["parquet"], "cannot be printed"),
         (["csv", "json"], "only one"),
-        (["csv=/no/such/x"], "no directory"),
+        (["csv=/no/such/x"], "not a directory"),
         (["csv=/"], "directory"),
     ],
 )
@@ -51,6 +51,16 @@ def test_a_missing_package_is_named_before_the_work(tmp_path: Path, monkeypatch:
         Exports.parse([f"parquet={tmp_path / 'x'}"])
     assert refused.value.mend == "coldstart install parquet"
     Exports.parse([f"csv={tmp_path / 'x'}"])
+
+
+def test_only_json_is_written_without_packages_for_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_export, "find_spec", lambda name: None)
+    for form in _export.NEEDS:
+        with pytest.raises(Usage, match=f"--export {form} needs pandas"):
+            Exports.parse([f"{form}={tmp_path / 'x'}"])
+    Exports.parse([f"json={tmp_path / 'x'}"])
 
 
 def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
-import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from support.range_server import serving
 from tools.shell import Run
 
@@ -24,14 +24,8 @@ def model(home: Path) -> Iterator[Path]:
     directory = home / "mine"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["X"]}))
-    half = BYTES // 2
-    entries = {
-        n: {"dtype": "U8", "shape": [half], "data_offsets": [i * half, i * half + half]}
-        for i, n in enumerate("ab")
-    }
-    header = json.dumps(entries).encode()
-    data = struct.pack("<Q", len(header)) + header + random.Random(1).randbytes(BYTES)
-    (directory / "model.safetensors").write_bytes(data)
+    halves = np.random.default_rng(1).integers(0, 256, (2, BYTES // 2), np.uint8)
+    save_file(dict(zip("ab", halves, strict=True)), directory / "model.safetensors")
     yield directory
     with suppress(client.PrefetchError):
         client.request("stop")

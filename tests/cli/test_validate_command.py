@@ -118,7 +118,7 @@ def test_a_bundle_of_a_directory_says_how_its_model_is_named(
         draft.publish(bundles.provenance("my-model"))
     assert validate(bundle, "--level", "replay", word="my-model") == 2
     said = capsys.readouterr().err
-    assert "was made from a directory called my-model" in said
+    assert "it is a directory called my-model" in said
     assert "coldstart validate my-model --model DIR --level replay" in said
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from tools.machine import PROMPTS, READY_S, VLLM, Machine, Tokens
 
-from coldstart.measure.bench.completions import CompletionClient
-from coldstart.measure.bench.launch import HOST, RunFiles, launch
-from coldstart.measure.bench.launchers import Subject, VllmLauncher
+from coldstart.validate.completions import CompletionClient
+from coldstart.validate.launch import HOST, RunFiles, launch
+from coldstart.validate.launchers import Subject, VllmLauncher
 
 
 @dataclass(frozen=True)

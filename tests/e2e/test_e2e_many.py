@@ -16,7 +16,7 @@ import openai
 import pytest
 from tools.machine import PROMPTS, READY_S, VLLM, Machine, Tokens, remaining
 
-from coldstart.measure.bench import usage
+from coldstart.validate import process_tree
 
 pytestmark = pytest.mark.vllm
 BIG = 3 << 29
@@ -28,14 +28,14 @@ class Hosted:
     def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
         self.process, self.url = process, url
         self.client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=READY_S)
-        self.family: list[usage.ProcessSample] = []
+        self.family: list[process_tree.ProcessSample] = []
 
     def status(self) -> dict[str, Any]:
-        processes = usage.snapshot()
+        processes = process_tree.snapshot()
         with urllib.request.urlopen(self.url + "/status", timeout=60) as answer:
             said = dict(json.loads(answer.read()))
         pids = [model["pid"] for model in said["models"] if model["pid"]]
-        self.family += [processes[pid] for pid in usage.tree(processes, [self.process.pid, *pids])]
+        self.family += [processes[pid] for pid in process_tree.tree(processes, [self.process.pid, *pids])]
         return said
 
 

@@ -13,7 +13,7 @@ import pytest
 from coldstart.artifacts.store import Store
 from tools.machine import READY_S, VLLM, Machine, remaining
 
-from coldstart.measure.bench import usage
+from coldstart.validate import process_tree
 
 pytestmark = pytest.mark.vllm
 
@@ -33,15 +33,15 @@ def test_a_third_architecture(machine: Machine) -> None:
     _answers_its_canary(machine, "tiny-qwen2")
 
 
-def _killed_in_the_middle(machine: Machine) -> list[usage.ProcessSample]:
+def _killed_in_the_middle(machine: Machine) -> list[process_tree.ProcessSample]:
     """`materialize` killed once its engine has imported vLLM; all the processes that it had."""
     process = machine.start("materialize", "tiny-opt", "--", *VLLM, stderr=subprocess.DEVNULL)
     deadline_s = time.monotonic() + READY_S
     while "import vllm" not in "".join(events.read_text() for events in _events(machine)):
         assert process.poll() is None and time.monotonic() < deadline_s
         time.sleep(0.05)
-    processes = usage.snapshot()
-    family = [processes[pid] for pid in usage.tree(processes, [process.pid])]
+    processes = process_tree.snapshot()
+    family = [processes[pid] for pid in process_tree.tree(processes, [process.pid])]
     process.send_signal(signal.SIGKILL)
     process.wait()
     return family

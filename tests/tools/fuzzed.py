@@ -249,7 +249,7 @@ class Fuzz:
 
 def readers(model: str) -> dict[str, Callable[[Store], object]]:
     """list, inspect, validate --level checksum, and serve --dry-run (plain, scheduled, with fetched weights) as functions."""
-    from coldstart.commands import inspect as inspect_command
+    from coldstart.commands import _bundle_views
     from coldstart.commands import list as list_command
 
     from coldstart.key import inspection
@@ -261,14 +261,9 @@ def readers(model: str) -> dict[str, Callable[[Store], object]]:
 
     def inspected(store: Store) -> object:
         bundle = store.get("org/tiny")
-        described = inspection.describe(bundle)
-        json.dumps(described)
-        return (
-            described,
-            inspection.not_made(bundle),
-            inspect_command._bundle_text(bundle),
-            inspection.tree(bundle),
-        )
+        view, files = _bundle_views.view_bundle(bundle), _bundle_views.view_files(bundle)
+        json.dumps([view.data, files.data])
+        return view.data, view.text(), files.data, files.text()
 
     def validated(store: Store) -> object:
         return [bundle.verify("checksum") for bundle in store.list()]

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.machine.addresses import free_port
-from coldstart.measure.bench import usage
-from coldstart.measure.bench.completions import CompletionClient
-from coldstart.measure.bench.launch import HOST
-from coldstart.measure.bench.launchers import console
+from coldstart.validate import process_tree
+from coldstart.validate.completions import CompletionClient
+from coldstart.validate.launch import HOST
+from coldstart.validate.launchers import console
 
 PROJECT = Path(__file__).parents[2]
 READY_S = 900.0
@@ -52,10 +52,12 @@ class Served:
         """The greedy tokens that follow each of PROMPTS."""
         return [self.client.complete(prompt, 16).tokens for prompt in PROMPTS]
 
-    def family(self) -> list[usage.ProcessSample]:
+    def family(self) -> list[process_tree.ProcessSample]:
         """The supervisor, the server and all their descendants."""
-        processes = usage.snapshot()
-        return [processes[pid] for pid in usage.tree(processes, [self.process.pid, self.report["pid"]])]
+        processes = process_tree.snapshot()
+        return [
+            processes[pid] for pid in process_tree.tree(processes, [self.process.pid, self.report["pid"]])
+        ]
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal to the supervisor; its exit code (128 + n after signal n)."""
@@ -117,7 +119,7 @@ class Machine:
         options = ["--port", str(port), "--ready-file", str(place / "ready.json"), *arguments, "--", *vllm]
         with (place / "log").open("wb") as log, (place / "out").open("wb") as out:
             process = self.start("serve", model, *options, stdout=out, stderr=log, start_new_session=True)
-        family: list[usage.ProcessSample] = []
+        family: list[process_tree.ProcessSample] = []
         try:
             report = _ready(process, place / "ready.json", place / "log")
             served = Served(process, report, CompletionClient(HOST, port), place / "log", place / "out")
@@ -135,7 +137,9 @@ class Machine:
         return path
 
 
-def remaining(family: Sequence[usage.ProcessSample], patience_s: float = 20.0) -> list[usage.ProcessSample]:
+def remaining(
+    family: Sequence[process_tree.ProcessSample], patience_s: float = 20.0
+) -> list[process_tree.ProcessSample]:
     """Those of `family` that still run after some patience."""
     deadline_s = time.monotonic() + patience_s
     while (left := [one for one in family if _runs(one)]) and time.monotonic() < deadline_s:
@@ -143,8 +147,8 @@ def remaining(family: Sequence[usage.ProcessSample], patience_s: float = 20.0) -
     return left
 
 
-def _runs(process: usage.ProcessSample) -> bool:
-    now = usage.snapshot().get(process.pid)
+def _runs(process: process_tree.ProcessSample) -> bool:
+    now = process_tree.snapshot().get(process.pid)
     return now is not None and now.started == process.started and not now.ended
 
 

@@ -22,7 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(layer.split())
     for layer in (
         "errors artifacts",
-        "contract traces units",
+        "contract units",
         "machine",
         "model",
         "key",
@@ -30,14 +30,17 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "vllm",
         "serve",
         "materialize",
+        "validate traces",
         "measure",
-        "validate",
         "host",
         "fleet gateway",
         "cluster",
         "commands",
     )
 )
+# What a server needs to be built, checked and started; it works without the packages in BEYOND_CORE.
+BEYOND_CORE = frozenset(["measure", "traces", "host", "gateway", "fleet", "cluster", "commands"])
+CORE = frozenset(room for layer in LAYERS for room in layer) - BEYOND_CORE
 # What a room must not import of the outside world; everything else is nobody's business but mypy's.
 FOREIGN = {
     "artifacts": ("torch", "vllm", "typer"),
@@ -149,6 +152,33 @@ def test_a_room_imports_only_what_lies_below_it() -> None:
     assert _upward(IMPORTS) == []
 
 
+def _beyond_core(imports: Iterable[Import]) -> list[str]:
+    return [
+        f"{one.by} imports {one.of}"
+        for one in imports
+        if _room(one.by) in CORE and _ours(one.of) and _room(one.of) in BEYOND_CORE
+    ]
+
+
+def test_the_core_imports_nothing_beyond_it() -> None:
+    assert _beyond_core(IMPORTS) == []
+
+
+def test_the_core_needs_no_library_of_tables_plots_or_requests() -> None:
+    found = {(one.by, one.of) for one in IMPORTS if _room(one.by) in CORE}
+    assert [
+        pair for pair in found if pair[1].split(".")[0] in ("pandas", "bokeh", "pyarrow", "requests")
+    ] == []
+
+
+def test_the_benchmark_imports_nothing_that_only_explains_results() -> None:
+    bench, lab = (
+        ("coldstart.measure.bench", "coldstart.measure.report"),
+        ("coldstart.measure.replay", "coldstart.traces"),
+    )
+    assert [one for one in IMPORTS if one.by.startswith(bench) and one.of.startswith(lab)] == []
+
+
 @pytest.mark.parametrize("room", FOREIGN)
 def test_a_room_leaves_alone_what_it_must_not_know(room: str) -> None:
     imported = {(one.by, one.of) for one in IMPORTS if _room(one.by) == room and not _ours(one.of)}
@@ -239,6 +269,12 @@ class TestTheRulesWouldBeNoticedIfBroken:
     def test_a_room_beside_is_no_room_below(self) -> None:
         assert _upward([Import("coldstart.graphs.tables", "coldstart.weights.weights_plan", True)])
         assert not _upward([Import("coldstart.graphs.tables", "coldstart.contract.plan", True)])
+
+    def test_a_core_module_that_imports_beyond_the_core_is_seen(self) -> None:
+        text = b"def f():\n from coldstart.measure.bench import facts\nif TYPE_CHECKING:\n import coldstart.host.core\n"
+        bad, good = "coldstart.validate.bad", "coldstart.measure.good"
+        assert len(_beyond_core(_imports(bad, text, MODULES))) == 2
+        assert _beyond_core(_imports(good, text, MODULES)) == []
 
     def test_two_classes_of_one_name_are_seen(self) -> None:
         one, other = (

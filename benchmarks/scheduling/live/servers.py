@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.machine.addresses import free_port
-from coldstart.measure.bench import usage
-from coldstart.measure.bench.launch import HOST
-from coldstart.measure.bench.launchers import console
 from coldstart.measure.replay.client import Target
 from coldstart.measure.replay.http import Endpoint
+from coldstart.validate import process_tree
+from coldstart.validate.launch import HOST
+from coldstart.validate.launchers import console
 
 READY_S = 300.0
 COUNTER = "coldstart_scheduler_"
@@ -62,7 +62,7 @@ class Server:
             name: sum(float(line.split()[-1]) for line in lines if line.startswith(metric))
             for name, metric in WORK.items()
         }
-        processes = usage.snapshot()
+        processes = process_tree.snapshot()
         work["cpu_s"] = sum(processes[pid].own_s for pid in self.engine)
         return {"counters": counters, "work": work}
 
@@ -161,7 +161,7 @@ def _others() -> set[int]:
 def _bind(server_pid: int) -> set[int]:
     """The engine (the server's child) to the last core of the machine, the server to the others; the engine's processes."""
     cores = sorted(range(os.cpu_count() or 1))
-    processes = set(usage.tree(usage.snapshot(), [server_pid]))
+    processes = set(process_tree.tree(process_tree.snapshot(), [server_pid]))
     for process in processes:
         mask = set(cores[:-1]) or set(cores) if process == server_pid else {cores[-1]}
         for task in Path(f"/proc/{process}/task").iterdir():

@@ -14,10 +14,12 @@ from coldstart.errors import Usage
 from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
 from coldstart.measure.bench import compare, result, run_order
-from coldstart.measure.bench.launchers import Subject, launchers
+from coldstart.measure.bench.launchers import launchers
 from coldstart.measure.bench.measure import RunSettings
-from coldstart.measure.bench.runner import PROMPTS, Bench, Progress
+from coldstart.measure.bench.runner import Bench, Progress
 from coldstart.model import models
+from coldstart.validate.launchers import Subject
+from coldstart.validate.prompts import PROMPTS
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ import time
 from dataclasses import dataclass
 
 from coldstart.measure.bench import run_order
-from coldstart.measure.bench.launch import ModeUnavailable
 from coldstart.measure.bench.stats import Summary, summarize
+from coldstart.validate.launch import ModeUnavailable
 from coldstart.vllm import stock
 
 IMPORTS = """

@@ -6,7 +6,6 @@ that neither the tokens' check nor the steady state is charged to the start.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,26 +13,25 @@ from pathlib import Path
 from coldstart.machine import processes
 from coldstart.machine.timeline import Span, Timeline
 from coldstart.measure.bench import usage, vllm_log
-from coldstart.measure.bench.completions import CompletionClient
-from coldstart.measure.bench.launch import HOST, Launcher, Server, serving
 from coldstart.measure.bench.steady import Steady, sample
+from coldstart.validate import process_tree
+from coldstart.validate.answers import ask_alone
+from coldstart.validate.completions import CompletionClient
+from coldstart.validate.launch import HOST, Launcher, Server, read_readiness, serving
+from coldstart.validate.tokens import Answer
 
 HARNESS = "harness"
 LISTENING, ANSWERING = "until listening", "first request"
-READY_PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What every run asks of its server. `ready_timeout_s` is seconds from the launch, `crowds` are numbers of requests that
-    are in flight at once when the prompts are asked again.
-    """
+    """The requests of every run. `ready_timeout_s` is the time from the launch to the first token, in seconds."""
 
     prompts: Sequence[str]
     max_tokens: int = 64
     ready_timeout_s: float = 900.0
     steady: bool = True
-    crowds: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -48,9 +46,8 @@ class Run:
     rss_bytes: int
     phases: Mapping[str, float]
     spans: Sequence[Mapping[str, object]]
-    answers: Sequence[tuple[tuple[int, ...], str]]
+    answers: Sequence[Answer]
     steady: Steady | None = None
-    crowds: Mapping[int, Sequence[tuple[tuple[int, ...], str]]] = field(default_factory=dict)
     readiness: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -67,10 +64,10 @@ def _measure(launcher: Launcher, server: Server, settings: RunSettings, index: i
     client = CompletionClient(HOST, server.files.port, settings.ready_timeout_s)
     deadline_s = server.launched_s + settings.ready_timeout_s
     first = client.first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check)
-    after = usage.snapshot()
+    after = process_tree.snapshot()
     memory = {process.pid: processes.rss_bytes(process.pid) for process in server.processes()}
     pss = processes.pss_bytes(memory)
-    readiness = _readiness(launcher, server)
+    readiness = read_readiness(launcher, server)
     timeline = _timeline(server, first.listening_s, first.token_s)
     return Run(
         mode=launcher.mode,
@@ -81,29 +78,10 @@ def _measure(launcher: Launcher, server: Server, settings: RunSettings, index: i
         rss_bytes=max(memory.values(), default=0),
         phases=_phases(timeline) | _logged_phases(launcher, server),
         spans=_relative(timeline, server.launched_s),
-        answers=answers(client, settings),
-        crowds={count: crowd(client, settings, count) for count in settings.crowds},
+        answers=ask_alone(client, settings.prompts, settings.max_tokens),
         steady=sample(client, settings.prompts, settings.max_tokens) if settings.steady else None,
         readiness=readiness,
     )
-
-
-def answers(client: CompletionClient, settings: RunSettings) -> list[tuple[tuple[int, ...], str]]:
-    """Token ids and text of each prompt, greedy, asked one after the other. Raises NoAnswer."""
-    done = [client.complete(prompt, settings.max_tokens) for prompt in settings.prompts]
-    return [(answer.tokens, answer.text) for answer in done]
-
-
-def crowd(client: CompletionClient, settings: RunSettings, count: int) -> list[tuple[tuple[int, ...], str]]:
-    """The same with `count` requests in flight; the prompts in turn, so often that there are as many. Raises NoAnswer."""
-    asked = [settings.prompts[i % len(settings.prompts)] for i in range(max(count, len(settings.prompts)))]
-    return [(one.tokens, one.text) for one in client.complete_all(asked, settings.max_tokens, count)]
-
-
-def _readiness(launcher: Launcher, server: Server) -> Mapping[str, object]:
-    if not launcher.tells_readiness:
-        return {}
-    return server.readiness(time.monotonic() + READY_PATIENCE_S)
 
 
 def _served(readiness: Mapping[str, object]) -> int | None:

@@ -8,7 +8,7 @@ ratio above 1 and a throughput ratio below 1 mean a slower server.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 from coldstart.machine import secrets
@@ -17,6 +17,7 @@ from coldstart.measure.bench.measure import Run
 from coldstart.measure.bench.runner import BenchRuns
 from coldstart.measure.bench.stats import Summary, paired_ratio, summarize
 from coldstart.measure.bench.steady import Pair, Steady
+from coldstart.validate.readiness import explain_slow_path
 
 SCHEMA_VERSION = 1
 STEADY_TOLERANCE = 0.03
@@ -27,7 +28,7 @@ def document(
     measured: BenchRuns, *, model: str, vllm_args: Sequence[str], command_line: Sequence[str]
 ) -> Document:
     """The whole document; `failures` is empty exactly when the bench passed."""
-    floors = floor_of(measured)
+    floors = compute_floor(measured)
     result: Document = {
         "schema_version": SCHEMA_VERSION,
         "kind": "bench",
@@ -70,22 +71,11 @@ def slow_paths(runs: Iterable[Run]) -> list[str]:
     reasons: dict[str, None] = {}
     for run in runs:
         if run.mode not in run_order.BASELINES:
-            reasons.update(dict.fromkeys(_slow(run.readiness)))
+            reasons.update(dict.fromkeys(explain_slow_path(run.readiness)))
     return list(reasons)
 
 
-def _slow(readiness: Mapping[str, object]) -> list[str]:
-    taken, fallbacks = readiness.get("fast_path"), readiness.get("fallbacks")
-    if not isinstance(taken, Mapping) or not isinstance(fallbacks, list):
-        return ["the ready file does not say"]
-    missing = [f"{section} was not used" for section, used in taken.items() if not used]
-    explained = [f"{entry.get('section')}: {entry.get('reason')}" for entry in fallbacks]
-    if not taken and not explained:
-        return ["no section of the bundle was used"]
-    return explained or missing
-
-
-def floor_of(measured: BenchRuns) -> floor.Floor:
+def compute_floor(measured: BenchRuns) -> floor.Floor:
     """Service time from the warm vLLM server where there is one, else from the first mode that tells."""
     order = [run_order.REFERENCE, *measured.beside]
     served = (measured.beside.get(mode, ()) for mode in order)

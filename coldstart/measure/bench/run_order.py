@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-VLLM_COLD, VLLM_WARM = "vllm-cold", "vllm-warm"
-FRESH, RUNTIME_SNAPSHOT, TEMPLATE_RUNTIME, TEMPLATE_ENGINE, SNAPSHOT = (
-    "fresh",
+from coldstart.validate.launchers import FRESH as FRESH
+from coldstart.validate.launchers import VLLM_COLD as VLLM_COLD
+from coldstart.validate.launchers import VLLM_WARM as VLLM_WARM
+
+RUNTIME_SNAPSHOT, TEMPLATE_RUNTIME, TEMPLATE_ENGINE, SNAPSHOT = (
     "runtime-snapshot",
     "template-runtime",
     "template-engine",

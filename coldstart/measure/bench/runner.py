@@ -13,24 +13,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coldstart.errors import NO_BUNDLE, ColdstartError, CommandFailed, NoBundle
-from coldstart.measure.bench import floor, run_order, steady, usage
-from coldstart.measure.bench.completions import CompletionClient
-from coldstart.measure.bench.launch import Launcher, ModeUnavailable, ServerDied, end_strays
+from coldstart.measure.bench import floor, run_order, steady
 from coldstart.measure.bench.measure import Run, RunSettings, run
 from coldstart.measure.bench.stats import Summary, summarize
 from coldstart.measure.bench.steady import Pair
+from coldstart.validate import process_tree
+from coldstart.validate.completions import CompletionClient
+from coldstart.validate.launch import Launcher, ModeUnavailable, ServerDied
 
 Progress = Callable[[str], None]
-PROMPTS = (
-    "The quick brown fox",
-    "In the beginning",
-    "To start a server quickly, one has to",
-    "1 2 3 4 5 6 7",
-    "def main():",
-    "Once upon a time there was a process",
-    "Memory is",
-    "A",
-)
 
 
 @dataclass
@@ -87,8 +78,8 @@ class Bench:
         measured = BenchRuns(modes)
         schedule = run_order.rounds(modes, runs)
         cold_first = schedule[0][0] == run_order.VLLM_COLD
-        with usage.adopting_orphans():
-            before = usage.snapshot()
+        with process_tree.adopting_orphans():
+            before = process_tree.snapshot()
             try:
                 for launcher in self.launchers:
                     self._prepare(launcher, measured)
@@ -102,7 +93,7 @@ class Bench:
                     measured.pair_rounds()
             finally:
                 self._close()
-                end_strays(before)
+                process_tree.end_strays(before)
         self._fork_floor(measured)
         return measured
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from coldstart.measure.bench.completions import CompletionClient
-from coldstart.measure.bench.launch import HOST, Launcher, serving
+from coldstart.validate.completions import CompletionClient
+from coldstart.validate.launch import HOST, Launcher, serving
 
 CONCURRENCY = 8
 SINGLE_REQUESTS = 3

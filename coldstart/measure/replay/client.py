@@ -13,10 +13,10 @@ from hashlib import sha256
 from itertools import chain, islice
 from typing import Protocol
 
-from coldstart.measure import openai
 from coldstart.measure.replay.http import Endpoint, HttpError, Unreachable, post_lines
 from coldstart.measure.replay.record import RequestRecord
 from coldstart.traces.request import TraceRequest
+from coldstart.validate import openai
 
 HASH_TOKENS = 512
 """Tokens that one hash id of a Mooncake trace stands for."""
@@ -68,7 +68,7 @@ async def send(
 
     Whether the target took the connection.
     """
-    body = openai.request(
+    body = openai.build_request(
         prompt,
         record.wanted_tokens,
         stream=True,
@@ -97,7 +97,7 @@ async def send(
 
 def _event(line: bytes, record: RequestRecord, clock: Callable[[], float], answer: Digest | None) -> None:
     """One server-sent event. Usage, where the server reports it, counts the tokens better than the chunks."""
-    event = openai.event(line)
+    event = openai.parse_event(line)
     if event is None:
         return
     if event.choice:

@@ -1,7 +1,7 @@
-"""Tables of results as pandas frames, written in chunks as CSV and Parquet.
+"""Tables of results as pandas frames, and writers of their chunks as CSV and Parquet.
 
 Invariant: all chunks of a table have the columns and types that it declares. pandas is imported when
-a table is made, never before.
+a chunk is read, never before.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Table:
     chunks: Callable[[], Iterator[DataFrame]]
 
     @classmethod
-    def of(cls, columns: Mapping[str, str], rows: Sequence[Row]) -> Table:
-        """A table that is small enough to lie in memory."""
+    def from_rows(cls, columns: Mapping[str, str], rows: Sequence[Row]) -> Table:
+        """Create a table whose rows fit in memory."""
 
         def chunks() -> Iterator[DataFrame]:
             import pandas
@@ -38,19 +38,19 @@ class Table:
         return cls(columns, chunks)
 
     def typed(self) -> Iterator[DataFrame]:
-        """Its chunks with these columns in this order and type."""
+        """Yield the chunks with these columns in this order and type."""
         for chunk in self.chunks():
             yield chunk[list(self.columns)].astype(dict(self.columns))
 
     def texts(self) -> Iterable[list[str]]:
-        """Its rows as text, "-" for what is missing: for a page or a Markdown table."""
+        """Yield the rows as text for a page or a Markdown table, "-" for a missing value."""
         for chunk in self.typed():
             for row in chunk.astype("object").itertuples(index=False):
                 yield [_text(value) for value in row]
 
 
 def write_csv(table: Table, out: IO[str]) -> None:
-    """One line per row below the header; what is missing is empty."""
+    """Write the header and one line per row; a missing value is empty."""
     header = True
     for chunk in table.typed():
         chunk.to_csv(out, index=False, header=header, lineterminator="\n")
@@ -60,7 +60,7 @@ def write_csv(table: Table, out: IO[str]) -> None:
 
 
 def write_parquet(table: Table, out: IO[bytes]) -> None:
-    """One row group per chunk. Raises ImportError without pyarrow."""
+    """Write one row group per chunk. Raises ImportError without pyarrow."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 

@@ -29,7 +29,7 @@ from coldstart.materialize.assembly import _require_fast_path
 from coldstart.model.models import ResolvedModel
 from coldstart.serve import prepare
 from coldstart.validate.checks import Level
-from coldstart.validate.graphs import with_graphs
+from coldstart.validate.graphs import check_graphs
 from coldstart.vllm.engine.readiness import graph_fallbacks
 from coldstart.vllm.graphs import kv_plan
 
@@ -207,10 +207,10 @@ def _start(found: list[Finding]) -> Any:
 
 def test_graphs_that_cannot_be_replayed_here_are_never_called_good(place: Path, rounds_bundle: Path) -> None:
     bundle = publish(place, rounds_bundle)
-    (finding,) = with_graphs(_start([]))(bundle, "replay")
+    (finding,) = check_graphs(_start([]))(bundle, "replay")
     assert (finding.code, finding.severity) == ("CS-GRAPHS-NOT-REPLAYED", "warning")
-    assert "cannot be replayed here" in finding.message and finding.mend.startswith("on a GPU")
-    assert with_graphs(_start([]))(bundle, "load") == [] and CANARY not in os.environ
+    assert "cannot replay the CUDA graphs" in finding.message and finding.mend.startswith("on a GPU")
+    assert check_graphs(_start([]))(bundle, "load") == [] and CANARY not in os.environ
 
 
 def test_on_a_gpu_a_graph_that_was_captured_is_wrong(
@@ -219,7 +219,7 @@ def test_on_a_gpu_a_graph_that_was_captured_is_wrong(
     monkeypatch.setattr(nvml, "query", lambda: ["a device"])
     slow = Finding("CS-FALLBACK", "warning", "not used: graphs: all: the canary failed", "", "serve")
     other = Finding("CS-FALLBACK", "warning", "not used: kv: too little memory", "", "serve")
-    found = with_graphs(_start([slow, other]))(publish(place, rounds_bundle), "replay")
+    found = check_graphs(_start([slow, other]))(publish(place, rounds_bundle), "replay")
     assert [(f.code, f.severity) for f in found] == [
         ("CS-GRAPHS-REPLAY", "error"),
         ("CS-FALLBACK", "warning"),
@@ -234,7 +234,7 @@ def test_altered_or_unproven_tables_are_errors(
 ) -> None:
     copy = Path(shutil.copytree(rounds_bundle, place / "copy"))
     (copy / name).write_bytes(b"{}")
-    found = with_graphs(_start([]))(publish(place, copy), "load")
+    found = check_graphs(_start([]))(publish(place, copy), "load")
     assert [f.code for f in found] == [code] and found[0].severity == "error"
 
 

@@ -1,23 +1,15 @@
 """Model fields depend on what the model is, not on where it lies."""
 
-import json
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from coldstart.errors import Usage
 from coldstart.key import identity
 from coldstart.model.models import ResolvedModel
-
-
-def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int]]], body: bytes = b"") -> None:
-    header = {
-        name: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}
-        for name, (dtype, shape) in tensors.items()
-    }
-    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
 
 
 def test_incidental_members_do_not_count() -> None:
@@ -30,10 +22,11 @@ def test_values_and_sharding_do_not_count_but_shapes_do(tmp_path: Path) -> None:
     one, two, other = (tmp_path / name for name in ("one", "two", "other"))
     for place in (one, two, other):
         place.mkdir()
-    write_safetensors(one / "model.safetensors", {"a": ("F32", [2]), "b": ("F32", [3])}, b"\0" * 20)
-    write_safetensors(two / "model-1.safetensors", {"a": ("F32", [2])}, b"\1" * 8)
-    write_safetensors(two / "model-2.safetensors", {"b": ("F32", [3])}, b"\1" * 12)
-    write_safetensors(other / "model.safetensors", {"a": ("F32", [2]), "b": ("F16", [3])})
+    a, b = np.zeros(2, np.float32), np.zeros(3, np.float32)
+    save_file({"a": a, "b": b}, one / "model.safetensors", {"format": "pt"})
+    save_file({"a": a + 1}, two / "model-1.safetensors")
+    save_file({"b": b + 1}, two / "model-2.safetensors")
+    save_file({"a": a, "b": b.astype(np.float16)}, other / "model.safetensors")
     assert identity.layout_digest(one) == identity.layout_digest(two)
     assert identity.layout_digest(one) != identity.layout_digest(other)
 
@@ -54,7 +47,7 @@ def test_a_broken_file_is_named(tmp_path: Path, data: bytes) -> None:
 def test_a_known_revision_stands_for_the_files(tmp_path: Path) -> None:
     model = ResolvedModel("m", tmp_path, "org/m", "a" * 40, {"architectures": ["A"]})
     before = identity.fields(model)
-    write_safetensors(tmp_path / "model.safetensors", {"a": ("F32", [2])})
+    save_file({"a": np.zeros(2, np.float32)}, tmp_path / "model.safetensors")
     assert identity.fields(model) == before
 
 

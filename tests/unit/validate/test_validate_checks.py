@@ -79,7 +79,7 @@ def test_a_foreign_machine_is_told_field_by_field(bundle: Bundle) -> None:
     report = Validation("manifest", fingerprint=foreign).run(bundle)
     assert [finding.subject for finding in report.findings] == ["hardware.name", "hardware.sms"]
     assert {finding.code for finding in report.findings} == {"CS-KEY-MISMATCH"}
-    assert "made for 'cpu', the machine has 'gpu'" in report.findings[0].message
+    assert "requires 'cpu', the machine has 'gpu'" in report.findings[0].message
 
 
 def test_groups_that_a_fingerprint_leaves_out_are_not_compared(bundle: Bundle) -> None:

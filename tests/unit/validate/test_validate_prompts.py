@@ -7,7 +7,7 @@ import pytest
 
 from coldstart.errors import Usage
 from coldstart.validate import prompts
-from coldstart.validate.validation import replay_settings
+from coldstart.validate.validation import parse_replay
 
 
 def test_a_text_has_one_a_line(tmp_path: Path) -> None:
@@ -26,9 +26,9 @@ def test_json_lines_are_those_of_vllms_own_benchmark(tmp_path: Path) -> None:
     [
         ("p.jsonl", b'{"prompt": "a"}\n{"messages": []}\n', "line 2"),
         ("p.jsonl", b"Once\n", "line 1"),
-        ("p.jsonl", b'{"prompt": [1, 2]}\n', "a text as its prompt"),
+        ("p.jsonl", b'{"prompt": [1, 2]}\n', "non-empty string"),
         ("p.txt", b"\n \n", "holds no prompt"),
-        ("p.txt", b"\xff\xfe", "cannot be read"),
+        ("p.txt", b"\xff\xfe", "cannot read prompts"),
     ],
 )
 def test_what_holds_none_is_refused(tmp_path: Path, name: str, data: bytes, said: str) -> None:
@@ -39,16 +39,16 @@ def test_what_holds_none_is_refused(tmp_path: Path, name: str, data: bytes, said
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(Usage, match="cannot be read"):
+    with pytest.raises(Usage, match="cannot read prompts"):
         prompts.read(tmp_path / "none")
 
 
 def test_alone_is_always_asked_and_crowds_once_each() -> None:
-    settings = replay_settings(None, "8,1,4,8", 16)
+    settings = parse_replay(None, "8,1,4,8", 16)
     assert (list(settings.crowds), settings.max_tokens, len(settings.prompts)) == ([4, 8], 16, 8)
 
 
 @pytest.mark.parametrize("wrong", ["", "0", "a", "1,-2", "1,1000"])
 def test_numbers_that_are_none(wrong: str) -> None:
     with pytest.raises(Usage, match="--concurrency"):
-        replay_settings(None, wrong, 16)
+        parse_replay(None, wrong, 16)

@@ -10,12 +10,12 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.verify import Finding
 
 from coldstart.errors import Usage
-from coldstart.measure.bench.launch import Command, RunFiles
-from coldstart.measure.bench.measure import RunSettings
+from coldstart.validate.answers import PromptSettings
 from coldstart.validate.checks import Level
+from coldstart.validate.launch import Command, RunFiles
 from coldstart.validate.start import Pair, Starts
 
-SERVER = Path(__file__).parents[1] / "measure" / "bench" / "fake_server.py"
+SERVER = Path(__file__).parents[2] / "support" / "fake_server.py"
 
 
 @dataclass
@@ -45,7 +45,7 @@ def found(
     def pair(bundle: Bundle, directory: Path) -> Pair:
         return Fake("fresh", ours, True), Fake("vllm-cold", plain, False)
 
-    settings = RunSettings(("a", "b"), max_tokens=4, ready_timeout_s=20, steady=False, crowds=crowds)
+    settings = PromptSettings(("a", "b"), max_tokens=4, ready_timeout_s=20, crowds=crowds)
     return Starts(pair, settings)(bundle, level)
 
 
@@ -65,7 +65,7 @@ def test_findings(bundle: Bundle, level: Level, ours: str, plain: str, expected:
 
 
 def test_a_prompt_that_no_server_takes_is_no_fault_of_the_bundle(bundle: Bundle) -> None:
-    with pytest.raises(Usage, match="does not take a prompt: HTTP 400: too long") as refused:
+    with pytest.raises(Usage, match="rejected a prompt: HTTP 400: too long") as refused:
         codes(bundle, "replay", "refuses")
     assert refused.value.mend is not None and "--max-tokens" in refused.value.mend
 

@@ -65,20 +65,23 @@ def publish(cache: Cache, scratch: Path, key: keys.Key, name: str = "my-model", 
 
 def test_a_reference_is_its_bundle(made: Made) -> None:
     for word in ("my-model", "my-model:v1", made.bundle.ref, made.bundle.digest[7:19]):
-        assert subject.find(made.store, word, made.source).digest == made.bundle.digest
+        assert subject.find_bundle(made.store, word, made.source).digest == made.bundle.digest
     assert (
-        subject.find(made.store, "my-model:v1", replace(made.source, vllm_args=("--seed", "3"))) is not None
+        subject.find_bundle(made.store, "my-model:v1", replace(made.source, vllm_args=("--seed", "3")))
+        is not None
     )
 
 
 def test_a_model_is_looked_up_with_its_arguments(made: Made) -> None:
     asked = replace(made.source, vllm_args=ARGS)
-    assert subject.find(made.store, str(made.directory), asked).digest == made.bundle.digest
-    assert subject.find(made.store, "tiny-llama", asked).digest == made.bundle.digest
+    assert subject.find_bundle(made.store, str(made.directory), asked).digest == made.bundle.digest
+    assert subject.find_bundle(made.store, "tiny-llama", asked).digest == made.bundle.digest
     with pytest.raises(NoBundle, match=r"engine\.max_model_len"):
-        subject.find(made.store, "tiny-llama", replace(made.source, vllm_args=("--max-model-len", "64")))
+        subject.find_bundle(
+            made.store, "tiny-llama", replace(made.source, vllm_args=("--max-model-len", "64"))
+        )
     with pytest.raises(NoBundle):
-        subject.find(made.store, str(made.directory), made.source)
+        subject.find_bundle(made.store, str(made.directory), made.source)
 
 
 @pytest.mark.parametrize(
@@ -86,46 +89,48 @@ def test_a_model_is_looked_up_with_its_arguments(made: Made) -> None:
 )
 def test_a_word_that_names_nothing(made: Made, word: str, error: type[Exception]) -> None:
     with pytest.raises(error):
-        subject.find(made.store, word, made.source)
+        subject.find_bundle(made.store, word, made.source)
 
 
 def test_a_directory_has_to_be_named(made: Made) -> None:
-    with pytest.raises(Usage, match="made from a directory called my-model") as asked:
-        subject.of_bundle(made.bundle, "my-model", made.source)
+    with pytest.raises(Usage, match="it is a directory called my-model") as asked:
+        subject.look_up_bundle(made.bundle, "my-model", made.source)
     assert asked.value.mend is not None and "--model DIR" in asked.value.mend
     named = replace(made.source, model=str(made.directory))
-    lookup = subject.of_bundle(made.bundle, "my-model", named)
-    assert subject.not_served(made.bundle, lookup) == []
-    started = subject.subject(lookup)
+    lookup = subject.look_up_bundle(made.bundle, "my-model", named)
+    assert subject.explain_not_served(made.bundle, lookup) == []
+    started = subject.prepare_subject(lookup)
     assert started.model == started.target == str(made.directory) and started.vllm_args == ARGS
     assert "--offline" in started.common_args and started.revision is None
 
 
 def test_a_directory_that_was_typed_is_the_model(made: Made) -> None:
-    lookup = subject.of_bundle(made.bundle, str(made.directory), made.source)
-    assert subject.not_served(made.bundle, lookup) == []
+    lookup = subject.look_up_bundle(made.bundle, str(made.directory), made.source)
+    assert subject.explain_not_served(made.bundle, lookup) == []
 
 
 def test_another_model_is_not_started(made: Made) -> None:
-    lookup = subject.of_bundle(made.bundle, "my-model", replace(made.source, model="tiny-qwen2"))
-    (finding,) = subject.not_served(made.bundle, lookup)
+    lookup = subject.look_up_bundle(made.bundle, "my-model", replace(made.source, model="tiny-qwen2"))
+    (finding,) = subject.explain_not_served(made.bundle, lookup)
     assert (finding.code, finding.severity) == ("CS-NOT-SERVED", "error")
     assert "model.architecture: wanted Qwen2ForCausalLM, found LlamaForCausalLM" in finding.message
 
 
 def test_other_arguments_ask_for_another_bundle(made: Made) -> None:
     asked = replace(made.source, model=str(made.directory), vllm_args=("--max-model-len", "64"))
-    (finding,) = subject.not_served(made.bundle, subject.of_bundle(made.bundle, "my-model", asked))
+    (finding,) = subject.explain_not_served(
+        made.bundle, subject.look_up_bundle(made.bundle, "my-model", asked)
+    )
     assert "engine.max_model_len: wanted 64, found 512" in finding.message
 
 
 def test_a_version_that_a_newer_one_replaces_is_not_what_is_started(made: Made, tmp_path: Path) -> None:
     newer = publish(made.source.cache, tmp_path, made.bundle.key, blocks=8)
     named = replace(made.source, model=str(made.directory))
-    lookup = subject.of_bundle(made.bundle, "my-model:v1", named)
-    (finding,) = subject.not_served(made.bundle, lookup)
+    lookup = subject.look_up_bundle(made.bundle, "my-model:v1", named)
+    (finding,) = subject.explain_not_served(made.bundle, lookup)
     assert newer.ref in finding.message and newer.ref in finding.mend
-    assert subject.not_served(newer, lookup) == []
+    assert subject.explain_not_served(newer, lookup) == []
 
 
 def test_a_bundle_that_nobody_trusts_is_not_started(
@@ -133,5 +138,7 @@ def test_a_bundle_that_nobody_trusts_is_not_started(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
     named = replace(made.source, model=str(made.directory))
-    (finding,) = subject.not_served(made.bundle, subject.of_bundle(made.bundle, "my-model", named))
+    (finding,) = subject.explain_not_served(
+        made.bundle, subject.look_up_bundle(made.bundle, "my-model", named)
+    )
     assert "is not trusted" in finding.message and "coldstart trust add FILE" in finding.mend

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from coldstart.measure.bench import run_order
-from coldstart.measure.bench.launch import Command, ModeUnavailable, RunFiles
 from coldstart.measure.bench.measure import RunSettings
+from coldstart.validate.launch import Command, ModeUnavailable, RunFiles
 
-SERVER = Path(__file__).with_name("fake_server.py")
+SERVER = Path(__file__).parents[3] / "support" / "fake_server.py"
 
 
 @dataclass

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from coldstart.errors import CommandFailed
-from coldstart.measure.bench import launch, measure, usage
+from coldstart.measure.bench import measure
 from coldstart.measure.bench.measure import RunSettings
+from coldstart.validate import launch, process_tree
 
 Fake = Callable[..., launch.Launcher]
 
 
-def strays() -> list[usage.ProcessSample]:
-    return [p for p in usage.snapshot().values() if p.parent == os.getpid()]
+def strays() -> list[process_tree.ProcessSample]:
+    return [p for p in process_tree.snapshot().values() if p.parent == os.getpid()]
 
 
 def test_a_run_is_measured_and_leaves_nothing(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_a_server_that_never_answers_times_out(fake: Fake, settings: RunSettings
 def test_readiness_must_be_reported(
     fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "READY_PATIENCE_S", 0.2)
+    monkeypatch.setattr(launch, "READY_PATIENCE_S", 0.2)
     with pytest.raises(CommandFailed, match="unproven"):
         measure.run(fake("fresh", "unready"), tmp_path / "r", settings, 0)
 
@@ -83,7 +84,7 @@ def test_a_server_that_left_its_launcher_is_measured_and_ended(
     fake: Fake, settings: RunSettings, tmp_path: Path
 ) -> None:
     before = len(strays())
-    with usage.adopting_orphans():
+    with process_tree.adopting_orphans():
         run = measure.run(fake("template-engine", "daemon"), tmp_path / "r", settings, 0)
     assert run.cpu_s >= 0.14
     assert run.pss_bytes > 0

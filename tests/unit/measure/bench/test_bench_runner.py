@@ -11,11 +11,11 @@ import pytest
 
 from coldstart.errors import NoBundle
 from coldstart.measure.bench import floor, result, steady
-from coldstart.measure.bench.completions import CompletionClient, NoAnswer
-from coldstart.measure.bench.launch import Launcher, ModeUnavailable
 from coldstart.measure.bench.measure import RunSettings
 from coldstart.measure.bench.runner import Bench
 from coldstart.measure.bench.steady import SLICES_PER_RUN, Pair
+from coldstart.validate.completions import CompletionClient, NoAnswer
+from coldstart.validate.launch import Launcher, ModeUnavailable
 
 Fake = Callable[..., Any]
 
@@ -159,18 +159,6 @@ def test_a_floor_that_cannot_be_measured_says_why(
     document, _ = bench([fake("vllm-warm")], settings, tmp_path, runs=1)
     assert document["floor"]["unavailable"] == "no vllm"
     assert document["modes"]["vllm-warm"]["percent_of_floor"] is None
-
-
-def test_readiness_that_says_nothing_is_no_proof(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    measured = Bench([fake("fresh")], settings, tmp_path, lambda _: None).measure(1, 0)
-    run = measured.runs["fresh"][0]
-    for readiness, reason in [
-        ({}, "the ready file does not say"),
-        ({"fast_path": {}, "fallbacks": []}, "no section of the bundle was used"),
-        ({"fast_path": {"compile": False}, "fallbacks": []}, "compile was not used"),
-    ]:
-        changed = type(run)(**{**run.__dict__, "readiness": readiness})
-        assert result.slow_paths([changed]) == [reason]
 
 
 def test_an_interrupted_bench_leaves_no_process(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:

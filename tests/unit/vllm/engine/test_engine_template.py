@@ -18,8 +18,8 @@ from support.shortage import busy_s, without_descriptors
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import peers
 from coldstart.machine.ipc import Channel
-from coldstart.measure.bench import usage
 from coldstart.serve import launch, template_pool
+from coldstart.validate import process_tree
 
 Start = Callable[..., launch.Running]
 
@@ -53,7 +53,7 @@ def eventually(holds: Callable[[], bool]) -> bool:
 
 
 def gone(pid: int) -> Callable[[], bool]:
-    return lambda: (now := usage.snapshot().get(pid)) is None or now.ended
+    return lambda: (now := process_tree.snapshot().get(pid)) is None or now.ended
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Starting and stopping one server for a measurement: the protocol, and the handle on what was started.
+"""Start and stop one server: the protocol of a launcher, and the handle of the started server.
 
-Invariant: after `Server.stop` no process that the start brought into being is alive; processes that existed
-before (a template) are left alone. Everything is ended by its process id.
+Invariant: after `Server.stop` no process that the start created is alive. Processes that existed before (a template)
+are not touched. Every process is ended by its process id.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from typing import Protocol
 from coldstart.errors import CommandFailed
 from coldstart.machine import logs
 from coldstart.machine.addresses import free_port
-from coldstart.measure.bench import usage
-from coldstart.measure.bench.completions import NoAnswer
+from coldstart.validate import process_tree
+from coldstart.validate.completions import NoAnswer
 
 HOST = "127.0.0.1"
 STOP_S = 20.0
 LEFTOVER_S = 5.0
+READY_PATIENCE_S = 30.0
 
 
 class ModeUnavailable(Exception):
-    """This mode cannot run here; the message is the reason."""
+    """This mode cannot run on this machine; the message is the reason."""
 
 
 class ServerDied(CommandFailed):
-    """The server ended before it was asked to; `status` is its exit status."""
+    """The server ended before it was stopped; `status` is its exit status."""
 
     def __init__(self, mode: str, status: int, tail: str) -> None:
         super().__init__(
-            f"the {mode} server ended with status {status} before its first token; its last words:\n{tail}",
+            f"the {mode} server ended with status {status} before its first token; the end of its log:\n{tail}",
             mend="coldstart doctor",
         )
         self.status = status
@@ -70,7 +71,7 @@ class RunFiles:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to execute: argument vector and the variables added to this process's environment."""
+    """The command of a server: argument vector, and the variables added to this process's environment."""
 
     argv: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -84,47 +85,47 @@ class Launcher(Protocol):
 
     @property
     def tells_readiness(self) -> bool:
-        """Whether the server writes `RunFiles.ready` once it is ready."""
+        """Return whether the server writes `RunFiles.ready` once it is ready."""
         ...
 
     def prepare(self) -> None:
-        """Whatever must stand before the first run. Raises ModeUnavailable, CommandFailed, NoBundle."""
+        """Create what every run needs. Raises ModeUnavailable, CommandFailed, NoBundle."""
         ...
 
     def command(self, files: RunFiles) -> Command:
-        """What starts one server that listens on HOST:files.port."""
+        """Return the command that starts one server on HOST:files.port."""
         ...
 
     def close(self) -> None:
-        """End what `prepare` started. Does nothing when it was not called."""
+        """End what `prepare` started. Do nothing if it was not called."""
         ...
 
 
 @dataclass
 class Server:
-    """A started server. `before` is the state of all processes just before the launch."""
+    """A started server. `before` holds all processes just before the launch."""
 
     mode: str
     files: RunFiles
     process: subprocess.Popen[bytes]
     launched_s: float
-    before: usage.Snapshot
+    before: process_tree.Snapshot
 
     def check(self) -> None:
-        """Raises ServerDied when the launched process ended with an error.
+        """Raise ServerDied if the launched process ended with an error.
 
-        A launcher that hands over to a server elsewhere may end with 0.
+        A launcher that hands over to another server may end with status 0.
         """
         status = self.process.poll()
         if status:
             raise ServerDied(self.mode, status, self.tail())
 
     def tail(self) -> str:
-        """The end of the server's own output."""
+        """Return the end of the server's output."""
         return logs.end(self.files.log)
 
     def readiness(self, deadline_s: float) -> dict[str, object]:
-        """The ready file's object. Raises ServerDied, or CommandFailed when there is none at `deadline_s`."""
+        """Wait for the ready file and parse it. Raises ServerDied, or CommandFailed where it is missing at `deadline_s`."""
         while not self.files.ready.exists():
             self.check()
             if time.monotonic() > deadline_s:
@@ -135,15 +136,17 @@ class Server:
             time.sleep(0.01)
         return _object(self.files.ready)
 
-    def processes(self) -> list[usage.ProcessSample]:
-        """The processes that this start brought into being and that still run."""
-        started = usage.new_processes(self.before, usage.snapshot(), [os.getpid(), *self._served()])
+    def processes(self) -> list[process_tree.ProcessSample]:
+        """Return the processes that this start created and that still run."""
+        started = process_tree.new_processes(
+            self.before, process_tree.snapshot(), [os.getpid(), *self._served()]
+        )
         return [process for process in started if not process.ended]
 
     def stop(self) -> None:
-        """SIGTERM, patience, then SIGKILL to all that is left of the start.
+        """Send SIGTERM, wait, then send SIGKILL to every remaining process of the start.
 
-        The launched process forwards the request; where it handed over and is gone, the rest is asked itself.
+        The launched process forwards SIGTERM; where it has handed over and ended, the remaining processes receive it directly.
         """
         if self.process.poll() is None:
             self.process.terminate()
@@ -153,17 +156,17 @@ class Server:
         self._signal(signal.SIGKILL)
         self.process.wait()
         self._wait(LEFTOVER_S, lambda: bool(self.processes()))
-        reap_orphans(self.before)
+        process_tree.reap_orphans(self.before)
 
     def _wait(self, seconds: float, busy: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + seconds
         while busy() and time.monotonic() < deadline_s:
-            reap_orphans(self.before, keep=self.process.pid)
+            process_tree.reap_orphans(self.before, keep=self.process.pid)
             time.sleep(0.02)
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self.processes():
-            send(process.pid, number)
+            process_tree.send_signal(process.pid, number)
 
     def _served(self) -> list[int]:
         pid = _object(self.files.ready).get("pid") if self.files.ready.exists() else None
@@ -174,7 +177,7 @@ def launch(launcher: Launcher, files: RunFiles) -> Server:
     """Start a server in a session of its own, without waiting. Raises OSError when it cannot be executed."""
     command = launcher.command(files)
     environment = {**os.environ, **command.environment}
-    before = usage.snapshot()
+    before = process_tree.snapshot()
     with files.log.open("wb") as log:
         launched_s = time.monotonic()
         process = subprocess.Popen(
@@ -190,9 +193,9 @@ def launch(launcher: Launcher, files: RunFiles) -> Server:
 
 @contextmanager
 def serving(launcher: Launcher, directory: Path) -> Iterator[Server]:
-    """A server, launched and not waited for, stopped in every case.
+    """Launch a server without waiting for it, and stop it at the end of the block in every case.
 
-    Raises ServerDied, or CommandFailed when it does not answer what it is asked in the block.
+    Raises ServerDied, or CommandFailed where it does not answer a request of the block.
     """
     server = launch(launcher, RunFiles.make(directory))
     try:
@@ -200,43 +203,21 @@ def serving(launcher: Launcher, directory: Path) -> Iterator[Server]:
     except NoAnswer as error:
         server.check()
         raise CommandFailed(
-            f"the {launcher.mode} server gave no answer: {error}; its last words:\n{server.tail()}",
+            f"the {launcher.mode} server gave no answer: {error}; the end of its log:\n{server.tail()}",
             mend="coldstart doctor",
         ) from error
     finally:
         server.stop()
 
 
-def end_strays(before: usage.Snapshot) -> None:
-    """SIGKILL every descendant of this process that came after `before`, and wait for it."""
-    for process in usage.new_processes(before, usage.snapshot(), [os.getpid()]):
-        send(process.pid, signal.SIGKILL)
-    deadline_s = time.monotonic() + LEFTOVER_S
-    while usage.new_processes(before, usage.snapshot(), [os.getpid()]) and time.monotonic() < deadline_s:
-        reap_orphans(before)
-        time.sleep(0.02)
+def read_readiness(launcher: Launcher, server: Server) -> Mapping[str, object]:
+    """Return the content of the ready file, empty for a launcher that writes none.
 
-
-def reap_orphans(before: usage.Snapshot, *, keep: int | None = None) -> None:
-    """Wait for ended children that this process adopted since `before` (all but `keep`)."""
-    for process in usage.snapshot().values():
-        if process.parent == os.getpid() and process.pid not in before and process.pid != keep:
-            _reap(process.pid)
-
-
-def _reap(pid: int) -> None:
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return  # somebody's wait() was first
-
-
-def send(pid: int, number: signal.Signals) -> None:
-    """Signal one process by its id; nothing happens when it ended by itself."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
+    Raises ServerDied, or CommandFailed where there is no file within READY_PATIENCE_S.
+    """
+    if not launcher.tells_readiness:
+        return {}
+    return server.readiness(time.monotonic() + READY_PATIENCE_S)
 
 
 def _object(path: Path) -> dict[str, object]:

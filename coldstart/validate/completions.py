@@ -1,4 +1,4 @@
-"""The harness's HTTP client: light enough that asking does not disturb what is measured.
+"""A blocking HTTP client for completions that does not disturb the start that it waits for.
 
 Standard library only. While a server starts, one connect attempt every POLL_S on the loopback costs some tens
 of microseconds; once a connection stands, the client sleeps in the kernel until bytes arrive. Times are
@@ -14,23 +14,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from coldstart.measure import openai
+from coldstart.validate import openai
 
 POLL_S = 0.004
 STARTING = (404, 502, 503)
 
 
 class NoAnswer(Exception):
-    """The server did not give a token: the reason is the message."""
+    """The server returned no token; the message is the reason."""
 
 
 class RequestRefused(NoAnswer):
-    """The server serves, and does not take the request itself, such as a prompt that is too long."""
+    """The server is ready and rejects the request itself, such as a prompt that is too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """When the server accepted a connection, and when its first token arrived."""
+    """The times at which the server accepted a connection and at which its first token arrived."""
 
     listening_s: float
     token_s: float
@@ -38,7 +38,7 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer: token ids (empty where the server does not tell them), text, and how long it took."""
+    """One answer: token ids (empty where the server does not report them), text, and its duration."""
 
     tokens: tuple[int, ...]
     text: str
@@ -47,17 +47,17 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class CompletionClient:
-    """Asks one server at host:port."""
+    """A client of one server at host:port."""
 
     host: str
     port: int
     timeout_s: float = 600.0
 
     def first_token(self, prompt: str, *, deadline_s: float, check: Callable[[], None]) -> FirstToken:
-        """Try until a streamed token arrives.
+        """Send a request every POLL_S until a streamed token arrives.
 
         `check` is called between attempts and raises when waiting is pointless (the server died).
-        Raises NoAnswer at `deadline_s`, or at once when the server refuses the request itself.
+        Raises NoAnswer at `deadline_s`, or at once when the server rejects the request itself.
         """
         reason = "no connection was accepted"
         while (left_s := deadline_s - time.monotonic()) > 0:
@@ -72,7 +72,7 @@ class CompletionClient:
         raise NoAnswer(f"no token within the time limit; last: {reason}")
 
     def complete(self, prompt: str, max_tokens: int) -> Completion:
-        """One whole answer. Raises NoAnswer when the server does not answer with one."""
+        """Return the complete answer to one prompt. Raises NoAnswer where the server returns none."""
         began_s = time.monotonic()
         try:
             status, body = self._post(_request(prompt, max_tokens, stream=False))
@@ -85,12 +85,12 @@ class CompletionClient:
         return Completion(tokens, choice["text"], time.monotonic() - began_s)
 
     def complete_all(self, prompts: Sequence[str], max_tokens: int, concurrency: int) -> list[Completion]:
-        """The answer to each prompt, with `concurrency` requests in flight. Raises NoAnswer."""
+        """Return the answer to each prompt, with `concurrency` requests in flight. Raises NoAnswer."""
         with ThreadPoolExecutor(concurrency) as pool:
             return list(pool.map(lambda prompt: self.complete(prompt, max_tokens), prompts))
 
     def tokens_per_s(self, prompts: Sequence[str], max_tokens: int, concurrency: int) -> float:
-        """Output tokens per second with `concurrency` requests in flight. Raises NoAnswer."""
+        """Measure output tokens per second with `concurrency` requests in flight. Raises NoAnswer."""
         began_s = time.monotonic()
         answers = self.complete_all(prompts, max_tokens, concurrency)
         produced = sum(len(answer.tokens) or max_tokens for answer in answers)
@@ -117,7 +117,7 @@ class CompletionClient:
 
 
 class _Starting(Exception):
-    """An answer that a server gives while it is not ready."""
+    """The answer of a server that is not ready."""
 
 
 def _no_answer(status: int, body: bytes) -> NoAnswer:
@@ -129,7 +129,7 @@ _HEADERS = {"Content-Type": "application/json"}
 
 
 def _request(prompt: str, max_tokens: int, *, stream: bool) -> bytes:
-    return json.dumps(openai.request(prompt, max_tokens, stream=stream, token_ids=True)).encode()
+    return json.dumps(openai.build_request(prompt, max_tokens, stream=stream, token_ids=True)).encode()
 
 
 def _first_event_s(response: http.client.HTTPResponse) -> float:
@@ -140,7 +140,7 @@ def _first_event_s(response: http.client.HTTPResponse) -> float:
     while line := response.readline():
         arrived_s = time.monotonic()
         try:
-            event = openai.event(line)
+            event = openai.parse_event(line)
         except openai.ServerError as error:
             raise NoAnswer(f"the server answered: {error}") from error
         if event is not None and event.token:

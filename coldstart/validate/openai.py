@@ -1,8 +1,8 @@
-"""The completions protocol as OpenAI's and vLLM's servers speak it: one request, and one line of a streamed answer.
+"""The completions protocol of OpenAI's and vLLM's servers: the body of a request, and one line of a streamed answer.
 
-Two transports carry it. The bench blocks in a socket: while a server starts it tries every 4 ms, and must not disturb what
-it measures (15 us of CPU an attempt, 46 with asyncio). The replay streams thousands of answers at once.
-Requests are greedy and ignore the end token, so that every answer has its length.
+Two transports use it. `completions` blocks in a socket: while a server starts it connects every 4 ms and must not disturb the
+measured server (15 us of CPU per attempt, 46 with asyncio). The trace replay streams thousands of answers at once.
+Requests are greedy and ignore the end token, so that every answer has the requested length.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _DATA = b"data:"
 
 
 class ServerError(Exception):
-    """The server says within a stream that it failed."""
+    """The server reported an error within a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """One event of a stream: what it adds to the answer, and the usage where the server reports it.
+    """One event of a stream: its part of the answer, and the usage where the server reports it.
 
-    `token` is whether it stands for an output token: one may decode to no text (half a character), so the end of an answer
-    and an id of a token count as well.
+    `token` is true for an event that carries an output token. A token may decode to no text (half a character), so an event
+    with a token id or with the end of the answer counts as well.
     """
 
     choice: bool
@@ -34,7 +34,7 @@ class StreamEvent:
     usage: Mapping[str, Any]
 
 
-def request(
+def build_request(
     prompt: str | Sequence[int],
     max_tokens: int,
     *,
@@ -43,7 +43,7 @@ def request(
     token_ids: bool = False,
     usage: bool = False,
 ) -> dict[str, Any]:
-    """The body of a request. `token_ids` asks for the answer's (vLLM's own field), `usage` for the count of its tokens."""
+    """Build the body of a request. `token_ids` requests token ids (a field of vLLM), `usage` the number of tokens."""
     body: dict[str, Any] = {
         "prompt": prompt,
         "max_tokens": max_tokens,
@@ -60,8 +60,8 @@ def request(
     return body
 
 
-def event(line: bytes) -> StreamEvent | None:
-    """What one line of a stream says; None for a line that is no event. Raises ServerError, ValueError."""
+def parse_event(line: bytes) -> StreamEvent | None:
+    """Parse one line of a stream; return None for a line without an event. Raises ServerError, ValueError."""
     data = line[len(_DATA) :].strip() if line.startswith(_DATA) else b""
     if data in (b"", b"[DONE]"):
         return None

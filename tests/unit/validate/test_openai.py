@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from coldstart.measure import openai
-from coldstart.measure.openai import ServerError, StreamEvent
+from coldstart.validate import openai
+from coldstart.validate.openai import ServerError, StreamEvent
 
 
 def line(document: object) -> bytes:
@@ -15,7 +15,7 @@ def line(document: object) -> bytes:
 
 
 def test_a_plain_request_has_nothing_of_vllms_own() -> None:
-    body = openai.request("hello", 3, stream=False)
+    body = openai.build_request("hello", 3, stream=False)
     assert body == {
         "prompt": "hello",
         "max_tokens": 3,
@@ -26,14 +26,14 @@ def test_a_plain_request_has_nothing_of_vllms_own() -> None:
 
 
 def test_what_is_asked_for_is_in_the_request() -> None:
-    body = openai.request([1, 2], 3, stream=True, model="m", token_ids=True, usage=True)
+    body = openai.build_request([1, 2], 3, stream=True, model="m", token_ids=True, usage=True)
     assert body["model"] == "m" and body["return_token_ids"] is True and body["min_tokens"] == 3
     assert body["stream_options"] == {"include_usage": True}
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", b": a comment\n", b"event: x\n", b"data:\n", b"data: [DONE]\n"])
 def test_what_is_no_event_is_none(text: bytes) -> None:
-    assert openai.event(text) is None
+    assert openai.parse_event(text) is None
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_what_is_no_event_is_none(text: bytes) -> None:
     ],
 )
 def test_an_event_says_whether_it_is_a_token(document: object, found: StreamEvent) -> None:
-    assert openai.event(line(document)) == found
+    assert openai.parse_event(line(document)) == found
 
 
 def test_an_error_within_a_stream_is_raised() -> None:
     with pytest.raises(ServerError, match="out of memory"):
-        openai.event(line({"error": {"message": "out of memory"}}))
+        openai.parse_event(line({"error": {"message": "out of memory"}}))

@@ -1,0 +1,72 @@
+"""Ask one server a list of prompts, alone and with other requests in flight, and return its greedy answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coldstart.validate.completions import Completion, CompletionClient
+from coldstart.validate.launch import HOST, Launcher, Server, read_readiness, serving
+from coldstart.validate.prompts import PROMPTS
+from coldstart.validate.tokens import ALONE, Answer, Answers
+
+
+@dataclass(frozen=True)
+class PromptSettings:
+    """The requests of one server.
+
+    `ready_timeout_s` is the time from the launch to the first token, in seconds. Each number in `crowds` is a number of
+    requests in flight with which all prompts are asked again.
+    """
+
+    prompts: Sequence[str] = PROMPTS
+    max_tokens: int = 64
+    ready_timeout_s: float = 900.0
+    crowds: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class ServerAnswers:
+    """The answers of one server, by the number of requests in flight, and the content of its ready file."""
+
+    answers: Answers
+    readiness: Mapping[str, object]
+
+
+def collect_answers(launcher: Launcher, directory: Path, settings: PromptSettings) -> ServerAnswers:
+    """Start a server, ask it, and stop it in every case.
+
+    Raises ServerDied, or CommandFailed where it gave no token in time or did not answer a request.
+    """
+    with serving(launcher, directory) as server:
+        client = CompletionClient(HOST, server.files.port, settings.ready_timeout_s)
+        _wait_for_token(client, server, settings)
+        readiness = read_readiness(launcher, server)
+        return ServerAnswers(_ask(client, settings), readiness)
+
+
+def _wait_for_token(client: CompletionClient, server: Server, settings: PromptSettings) -> None:
+    deadline_s = server.launched_s + settings.ready_timeout_s
+    client.first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check)
+
+
+def _ask(client: CompletionClient, settings: PromptSettings) -> Answers:
+    prompts, max_tokens = settings.prompts, settings.max_tokens
+    alone = {ALONE: ask_alone(client, prompts, max_tokens)}
+    return alone | {count: ask_crowd(client, prompts, max_tokens, count) for count in settings.crowds}
+
+
+def ask_alone(client: CompletionClient, prompts: Sequence[str], max_tokens: int) -> list[Answer]:
+    """Ask the prompts one after the other. Raises NoAnswer."""
+    return [_answer(client.complete(prompt, max_tokens)) for prompt in prompts]
+
+
+def ask_crowd(client: CompletionClient, prompts: Sequence[str], max_tokens: int, count: int) -> list[Answer]:
+    """Ask with `count` requests in flight, with prompts repeated until there are as many. Raises NoAnswer."""
+    asked = [prompts[index % len(prompts)] for index in range(max(count, len(prompts)))]
+    return [_answer(one) for one in client.complete_all(asked, max_tokens, count)]
+
+
+def _answer(completion: Completion) -> Answer:
+    return completion.tokens, completion.text

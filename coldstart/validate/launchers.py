@@ -1,0 +1,146 @@
+"""Launchers of vLLM's own server, with empty or warm caches, and of `coldstart serve` in one start mode.
+
+The baselines have what a careful user would give them: caches below one root that all warm runs share, no usage statistics
+sent at start, no hub round trips for a model that is on disk, and on the CPU an explicit KV size, because the default would
+zero a large share of the machine's memory at start.
+They start through vLLM's Python entry point: its console script asks for the metadata of a distribution named
+"vllm" and fails where the CPU distribution is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from coldstart.contract import environment
+from coldstart.machine.timeline import EVENTS_VARIABLE
+from coldstart.validate.launch import HOST, Command, RunFiles
+from coldstart.vllm.stock import ENTRY_POINT
+
+VLLM_COLD, VLLM_WARM, FRESH = "vllm-cold", "vllm-warm", "fresh"
+CPU_KV_GIB = "1"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to start: its name as the user gave it, `target` as vLLM opens it, and vLLM's own arguments.
+
+    `common_args` are options that every coldstart command takes.
+    """
+
+    model: str
+    target: str
+    vllm_args: tuple[str, ...] = ()
+    common_args: tuple[str, ...] = ()
+    revision: str | None = None
+
+    @property
+    def is_local(self) -> bool:
+        return Path(self.target).is_dir()
+
+    @property
+    def passed_args(self) -> list[str]:
+        """vLLM's arguments as they follow a coldstart command."""
+        return ["--", *self.vllm_args] if self.vllm_args else []
+
+
+@dataclass(frozen=True)
+class VllmLauncher:
+    """An ordinary vLLM server.
+
+    A warm start uses `caches`, which all runs share. A cold start has empty caches; the first one fills `caches` if they do
+    not exist yet, which saves one compilation.
+    """
+
+    subject: Subject
+    caches: Path
+    warm: bool
+    tells_readiness: bool = False
+
+    @property
+    def mode(self) -> str:
+        return VLLM_WARM if self.warm else VLLM_COLD
+
+    def prepare(self) -> None:
+        """Do nothing: a cold start, or the warm-up run, fills the caches."""
+
+    def command(self, files: RunFiles) -> Command:
+        root = self.caches if self.warm or not self.caches.exists() else files.directory / "caches"
+        argv = [sys.executable, "-m", ENTRY_POINT, "--model", self.subject.target]
+        argv += ["--host", HOST, "--port", str(files.port), *self.subject.vllm_args]
+        return Command(argv, {**baseline_variables(self.subject), **cache_variables(root)})
+
+    def close(self) -> None:
+        """Do nothing: nothing was started."""
+
+
+@dataclass(frozen=True)
+class ServeLauncher:
+    """`coldstart serve` in one start mode; `runtime` is the directory of its sockets and templates."""
+
+    subject: Subject
+    mode: str
+    runtime: Path
+    tells_readiness: bool = True
+
+    def prepare(self) -> None:
+        """Do nothing: what the mode needs exists already."""
+
+    def command(self, files: RunFiles) -> Command:
+        argv = [*console(), "serve", self.subject.model, "--mode", self.mode]
+        argv += ["--revision", self.subject.revision] if self.subject.revision else []
+        argv += [*self.subject.common_args, "--host", HOST, "--port", str(files.port)]
+        argv += ["--ready-file", str(files.ready), *self.subject.passed_args]
+        return Command(argv, {**runtime_variables(self.runtime), EVENTS_VARIABLE: str(files.events)})
+
+    def close(self) -> None:
+        """Do nothing: nothing was started."""
+
+
+def runtime_variables(runtime: Path) -> dict[str, str]:
+    """Create a runtime directory and return the variable that names it.
+
+    With a runtime directory of its own a start neither uses nor disturbs the user's template.
+    """
+    runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return {"XDG_RUNTIME_DIR": str(runtime)}
+
+
+def console() -> list[str]:
+    """Return the command of the installed `coldstart` script of this interpreter, else of the module."""
+    script = Path(sys.executable).with_name("coldstart")
+    return [str(script)] if script.exists() else [sys.executable, "-m", "coldstart.commands.cli"]
+
+
+def baseline_variables(subject: Subject) -> dict[str, str]:
+    """Return the variables that a careful user sets for plain vLLM, without those that are set already."""
+    wanted = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if subject.is_local:
+        wanted |= {"HF_HUB_OFFLINE": "1"}
+    if not any(argument.startswith("--kv-cache-memory") for argument in subject.vllm_args):
+        wanted |= {"VLLM_CPU_KVCACHE_SPACE": CPU_KV_GIB}
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+def cache_variables(root: Path) -> Mapping[str, str]:
+    """Return variables that put each cache of a vLLM start under `root`; the hub's downloads stay in place."""
+    names = {
+        "VLLM_CACHE_ROOT": "vllm",
+        "TORCHINDUCTOR_CACHE_DIR": "inductor",
+        "TRITON_CACHE_DIR": "triton",
+        "XDG_CACHE_HOME": "xdg",
+        "TMPDIR": "tmp",
+    }
+    directories = {variable: root / name for variable, name in names.items()}
+    for directory in directories.values():
+        directory.mkdir(parents=True, exist_ok=True)
+    return {"HF_HOME": str(hub_home())} | {variable: str(path) for variable, path in directories.items()}
+
+
+def hub_home() -> Path:
+    """Return the directory of the hub's downloads, as set before XDG_CACHE_HOME is changed."""
+    cache = Path(environment.XDG_CACHE_HOME.read() or Path.home() / ".cache")
+    return Path(environment.HF_HOME.read() or cache / "huggingface")

@@ -1,0 +1,17 @@
+"""Read from a server's ready file whether it used every section of its bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def explain_slow_path(readiness: Mapping[str, object]) -> list[str]:
+    """Return the reasons for which a coldstart server did not use its bundle in full; empty where it did."""
+    taken, fallbacks = readiness.get("fast_path"), readiness.get("fallbacks")
+    if not isinstance(taken, Mapping) or not isinstance(fallbacks, list):
+        return ["the ready file does not say"]
+    missing = [f"{section} was not used" for section, used in taken.items() if not used]
+    explained = [f"{entry.get('section')}: {entry.get('reason')}" for entry in fallbacks]
+    if not taken and not explained:
+        return ["no section of the bundle was used"]
+    return explained or missing

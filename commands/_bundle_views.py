@@ -1,0 +1,203 @@
+"""Render what `inspect` shows: a JSON document, a table and a text for a bundle, a key, a manifest, files or a difference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.key import Key, Mismatch
+from coldstart.commands import _graphs
+from coldstart.commands._output import human_bytes, public, table
+
+from coldstart.key import contents, inspection
+from coldstart.key.contents import SectionFile
+from coldstart.key.inspection import Lookup
+
+# The columns of the exported table of each view.
+SECTION = {"section": "string", "version": "Int64", "size_bytes": "Int64", "digest": "string"}
+FIELD = {"field": "string", "value": "string"}
+LAYER = {"digest": "string", "size_bytes": "Int64"}
+FILE = {"section": "string", "path": "string", "size_bytes": "Int64"}
+DIFFERENCE = {"what": "string", "left": "string", "right": "string"}
+
+
+@dataclass(frozen=True)
+class BundleView:
+    """One result of `inspect`; `brief` replaces the text under -q."""
+
+    title: str
+    data: Mapping[str, object]
+    columns: Mapping[str, str]
+    rows: Sequence[Mapping[str, object]]
+    text: Callable[[], str]
+    brief: str | None = None
+
+
+def view_bundle(bundle: Bundle) -> BundleView:
+    """Show everything that the manifest declares, and the CUDA graphs."""
+    graphs = _summarize_graphs(bundle)
+    data = describe_bundle(bundle) | ({"graphs": graphs} if graphs else {})
+    data["not_made"] = inspection.list_missing_sections(bundle)
+    sections = [
+        {"section": s.type, "version": s.version, "size_bytes": s.size, "digest": s.digest}
+        for s in bundle.manifest.sections
+    ]
+    text = partial(_render_bundle, bundle, graphs)
+    return BundleView(bundle.ref, data, SECTION, sections, text, bundle.digest)
+
+
+def describe_bundle(bundle: Bundle) -> dict[str, object]:
+    """Return everything that the manifest declares, as plain data."""
+    manifest, judged = bundle.manifest, inspection.trust(bundle)
+    return {
+        "name": bundle.name,
+        "version": bundle.version,
+        "digest": bundle.digest,
+        "size": bundle.size,
+        "format_version": manifest.format_version,
+        "key": {"digest": manifest.key.digest, "fields": dict(manifest.key.fields)},
+        "sections": [section.document() for section in manifest.sections],
+        "provenance": manifest.provenance.document(),
+        "trust": {"ok": judged.ok, "signer": judged.signer, "reason": judged.reason},
+    }
+
+
+def _summarize_graphs(bundle: Bundle) -> Mapping[str, Any] | None:
+    if not bundle.has("graphs"):
+        return None
+    from coldstart.graphs import bundles  # numpy
+
+    return bundles.summary(bundle)
+
+
+def _compare_graphs(left: Bundle, right: Bundle) -> Mapping[str, Any] | None:
+    if not (left.has("graphs") and right.has("graphs")):
+        return None
+    from coldstart.graphs import bundles
+
+    return bundles.difference(left, right)
+
+
+def _render_bundle(bundle: Bundle, graphs: Mapping[str, Any] | None) -> str:
+    manifest = bundle.manifest
+    facts = "\n".join(f"{name:<10} {value}" for name, value in _list_facts(bundle))
+    sections = [(s.type, s.version, human_bytes(s.size), s.digest) for s in manifest.sections]
+    listed = table(("section", "version", "size", "digest"), sections)
+    shown = [_graphs.text(graphs)] if graphs else []
+    return "\n\n".join([facts, listed, _render_fields(manifest.key), *shown])
+
+
+def _list_facts(bundle: Bundle) -> list[tuple[str, object]]:
+    manifest, judged = bundle.manifest, inspection.trust(bundle)
+    provenance = manifest.provenance
+    tools = ", ".join(f"{name} {version}" for name, version in sorted(provenance.tool.items()))
+    stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in provenance.seconds.items())
+    return [
+        ("bundle", f"{bundle.name}:v{bundle.version}"),
+        ("digest", bundle.digest),
+        ("key", manifest.key.digest),
+        ("format", manifest.format_version),
+        ("size", human_bytes(bundle.size)),
+        ("made", f"{provenance.created} with {tools}"),
+        ("arguments", " ".join(provenance.arguments) or "none"),
+        ("stages", stages or "none"),
+        ("trusted", f"{'yes' if judged.ok else 'no'}: {judged.reason}"),
+        *((f"no {section}", reason) for section, reason in inspection.list_missing_sections(bundle).items()),
+    ]
+
+
+def view_key(key: Key, lookup: Lookup | None = None) -> BundleView:
+    """Show the fields of a key and, for the key of a model, the bundle that the store has for it."""
+    data: dict[str, object] = {"digest": key.digest, "fields": dict(key.fields)}
+    if lookup is not None:
+        data["bundle"] = lookup.bundle.ref if lookup.bundle else None
+        data["nearest"] = lookup.nearest.ref if lookup.nearest else None
+        data["mismatches"] = [mismatch._asdict() for mismatch in lookup.mismatches]
+    shown = public({"fields": dict(key.fields)})["fields"]  # by name, as long as there are names
+    fields = [{"field": name, "value": _plain(value)} for name, value in shown.items()]
+    return BundleView(f"Key {key.digest}", data, FIELD, fields, partial(_render_key, key, lookup), key.digest)
+
+
+def _render_key(key: Key, lookup: Lookup | None) -> str:
+    lines = [_render_fields(key), "", f"key {key.digest}"]
+    if lookup is None:
+        return "\n".join(lines)
+    if lookup.bundle is not None:
+        lines.append(f"bundle {lookup.bundle.ref}")
+    elif lookup.nearest is None:
+        lines.append("no bundle")
+    else:
+        listed = _render_mismatches(lookup.mismatches, "wanted", "found")
+        lines += [f"no bundle; the nearest is {lookup.nearest.ref}", "", listed]
+    return "\n".join(lines)
+
+
+def _render_fields(key: Key) -> str:
+    return table(("field", "value"), [(name, _plain(value)) for name, value in key.fields.items()])
+
+
+def view_manifest(bundle: Bundle) -> BundleView:
+    """Show the manifest and its configuration as they are stored."""
+    image = json.loads(bundle.image_bytes())
+    data = {"image": image, "config": json.loads(bundle.manifest.config())}
+    layers = [{"digest": one["digest"], "size_bytes": one["size"]} for one in image["layers"]]
+    return BundleView(f"Manifest of {bundle.ref}", data, LAYER, layers, partial(json.dumps, data, indent=2))
+
+
+def view_files(bundle: Bundle) -> BundleView:
+    """Show the files of each section that is a tree."""
+    trees = contents.list_files(bundle)
+    data = {name: [{"path": file.path, "size": file.size} for file in files] for name, files in trees.items()}
+    rows = [
+        {"section": name, "path": file.path, "size_bytes": file.size}
+        for name, files in trees.items()
+        for file in files
+    ]
+    document = {"ref": bundle.ref, "sections": data}
+    return BundleView(f"Files of {bundle.ref}", document, FILE, rows, partial(_render_files, bundle, trees))
+
+
+def _render_files(bundle: Bundle, trees: Mapping[str, Sequence[SectionFile]]) -> str:
+    lines = [f"{bundle.name}:v{bundle.version}"]
+    for entry in bundle.manifest.sections:
+        lines.append(f"  {entry.type} ({human_bytes(entry.size)})")
+        lines += [f"    {file.path}  {human_bytes(file.size)}" for file in trees.get(entry.type, ())]
+    return "\n".join(lines)
+
+
+def view_difference(left: Bundle, right: Bundle) -> BundleView:
+    """Show the fields of the key, the sections and the CUDA graphs in which two bundles differ."""
+    found = contents.compare_bundles(left, right)
+    data: dict[str, object] = {
+        "left": left.ref,
+        "right": right.ref,
+        "equal": not found.fields and not found.sections,
+        "fields": [{"field": m.field, "left": m.wanted, "right": m.found} for m in found.fields],
+        "sections": [{"section": m.field, "left": m.wanted, "right": m.found} for m in found.sections],
+    }
+    if (graphs := _compare_graphs(left, right)) is not None:
+        data["graphs"] = graphs
+    both = [*found.fields, *found.sections]
+    rows = [{"what": m.field, "left": _plain(m.wanted), "right": _plain(m.found)} for m in both]
+    text = partial(_render_difference, both, left.ref, right.ref, graphs)
+    return BundleView(f"{left.ref} and {right.ref}", data, DIFFERENCE, rows, text)
+
+
+def _render_difference(
+    mismatches: Sequence[Mismatch], left: str, right: str, graphs: Mapping[str, Any] | None
+) -> str:
+    text = _render_mismatches(mismatches, left, right) if mismatches else "no difference"
+    return f"{text}\n\n{_graphs.diff_text(graphs, left, right)}" if graphs else text
+
+
+def _render_mismatches(mismatches: Sequence[Mismatch], left: str, right: str) -> str:
+    rows = [(m.field, _plain(m.wanted), _plain(m.found)) for m in mismatches]
+    return table(("field", left, right), rows)
+
+
+def _plain(value: object) -> str:
+    return "-" if value is None else str(value)

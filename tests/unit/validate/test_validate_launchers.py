@@ -1,0 +1,82 @@
+"""The commands that start an ordinary vLLM server and `coldstart serve`; none is started here."""
+
+from pathlib import Path
+
+import pytest
+
+from coldstart.validate import launchers
+from coldstart.validate.launch import RunFiles
+
+SUBJECT = launchers.Subject("tiny-llama", "/models/tiny", ("--max-model-len", "256"))
+
+
+def _baselines(tmp_path: Path) -> list[launchers.VllmLauncher]:
+    return [launchers.VllmLauncher(SUBJECT, tmp_path / "caches", warm) for warm in (False, True)]
+
+
+def files(tmp_path: Path, name: str) -> RunFiles:
+    return RunFiles.make(tmp_path / name)
+
+
+def test_cold_caches_are_new_for_every_run_and_warm_ones_are_kept(tmp_path: Path) -> None:
+    cold, warm = _baselines(tmp_path)
+    for name in (
+        "VLLM_CACHE_ROOT",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TRITON_CACHE_DIR",
+        "XDG_CACHE_HOME",
+        "TMPDIR",
+    ):
+        roots = [cold.command(files(tmp_path, f"c{i}{name}")).environment[name] for i in range(2)]
+        assert roots[0] != roots[1]
+        assert all(Path(root).is_dir() and not list(Path(root).iterdir()) for root in roots)
+        kept = {warm.command(files(tmp_path, f"w{i}{name}")).environment[name] for i in range(2)}
+        assert len(kept) == 1
+
+
+def test_the_first_cold_start_fills_what_the_warm_ones_have(tmp_path: Path) -> None:
+    cold, warm = _baselines(tmp_path)
+    first, second = (cold.command(files(tmp_path, f"c{i}")).environment["VLLM_CACHE_ROOT"] for i in range(2))
+    assert warm.command(files(tmp_path, "w")).environment["VLLM_CACHE_ROOT"] == first != second
+
+
+def test_moving_the_caches_does_not_move_the_downloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert launchers.cache_variables(tmp_path)["HF_HOME"] == "/elsewhere/huggingface"
+
+
+def test_the_baseline_is_vllms_own_server(tmp_path: Path) -> None:
+    _, warm = _baselines(tmp_path)
+    run = files(tmp_path, "r")
+    argv = list(warm.command(run).argv)
+    assert argv[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
+    assert argv[argv.index("--model") + 1] == "/models/tiny"
+    assert argv[argv.index("--port") + 1] == str(run.port)
+    assert argv[-2:] == ["--max-model-len", "256"]
+    assert not warm.tells_readiness
+
+
+def test_a_careful_user_keeps_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    assert launchers.baseline_variables(SUBJECT)["VLLM_CPU_KVCACHE_SPACE"] == launchers.CPU_KV_GIB
+    sized = launchers.Subject("m", "m", ("--kv-cache-memory-bytes=1G",))
+    assert "VLLM_CPU_KVCACHE_SPACE" not in launchers.baseline_variables(sized)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "9")
+    assert "VLLM_CPU_KVCACHE_SPACE" not in launchers.baseline_variables(SUBJECT)
+
+
+def test_serve_is_started_in_its_mode_with_the_arguments_of_vllm(tmp_path: Path) -> None:
+    for mode in (launchers.FRESH, "snapshot"):
+        launcher = launchers.ServeLauncher(SUBJECT, mode, tmp_path / "run")
+        run = files(tmp_path, launcher.mode)
+        command = launcher.command(run)
+        argv = list(command.argv)
+        assert argv[argv.index("serve") + 1] == "tiny-llama"
+        assert argv[argv.index("--mode") + 1] == launcher.mode
+        assert argv[argv.index("--ready-file") + 1] == str(run.ready)
+        assert argv[-3:] == ["--", "--max-model-len", "256"]
+        assert command.environment["COLDSTART_TIMELINE_EVENTS"] == str(run.events)
+        assert launcher.tells_readiness
