@@ -157,7 +157,8 @@ def _check(form: str, file: str) -> None:
     if missing:
         names = " and ".join(missing)
         raise Usage(
-            f"--export {form} needs {names}, not installed here.", mend=f"pip install {' '.join(missing)}"
+            f"--export {form} needs {names}, which this environment lacks.",
+            mend=f"coldstart install {'parquet' if form == 'parquet' else 'report'}",
         )
     if file and not Path(file).parent.is_dir():
         raise Usage(
