@@ -37,8 +37,9 @@ def command(
     """Parse, run the offline phase, and print where the bundle is."""
     from coldstart.key import inspection
     from coldstart.materialize import expectation, materialize
+    from coldstart.materialize.options import Options
 
-    options = materialize.Options(
+    options = Options(
         only=only or (), force=force, snapshot=snapshot, kernels=kernels, profile_s=profile_seconds
     )
     planned = common.look_up(model, revision)

@@ -144,8 +144,9 @@ def _looked_up(
     if lookup.bundle is not None or on_miss != "materialize":
         return lookup
     from coldstart.materialize import materialize
+    from coldstart.materialize.options import Options
 
-    materialize.materialize(lookup, materialize.Options(), common.out.phase)
+    materialize.materialize(lookup, Options(), common.out.phase)
     return lookup.refresh()
 
 

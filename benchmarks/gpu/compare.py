@@ -46,7 +46,7 @@ def prefix(snapshot: Snapshot) -> Array:
 def single(snapshot: Snapshot) -> Array:
     """Places of windows inside live memory of this one capture; aligned ones win where two overlap."""
     at = windows.places(snapshot.tables)
-    hit = at[Side(snapshot, Symbols([])).hits(at, windows.values(snapshot.tables.payload, at))]
+    hit = at[Side(snapshot, Symbols([])).hits(windows.values(snapshot.tables.payload, at))]
     aligned = hit[hit % 8 == 0]
     rest = hit[hit % 8 != 0]
     return np.sort(np.concatenate([aligned, rest[~np.isin(rest, [*(aligned - 4), *(aligned + 4)])]]))

@@ -82,7 +82,7 @@ class Range:
 
 @dataclass(frozen=True)
 class AllocationEvent:
-    """One line of the allocation trace: kind is alloc, free or launch."""
+    """One line of the allocation trace: kind is alloc or free."""
 
     kind: str
     address: int = 0
@@ -170,9 +170,6 @@ class FrameworkApi(Protocol):
 
     def trace(self) -> list[AllocationEvent]: ...
     def capture(self, key: str) -> Captured: ...
-    def launches(self, key: str) -> list[int]:
-        """For each kernel node of that captured graph its place in the trace; empty where unknown."""
-
     def refusal(self, key: str) -> str | None: ...
     def stream(self) -> int: ...
     def trigger(self) -> None:

@@ -28,17 +28,14 @@ def take(driver: DriverApi, framework: FrameworkApi, captured: dict[str, Capture
     tables = read_graphs(driver, framework, captured)
     regions = all_regions(framework)
     trace = traces.pack(framework.trace())
-    launches = _launches(tables, framework)
     ranges = _ranges(driver, tables, regions)
     _refuse_host(tables, ranges)
     libraries = _libraries(tables, regions, ranges, trace)
     digests = {k.binary for k in tables.kernels if k.binary}
     return Snapshot(
-        tables=tables, regions=regions, ranges=ranges, trace=trace, launches=launches,
+        tables=tables, regions=regions, ranges=ranges, trace=trace,
         maps=_decode_maps(driver, tables),
-        contents=_contents(
-            driver, [*framework.pool(), *libraries, *_unnamed(tables, regions, trace, launches)]
-        ),
+        contents=_contents(driver, [*framework.pool(), *libraries, *_unnamed(tables, regions, trace)]),
         binaries={d: driver.binary(d) for d in digests},
     )  # fmt: skip
 
@@ -102,18 +99,6 @@ def _refuse_collective(kernel: Kernel) -> None:
         raise Refused(f"collective kernel {kernel.name}")
 
 
-def _launches(tables: Tables, framework: FrameworkApi) -> Array:
-    """Trace place of every node; the k-th kernel node of a graph is its k-th launch."""
-    out = np.full(len(tables.nodes), -1, np.int64)
-    for key, graph in zip(tables.keys, tables.graphs, strict=True):
-        start = int(graph["node"])
-        kernels = np.flatnonzero(tables.nodes["kind"][start : start + int(graph["nodes"])] == 0)
-        places = framework.launches(key)
-        if len(places) == len(kernels):
-            out[start + kernels] = places
-    return out
-
-
 def _candidates(tables: Tables) -> tuple[Array, Array]:
     at = windows.places(tables)
     values = windows.values(tables.payload, at)
@@ -157,17 +142,14 @@ def _libraries(
     return [mine[i] for i in used.tolist() if i != NONE]
 
 
-def _unnamed(
-    tables: Tables, regions: list[SymbolRegion], trace: Array, launches: Array
-) -> list[SymbolRegion]:
+def _unnamed(tables: Tables, regions: list[SymbolRegion], trace: Array) -> list[SymbolRegion]:
     """Traced allocations without a name that words point into and that are still live."""
-    at, addresses = _candidates(tables)
+    _, addresses = _candidates(tables)
     outside = Intervals(regions).inside(addresses).region == NONE
-    places = launches[windows.owners(tables, at[outside])].tolist()
-    matches = traces.match_backwards(trace, zip(places, addresses[outside].tolist(), strict=True))
+    matches = traces.match_live(trace, addresses[outside].tolist())
     ordinals = {match[0] for pair in matches.values() for match in pair if match is not None}
     live = traces.live_blocks(trace)
-    blocks = [SymbolRegion(f"alloc#{i}", live[i][1], live[i][0]) for i in sorted(ordinals) if i in live]
+    blocks = [SymbolRegion(f"alloc#{i}", live[i][1], live[i][0]) for i in sorted(ordinals)]
     named = Intervals(regions).inside(np.array([b.base for b in blocks], np.uint64)).region
     return [b for b, covered in zip(blocks, named, strict=True) if covered == NONE]
 

@@ -104,8 +104,8 @@ class _Differential:
     def _agree(self, words: Words) -> tuple[Array, Array]:
         """The (symbol, offset) that both processes read in a word, or NONE: insides before ends."""
         out = Reading(np.full(len(words.place), NONE), np.zeros(len(words.place), np.int64))
-        firsts = self.left.readings(words.place, words.a)
-        seconds = self.right.readings(words.place, words.b)
+        firsts = self.left.readings(words.a)
+        seconds = self.right.readings(words.b)
         _merge(out, firsts[:2], seconds[:2])
         self._pair_libraries(words, out)
         _merge(out, firsts[2:], seconds[2:])
@@ -129,8 +129,8 @@ class _Differential:
     def _assume(self, words: Words, region: Array, offset: Array) -> None:
         """Words at the start of a region that both processes could also read as the end of another."""
         starts = np.flatnonzero(offset == 0)
-        one = self.left.readings(words.place[starts], words.a[starts])
-        other = self.right.readings(words.place[starts], words.b[starts])
+        one = self.left.readings(words.a[starts])
+        other = self.right.readings(words.b[starts])
         for mine, theirs in zip(one[2:], other[2:], strict=True):
             both = (mine.region != NONE) & (mine.region == theirs.region) & (mine.region != region[starts])
             rows = np.stack([words.place[starts], mine.region, region[starts]], 1)
@@ -155,7 +155,7 @@ class _Differential:
     def _rest(self) -> tuple[Array, Array]:
         """Split unexplained bytes into noise and conflict."""
         words = self._words(self._still_open())
-        live = self.left.hits(words.place, words.a) | self.right.hits(words.place, words.b)
+        live = self.left.hits(words.a) | self.right.hits(words.b)
         suspect = np.zeros(len(self.open), bool)
         suspect[(words.place[live][:, None] + np.arange(8)).ravel()] = True
         return np.flatnonzero(self.open & ~suspect), np.flatnonzero(self.open & suspect)
@@ -165,7 +165,7 @@ def settle(classified: Classified, other: Snapshot, symbols: Symbols) -> None:
     """Decide, by one more layout, words that may be the end of one region or the start of another."""
     place, end_of, start_of = classified.assumed.T
     side, address = Side(other, symbols), windows.values(other.tables.payload, place)
-    readings = side.readings(place, address)
+    readings = side.readings(address)
     starts = np.zeros(len(place), bool)
     for reading in readings[:2]:
         starts |= (reading.region == start_of) & (reading.offset == 0)

@@ -83,30 +83,27 @@ class Side:
     def _named(self, reading: Reading) -> Reading:
         return Reading(self._numbers[reading.region], reading.offset)
 
-    def readings(self, place: Array, address: Array) -> list[Reading]:
+    def readings(self, address: Array) -> list[Reading]:
         """Inside a region, inside a traced allocation, one past the end of either: in order of trust."""
         inside, past = self.named.inside(address), self.named.past_end(address)
-        traced, traced_end = self._traced(place, address)
+        traced, traced_end = self._traced(address)
         return [self._named(inside), traced, self._named(past), traced_end]
 
-    def _traced(self, place: Array, address: Array) -> tuple[Reading, Reading]:
+    def _traced(self, address: Array) -> tuple[Reading, Reading]:
         out = [Reading(np.full(len(address), NONE), np.zeros(len(address), np.int64)) for _ in range(2)]
         maybe = np.flatnonzero((address >= windows.LOWEST) & (address < windows.HIGHEST))
-        trace = self.snapshot.trace
-        at = self.snapshot.launches[windows.owners(self.snapshot.tables, place[maybe])]
-        at = np.where(at < 0, len(trace), at)
-        wanted = list(zip(at.tolist(), address[maybe].tolist(), strict=True))
-        matches = traces.match_backwards(trace, wanted) if len(trace) else {}
-        for i, key in zip(maybe.tolist(), wanted, strict=True):
-            for reading, match in zip(out, matches.get(key, (None, None)), strict=True):
+        wanted = address[maybe].tolist()
+        matches = traces.match_live(self.snapshot.trace, wanted)
+        for i, one in zip(maybe.tolist(), wanted, strict=True):
+            for reading, match in zip(out, matches.get(one, (None, None)), strict=True):
                 if match is not None:
                     reading.region[i] = self._symbols.add(f"alloc#{match[0]}", match[2])
                     reading.offset[i] = match[1]
         return out[0], out[1]
 
-    def hits(self, place: Array, address: Array) -> Array:
+    def hits(self, address: Array) -> Array:
         """Whether anything at all is known to live at these addresses."""
-        known = [r.region != NONE for r in self.readings(place, address)[:2]]
+        known = [r.region != NONE for r in self.readings(address)[:2]]
         held: Array = self.mapped.inside(address).region != NONE
         live: Array = known[0] | known[1] | held
         return live

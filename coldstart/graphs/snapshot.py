@@ -24,13 +24,12 @@ MAP = np.dtype([("place", "<u4"), ("address", "<u8"), ("held", "?", 128)])
 
 @dataclass
 class Snapshot:
-    """`launches` has the trace place of each node (-1 unknown); `contents` are bytes by base address."""
+    """Raw tables of one process; `contents` are bytes by base address."""
 
     tables: Tables
     regions: list[SymbolRegion]
     ranges: list[Range]
     trace: Array
-    launches: Array
     maps: Array
     contents: dict[int, bytes]
     binaries: dict[str, bytes]
@@ -38,7 +37,7 @@ class Snapshot:
     def save(self, directory: Path) -> None:
         """Write into `directory`."""
         save(self.tables, directory / "tables", self.binaries)
-        for name in ("trace", "launches", "maps"):
+        for name in ("trace", "maps"):
             np.save(directory / f"{name}.npy", getattr(self, name), allow_pickle=False)
         for base, data in self.contents.items():
             (directory / f"content-{base:x}.bin").write_bytes(data)
@@ -55,16 +54,14 @@ class Snapshot:
         owner = owner[mine[owner]]
         inner = maps["place"].astype(np.int64) - self.tables.nodes["payload"][owner]
         maps["place"] = tables.nodes["payload"][renumbered[owner]] + inner
-        return replace(self, tables=tables, launches=self.launches[mine], maps=maps)
+        return replace(self, tables=tables, maps=maps)
 
 
 def load_snapshot(directory: Path) -> Snapshot:
     """Read what save wrote. Raises AlteredTable."""
     try:
         facts = json.loads((directory / "snapshot.json").read_text())
-        arrays = {
-            n: np.load(directory / f"{n}.npy", allow_pickle=False) for n in ("trace", "launches", "maps")
-        }
+        arrays = {n: np.load(directory / f"{n}.npy", allow_pickle=False) for n in ("trace", "maps")}
     except (OSError, ValueError, EOFError) as error:
         raise AlteredTable(f"snapshot cannot be read: {error}") from error
     tables = load(directory / "tables")

@@ -63,10 +63,6 @@ class TorchFramework:
     def trace(self) -> list[AllocationEvent]:
         return trace_events(self._snapshot())
 
-    def launches(self, key: str) -> list[int]:
-        """PyTorch does not record launches: matching is against what is alive after capture."""
-        return []
-
     def capture(self, key: str) -> Captured:
         """An ordinary capture, instantiated by the driver. Raises Refused where PyTorch cannot capture."""
         try:

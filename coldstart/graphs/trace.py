@@ -1,7 +1,7 @@
-"""Trace-based indirect index pointers (section 4.1): match an address backwards from its launch.
+"""Trace-based indirect index pointers (section 4.1): match an address with the allocations that are live after capture.
 
-Allocation number i of the trace is the symbol alloc#i.  The first match backwards is the allocation that is
-live at the launch, so an address that was freed and given out again names the later allocation (Figure 6).
+Allocation number i of the trace is the symbol alloc#i.  An address that was freed and given out again names the later
+allocation (Figure 6): PyTorch records no launches, and what a graph reads must outlive its capture.
 Addresses inside the block match as well (interior pointers), and one past its end.
 """
 
@@ -16,7 +16,7 @@ from coldstart.graphs.api import AllocationEvent
 from coldstart.graphs.tables import Array
 
 TRACE = np.dtype([("kind", "u1"), ("address", "<u8"), ("size", "<u8")])
-_KINDS = ("alloc", "free", "launch")
+_KINDS = ("alloc", "free")
 Match = tuple[int, int, int]  # ordinal, offset, size
 Matches = tuple[Match | None, Match | None]  # inside a block, one past the end of a block
 
@@ -27,21 +27,11 @@ def pack(events: Sequence[AllocationEvent]) -> Array:
 
 
 class Live:
-    """The allocations that are live at one point of the trace."""
+    """The allocations that are live at the end of the trace."""
 
-    def __init__(self) -> None:
-        self._bases: list[int] = []
-        self._blocks: dict[int, tuple[int, int]] = {}
-
-    def apply(self, kind: int, address: int, size: int, ordinal: int) -> None:
-        """One event of the trace."""
-        if kind == 0:
-            if address not in self._blocks:
-                bisect.insort(self._bases, address)
-            self._blocks[address] = (ordinal, size)
-        elif kind == 1 and address in self._blocks:
-            del self._blocks[address]
-            self._bases.remove(address)
+    def __init__(self, trace: Array) -> None:
+        self._blocks = sorted((base, i, size) for i, (base, size) in live_blocks(trace).items())
+        self._bases = [base for base, _, _ in self._blocks]
 
     def match(self, address: int) -> Matches:
         """The block that holds the address, and the block that ends there."""
@@ -53,27 +43,15 @@ class Live:
     def _near(self, at: int, address: int) -> Match | None:
         if at < 0:
             return None
-        ordinal, size = self._blocks[self._bases[at]]
-        return ordinal, address - self._bases[at], size
+        base, ordinal, size = self._blocks[at]
+        return ordinal, address - base, size
 
 
-def match_backwards(trace: Array, wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Matches]:
-    """`wanted` are (place of the launch in the trace, address); a negative place means its end."""
-    end = len(trace)
-    by_place: dict[int, set[int]] = {}
-    for place, address in wanted:
-        by_place.setdefault(place if place >= 0 else end, set()).add(address)
-    live, ordinal, matched, events = Live(), 0, {}, trace.tolist()
-    for at in range(end + 1):
-        for address in by_place.get(at, ()):
-            matches = live.match(address)
-            if any(matches):
-                matched[at, address] = matches
-        if at < end:
-            kind, base, size = events[at]
-            live.apply(kind, base, size, ordinal)
-            ordinal += kind == 0
-    return matched
+def match_live(trace: Array, addresses: Iterable[int]) -> dict[int, Matches]:
+    """Return the live blocks at each address; an address without any has no entry."""
+    live = Live(trace)
+    matched = {address: live.match(address) for address in set(addresses)}
+    return {address: matches for address, matches in matched.items() if any(matches)}
 
 
 def live_blocks(trace: Array) -> dict[int, tuple[int, int]]:

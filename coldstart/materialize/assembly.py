@@ -83,6 +83,9 @@ class Assembly:
         with self._stage("run the engine offline"):
             self._say(f"of it the iteration profile: {self.profile_s:.0f} s at most")
             self._engine("offline", plan, str(self.out), str(self.profile_s))
+            if (self.out / "compatibility.json").exists():
+                for reason in self._read("compatibility").values():
+                    self._say(reason)
         if (self.out / f"{NOT_MADE}.json").exists():
             self.not_made |= self._read(NOT_MADE)
         if not runtime.targets_cpu():

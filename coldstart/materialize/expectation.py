@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coldstart.contract.arguments import Arguments
 from coldstart.graphs import estimate
 from coldstart.key.inspection import Lookup
 from coldstart.machine import runtime
 from coldstart.materialize import graphs
-
-if TYPE_CHECKING:
-    from coldstart.materialize.materialize import Options
+from coldstart.materialize.options import Options
 
 
 @dataclass(frozen=True, slots=True)

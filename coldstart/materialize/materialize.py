@@ -6,58 +6,19 @@ A bundle whose proof start does not take its fast path, or does not answer the r
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Draft
-from coldstart.errors import CommandFailed, Usage
+from coldstart.errors import CommandFailed
 from coldstart.key.inspection import Lookup
 from coldstart.machine import criu, modes, paths
 from coldstart.materialize import freeze
 from coldstart.materialize.assembly import Assembly
 from coldstart.materialize.expectation import estimates, of_another
-from coldstart.materialize.graphs import Kernels
+from coldstart.materialize.options import SECTIONS, Options
 from coldstart.materialize.progress import Phase
 from coldstart.materialize.workspace import workspace
 from coldstart.model import models
-from coldstart.scheduling import profiling
-
-SECTIONS = ("kv", "compile", "graphs", "modelinfo", "tokenizer", "weights", "iterations", "stages")
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to materialize. `only` restricts the sections; without `force` an existing bundle for the key is returned.
-
-    `kernels`: CUDA kernels' binaries are copied (value), or named by library, build id and offset (reference).
-    `profile_s`: how many seconds the iteration profile may take.
-    """
-
-    only: Sequence[str] = ()
-    force: bool = False
-    snapshot: bool = False
-    kernels: Kernels = "value"
-    profile_s: float = profiling.BUDGET_S
-
-    def __post_init__(self) -> None:
-        if unknown := set(self.only) - set(SECTIONS):
-            raise Usage(
-                f"There is no section {', '.join(sorted(unknown))}.",
-                mend=f"choose among {', '.join(SECTIONS)}",
-            )
-        if not self.profile_s > 0 or math.isinf(self.profile_s):
-            raise Usage(
-                f"An iteration profile cannot be given {self.profile_s} seconds.",
-                mend="--profile-seconds 120, or fewer for fewer sizes and rounds",
-            )
-
-    @property
-    def sections(self) -> tuple[str, ...]:
-        """The sections to write."""
-        return tuple(name for name in SECTIONS if not self.only or name in self.only)
 
 
 def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:

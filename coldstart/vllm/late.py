@@ -1,8 +1,12 @@
-"""Work on a module when it is imported, and not before: vLLM loads its plug-ins in processes that need no runner."""
+"""Work on a module when it is imported, and not before: vLLM loads its plug-ins in processes that need no runner.
+
+Work that misses a name of the module is reported and never fails the import.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
@@ -10,14 +14,25 @@ from types import ModuleType
 from typing import Any
 
 Work = Callable[[Any], None]
+log = logging.getLogger("vllm.coldstart")
 
 
-def when_imported(name: str, work: Work) -> None:
-    """Call `work(module)` now if the module is there, else right after its import."""
+def when_imported(name: str, work: Work, failed: Callable[[str], object] = log.warning) -> None:
+    """Call `work(module)` now if the module is imported, else right after its import.
+
+    `failed` receives the reason if the work raises ImportError or AttributeError.
+    """
+
+    def guarded(module: Any) -> None:
+        try:
+            work(module)
+        except (ImportError, AttributeError) as error:
+            failed(f"{name} lacks an integration point: {error}.")
+
     if name in sys.modules:
-        work(sys.modules[name])
+        guarded(sys.modules[name])
     else:
-        sys.meta_path.insert(0, _Finder(name, work))
+        sys.meta_path.insert(0, _Finder(name, guarded))
 
 
 class _Finder:

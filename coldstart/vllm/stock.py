@@ -19,7 +19,7 @@ from typing import Any
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.machine import addresses
-from coldstart.vllm import seams
+from coldstart.vllm import compat
 from coldstart.vllm.scheduling import SCHEDULER_CLS
 from coldstart.vllm.weights.entry import LOAD_FORMAT
 
@@ -55,7 +55,7 @@ def _its_own(plan: LaunchPlan) -> list[str]:
     if given.value("scheduler_cls") == SCHEDULER_CLS:
         dropped |= {"--scheduler-cls", "--additional-config", "--kv-transfer-config"}
         plan.fallbacks.append({"section": "scheduler", "reason": "vLLM's own server runs its own scheduler."})
-    if given.value("load_format") == LOAD_FORMAT and (reason := seams.check("weights")):
+    if given.value("load_format") == LOAD_FORMAT and (reason := compat.check("weights")):
         dropped.add("--load-format")
         plan.fallbacks.append({"section": "weights", "reason": f"{reason} vLLM loads them its own way."})
     return [word for flag, word in zip(["", *given], given, strict=False) if not {flag, word} & dropped]

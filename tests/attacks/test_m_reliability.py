@@ -27,6 +27,7 @@ from coldstart.errors import ColdstartError, CommandFailed, Usage
 from coldstart.key import inspection, relevance
 from coldstart.machine import criu, logs, ownership, paths, runtime, scratch
 from coldstart.materialize import materialize
+from coldstart.materialize.options import Options
 from coldstart.model import models
 
 Act = Callable[[Callable[[], object]], object]
@@ -197,7 +198,7 @@ def test_m10_a_snapshot_that_cannot_be_taken_is_refused_before_the_work(
     with pytest.raises(
         CommandFailed, match="No snapshot can be taken here: /nonexistent/criu is not to be found"
     ):
-        materialize.materialize(asked, materialize.Options(snapshot=True), lambda _: nullcontext())
+        materialize.materialize(asked, Options(snapshot=True), lambda _: nullcontext())
 
 
 @pytest.mark.timeout(20)

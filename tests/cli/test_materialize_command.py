@@ -16,6 +16,7 @@ from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine.paths import Cache
 from coldstart.materialize import materialize
+from coldstart.materialize.options import Options
 from coldstart.model import tiny
 
 
@@ -47,9 +48,9 @@ def test_what_is_missing_in_the_bundle_is_said(
     model = home / "model"
     model.mkdir()
     (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    asked: list[materialize.Options] = []
+    asked: list[Options] = []
 
-    def make(lookup: Lookup, options: materialize.Options, phase: object) -> Bundle:
+    def make(lookup: Lookup, options: Options, phase: object) -> Bundle:
         asked.append(options)
         with Store(Cache.at().bundles).begin(key()) as draft:
             draft.add_json("iterations", {"prefill": [[1, 0.5]], "left_out": {"prefill": [512, 1024]}})
@@ -67,4 +68,4 @@ def test_what_is_missing_in_the_bundle_is_said(
 @pytest.mark.parametrize("seconds", ["0", "-1", "inf", "nan"])
 def test_a_profile_is_given_seconds(seconds: str) -> None:
     with pytest.raises(Usage, match="iteration profile"):
-        materialize.Options(profile_s=float(seconds))
+        Options(profile_s=float(seconds))

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from coldstart.scheduling.settings import KEY, SchedulerSettings
-from coldstart.vllm import seams
+from coldstart.vllm import compat
 from coldstart.vllm.scheduling import SCHEDULER_CLS, limits
 from coldstart.vllm.scheduling.counters import Counters, Exporter
 
@@ -22,7 +22,7 @@ def test_the_installed_vllm_runs_it() -> None:
 
 
 def test_another_version_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seams, "check", lambda feature: f"no {feature} here.")
+    monkeypatch.setattr(compat, "check", lambda feature, load=None: f"no {feature} here.")
     with pytest.raises(limits.IncompatibleVllm, match=r"no scheduler here\. Serve with --scheduler fcfs"):
         limits.require(config())
 

@@ -72,12 +72,10 @@ THROUGH = {
     },
     "coldstart.traces": {"readers": "unit/measure/traces/test_traces.py", "request": "unit/measure/traces/test_traces.py"},
     "coldstart.vllm": {
-        "engine.executor": "e2e/test_e2e_templates.py",
         "engine.recorder": GPU, "scheduling.events": SCHEDULER,
-        "scheduling.queue": SCHEDULER, "seams.scheduling": "unit/vllm/test_seams_table.py",
-        "scheduling.started": SCHEDULER, "scheduling.states": SCHEDULER,
+        "scheduling.queue": SCHEDULER, "compat.scheduling": "unit/vllm/test_compat_table.py",
+        "scheduling.started": SCHEDULER,
         "scheduling.view": SCHEDULER, "weights.device": "unit/vllm/weights/test_loader_in_place.py",
-        "weights.extension": "e2e/test_e2e_weights.py",
     },
     "coldstart.weights.prefetch": dict.fromkeys(
         ("connections", "daemon", "mapping", "object_source", "region", "resident_models", "service", "streams"), FETCHING

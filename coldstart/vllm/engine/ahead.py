@@ -7,7 +7,7 @@ imports later takes the replacement from the module that defines the kernel.
 
 from __future__ import annotations
 
-from coldstart.vllm import seams
+from coldstart.vllm import compat
 
 
 def prepare() -> None:
@@ -15,9 +15,13 @@ def prepare() -> None:
 
     Before a fork, and only in a process that serves nothing itself.
     """
+    compat.check("ahead", _replace_kernels)
+
+
+def _replace_kernels() -> None:
     from vllm.platforms import current_platform
 
-    if seams.check("ahead") is not None or not current_platform.is_cpu():
+    if not current_platform.is_cpu():
         return
     import vllm.compilation.backends
     import vllm.model_executor.layers.quantization.online.base  # noqa: F401

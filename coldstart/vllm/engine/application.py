@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Any
 
 from coldstart.machine import timeline
-from coldstart.vllm import seams
+from coldstart.vllm import compat
 
 # What a worker says of nearly every model that generates; one that says more has its application built by vLLM.
 _TASKS = ("generate",)
@@ -34,6 +34,10 @@ def _built(args: Namespace, config: Any) -> Any:
     app = build_app(args, _TASKS, config.model_config)
     uvicorn.Config(app).load()
     return app
+
+
+def _import_build_app() -> None:
+    from vllm.entrypoints.launchers.api_server.entry import build_app  # noqa: F401
 
 
 class EarlyApplication:
@@ -68,7 +72,7 @@ class EarlyApplication:
     @contextmanager
     def handed_over(self) -> Iterator[None]:
         """Where vLLM builds an application in this block, it is given the one that is there, waited for."""
-        if seams.check("application"):
+        if compat.check("application", _import_build_app):
             yield
             return
         from vllm.entrypoints.launchers.api_server import entry

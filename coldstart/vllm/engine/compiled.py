@@ -1,11 +1,11 @@
 """Compiled forward functions: saved once, loaded at every start, never compiled again.
 
-vLLM keeps a module's ahead-of-time compiled forward in `aot_compiled_fn` and calls it when it is set. That
-attribute is the seam: offline each compiled module's function is serialised with torch's own bundled form; online
-it is deserialised and set before the first forward, so that no cache key and no path takes part.
+vLLM keeps a module's ahead-of-time compiled forward in `aot_compiled_fn` and calls it when it is set. That attribute is the
+vLLM integration point: offline each compiled module's function is serialised with torch's own bundled form; online it is
+deserialised and set before the first forward, so that no cache key and no path takes part.
 
-vLLM's own reload of the same artifact fails on the inductor backend (it asks the deserialised function for
-`finalize_loading`, which torch's bundled form does not have) and compiles again; the way taken here needs no such method.
+In vLLM 0.31 and 0.32 the reload of the same artifact fails on the inductor backend (it asks the deserialised function for
+`finalize_loading`, which torch's bundled form does not have) and vLLM compiles again; this module needs no such method.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import timeline
 from coldstart.machine.lifeline import die_with_parent
-from coldstart.vllm.engine import adoption
+from coldstart.vllm import compat
+from coldstart.vllm.engine import adoption, stepdowns
 
 # vLLM's CPU worker replaces torch.set_num_threads by a refusal; a worker adopted after a fork still needs it.
 _set_num_threads = torch.set_num_threads
@@ -46,6 +47,7 @@ class ColdExecutor(UniProcExecutor):
             self._adopt(built.worker)
             return
         with timeline.measure("build worker", track="engine"):
+            require_worker(self.vllm_config)
             super()._init_executor()
         if reason is not None:
             self.driver_worker.worker.stand_in(reason)
@@ -55,6 +57,20 @@ class ColdExecutor(UniProcExecutor):
         # How KV is kept on the host belongs to this server and not to what was built before.
         worker.worker.kv_transfer_config = self.vllm_config.kv_transfer_config
         worker.worker.vllm_config.kv_transfer_config = self.vllm_config.kv_transfer_config
+
+
+def require_worker(config: VllmConfig) -> None:
+    """Have vLLM's own worker run where ours cannot be imported, with the reason in its report."""
+    if config.parallel_config.worker_cls != stepdowns.WORKER:
+        return
+    if reason := compat.check("worker", _import_worker):
+        compat.fall_back("worker", f"{reason} vLLM's own worker runs, and compiles.")
+        config.parallel_config.worker_cls = stepdowns.VLLM_WORKER
+        config.parallel_config.worker_extension_cls = stepdowns.EXTENSION
+
+
+def _import_worker() -> None:
+    import coldstart.vllm.engine.worker  # noqa: F401
 
 
 def prebuild(config: VllmConfig) -> None:

@@ -9,7 +9,7 @@ import sys
 from argparse import Namespace
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.vllm import seams
+from coldstart.vllm import compat
 
 
 def run(args: Namespace, plan: LaunchPlan) -> int:
@@ -18,7 +18,7 @@ def run(args: Namespace, plan: LaunchPlan) -> int:
     Acknowledged at once and without a token: only the first node can generate one, and it waits for this one.
     There is nothing to step down to, so a vLLM without this way of running gets exit code 1 and the reason.
     """
-    if reason := seams.check("headless"):
+    if reason := compat.check("headless", _import_headless):
         sys.stderr.write(f"coldstart: a node without an API cannot run: {reason}\n")
         return 1
     from vllm.entrypoints.cli.serve import run_headless
@@ -32,3 +32,7 @@ def run(args: Namespace, plan: LaunchPlan) -> int:
     gc.enable()
     run_headless(args)
     return 0
+
+
+def _import_headless() -> None:
+    from vllm.entrypoints.cli.serve import run_headless  # noqa: F401

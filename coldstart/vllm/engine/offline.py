@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR, VLLM_CACHE_ROOT
@@ -26,7 +26,8 @@ from coldstart.key.inspection import NOT_MADE
 from coldstart.machine import runtime, timeline
 from coldstart.machine.lifeline import die_as_a_group
 from coldstart.scheduling import profiling
-from coldstart.vllm import seams
+from coldstart.vllm import compat
+from coldstart.vllm.compat.report import check_compatibility
 from coldstart.vllm.engine import compiled, server, stepdowns
 from coldstart.vllm.graphs import kv_plan
 
@@ -187,10 +188,9 @@ def size(plan: LaunchPlan, out: Path) -> None:
 
 def begin(plan: LaunchPlan) -> None:
     """Make this process one in which the engine runs. Raises SystemExit where this vLLM has no way for it."""
-    require()
     plan.install()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    server.import_runtime()
+    require()
 
 
 def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> None:
@@ -218,15 +218,27 @@ def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> N
         if reason:
             stepdowns.say([{"section": "compile", "reason": reason}])
             _write(out / f"{NOT_MADE}.json", {"compile": reason})
+    # Last: its imports would be in what is measured.
+    report_compatibility(out)
 
 
 def require() -> None:
-    """Raises SystemExit with the reason where this vLLM cannot run inside this process."""
-    if reason := seams.check("start") or seams.check("offline"):
+    """Import the runtime. Raises SystemExit with the reason where this vLLM cannot run inside this process."""
+    if reason := compat.check("start", server.import_runtime) or compat.check("offline", _import_engine):
         raise SystemExit(f"coldstart: nothing can be materialized: {reason}")
-    # Looked through now, so that the starts to come find the answers.
-    for feature in get_args(seams.Feature):
-        seams.check(feature)
+
+
+def _import_engine() -> None:
+    from vllm.v1.engine.llm_engine import LLMEngine  # noqa: F401
+
+
+def report_compatibility(out: Path) -> None:
+    """Compare the installed vLLM with every integration point, and write and log what differs."""
+    with timeline.measure("check vLLM compatibility", track="offline"):
+        reasons = check_compatibility()
+    if reasons:
+        stepdowns.say([{"section": feature, "reason": reason} for feature, reason in reasons.items()])
+        _write(out / "compatibility.json", reasons)
 
 
 def not_compiled(engine: OfflineEngine) -> str | None:
@@ -236,7 +248,7 @@ def not_compiled(engine: OfflineEngine) -> str | None:
         return "only coldstart's own worker restores compiled code, and this engine has another: it compiles as always"
     if not engine.compiles:
         return "vLLM compiles no part of this model as it is started here: there is nothing to keep"
-    return seams.check("compile")
+    return compat.check("compile")
 
 
 def kv_sizing(engine: OfflineEngine) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import timeline
 from coldstart.machine.lifeline import die_with_parent, die_with_supervisor
 from coldstart.machine.scratch import scratch
-from coldstart.vllm import seams, stock
+from coldstart.vllm import compat, stock
 from coldstart.vllm.engine import stepdowns
 from coldstart.vllm.engine.application import EarlyApplication
 from coldstart.vllm.engine.readiness import Readiness, refuse
@@ -33,14 +33,23 @@ from coldstart.vllm.scheduling import settle as scheduler
 
 
 def import_runtime() -> None:
-    """Import everything that the API server and the engine both need, in one process, once."""
+    """Import everything that the API server and the engine both need, in one process, once.
+
+    Raises ImportError where vLLM lacks a name that the server uses, before anything depends on it.
+    """
     with timeline.measure("import torch", track="server"):
         import torch  # noqa: F401
     with timeline.measure("import vllm", track="server"):
         import uvloop  # noqa: F401
-        import vllm.entrypoints.launchers.api_server.entry
-        import vllm.v1.engine.async_llm
         import vllm.v1.engine.core  # noqa: F401
+        from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: F401
+        from vllm.entrypoints.launchers.api_server.entry import build_and_serve  # noqa: F401
+        from vllm.entrypoints.launchers.app import build_app  # noqa: F401
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args  # noqa: F401
+        from vllm.entrypoints.launchers.launcher import setup_server  # noqa: F401
+        from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: F401
+        from vllm.utils.system_utils import decorate_logs  # noqa: F401
+        from vllm.v1.engine.async_llm import AsyncLLM  # noqa: F401
 
 
 def import_engine() -> None:
@@ -78,8 +87,8 @@ def configure(args: Namespace) -> Any:
     from vllm.usage.usage_lib import UsageContext
 
     given = AsyncEngineArgs.from_cli_args(args)
-    # A flag of the server's that a vLLM that has it hands on to the engine; no start without it pays for the look-up.
-    if not getattr(args, "enable_flash_late_interaction", True) and seams.check("late-interaction") is None:
+    # vLLM's own server passes this flag on to the engine; vLLM 0.31 does not have it.
+    if not getattr(args, "enable_flash_late_interaction", True) and compat.check("late-interaction") is None:
         from vllm.entrypoints.launchers.cli_args import propagate_flash_late_interaction
 
         propagate_flash_late_interaction(args, given)
@@ -119,8 +128,7 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
             aggregate_engine_logging=args.aggregate_engine_logging,
             disable_log_stats=args.disable_log_stats,
         )
-    if not seams.check("ending") and (manager := engine.engine_core.resources.engine_manager) is not None:
-        outlive(manager)
+    compat.check("ending", lambda: outlive(engine.engine_core.resources.engine_manager))
     try:
         yield engine
     finally:
@@ -132,6 +140,8 @@ def outlive(manager: Any) -> None:
 
     It asks whether the process lives, and then psutil for its children, which raises: vLLM's server then never stops.
     """
+    if manager is None:
+        return
     ended = manager.shutdown
 
     def shutdown(timeout: float | None = None) -> None:
@@ -192,11 +202,10 @@ def run(plan: LaunchPlan, imported: bool = False) -> int:
 
 
 def _run(plan: LaunchPlan, imported: bool) -> int:
-    if reason := seams.check("start"):
-        return stock.run(plan, reason)
     gc.disable()
-    if not imported:
-        import_runtime()
+    if reason := compat.check("start", None if imported else import_runtime):
+        gc.enable()
+        return stock.run(plan, reason)
     args, fallbacks = parse_args(plan.vllm_args)
     plan.fallbacks.extend(fallbacks)
     if args.headless:

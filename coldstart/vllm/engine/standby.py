@@ -25,7 +25,7 @@ from coldstart.machine import fingerprint, modes
 from coldstart.machine.ipc import Channel
 from coldstart.machine.peers import Listener, PeerError
 from coldstart.machine.scratch import scratch
-from coldstart.vllm import seams
+from coldstart.vllm import compat
 from coldstart.vllm.engine import server, stepdowns
 from coldstart.vllm.engine.application import EarlyApplication
 from coldstart.vllm.engine.readiness import Readiness, refuse
@@ -267,11 +267,10 @@ def run(plan: LaunchPlan, level: int, listening: Path, acknowledge: int) -> int:
     """
     if refusal := modes.refusal("standby"):
         raise RuntimeError(f"{refusal.reason}: {refusal.mend}")
-    if reason := seams.check("start") or seams.check("standby"):
+    plan.install()
+    if reason := compat.check("start", server.import_runtime) or compat.check("standby"):
         raise RuntimeError(f"no engine can be kept asleep: {reason}")
     import uvloop
 
-    plan.install()
-    server.import_runtime()
     with scratch():
         return int(uvloop.run(_reside(plan, level, listening, acknowledge)))

@@ -1,15 +1,19 @@
-"""vLLM's own way in the arguments where this vLLM cannot go ours; every step down is named."""
+"""Fall back to stock vLLM arguments where this vLLM version lacks an integration point; every fallback is named."""
 
 from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from functools import partial
+from importlib import import_module
 
-from coldstart.vllm import seams
+from coldstart.vllm import compat
 from coldstart.vllm.weights.entry import LOAD_FORMAT
 
 EXECUTOR = "coldstart.vllm.engine.executor.ColdExecutor"
 WORKER = "coldstart.vllm.engine.worker.ColdWorker"
+_CPU_WORKER = "vllm.v1.worker.cpu_worker"
+VLLM_WORKER = f"{_CPU_WORKER}.CPUWorker"
 # Given to vLLM's own workers, so that they too can say how they loaded.
 EXTENSION = "coldstart.vllm.weights.extension.Reporting"
 
@@ -17,13 +21,14 @@ Fallbacks = list[dict[str, str]]
 
 
 def settle(args: Namespace) -> Fallbacks:
-    """Our executor, worker and loader in `args` as far as nothing of the user's and no missing seam stands against it."""
+    """Set our executor, worker and loader in `args` unless the user chose others or vLLM lacks an integration point."""
     fallbacks: Fallbacks = []
-    if args.load_format == LOAD_FORMAT and (reason := seams.check("weights")):
+    if args.load_format == LOAD_FORMAT and (reason := compat.check("weights")):
         args.load_format = "auto"
         fallbacks.append({"section": "weights", "reason": f"{reason} vLLM loads them its own way."})
     if can_use_executor(args):
-        if (reason := seams.check("worker")) is None:
+        # vLLM imports the executor in this process; the engine process alone imports our worker, which takes longer.
+        if (reason := compat.check("worker", partial(import_module, EXECUTOR.rpartition(".")[0]))) is None:
             args.distributed_executor_backend, args.worker_cls = EXECUTOR, WORKER
             return fallbacks
         reason = f"{reason} vLLM's own worker runs, and compiles."

@@ -25,7 +25,7 @@ from coldstart.machine.ipc import Channel
 from coldstart.machine.lifeline import SUPERVISOR_ENV, die_with_parent, die_with_supervisor
 from coldstart.machine.modes import SLEEP_LEVELS
 from coldstart.machine.peers import Listener, PeerError
-from coldstart.vllm import seams
+from coldstart.vllm import compat
 from coldstart.vllm.engine import ahead, application, server, stepdowns
 from coldstart.vllm.engine.readiness import refuse
 
@@ -40,20 +40,18 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     """
     if level == "engine" and (refusal := modes.refusal("template-engine")):
         raise RuntimeError(f"{refusal.reason}: {refusal.mend}")
-    if reason := seams.check("start"):
-        raise RuntimeError(f"no template can be built: {reason}")
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # its monitor is a thread
     plan.install()
-    server.import_runtime()
-    server.import_engine()
+    if reason := compat.check("start", _import_everything):
+        raise RuntimeError(f"no template can be built: {reason}")
     args, _ = server.parse_args(plan.vllm_args)
     fallbacks: stepdowns.Fallbacks = []
     config = server.configure(args)
     application.warm(args, config)
     ahead.prepare()
-    if level == "engine" and (reason := seams.check("template") or seams.check("worker")):
+    if level == "engine" and (reason := compat.check("template") or compat.check("worker")):
         fallbacks.append({"section": "template", "reason": f"{reason} Each server builds its own worker."})
     elif level == "engine":
         server.warm_tokenizer(config)
@@ -66,6 +64,11 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     memory.give_back()
     gc.freeze()
     return fallbacks
+
+
+def _import_everything() -> None:
+    server.import_runtime()
+    server.import_engine()
 
 
 def prebuild_worker(config: Any) -> None:

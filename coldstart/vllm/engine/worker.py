@@ -21,7 +21,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.machine import timeline
-from coldstart.vllm import seams
+from coldstart.vllm import compat
 from coldstart.vllm.engine import compiled
 from coldstart.vllm.weights import entry
 from coldstart.weights.load import report
@@ -75,7 +75,7 @@ class ColdWorker(CPUWorker):
         self.plan = LaunchPlan.current()
         self.fast_path, self.fallbacks, self.restored, self.warm = {}, [], False, False
         if type(self.model_runner) is CPUModelRunner:
-            if reason := seams.check("lazy-kv"):
+            if reason := compat.check("lazy-kv"):
                 self._fall_back("kv", reason)
             else:
                 self.model_runner.__class__ = LazyKvRunner
@@ -84,7 +84,7 @@ class ColdWorker(CPUWorker):
         entry.register()  # where vLLM was told to load other plugins only (VLLM_PLUGINS), or finds ours no more
         with timeline.measure("load weights", track="engine"):
             super().load_model(**kwargs)
-        if self.plan.compile_dir and (reason := seams.check("compile")):
+        if self.plan.compile_dir and (reason := compat.check("compile")):
             self._fall_back("compile", reason)
         elif self.plan.compile_dir:
             with timeline.measure("restore compiled forward", track="engine"):
@@ -137,6 +137,6 @@ class ColdWorker(CPUWorker):
         loaded = report.document()
         return {
             "fast_path": self.fast_path,
-            "fallbacks": [*self.fallbacks, *loaded.get("fallbacks", [])],
+            "fallbacks": [*compat.fallbacks, *self.fallbacks, *loaded.get("fallbacks", [])],
             "load": loaded,
         }

@@ -1,1 +1,1 @@
-"""Everything that knows vLLM: names of its memory, the seams it is taken hold of at, record and restore in its workers."""
+"""Everything that knows vLLM: names of its memory, the integration points, record and restore in its workers."""

@@ -3,7 +3,7 @@
 With a source bound, a model runner gets restored full graphs and skips the warm-up and capture of exactly those
 batch descriptors; every other one, and every other manager's, goes the ordinary way.  A graph that is still being
 built is hidden from vLLM's dispatch, which then runs such a batch without a full graph; once built it is shown.  vLLM
-only calls .replay() on what it keeps.  The seams are checked first; where they do not fit, nothing is patched.
+only calls .replay() on what it keeps.  The vLLM integration points are checked first; if one is missing, nothing is patched.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 from coldstart.graphs.errors import Refused
-from coldstart.vllm import seams
+from coldstart.vllm import compat
 from coldstart.vllm.graphs import manager, wrapper
 from coldstart.vllm.graphs.graph_source import GraphSource, Log
 
 
 def require() -> None:
-    """Raises Refused with everything that does not fit; imports nothing of vLLM."""
-    if reason := seams.check("graphs"):
+    """Raises Refused where graphs were not checked for this vLLM; imports nothing of vLLM."""
+    if reason := compat.check("graphs"):
         raise Refused(reason)
 
 
@@ -46,8 +46,11 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _patched(**wraps: Wrap) -> Callable[[], None]:
-    places = _places()
-    saved = {name: getattr(*place) for name, place in places.items()}
+    try:
+        places = _places()
+        saved = {name: getattr(*place) for name, place in places.items()}
+    except AttributeError as error:
+        raise Refused(f"vLLM lacks an integration point of graphs: {error}.") from error
     for name, place in places.items():
         setattr(*place, wraps[name](saved[name]))
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from coldstart.contract.graphs import CANARY, GRAPHS_REPORT, KV_REPORT, EngineTask
 from coldstart.graphs import rounds
 from coldstart.graphs.errors import GraphError
-from coldstart.vllm import late, seams
+from coldstart.vllm import compat, late
 from coldstart.vllm.engine import aot
 from coldstart.vllm.graphs import hook, kv_plan
 from coldstart.vllm.graphs.graph_source import log
@@ -71,6 +71,10 @@ class Later:
     def fallbacks(self) -> dict[str, str]:
         return self.get().fallbacks()
 
+    def decline(self, reason: str) -> None:
+        """Restore nothing, and report `reason`."""
+        self._made[:] = [Declined(reason)]
+
     def before_load(self) -> None:
         """What a recording process does before it loads weights."""
         if (work := getattr(self.get(), "before_load", None)) is not None:
@@ -115,7 +119,7 @@ def _install(session: Later, *, recording: bool) -> None:
         setattr(module.Worker, GRAPHS_REPORT, lambda worker: session.fallbacks())
 
     for name in RUNNERS:
-        late.when_imported(name, runner)
+        late.when_imported(name, runner, session.decline)
     late.when_imported(WORKER, worker)
 
 
@@ -138,24 +142,24 @@ def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
 
 
 def _lay_compiled(compiled: aot.Aot) -> None:
-    if reason := seams.check("aot"):
+    if reason := compat.check("aot"):
         log.warning("vLLM compiles as always: %s", reason)
         compiled.reasons.append(reason)
     else:
-        late.when_imported(aot.MODULE, compiled.install)
+        late.when_imported(aot.MODULE, compiled.install, compiled.reasons.append)
     late.when_imported(aot.WORKER, compiled.report_in)
 
 
 def _size_kv(task: EngineTask) -> None:
-    reason = seams.check("kv-plan")
+    reason = compat.check("kv-plan")
     if reason:
         log.warning("the KV cache is profiled as always: %s", reason)
-        late.when_imported(WORKER, functools.partial(_report_kv, [reason]))
+        _report_kv_later(reason)
         return
     if task.kv_note:
         late.when_imported(WORKER, functools.partial(_note_kv, task.kv_note))
     if task.kv_plan:
-        late.when_imported(WORKER, functools.partial(_apply_kv, task.kv_plan))
+        late.when_imported(WORKER, functools.partial(_apply_kv, task.kv_plan), _report_kv_later)
 
 
 def _note_kv(directory: Path, module: Any) -> None:
@@ -187,6 +191,10 @@ def _apply_kv(plans: list[dict[str, Any]], module: Any) -> None:
 
     module.maybe_apply_startup_plan = apply
     _report_kv(reasons, module)
+
+
+def _report_kv_later(reason: str) -> None:
+    late.when_imported(WORKER, functools.partial(_report_kv, [reason]))
 
 
 def _report_kv(reasons: list[str], module: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coldstart.vllm import seams
+from coldstart.vllm import compat
 
 
 class IncompatibleVllm(RuntimeError):
@@ -13,7 +13,7 @@ class IncompatibleVllm(RuntimeError):
 
 def require(config: Any) -> None:
     """For a server that was started by hand. Raises IncompatibleVllm where our scheduler cannot run."""
-    if reason := seams.check("scheduler") or unsupported(config):
+    if reason := compat.check("scheduler") or unsupported(config):
         raise IncompatibleVllm(f"{reason} Serve with --scheduler fcfs.")
 
 

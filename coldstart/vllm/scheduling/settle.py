@@ -12,7 +12,7 @@ from typing import Any
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.scheduling.settings import KEY
-from coldstart.vllm import seams
+from coldstart.vllm import compat
 from coldstart.vllm.scheduling import PINNING_POLICY, SCHEDULER_CLS, TAILS_CONNECTOR, WHOLE_CONNECTOR
 from coldstart.vllm.scheduling.limits import unsupported
 
@@ -56,7 +56,7 @@ def counted(plan: LaunchPlan) -> Iterator[None]:
 
 
 def _obstacle(config: Any) -> str | None:
-    if reason := seams.check("scheduler"):
+    if reason := compat.check("scheduler"):
         return reason
     try:
         if reason := unsupported(config):
@@ -71,7 +71,7 @@ def _settle_host(args: Namespace, plan: LaunchPlan) -> bool:
     """Without copies on the host, or without the last blocks there, where this vLLM cannot make them our way."""
     if args.kv_transfer_config is None:
         return False
-    if (reason := seams.check("offload")) is None:
+    if (reason := compat.check("offload", _import_offload)) is None:
         return _settle_tails(args.kv_transfer_config, plan)
     _note(plan, f"{reason} What is evicted is computed again.")
     args.kv_transfer_config = None
@@ -82,11 +82,20 @@ def _settle_host(args: Namespace, plan: LaunchPlan) -> bool:
 
 
 def _settle_tails(transfer: Any, plan: LaunchPlan) -> bool:
-    if transfer.kv_connector != TAILS_CONNECTOR or (reason := seams.check("tails")) is None:
+    if transfer.kv_connector != TAILS_CONNECTOR or (reason := compat.check("tails", _import_tails)) is None:
         return False
     _note(plan, f"{reason} The last block of what is evicted is computed again.")
     transfer.kv_connector, transfer.kv_connector_module_path = WHOLE_CONNECTOR, None
     return True
+
+
+def _import_offload() -> None:
+    import coldstart.vllm.scheduling.offload
+    import coldstart.vllm.scheduling.pinning  # noqa: F401
+
+
+def _import_tails() -> None:
+    import coldstart.vllm.scheduling.tails  # noqa: F401
 
 
 def _keeps_kv(args: Namespace) -> bool:

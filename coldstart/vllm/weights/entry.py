@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import logging
+from typing import Any
 
-from coldstart.vllm import late
+from coldstart.vllm import compat, late
 
 LOAD_FORMAT = "coldstart"
 _TABLE = "vllm.model_executor.model_loader"
-log = logging.getLogger("vllm.coldstart.loader")
 
 
 def register() -> None:
@@ -23,11 +23,12 @@ def register() -> None:
 
 @functools.cache
 def _add() -> None:
-    from coldstart.vllm import seams
+    if reason := compat.check("weights", _register):
+        compat.fall_back("weights", f"{reason} vLLM loads them its own way.")
+        _register_default()
 
-    if reason := seams.check("weights"):
-        log.warning("the load format %s is not there: %s", LOAD_FORMAT, reason)
-        return
+
+def _register() -> None:
     from coldstart.vllm.weights.loader import register_loader
 
     # vLLM would say so in the log of every start, also of those that never use it.
@@ -38,3 +39,17 @@ def _add() -> None:
         register_loader(LOAD_FORMAT)
     finally:
         logger.setLevel(level)
+
+
+def _register_default() -> None:
+    """Give the load format to vLLM's own loader: the server was already told to use it."""
+    from vllm.model_executor import model_loader
+
+    model_loader._LOAD_FORMAT_TO_MODEL_LOADER[LOAD_FORMAT] = _default_loader
+
+
+def _default_loader(load_config: Any) -> Any:
+    from vllm.config.utils import replace
+    from vllm.model_executor.model_loader import get_model_loader
+
+    return get_model_loader(replace(load_config, load_format="auto"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from coldstart.vllm import compat
 from coldstart.weights.load import report
 
 
@@ -12,5 +13,6 @@ class Reporting:
 
     def coldstart_report(self) -> dict[str, Any]:
         """As ColdWorker.coldstart_report: nothing was restored, the weights came as `load` says."""
-        loaded = report.document()
-        return {"fast_path": {}, "fallbacks": loaded.get("fallbacks", []), "load": loaded}
+        loaded, found = report.document(), compat.fallbacks
+        lost = {fallback["section"]: False for fallback in found}
+        return {"fast_path": lost, "fallbacks": [*found, *loaded.get("fallbacks", [])], "load": loaded}

@@ -1,6 +1,6 @@
 """Every adversarial case, the test that holds it, and below it the companion in which the naive method fails.
 
-address reuse (Figure 6)          | test_the_match_backwards_from_the_launch_is_the_later_allocation
+address reuse (Figure 6)          | test_a_reused_address_is_the_later_allocation
                                   | test_naive_first_match_is_the_freed_allocation
 address reuse, whole process      | test_the_allocation_that_was_live_is_found_elsewhere
                                   | test_naive_first_allocation_with_the_address_is_another_tensor_elsewhere
@@ -81,7 +81,7 @@ from coldstart.graphs.errors import AlteredTable, GraphError
 from coldstart.graphs.kernels import Ladder
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.tables import EDGE, Kernel, Tables
-from coldstart.graphs.trace import live_allocation, match_backwards, pack
+from coldstart.graphs.trace import live_allocation, match_live, pack
 from tests.support.graphs.driver import Library, Node, SimDriver
 from tests.support.graphs.images import cubin
 from tests.support.graphs.kernels import ROUTINES
@@ -158,7 +158,7 @@ def test_naive_one_capture_relocates_a_word_that_is_no_one_pointer() -> None:
 def _traces() -> tuple[SimModel, SimModel, list[AllocationEvent], int]:
     """A process whose table took a freed address, one whose table did not, and the table's true ordinal."""
     reusing, other = SimModel(SMALL, 1, reuse=1.0), SimModel(SMALL, 2, reuse=0.0)
-    (match, _), *_ = match_backwards(pack(reusing.trace()), [(-1, reusing.rope_table)]).values()
+    (match, _), *_ = match_live(pack(reusing.trace()), [reusing.rope_table]).values()
     assert match is not None
     return reusing, other, [e for e in other.trace() if e.kind == "alloc"], match[0]
 

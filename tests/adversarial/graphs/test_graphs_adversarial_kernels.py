@@ -171,7 +171,6 @@ def test_pinned_host_pointers_are_refused() -> None:
     def call(m: SimModel) -> None:
         function = m.driver.function("twin", "twin")
         host = m.driver.memory.allocate(512, host=True)
-        m._mark()
         m.driver.submit(
             Node(NodeKind.KERNEL, ROUTINES["scale"].fields.pack(host, m._at("static:out"), 1), function)
         )

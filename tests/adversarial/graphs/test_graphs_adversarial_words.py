@@ -166,14 +166,13 @@ REUSED = [
     AllocationEvent("alloc", A, 512),
     AllocationEvent("free", A, 512),
     AllocationEvent("alloc", A, 512),
-    AllocationEvent("launch"),
 ]
-"""Figure 6: two allocations with one address, the first freed before the launch."""
+"""Figure 6: two allocations with one address, the first freed before the capture."""
 
 
-def test_the_match_backwards_from_the_launch_is_the_later_allocation() -> None:
-    found = traces.match_backwards(traces.pack(REUSED), [(3, A + 40)])
-    assert found[3, A + 40] == ((1, 40, 512), None)
+def test_a_reused_address_is_the_later_allocation() -> None:
+    found = traces.match_live(traces.pack(REUSED), [A + 40, A + 512, B])
+    assert found == {A + 40: ((1, 40, 512), None), A + 512: (None, (1, 512, 512))}
 
 
 def test_naive_first_match_is_the_freed_allocation() -> None:
@@ -188,16 +187,10 @@ def test_naive_first_match_is_the_freed_allocation() -> None:
     assert traces.live_allocation(online, 0) is None and traces.live_allocation(online, 1) == (B, 512)
 
 
-def test_a_launch_before_the_reuse_names_the_earlier_allocation() -> None:
-    events = [
-        AllocationEvent("alloc", A, 512),
-        AllocationEvent("launch"),
-        AllocationEvent("free", A, 512),
-        AllocationEvent("alloc", A, 256),
-    ]
-    found = traces.match_backwards(traces.pack(events), [(1, A), (-1, A), (1, A + 512)])
-    assert found[1, A] == ((0, 0, 512), None) and found[4, A] == ((1, 0, 256), None)
-    assert found[1, A + 512] == (None, (0, 512, 512))
+def test_a_freed_allocation_is_no_match_when_its_address_was_reused_for_less() -> None:
+    events = [*REUSED[:2], AllocationEvent("alloc", A, 256)]
+    found = traces.match_live(traces.pack(events), [A, A + 300, A + 512])
+    assert found == {A: ((1, 0, 256), None)}
 
 
 def test_a_third_capture_settles_the_two_readings() -> None:
@@ -213,7 +206,6 @@ def _in_segment(seed: int) -> Snapshot:
     program = _program(Field("pointer", 0, 8, 2, 4096), size=8)
     placed = place(program, seed)
     placed.trace.insert(0, AllocationEvent("alloc", placed.bases[2], 512))
-    placed.places = [place_ + 1 for place_ in placed.places]
     return snapshot(program, placed)
 
 
@@ -239,7 +231,6 @@ def test_a_traced_allocation_that_did_not_move_is_a_collision_too(at: int) -> No
         placed = place(program, seed)
         placed.bases[1] = 0x7F9000000000
         placed.trace.insert(0, AllocationEvent("alloc", placed.bases[1], SIZES[1]))
-        placed.places = [p + 1 for p in placed.places]
         shots.append(snapshot(program, placed))
     with pytest.raises(BaseCollision, match="alloc#0"):
         combine(*shots)

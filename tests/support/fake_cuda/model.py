@@ -125,9 +125,6 @@ class FakeModel:
     def trace(self) -> list[AllocationEvent]:
         return []
 
-    def launches(self, key: str) -> list[int]:
-        return []
-
     def refusal(self, key: str) -> str | None:
         return None
 

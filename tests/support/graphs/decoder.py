@@ -74,8 +74,6 @@ class Decoder:
         self._allocator = self.general
         self.named: dict[str, SymbolRegion] = {}
         self.hidden: dict[str, int] = {}
-        self._places: dict[str, list[int]] = {}
-        self._launches: list[int] | None = None
         self._stale = [self.rng.randrange(1 << 32) for _ in range(8)]
         self.reserved: list[int] = []
         self._pairs: dict[str, tuple[int, int, int]] = {}
@@ -139,7 +137,6 @@ class Decoder:
         self._leave_stale_bytes(name, payload)
         library, prefix = ("blas", "blas_") if name in BLAS_KERNELS else ("framework", "fw_")
         function = self.driver.function(library, prefix + name)
-        self._mark()
         attributes = ((6, "01000000"),) if edge else ()
         node = Node(NodeKind.KERNEL, bytes(payload), function, (4, 1, 1), (32, 1, 1), 0, attributes)
         self.driver.submit(node, stream, edge)
@@ -149,11 +146,6 @@ class Decoder:
             payload[36:40] = self._stale[0].to_bytes(4, "little")
         elif name == "add":
             payload[20:24] = self._stale[1].to_bytes(4, "little")
-
-    def _mark(self) -> None:
-        if self._launches is not None:
-            self._launches.append(len(self._trace))
-        self._trace.append(AllocationEvent("launch"))
 
     def _blas(self) -> tuple[int, int]:
         """The library's own workspace and semaphore, made at its first call, never during capture."""

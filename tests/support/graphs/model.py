@@ -43,18 +43,14 @@ class SimModel(Decoder):
     def capture(self, key: str) -> Captured:
         size = self.sizes()[key]
         self.forward(size)
-        self._allocator, self._launches = self.private, []
+        self._allocator = self.private
         self.driver.begin_capture()
         try:
             self.forward(size)
         finally:
             graph = self.driver.end_capture()
-            self._places[key], self._launches = self._launches, None
             self._allocator = self.general
         return Captured(graph, self.driver.instantiate(graph))
-
-    def launches(self, key: str) -> list[int]:
-        return self._places.get(key, [])
 
     def refusal(self, key: str) -> str | None:
         return None

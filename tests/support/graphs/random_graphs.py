@@ -48,11 +48,10 @@ class Program:
 
 @dataclass
 class Placement:
-    """Addresses of one process; `trace` holds its allocations, and launches at `places`."""
+    """Addresses of one process; `trace` holds its allocations."""
 
     bases: list[int]
     trace: list[AllocationEvent]
-    places: list[int]
     noise: random.Random
 
 
@@ -61,9 +60,7 @@ def place(program: Program, seed: int, *, bases: list[int] | None = None) -> Pla
     rng = random.Random(seed)
     chosen = bases or _bases(program, rng)
     trace, chosen = _trace(program, rng, chosen)
-    places = [len(trace) + i for i in range(len(program.nodes))]
-    trace += [AllocationEvent("launch")] * len(program.nodes)
-    return Placement(chosen, trace, places, random.Random(seed ^ 0x5EED))
+    return Placement(chosen, trace, random.Random(seed ^ 0x5EED))
 
 
 def _bases(program: Program, rng: random.Random) -> list[int]:
@@ -107,7 +104,6 @@ def snapshot(program: Program, placement: Placement) -> Snapshot:
         regions=[SymbolRegion(s, n, b) for s, n, b in everything if not s.startswith(("hidden", "alloc"))],
         ranges=[Range(b, n) for s, n, b in everything if s.startswith("hidden")],
         trace=traces.pack(placement.trace),
-        launches=np.array(placement.places, np.int64),
         maps=np.zeros(0, MAP), contents={}, binaries={},
     )  # fmt: skip
 

@@ -126,6 +126,25 @@ def test_what_the_engine_could_not_keep_is_in_the_bundle_with_its_reason(
     assert json.loads((made.out / "stages.json").read_text())["not_made"] == {"compile": "PicklingError"}
 
 
+def test_an_incompatible_vllm_is_reported_while_the_engine_runs(
+    made: Assembly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    @contextmanager
+    def phase(name: str, expected_s: float | None = None) -> Iterator[Callable[[str], None]]:
+        yield said.append
+
+    def engine(module: str, plan: LaunchPlan, *arguments: str) -> None:
+        (made.out / "compatibility.json").write_text('{"tails": "It differs."}')
+
+    made.phase = phase
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
+    monkeypatch.setattr(made, "_engine", engine)
+    made.offline()
+    assert said[-1] == "It differs."
+
+
 def test_a_proof_start_that_fails_without_graphs_publishes_nothing(
     made: Assembly, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from coldstart.key.inspection import Lookup
 from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
 from coldstart.materialize.expectation import Expectation, estimates, expected, of_another
-from coldstart.materialize.materialize import Options
+from coldstart.materialize.options import Options
 from coldstart.model.models import ResolvedModel
 
 COMPUTED = json.loads(

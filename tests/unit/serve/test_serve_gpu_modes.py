@@ -11,6 +11,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed, Usage
 from coldstart.machine import runtime
 from coldstart.materialize import materialize
+from coldstart.materialize.options import Options
 from coldstart.serve import template_pool
 from coldstart.vllm.engine import template
 
@@ -51,5 +52,5 @@ def test_a_built_engine_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_a_snapshot_by_fork_is_refused_before_any_work() -> None:
     with pytest.raises(CommandFailed, match="no CUDA state") as caught:
-        materialize.materialize(None, materialize.Options(snapshot=True), pytest.fail)  # type: ignore[arg-type]
+        materialize.materialize(None, Options(snapshot=True), pytest.fail)  # type: ignore[arg-type]
     assert "vllm snapshot create" in str(caught.value.mend)

@@ -18,7 +18,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
 from coldstart.scheduling.settings import KEY, SchedulerSettings
 from coldstart.serve import scheduler
-from coldstart.vllm import seams
+from coldstart.vllm import compat
 from coldstart.vllm.scheduling import (
     PINNING_POLICY,
     SCHEDULER_CLS,
@@ -148,9 +148,11 @@ def test_two_choices_are_refused(flag: str) -> None:
 
 @pytest.fixture
 def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Features that this vLLM has no seams for."""
+    """Features that this vLLM lacks an integration point of."""
     held: set[str] = set()
-    monkeypatch.setattr(seams, "check", lambda feature: "It lacks a seam." if feature in held else None)
+    monkeypatch.setattr(
+        compat, "check", lambda feature, load=None: "It lacks a point." if feature in held else None
+    )
     return held
 
 
@@ -175,7 +177,7 @@ def test_another_vllm_keeps_its_own_scheduler_and_says_what_it_lacks(lacking: se
     assert settle.settle(args, None, plan)
     assert (args.scheduler_cls, args.additional_config, args.kv_transfer_config) == (None, {}, None)
     assert plan.fallbacks == [
-        {"section": "scheduler", "reason": "It lacks a seam. vLLM's own scheduler runs instead."}
+        {"section": "scheduler", "reason": "It lacks a point. vLLM's own scheduler runs instead."}
     ]
 
 
@@ -200,12 +202,12 @@ def test_without_copies_on_the_host_evicted_requests_compute_again(
     assert args.scheduler_cls == SCHEDULER_CLS and args.kv_transfer_config is None
     assert args.additional_config == {KEY: {"policy": "skip-join-mlfq", "strategy": "recompute"}, "a": 1}
     assert plan.fallbacks == [
-        {"section": "scheduler", "reason": "It lacks a seam. What is evicted is computed again."}
+        {"section": "scheduler", "reason": "It lacks a point. What is evicted is computed again."}
     ]
     assert not settle.settle(args, None, plan)
 
 
-def test_without_their_seam_the_last_blocks_alone_are_computed_again(lacking: set[str]) -> None:
+def test_without_their_integration_point_the_last_blocks_alone_are_computed_again(lacking: set[str]) -> None:
     lacking.add("tails")
     plan, args = LaunchPlan([]), Namespace(scheduler_cls=None, kv_transfer_config=kept_on_host())
     assert settle.settle(args, None, plan)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.vllm import seams
+from coldstart.vllm import compat
 from coldstart.vllm.engine import application, server
 from coldstart.vllm.engine.application import EarlyApplication
 
@@ -98,7 +98,7 @@ def test_a_process_that_has_not_forked_has_no_second_thread(asked: tuple[Namespa
 def test_another_vllm_is_left_as_it_is(asked: tuple[Namespace, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.entrypoints.launchers.api_server import entry
 
-    monkeypatch.setattr(seams, "check", lambda feature: f"no {feature}")
+    monkeypatch.setattr(compat, "check", lambda feature, load=None: f"no {feature}")
     stock = entry.build_app
     with _begun(*asked).handed_over():
         assert entry.build_app is stock

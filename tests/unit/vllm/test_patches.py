@@ -32,7 +32,10 @@ ON_OBJECTS = {
         "modules[name].aot_compiled_fn", "modules[name].was_aot_compile_fn_loaded_from_disk",
     },
     "engine/ahead.py": {"platform.register_triton_kernel_overrides"},
-    "engine/executor.py": {"worker.worker.kv_transfer_config", "worker.worker.vllm_config.kv_transfer_config"},
+    "engine/executor.py": {
+        "worker.worker.kv_transfer_config", "worker.worker.vllm_config.kv_transfer_config",
+        "config.parallel_config.worker_cls", "config.parallel_config.worker_extension_cls",
+    },
     "engine/server.py": {"config.logging_config", "manager.shutdown"},
     # Not vLLM's: the connection to a server behind a unix socket; where this process keeps its temporary files.
     "stock.py": {"connection.sock"},

@@ -1,4 +1,4 @@
-"""A feature whose seam is missing: which way is taken instead, and what the starter is told. No feature may stop a server."""
+"""A feature whose vLLM integration point is missing falls back, and the starter gets the reason. No feature stops a server."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from types import ModuleType, SimpleNamespace
@@ -20,19 +21,20 @@ import pytest
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.vllm import seams, stock
+from coldstart.vllm import compat, stock
 from coldstart.vllm.engine import headless, offline, server, stepdowns
 from coldstart.vllm.scheduling import SCHEDULER_CLS
 from coldstart.vllm.weights import entry
+from coldstart.vllm.weights.extension import Reporting
 
-REASON = "It lacks a seam."
+REASON = "It lacks an integration point."
 
 
 @pytest.fixture
 def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Features that this vLLM has no seams for."""
+    """Features that this vLLM lacks an integration point of."""
     held: set[str] = set()
-    monkeypatch.setattr(seams, "check", lambda feature: REASON if feature in held else None)
+    monkeypatch.setattr(compat, "check", lambda feature, load=None: REASON if feature in held else None)
     return held
 
 
@@ -83,8 +85,51 @@ def test_the_load_format_is_not_registered_where_it_does_not_fit(
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)  # not once vLLM is imported
     caplog.set_level(logging.WARNING, "vllm")
     monkeypatch.setitem(sys.modules, "coldstart.vllm.weights.loader", None)  # importing it would raise
+    monkeypatch.setattr(entry, "_register_default", lambda: None)
+    monkeypatch.setattr(compat, "fallbacks", [])
     entry._add.__wrapped__()
     assert REASON in caplog.text
+
+
+@pytest.mark.vllm
+def test_vllms_loader_is_registered_when_ours_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.config import LoadConfig
+    from vllm.model_executor import model_loader
+
+    monkeypatch.setattr(compat, "fallbacks", found := [])
+    monkeypatch.setitem(model_loader._LOAD_FORMAT_TO_MODEL_LOADER, entry.LOAD_FORMAT, None)
+    monkeypatch.setitem(sys.modules, "coldstart.vllm.weights.loader", None)
+    entry._add.__wrapped__()
+    loader = model_loader.get_model_loader(LoadConfig(load_format=entry.LOAD_FORMAT))
+    assert isinstance(loader, model_loader.DefaultModelLoader) and loader.load_config.load_format == "auto"
+    assert found[0]["section"] == "weights" and "lacks an integration point" in found[0]["reason"]
+    assert Reporting().coldstart_report()["fast_path"] == {"weights": False}
+
+
+@pytest.mark.vllm
+def test_vllms_worker_runs_when_ours_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from coldstart.vllm.engine import executor
+
+    monkeypatch.setattr(compat, "fallbacks", found := [])
+    chosen = SimpleNamespace(worker_cls=stepdowns.WORKER, worker_extension_cls="")
+    config = SimpleNamespace(parallel_config=chosen)
+    monkeypatch.setattr(executor, "_import_worker", lambda: None)
+    executor.require_worker(config)  # type: ignore[arg-type]
+    assert (chosen.worker_cls, found) == (stepdowns.WORKER, [])
+    monkeypatch.setattr(executor, "_import_worker", lambda: import_module("vllm.gone"))
+    executor.require_worker(config)  # type: ignore[arg-type]
+    assert chosen.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
+    assert chosen.worker_extension_cls == stepdowns.EXTENSION
+    assert found[0]["section"] == "worker" and "vllm.gone" in found[0]["reason"]
+
+
+@pytest.mark.vllm
+def test_a_start_whose_import_fails_is_vllms_own_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "import_runtime", lambda: import_module("vllm.gone"))
+    monkeypatch.setattr(stock, "run", lambda plan, reason: reason)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert "No module named 'vllm.gone'" in str(server.run(LaunchPlan(["--model", "m"])))
+    assert gc.isenabled()
 
 
 def test_a_start_that_does_not_fit_is_vllms_own_server(

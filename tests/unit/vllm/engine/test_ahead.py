@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from coldstart.vllm import seams
+from coldstart.vllm import compat
 from coldstart.vllm.engine import ahead
 
 
@@ -33,7 +33,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
         module.__path__ = []
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(sys.modules["vllm.platforms"], "current_platform", made, raising=False)
-    monkeypatch.setattr(seams, "check", lambda feature: None)
+    monkeypatch.setattr(compat, "check", lambda feature, load: load())
     return made
 
 
@@ -53,6 +53,6 @@ def test_nothing_on_a_gpu(platform: Platform) -> None:
 
 
 def test_nothing_where_vllm_has_no_such_step(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seams, "check", lambda feature: "no such step")
+    monkeypatch.setattr(compat, "check", lambda feature, load=None: "no such step")
     ahead.prepare()
     assert platform.calls == 0

@@ -1,8 +1,9 @@
-"""The hook's seams on the installed vLLM, its logic on stand-ins, and KV plans under vLLM's own gate."""
+"""The hook's integration points on the installed vLLM, its logic on stand-ins, and KV plans under vLLM's own gate."""
 
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -259,7 +260,7 @@ def test_install_and_undo() -> None:
 
 
 def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook.seams, "check", lambda feature: f"{feature} differ.")
+    monkeypatch.setattr(hook.compat, "check", lambda feature, load=None: f"{feature} differ.")
     monkeypatch.setattr(hook, "_patched", lambda **_: pytest.fail("patched"))
     with pytest.raises(Refused, match=r"graphs differ\."):
         hook.install(object(), Source(set()), print)
@@ -267,12 +268,34 @@ def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
         hook.watch(object(), print)
 
 
+@needs_vllm
+def test_a_runner_without_the_patched_method_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "_places", lambda: {"manager": (type("Renamed", (), {}), "capture")})
+    with pytest.raises(Refused, match=r"lacks an integration point of graphs: .*capture"):
+        hook.install(object(), Source(set()), print)
+
+
+def test_a_hook_that_misses_a_name_is_reported_and_fails_no_import(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker = type("Worker", (), {})
+    modules = {name: SimpleNamespace() for name in (*plugin.RUNNERS, plugin.aot.MODULE)}
+    for name, module in {**modules, plugin.WORKER: SimpleNamespace(Worker=worker)}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: None)
+    plugin.register(EngineTask(compiled=tmp_path, kv_plan=[{}], restore=tmp_path))
+    reported = worker()
+    assert "_try_load_aot_compiled_fn" in getattr(reported, COMPILE_REPORT)()["reasons"][0]
+    assert "maybe_apply_startup_plan" in getattr(reported, plugin.KV_REPORT)()
+    assert "GPUModelRunner" in getattr(reported, plugin.GRAPHS_REPORT)()["*"]
+
+
 @pytest.mark.parametrize("task", [EngineTask(kv_plan=[{}]), EngineTask(kv_note=Path("/noted"))])
 def test_without_vllms_gate_the_cache_is_profiled_as_always(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, task: EngineTask
 ) -> None:
     hooked: list[tuple[str, Any]] = []
-    monkeypatch.setattr(plugin.seams, "check", lambda feature: f"{feature} is gone.")
+    monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: f"{feature} is gone.")
     monkeypatch.setattr(plugin.late, "when_imported", lambda *pair: hooked.append(pair))
     plugin.register(task)
     assert "kv-plan is gone." in caplog.text
@@ -289,7 +312,7 @@ def test_without_vllms_look_up_the_server_is_told_that_it_compiles(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hooked: dict[str, Any] = {}
-    monkeypatch.setattr(plugin.seams, "check", lambda feature: f"{feature} is gone.")
+    monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: f"{feature} is gone.")
     monkeypatch.setattr(plugin.late, "when_imported", hooked.__setitem__)
     plugin.register(EngineTask(compiled=tmp_path))
     module = SimpleNamespace(Worker=type("Worker", (), {}))

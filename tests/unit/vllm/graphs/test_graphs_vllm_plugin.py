@@ -72,7 +72,9 @@ def test_only_device_tensors_are_named() -> None:
 
 
 def test_not_asked_nothing_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin.late, "when_imported", lambda name, work: pytest.fail(f"patched {name}"))
+    monkeypatch.setattr(
+        plugin.late, "when_imported", lambda name, work, failed=None: pytest.fail(f"patched {name}")
+    )
     plugin.register(EngineTask())
 
 
@@ -105,7 +107,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         )
         return made.setdefault(name, SimpleNamespace(GPUModelRunner=runner, Worker=type("Worker", (), {})))
 
-    monkeypatch.setattr(plugin.late, "when_imported", lambda name, work: work(module(name)))
+    monkeypatch.setattr(plugin.late, "when_imported", lambda name, work, failed=None: work(module(name)))
     monkeypatch.setattr(plugin.hook, "require", lambda: None)
     return made
 

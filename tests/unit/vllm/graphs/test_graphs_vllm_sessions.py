@@ -105,9 +105,6 @@ class Framework:
         captured: Captured = self._capture(key).captured
         return captured
 
-    def launches(self, key: str) -> list[int]:
-        return self._model.launches("decode:" + key.rpartition("=")[2])
-
     def refusal(self, key: str) -> str | None:
         return self.refusals.get(key)
 

@@ -9,17 +9,20 @@ import functools
 import re
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 from typing import get_args
 
 import pytest
 from vllm_names import known_elsewhere, own_names
 
 from coldstart.machine import runtime
-from coldstart.vllm import seams
-from coldstart.vllm.seams.fit import Parameters
-from coldstart.vllm.seams.seam import Seam
-from coldstart.vllm.seams.table import TABLE
+from coldstart.vllm import compat
+from coldstart.vllm.compat.inspection import our_subclasses, problems
+from coldstart.vllm.compat.points import Point
+from coldstart.vllm.compat.report import TABLE, check_compatibility
 
 ROOT = Path(__file__).parents[3]
 ROOM = ROOT / "coldstart" / "vllm"
@@ -27,9 +30,9 @@ DOTTED = re.compile(r"\bvllm(?:\.\w+)+")
 # Not vLLM's: our loggers below its own, the entry points' group, fields of the key, our own modules.
 OURS = re.compile(r"vllm\.(coldstart|general_plugins|distribution$|version$)")
 OUTSIDE = [p for room in ("coldstart", "artifacts", "commands") for p in (ROOT / room).rglob("*.py")]
-FILES = [path for path in ROOM.rglob("*.py") if path.parent.name != "seams"]
-MODULES = {seam.module for seam in TABLE}
-PATHS = {f"{seam.module}:{seam.path.partition('.')[0]}" for seam in TABLE if seam.path}
+FILES = [path for path in ROOM.rglob("*.py") if path.parent.name != "compat"]
+MODULES = {point.module for point in TABLE}
+PATHS = {f"{point.module}:{point.path.partition('.')[0]}" for point in TABLE if point.path}
 
 
 @functools.cache
@@ -107,20 +110,20 @@ def test_what_is_imported_has_an_entry(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOM)))
 def test_what_is_read_has_an_entry(path: Path) -> None:
     """An attribute that is neither defined by us nor known of the libraries is vLLM's."""
-    members = {member for seam in TABLE for member in seam.members}
-    said = {word for seam in TABLE for text in seam.says for word in re.findall(r"\w+", text)}
-    tops = {seam.path.rpartition(".")[2] for seam in TABLE}
+    members = {member for point in TABLE for member in point.members}
+    said = {word for point in TABLE for text in point.source for word in re.findall(r"\w+", text)}
+    tops = {point.path.rpartition(".")[2] for point in TABLE}
     foreign = set(attributes(tree(path))) - own_names(ROOT) - known_elsewhere() - {"Feature"}
     assert foreign - members - said - tops == set()
 
 
-@pytest.mark.parametrize("seam", TABLE, ids=lambda seam: f"{seam.name} {'-'.join(seam.features)}")
-def test_what_has_an_entry_is_used(seam: Seam) -> None:
+@pytest.mark.parametrize("point", TABLE, ids=lambda point: f"{point.name} {'-'.join(point.features)}")
+def test_what_has_an_entry_is_used(point: Point) -> None:
     imported, names = used_imports(), used_names()
-    top = seam.path.partition(".")[0]
-    held = top in names or not imported.isdisjoint({seam.name, f"{seam.module}:{top}", seam.module})
-    assert held or seam.members or seam.says
-    assert {member for member in seam.members if member not in names} == set()
+    top = point.path.partition(".")[0]
+    held = top in names or not imported.isdisjoint({point.name, f"{point.module}:{top}", point.module})
+    assert held or point.members or point.source
+    assert {member for member in point.members if member not in names} == set()
 
 
 def test_nothing_of_vllm_is_named_outside_the_room() -> None:
@@ -146,42 +149,28 @@ def test_the_room_imports_nothing_that_lies_above_it() -> None:
     assert found == []
 
 
-def _subclasses() -> Iterator[tuple[Path, ast.ClassDef, Seam]]:
-    by_name = {seam.path: seam for seam in TABLE if seam.overrides}
+def _subclasses() -> Iterator[tuple[ast.ClassDef, str]]:
+    bases = {point.path for point in TABLE if point.overrides}
     for path in FILES:
         for one in ast.walk(tree(path)):
             for base in one.bases if isinstance(one, ast.ClassDef) else ():
-                if isinstance(base, ast.Name) and base.id in by_name:
-                    yield path, one, by_name[base.id]
+                if isinstance(base, ast.Name) and base.id in bases:
+                    yield one, base.id
 
 
-@pytest.mark.parametrize(
-    ("path", "kind", "seam"), list(_subclasses()), ids=lambda one: getattr(one, "name", "")
-)
-def test_our_overrides_are_those_of_the_table(path: Path, kind: ast.ClassDef, seam: Seam) -> None:
-    ours = {one.name: one for one in kind.body if isinstance(one, ast.FunctionDef)}
-    for shape in seam.overrides:
-        name = shape.partition("(")[0]
-        if name in ours:
-            wanted, found = Parameters.stated(shape), Parameters.from_arguments(ours[name].args)
-            assert wanted.positional == found.positional and wanted.stars == found.stars, name
-    # Abstract at its base or not: what overrides without a word in the table would go unchecked.
-    vllms = {
-        shape.partition("(")[0]
-        for one in TABLE
-        if one.path == seam.path
-        for shape in (*one.calls, *one.overrides)
-    }
+@pytest.mark.parametrize(("kind", "base"), list(_subclasses()), ids=lambda one: getattr(one, "name", one))
+def test_what_our_subclasses_call_upward_has_an_entry(kind: ast.ClassDef, base: str) -> None:
+    known = {member for one in TABLE if one.path == base for member in one.members}
     upward = {
         one.func.attr for one in ast.walk(kind)
         if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)
         and isinstance(one.func.value, ast.Call) and getattr(one.func.value.func, "id", "") == "super"
     }  # fmt: skip
-    assert upward <= vllms | ({"_should_warm_up_model"} & ours.keys())
+    assert upward <= known
 
 
 def test_features_are_those_of_the_table() -> None:
-    assert {feature for seam in TABLE for feature in seam.features} == set(get_args(seams.Feature))
+    assert {feature for point in TABLE for feature in point.features} == set(get_args(compat.Feature))
 
 
 def test_the_range_is_that_of_the_package() -> None:
@@ -193,8 +182,36 @@ def test_the_range_is_that_of_the_package() -> None:
 
 
 @pytest.mark.vllm
-def test_the_installed_vllm_has_every_seam() -> None:
+def test_the_installed_vllm_has_every_integration_point() -> None:
     assert runtime.vllm_distribution() is not None
-    assert {feature: seams.check(feature) for feature in get_args(seams.Feature)} == dict.fromkeys(
-        get_args(seams.Feature)
-    )
+    assert check_compatibility() == {}
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("point", TABLE, ids=lambda point: f"{point.name} {'-'.join(point.features)}")
+def test_every_name_of_an_entry_is_missed_when_vllm_calls_it_something_else(point: Point) -> None:
+    for renamed in _renamed(point):
+        assert list(problems(renamed)), renamed
+
+
+def _renamed(point: Point) -> Iterator[Point]:
+    """Yield the point with one of its names changed, for each name."""
+    yield replace(point, module=f"{point.module}_of_old")
+    if point.path:
+        yield replace(point, path=f"{point.path}_of_old")
+    for field in ("calls", "overrides", "reads", "source"):
+        words = getattr(point, field)
+        for number, word in enumerate(words):
+            name, parenthesis, rest = word.partition("(") if field == "calls" else (word, "", "")
+            changed = (f"{name}_of_old{parenthesis}{rest}",)
+            yield replace(point, **{field: (*words[:number], *changed, *words[number + 1 :])})
+
+
+@pytest.mark.vllm
+def test_our_overrides_of_vllms_methods_have_an_entry() -> None:
+    for point in (one for one in TABLE if one.overrides):
+        owner = getattr(import_module(point.module), point.path)
+        listed = {name for one in TABLE if one.path == point.path for name in one.members}
+        for ours in our_subclasses(owner):
+            methods = {name for name, value in vars(ours).items() if isinstance(value, FunctionType)}
+            assert methods & set(dir(owner)) <= listed | {"__init__"}, ours

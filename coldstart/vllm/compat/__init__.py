@@ -1,0 +1,66 @@
+"""Decide at a start whether a feature can use the installed vLLM.
+
+A start compares the version with those that the tables were checked for, and guards the imports of the feature. The full
+check of every name and signature is `report.check_compatibility`, which `materialize` and the tests run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Literal
+
+from coldstart.machine import runtime
+
+Feature = Literal[
+    "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "offload", "tails", "graphs", "kv-plan",
+    "aot", "offline", "headless", "late-interaction", "stock", "ahead", "standby", "ending", "application",
+]  # fmt: skip
+Versions = tuple[tuple[int, int], tuple[int, int]]
+
+CHECKED: dict[Feature, Versions] = {"graphs": ((0, 32), (0, 33)), "late-interaction": ((0, 32), (0, 33))}
+"""Versions that a feature's table was checked for, where they are fewer than the supported ones."""
+
+
+log = logging.getLogger("vllm.coldstart")
+fallbacks: list[dict[str, str]] = []
+"""Fallbacks that this process found out about by itself, after its server had started it."""
+
+
+def check(feature: Feature, load: Callable[[], object] | None = None) -> str | None:
+    """Return why this vLLM cannot serve `feature`, as a sentence; None if it can.
+
+    `load` imports, or does, what needs the feature's names: a missing name is the reason.
+    """
+    if reason := _unchecked(feature):
+        return reason
+    try:
+        if load is not None:
+            load()
+    except (ImportError, AttributeError) as error:
+        return f"vLLM {version()} lacks an integration point of {feature!r}: {error}."
+    return None
+
+
+def fall_back(section: str, reason: str) -> None:
+    """Log a fallback of this process, and keep it for the worker's report."""
+    log.warning("coldstart: %s: %s", section, reason)
+    fallbacks.append({"section": section, "reason": reason})
+
+
+def version() -> str:
+    """Return the installed vLLM's version, "unknown" if there is none."""
+    distribution = runtime.vllm_distribution()
+    return distribution[1] if distribution else "unknown"
+
+
+def _unchecked(feature: Feature) -> str | None:
+    low, high = CHECKED.get(feature, runtime.SUPPORTED_VLLM)
+    if runtime.vllm_distribution() is None:
+        return "vLLM is not installed."
+    if runtime.within(version(), (low, high)):
+        return None
+    return (
+        f"vLLM {version()} was not checked for {feature!r}: it needs {low[0]}.{low[1]} or later, "
+        f"below {high[0]}.{high[1]}."
+    )
