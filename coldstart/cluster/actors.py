@@ -98,9 +98,9 @@ class ServerActor:
         """As NodeServers."""
         await self._servers().stop(worker)
 
-    async def meeting(self) -> tuple[str, int]:
+    async def rendezvous(self) -> tuple[str, int]:
         """As NodeServers."""
-        return await self._servers().meeting()
+        return await self._servers().rendezvous()
 
     async def clear(self) -> int:
         """As NodeServers; this process's id."""
@@ -126,9 +126,9 @@ class RemoteNode:
         """As Node."""
         await _asked(self.actor.stop.remote(worker))
 
-    async def meeting(self) -> tuple[str, int]:
+    async def rendezvous(self) -> tuple[str, int]:
         """As Node."""
-        address, port = await _asked(self.actor.meeting.remote())
+        address, port = await _asked(self.actor.rendezvous.remote())
         return str(address), int(port)
 
 

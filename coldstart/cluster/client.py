@@ -1,4 +1,7 @@
-"""The child process of a gateway that speaks Ray (see `link`). It finds the controller, or makes it, and calls it."""
+"""Ray client of a gateway, in a child process: find or create the controller, and forward calls to it.
+
+`controller_connection` is the other end.
+"""
 
 from __future__ import annotations
 

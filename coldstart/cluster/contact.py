@@ -16,7 +16,7 @@ class ControllerAway(Exception):
     """Nobody answers for the controller."""
 
 
-class ControllerLink(Protocol):
+class ControllerConnection(Protocol):
     """The way to the controller."""
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -42,7 +42,7 @@ class Gatekeeper(Protocol):
 class Contact:
     """That of one gateway. `connected`: the controller knows of it, or did when last asked."""
 
-    def __init__(self, link: ControllerLink, gate: Gatekeeper, log: Log) -> None:
+    def __init__(self, link: ControllerConnection, gate: Gatekeeper, log: Log) -> None:
         self.link, self.gate, self.log = link, gate, log
         self.name, self.incarnation, self.connected = uuid4().hex, "", False
         self._after = 0

@@ -15,7 +15,7 @@ from math import inf
 from typing import Any
 from uuid import uuid4
 
-from coldstart.cluster.desks import Desk, Desks, GroupRoute
+from coldstart.cluster.gateways import GatewayRecord, Gateways, GroupRoute
 from coldstart.cluster.node import Said
 from coldstart.cluster.orders import Node, NodeReport
 from coldstart.cluster.state import FleetState
@@ -49,7 +49,7 @@ class FleetControl:
     ) -> None:
         self.core = FleetCore(settings, models=[one.spec for one in state.models.values()])
         self.state, self.clock, self.log, self.record = state, clock, log or Log(quiet=True), record
-        self.desks = Desks(clock)
+        self.gateways = Gateways(clock)
         self.workers = Workers(self)
         self.unusable: dict[str, str] = {}
         self.incarnation, self.began = uuid4().hex, clock()
@@ -104,10 +104,10 @@ class FleetControl:
 
     def _order(self, request: str, *what: Any) -> bool:
         """Whether anybody hears it."""
-        desk = self.desks.of(request)
-        if desk is not None:
-            desk.order(*what)
-        return desk is not None
+        gateway = self.gateways.of(request)
+        if gateway is not None:
+            gateway.order(*what)
+        return gateway is not None
 
     def said(self, event: Said) -> None:
         """A server has something to say of a worker."""
@@ -148,7 +148,7 @@ class FleetControl:
             servers.append(spec)
         ranks = self.workers.found()
         if ranks:
-            self.desks.expect()
+            self.gateways.expect()
         self.log.say("rebuilt", servers=[spec.name for spec in servers], workers=len(ranks))
         self.tell(events.Rebuilt(tuple(servers), ranks, tuple(sorted(self.state.drained))))
         for spec in servers:
@@ -187,11 +187,11 @@ class FleetControl:
 
     def attach(self, name: str, groups: list[str], requests: list[list[str]]) -> dict[str, Any]:
         """A gateway with the groups it can send to and the requests it has: [request, model, group or ""]."""
-        before = self.desks.desks.get(name)
-        desk = self.desks.attach(name, groups)
+        before = self.gateways.known.get(name)
+        gateway = self.gateways.attach(name, groups)
         # What it can send to and is not here any more is let go at once: its routes will say so.
-        desk.open = {request for request, _, _ in requests}
-        for request in (before.open if before else set()) - desk.open:
+        gateway.open = {request for request, _, _ in requests}
+        for request in (before.open if before else set()) - gateway.open:
             self.tell(events.Ended(request))
         known = before.open if before else set()
         for request, model, group in requests:
@@ -201,43 +201,47 @@ class FleetControl:
 
     async def pull(self, name: str, incarnation: str, after: int) -> dict[str, Any]:
         """What a gateway is to know and do; waits a while for news."""
-        desk = self._desk(name, incarnation)
-        return {"attach": self.incarnation} if desk is None else await self.desks.asked(desk, after, PULL_S)
+        gateway = self._attached(name, incarnation)
+        return (
+            {"attach": self.incarnation}
+            if gateway is None
+            else await self.gateways.asked(gateway, after, PULL_S)
+        )
 
     def report(self, name: str, incarnation: str, happened: list[list[Any]]) -> dict[str, Any]:
         """What happened at a gateway, in order."""
-        desk = self._desk(name, incarnation)
-        if desk is None:
+        gateway = self._attached(name, incarnation)
+        if gateway is None:
             return {"attach": self.incarnation}
-        desk.seen = self.clock()
+        gateway.seen = self.clock()
         for what, *given in happened:
-            self._happened(desk, what, given)
+            self._happened(gateway, what, given)
         return {}
 
-    def _desk(self, name: str, incarnation: str) -> Desk | None:
-        return self.desks.desks.get(name) if incarnation == self.incarnation else None
+    def _attached(self, name: str, incarnation: str) -> GatewayRecord | None:
+        return self.gateways.known.get(name) if incarnation == self.incarnation else None
 
-    def _happened(self, desk: Desk, what: str, given: list[Any]) -> None:
+    def _happened(self, gateway: GatewayRecord, what: str, given: list[Any]) -> None:
         match what:
             case "arrived":
-                desk.open.add(given[0])
+                gateway.open.add(given[0])
                 self.tell(events.Arrived(*given))
             case "routed":
-                desk.open.add(given[0])
+                gateway.open.add(given[0])
                 self.tell(events.Routed(*given))
             case "ended":
-                desk.open.discard(given[0])
+                gateway.open.discard(given[0])
                 self.tell(events.Ended(given[0]))
             case "moved":
                 self.tell(events.Moved(*given))
             case "released":
-                self.desks.released(desk, given[0])
+                self.gateways.released(gateway, given[0])
 
     def forget_gateways(self) -> None:
         """Those that have not asked for long are gone with their requests."""
-        for desk in self.desks.lost():
-            self.log.say("gateway lost", gateway=desk.name)
-            for request in desk.open:
+        for gateway in self.gateways.lost():
+            self.log.say("gateway lost", gateway=gateway.name)
+            for request in gateway.open:
                 self.tell(events.Ended(request))
 
     def _publish(self) -> None:
@@ -248,7 +252,7 @@ class FleetControl:
                 where = group.name, group.model, up.url, group.capacity, up.mode, up.start_s
                 routes[group.name] = GroupRoute(*where)
         models = [document(one.launch) for one in self.state.models.values()]
-        self.desks.publish(routes, models)
+        self.gateways.publish(routes, models)
 
     # Those who run it.
 

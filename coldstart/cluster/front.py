@@ -15,7 +15,7 @@ from typing import Any
 
 import coldstart
 from coldstart.cluster import wire
-from coldstart.cluster.contact import Contact, ControllerAway, ControllerLink
+from coldstart.cluster.contact import Contact, ControllerAway, ControllerConnection
 from coldstart.cluster.metrics import FleetMetrics
 from coldstart.cluster.moves import Moves
 from coldstart.cluster.replicas import CONNECT_S, FleetReplica, FleetTicket
@@ -37,7 +37,11 @@ class FleetFront:
     resumes: bool = True
 
     def __init__(
-        self, link: ControllerLink, *, log: Log | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        link: ControllerConnection,
+        *,
+        log: Log | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.log, self.clock = log or Log(quiet=True), clock
         self.contact = Contact(link, self, self.log)

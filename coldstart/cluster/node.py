@@ -55,7 +55,7 @@ class NodeServers:
         self._news = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def meeting(self) -> tuple[str, int]:
+    async def rendezvous(self) -> tuple[str, int]:
         """As Node."""
         return self.host, free_port(self.host)
 
@@ -160,7 +160,7 @@ class NodeServers:
 
 
 def _words(order: RankOrder) -> Launch:
-    """A rank of a pipeline is told its place and where the others meet."""
+    """Return the launch; a rank of a pipeline gets its place and the rendezvous address of the group."""
     rank, master = order.rank, order.master
     if master is None:
         return order.launch

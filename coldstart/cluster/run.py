@@ -19,11 +19,11 @@ from pathlib import Path
 
 import uvicorn
 
-from coldstart.cluster import admin, meeting, wire
+from coldstart.cluster import admin, local_state, wire
 from coldstart.cluster.contact import ControllerAway
+from coldstart.cluster.controller_connection import RayConnection
 from coldstart.cluster.front import FleetFront
-from coldstart.cluster.link import RayLink
-from coldstart.cluster.meeting import FleetPlace
+from coldstart.cluster.local_state import LocalFleet
 from coldstart.cluster.ray_process import OwnRay, own_ray
 from coldstart.errors import CommandFailed
 from coldstart.fleet.specification import FleetSettings, ServerSpec
@@ -61,7 +61,7 @@ class FleetUpOptions:
 class FleetUp:
     """One run. `announce` is told where the fleet is, once requests are taken."""
 
-    def __init__(self, options: FleetUpOptions, log: Log, announce: Callable[[FleetPlace], None]) -> None:
+    def __init__(self, options: FleetUpOptions, log: Log, announce: Callable[[LocalFleet], None]) -> None:
         self.options, self.log, self.announce = options, log, announce
         self.caught: list[int] = []
         self.ray_ended = False
@@ -94,24 +94,24 @@ class FleetUp:
             "servers": options.servers,
             "record": str(options.record) if options.record else None,
         }
-        self.link = RayLink({"address": address, "controller": controller}, env, self.log)
+        self.link = RayConnection({"address": address, "controller": controller}, env, self.log)
         self.front = FleetFront(self.link, log=self.log)
         self.front.facts.url = shown(sock)
         self.server = GatewayServer(self._uvicorn())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
-        place = FleetPlace(
+        place = LocalFleet(
             self.front.facts.url, self.admin_key, os.getpid(), address, env.get("RAY_AUTH_TOKEN", "")
         )
         self.front.begin()
-        meeting.leave(place)
+        local_state.save(place)
         self.announce(place)
         self.log.say("listening", url=place.url, ray=address)
         watched = asyncio.create_task(self._watch(ray)) if ray else None
         try:
             await self.server.serve(sockets=[sock])
         finally:
-            meeting.gone()
+            local_state.clear()
             if watched is not None:
                 watched.cancel()
             if ray is not None and not ray.node.ended():

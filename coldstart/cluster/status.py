@@ -40,7 +40,7 @@ def controlled(control: FleetControl) -> dict[str, Any]:
             "pid": os.getpid(),
             "uptime_s": control.clock() - control.began,
             "starts": core.starts,
-            "gateways": len(control.desks.desks),
+            "gateways": len(control.gateways.known),
             "held": core.held,
         },
         "servers": [

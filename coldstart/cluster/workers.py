@@ -75,7 +75,7 @@ class Workers:
         deployment = self.control.state.models[first.model]
         self.control.log.say("launch", group=first.group, servers=[rank.server for rank in ranks])
         try:
-            master = await self.nodes[first.server].meeting() if len(ranks) > 1 else None
+            master = await self.nodes[first.server].rendezvous() if len(ranks) > 1 else None
         except (NodeLost, KeyError) as lost:
             for rank in ranks:
                 self._unreached(rank.worker, first.server, lost)
@@ -129,7 +129,7 @@ class Workers:
     async def _stopped(self, name: str) -> None:
         """Once no gateway sends to it any more."""
         if (rank := self.launched.get(name)) is not None:
-            await self.control.desks.let_go(rank.group, self.control.core.settings.hold_s)
+            await self.control.gateways.let_go(rank.group, self.control.core.settings.hold_s)
             await self._asked_to_stop(name, rank)
 
     async def _asked_to_stop(self, name: str, rank: LaunchRank) -> None:

@@ -69,8 +69,8 @@ class RigNode:
     async def stop(self, worker: str) -> None:
         await self._reach().stop(worker)
 
-    async def meeting(self) -> tuple[str, int]:
-        return await self._reach().meeting()
+    async def rendezvous(self) -> tuple[str, int]:
+        return await self._reach().rendezvous()
 
 
 @dataclass
@@ -86,7 +86,7 @@ class FleetRig:
     network: float = 1e9
 
     async def call(self, method: str, *args: Any) -> Any:
-        """As ControllerLink."""
+        """As ControllerConnection."""
         control = self.control
         if control is None:
             raise ControllerAway("killed")

@@ -38,7 +38,7 @@ THROUGH = {
         "staging": STORE,
     },
     "coldstart.cluster": {
-        **dict.fromkeys(("client", "meeting"), FLEET_ON_RAY),
+        **dict.fromkeys(("client", "controller_connection", "local_state"), FLEET_ON_RAY),
         **dict.fromkeys(("replicas", "workers"), "unit/cluster/test_moves.py"),
     },
     "coldstart.commands": {
@@ -59,7 +59,7 @@ THROUGH = {
         "rebuild": "unit/graphs/test_graphs_restore.py",
     },
     "coldstart.host": {
-        "held": HOST, "residents": HOST, "room": HOST, "html": "cli/test_trace_replay_command.py",
+        "held": HOST, "ledger": HOST, "residents": HOST, "room": HOST, "html": "cli/test_trace_replay_command.py",
         "policies.protocol": "unit/host/test_policies.py", "policies.shadow": "unit/host/test_policies_properties.py",
     },
     "coldstart.machine": {"owned": "unit/machine/test_scratch.py", "verdicts": "attacks/test_untrusted_code.py"},

@@ -1,8 +1,9 @@
-"""The gateway's way to the controller: a child process that is Ray's client, so that Ray's troubles are never the gateway's.
+"""Connection of a gateway to the controller, through a child process that is Ray's client.
 
-Ray ends processes that lose their cluster for too long, and its import takes seconds. The child calls the controller's methods
-for the gateway, one message each: {"call": n, "method": name, "args": [...]}, answered by {"reply": n, "value": ...} or
-{"reply": n, "error": text}. A child that ends is started anew.
+Ray ends processes that lose their cluster for too long, and its import takes seconds: neither may happen in the gateway. The
+child calls the controller's methods, one message each:
+{"call": n, "method": name, "args": [...]}, answered by {"reply": n, "value": ...} or
+{"reply": n, "error": text}. A child that ends is started again.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ from coldstart.machine.peers import PeerError
 AGAIN_S = 1.0
 
 
-class RayLink:
-    """As ControllerLink. `options` are what `coldstart.cluster.client` is told: where Ray is, and how to make a controller."""
+class RayConnection:
+    """Connection over Ray.
+
+    `options` go to `coldstart.cluster.client`: the address of Ray and the options of a new controller.
+    """
 
     def __init__(self, options: Mapping[str, Any], env: Mapping[str, str], log: Log) -> None:
         self.options, self.env, self.log = options, env, log
@@ -38,7 +42,7 @@ class RayLink:
         self._sent: asyncio.Lock = asyncio.Lock()
 
     async def call(self, method: str, *args: Any) -> Any:
-        """As ControllerLink."""
+        """As ControllerConnection."""
         loop = asyncio.get_running_loop()
         channel = self._started(loop)
         self._number += 1

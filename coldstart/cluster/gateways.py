@@ -31,7 +31,7 @@ class GroupRoute:
 
 
 @dataclass(eq=False, slots=True)
-class Desk:
+class GatewayRecord:
     """One gateway. `knows` are groups it was told of and has not let go; `open` the requests it has."""
 
     name: str
@@ -50,12 +50,12 @@ class Desk:
         self.news.set()
 
 
-class Desks:
-    """All gateways, and the routes that they are to have."""
+class Gateways:
+    """All gateways by name, and the routes that they receive."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.desks: dict[str, Desk] = {}
+        self.known: dict[str, GatewayRecord] = {}
         self.routes: dict[str, GroupRoute] = {}
         self.models: list[Any] = []
         self.version = 0
@@ -66,68 +66,68 @@ class Desks:
         """There are gateways that will attach: until then nobody knows what they send to."""
         self._all_back = self.clock() + BACK_S
 
-    def attach(self, name: str, groups: Collection[str]) -> Desk:
+    def attach(self, name: str, groups: Collection[str]) -> GatewayRecord:
         """A gateway that is new, or has found this controller again; the groups are those it can send to."""
-        before = self.desks.pop(name, None)
-        desk = self.desks[name] = Desk(name, self.clock(), set(groups))
+        before = self.known.pop(name, None)
+        gateway = self.known[name] = GatewayRecord(name, self.clock(), set(groups))
         if before is not None:
             # What was ordered meanwhile was not heard yet.
-            desk.orders, desk.number = before.orders, before.number
+            gateway.orders, gateway.number = before.orders, before.number
             before.news.set()
-        return desk
+        return gateway
 
-    def of(self, request: str) -> Desk | None:
+    def of(self, request: str) -> GatewayRecord | None:
         """Whose request that is: its name begins with the gateway's."""
-        return self.desks.get(request.partition("/")[0])
+        return self.known.get(request.partition("/")[0])
 
     def publish(self, routes: dict[str, GroupRoute], models: list[Any]) -> None:
         """What every gateway is to know from now on."""
         if routes == self.routes and models == self.models:
             return
         self.routes, self.models, self.version = routes, models, self.version + 1
-        for desk in self.desks.values():
-            desk.news.set()
+        for gateway in self.known.values():
+            gateway.news.set()
 
-    async def asked(self, desk: Desk, after: int, wait_s: float) -> dict[str, Any]:
+    async def asked(self, gateway: GatewayRecord, after: int, wait_s: float) -> dict[str, Any]:
         """A gateway asks for what is new after order number `after`; answered at once where there is something."""
-        desk.seen = self.clock()
-        while desk.orders and desk.orders[0][0] <= after:
-            desk.orders.popleft()
-        if not desk.orders and desk.version == self.version:
-            desk.news.clear()
+        gateway.seen = self.clock()
+        while gateway.orders and gateway.orders[0][0] <= after:
+            gateway.orders.popleft()
+        if not gateway.orders and gateway.version == self.version:
+            gateway.news.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(desk.news.wait(), wait_s)
-        answer: dict[str, Any] = {"orders": [list(one) for one in desk.orders]}
-        if desk.version != self.version:
-            desk.version = self.version
-            desk.knows |= set(self.routes)
+                await asyncio.wait_for(gateway.news.wait(), wait_s)
+        answer: dict[str, Any] = {"orders": [list(one) for one in gateway.orders]}
+        if gateway.version != self.version:
+            gateway.version = self.version
+            gateway.knows |= set(self.routes)
             answer["routes"] = [asdict(route) for route in self.routes.values()]
             answer["models"] = self.models
         return answer
 
-    def released(self, desk: Desk, group: str) -> None:
+    def released(self, gateway: GatewayRecord, group: str) -> None:
         """The gateway has no request there and sends none."""
-        desk.knows.discard(group)
+        gateway.knows.discard(group)
         self._let_go.set()
 
     async def let_go(self, group: str, patience_s: float) -> None:
         """Wait until no gateway that lives can send to that group, or for so long."""
         end = self.clock() + patience_s
         while (now := self.clock()) < end and (
-            now < self._all_back or any(group in desk.knows for desk in self._alive())
+            now < self._all_back or any(group in gateway.knows for gateway in self._alive())
         ):
             self._let_go.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._let_go.wait(), min(0.5, patience_s))
 
-    def _alive(self) -> Iterator[Desk]:
+    def _alive(self) -> Iterator[GatewayRecord]:
         now = self.clock()
-        return (desk for desk in self.desks.values() if now - desk.seen < ALIVE_S)
+        return (gateway for gateway in self.known.values() if now - gateway.seen < ALIVE_S)
 
-    def lost(self) -> list[Desk]:
+    def lost(self) -> list[GatewayRecord]:
         """Gateways that are gone, which are forgotten."""
         alive = set(map(id, self._alive()))
-        gone = [desk for desk in self.desks.values() if id(desk) not in alive]
-        for desk in gone:
-            del self.desks[desk.name]
+        gone = [gateway for gateway in self.known.values() if id(gateway) not in alive]
+        for gateway in gone:
+            del self.known[gateway.name]
         return gone
