@@ -22,8 +22,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from coldstart.cluster import wire
 from coldstart.cluster.control import FleetControl
-from coldstart.cluster.node import NodeServers, Said
-from coldstart.cluster.orders import NodeLost, NodeReport, RankOrder
+from coldstart.cluster.node import NodeServers
+from coldstart.cluster.orders import NodeLost, NodeReport, RankOrder, WorkerEvent
 from coldstart.cluster.state import FleetState
 from coldstart.errors import ColdstartError, Usage
 from coldstart.fleet import labels
@@ -82,7 +82,7 @@ class ServerActor:
         """As NodeServers."""
         return self._servers().found()
 
-    async def heard(self, after: int) -> list[tuple[int, Said]]:
+    async def heard(self, after: int) -> list[tuple[int, WorkerEvent]]:
         """As NodeServers."""
         return await self._servers().heard(after)
 

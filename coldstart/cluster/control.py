@@ -16,13 +16,14 @@ from typing import Any
 from uuid import uuid4
 
 from coldstart.cluster.gateways import GatewayRecord, Gateways, GroupRoute
-from coldstart.cluster.node import Said
-from coldstart.cluster.orders import Node, NodeReport
+from coldstart.cluster.measurements import Measurements
+from coldstart.cluster.orders import Node, NodeReport, WorkerEvent
 from coldstart.cluster.state import FleetState
+from coldstart.cluster.status import ControllerFacts, controller_status
 from coldstart.cluster.wire import ModelDeployment, document
 from coldstart.cluster.workers import Workers
 from coldstart.errors import Usage
-from coldstart.fleet import events, observed
+from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Action, Event, LaunchRank
 from coldstart.fleet.groups import GroupPhase
@@ -50,16 +51,22 @@ class FleetControl:
         self.core = FleetCore(settings, models=[one.spec for one in state.models.values()])
         self.state, self.clock, self.log, self.record = state, clock, log or Log(quiet=True), record
         self.gateways = Gateways(clock)
-        self.workers = Workers(self)
+        self.tasks = Tasks(self.log)
+        self.measurements = Measurements(state, self.core.models, self.tell, self.log)
+        self.workers = Workers(
+            self.core, state, self.gateways, self.measurements, self.tell, self.tasks, self.log
+        )
         self.unusable: dict[str, str] = {}
         self.incarnation, self.began = uuid4().hex, clock()
         self._timer: asyncio.TimerHandle | None = None
-        self.tasks = Tasks(self.log)
+        self._closed = False
 
     # The core.
 
     def tell(self, event: Event) -> None:
         """Tell the core, and carry out what it orders."""
+        if self._closed:
+            return
         now = self.clock()
         actions = self.core.on(event, now)
         if self.record is not None:
@@ -76,10 +83,19 @@ class FleetControl:
             self._publish()
         self._rearm()
 
-    def _rearm(self) -> None:
+    def close(self) -> None:
+        """Cancel the timer and all tasks, and ignore every later event."""
+        self._closed = True
+        self.tasks.cancel()
+        self._disarm()
+
+    def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _rearm(self) -> None:
+        self._disarm()
         if (due := self.core.deadline()) < inf:
             wait = max(0.0, due - self.clock()) + 0.001
             self._timer = asyncio.get_running_loop().call_later(wait, self.tell, events.Tick())
@@ -109,7 +125,7 @@ class FleetControl:
             gateway.order(*what)
         return gateway is not None
 
-    def said(self, event: Said) -> None:
+    def said(self, event: WorkerEvent) -> None:
         """A server has something to say of a worker."""
         self.workers.said(event)
 
@@ -121,7 +137,7 @@ class FleetControl:
         self.log.say("server joined", server=spec.name)
         self.workers.nodes[spec.name] = node
         self.tell(events.Joined(spec))
-        self._tell_speed(spec.name)
+        self.measurements.emit_speed(spec.name)
         if spec.name in self.state.drained:
             self.tell(events.Drained(spec.name))
 
@@ -152,36 +168,7 @@ class FleetControl:
         self.log.say("rebuilt", servers=[spec.name for spec in servers], workers=len(ranks))
         self.tell(events.Rebuilt(tuple(servers), ranks, tuple(sorted(self.state.drained))))
         for spec in servers:
-            self._tell_speed(spec.name)
-
-    def link_measured(self, server: str, size: int, seconds: float) -> None:
-        """A fetch had the server's link to itself: from now on it is believed to be as fast as that shows."""
-        before = self.state.links.get(server)
-        after = observed.speed(before, size, seconds)
-        if after is not None and after != before:
-            self._noted(lambda: self.state.observe(server, after))
-            self._tell_speed(server)
-
-    def start_measured(self, name: str, ranks: int, seconds: float) -> None:
-        """A start took so long once its weights were there: the next ones of the model are predicted by that."""
-        known = self.state.models.get(name)
-        if known is not None:
-            seen = self.core.models[name].spec.joins
-            joins = {**seen, ranks: observed.joining(seen.get(ranks), seconds)}
-            made = replace(known, spec=replace(known.spec, joins=joins))
-            self._noted(lambda: self.state.deploy(made))
-            self.tell(events.Deployed(made.spec))
-
-    def _noted(self, write: Callable[[], None]) -> None:
-        """What was seen is believed also where it cannot be kept."""
-        try:
-            write()
-        except OSError as error:
-            self.log.say("state not written", reason=error.strerror or str(error))
-
-    def _tell_speed(self, server: str) -> None:
-        if (known := self.state.links.get(server)) is not None:
-            self.tell(events.Rate(server, known))
+            self.measurements.emit_speed(spec.name)
 
     # Gateways.
 
@@ -297,7 +284,7 @@ class FleetControl:
         self.tell(events.Drained(server))
 
     def status(self) -> Mapping[str, Any]:
-        """The document of `coldstart fleet status`."""
-        from coldstart.cluster.status import controlled
-
-        return controlled(self)
+        """Return the controller's part of the document of `coldstart fleet status`."""
+        uptime_s, gateways = self.clock() - self.began, len(self.gateways.known)
+        facts = ControllerFacts(self.incarnation, uptime_s, gateways, self.unusable, self.state.links)
+        return controller_status(self.core, self.workers, facts)

@@ -61,6 +61,9 @@ class RankEnded:
     own: bool = True
 
 
+WorkerEvent = RankFetched | RankUp | RankEnded
+
+
 @dataclass(frozen=True, slots=True)
 class FoundWorker:
     """A worker that a server has now."""

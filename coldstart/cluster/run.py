@@ -147,7 +147,7 @@ class FleetUp:
         self.ray_ended = True
         self.log.say("ray ended", reason=ray.node.last_words())
         end = asyncio.get_running_loop().time() + WARM_S
-        while self.front.targets and asyncio.get_running_loop().time() < end:
+        while self.front.targets.routed and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(WATCH_S)
         self._finish()
 

@@ -8,12 +8,13 @@ into a whole model in place.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING
 
-from coldstart.cluster.node import Said
+from coldstart.cluster.gateways import Gateways
+from coldstart.cluster.measurements import Measurements
 from coldstart.cluster.orders import (
     Node,
     NodeLost,
@@ -22,23 +23,35 @@ from coldstart.cluster.orders import (
     RankFetched,
     RankOrder,
     RankUp,
+    WorkerEvent,
 )
+from coldstart.cluster.state import FleetState
 from coldstart.fleet import events, timing
-from coldstart.fleet.events import LaunchRank
+from coldstart.fleet.core import FleetCore
+from coldstart.fleet.events import Event, LaunchRank
 from coldstart.fleet.groups import WHOLE, Group
-
-if TYPE_CHECKING:
-    from coldstart.cluster.control import FleetControl
+from coldstart.gateway.log import Log
+from coldstart.gateway.tasks import Tasks
 
 
 class Workers:
     """Those of one controller, by the process's name. `stopping` were ordered to stop; `dying` wait for an engine's end.
 
-    `rates` are what those that fetch were last told.
+    `rates` are what those that fetch were last told. `emit` sends an event to the core.
     """
 
-    def __init__(self, control: FleetControl) -> None:
-        self.control = control
+    def __init__(
+        self,
+        core: FleetCore,
+        state: FleetState,
+        gateways: Gateways,
+        measurements: Measurements,
+        emit: Callable[[Event], None],
+        tasks: Tasks,
+        log: Log,
+    ) -> None:
+        self._core, self._state, self._gateways, self._measurements = core, state, gateways, measurements
+        self._emit, self._tasks, self._log = emit, tasks, log
         self.nodes: dict[str, Node] = {}
         self.launched: dict[str, LaunchRank] = {}
         self.up: dict[str, RankUp] = {}
@@ -57,30 +70,30 @@ class Workers:
     def launch(self, ranks: list[LaunchRank]) -> None:
         """Start a group."""
         self.launched |= {rank.worker: rank for rank in ranks}
-        self.control.tasks.spawn(self._launch(ranks))
+        self._tasks.spawn(self._launch(ranks))
 
     def load_whole(self, worker: str) -> None:
         """Load the whole model beside the worker's rank. Where that fails the pipeline stays one."""
         rank = self.launched.get(worker)
         if rank is None:
             return
-        spec = self.control.core.models[rank.model].spec
+        spec = self._core.models[rank.model].spec
         name = worker + WHOLE
-        self.control.log.say("consolidate", worker=worker, server=rank.server)
+        self._log.say("consolidate", worker=worker, server=rank.server)
         whole = replace(rank, worker=name, group=name, rank=0, ranks=1, full=1, deadline=inf)
         self.launch([replace(whole, size=spec.size, fetch=spec.size - rank.size, memory=spec.memory)])
 
     async def _launch(self, ranks: list[LaunchRank]) -> None:
         first = ranks[0]
-        deployment = self.control.state.models[first.model]
-        self.control.log.say("launch", group=first.group, servers=[rank.server for rank in ranks])
+        deployment = self._state.models[first.model]
+        self._log.say("launch", group=first.group, servers=[rank.server for rank in ranks])
         try:
             master = await self.nodes[first.server].rendezvous() if len(ranks) > 1 else None
         except (NodeLost, KeyError) as lost:
             for rank in ranks:
                 self._unreached(rank.worker, first.server, lost)
             return
-        patience = self.control.core.settings.hold_s
+        patience = self._core.settings.hold_s
         orders = [RankOrder(rank, deployment.launch, patience, master) for rank in ranks]
         await asyncio.gather(*map(self._launch_rank, orders))
 
@@ -88,7 +101,7 @@ class Workers:
         """It has another part of its server's link."""
         self.rates[worker] = rate
         if worker in self._ordered:
-            self.control.tasks.spawn(self._paced(worker, rate))
+            self._tasks.spawn(self._paced(worker, rate))
 
     async def _paced(self, worker: str, rate: float | None) -> None:
         if (rank := self.launched.get(worker)) is not None:
@@ -119,21 +132,21 @@ class Workers:
             self._stop(name)
         else:
             told = events.Released(worker, group)
-            asyncio.get_running_loop().call_soon(self.control.tell, told)
+            asyncio.get_running_loop().call_soon(self._emit, told)
 
     def _stop(self, name: str) -> None:
         if name not in self.stopping:
             self.stopping.add(name)
-            self.control.tasks.spawn(self._stopped(name))
+            self._tasks.spawn(self._stopped(name))
 
     async def _stopped(self, name: str) -> None:
         """Once no gateway sends to it any more."""
         if (rank := self.launched.get(name)) is not None:
-            await self.control.gateways.let_go(rank.group, self.control.core.settings.hold_s)
+            await self._gateways.let_go(rank.group, self._core.settings.hold_s)
             await self._asked_to_stop(name, rank)
 
     async def _asked_to_stop(self, name: str, rank: LaunchRank) -> None:
-        self.control.log.say("stop", worker=name)
+        self._log.say("stop", worker=name)
         try:
             await self.nodes[rank.server].stop(name)
         except (NodeLost, KeyError):
@@ -145,7 +158,7 @@ class Workers:
 
     # What is said.
 
-    def said(self, event: Said) -> None:
+    def said(self, event: WorkerEvent) -> None:
         """A server has something to say of a process."""
         if isinstance(event, RankEnded):
             self._ended(event)
@@ -161,35 +174,33 @@ class Workers:
             return
         self.fetched[name] = fetched
         took = {"bytes": fetched.size, "seconds": round(fetched.seconds, 3), "limited": fetched.limited}
-        self.control.log.say("fetched", worker=name, server=rank.server, **took)
+        self._log.say("fetched", worker=name, server=rank.server, **took)
         if self._worker(name) == name:
-            self.control.tell(events.Fetched(name))
+            self._emit(events.Fetched(name))
             if not fetched.limited:
-                self.control.link_measured(rank.server, fetched.size, fetched.seconds)
+                self._measurements.record_fetch(rank.server, fetched.size, fetched.seconds)
 
     def _came_up(self, up: RankUp, first: LaunchRank) -> None:
         """The first rank answers only when all do: the others are up before they have done anything, and say so."""
         self.up[up.worker] = up
-        log = self.control.log
+        log = self._log
         log.say("ready", worker=up.worker, mode=up.mode, seconds=round(up.start_s, 4), url=up.url)
         for fallback in up.fallbacks:
             log.say("fallback", worker=up.worker, **fallback)
         worker = self._worker(up.worker)
         if worker != up.worker:
-            self.control.tell(events.Whole(worker))
+            self._emit(events.Whole(worker))
             return
         ranks = [one for one in self.launched.values() if one.group == first.group]
         for rank in ranks:
-            self.control.tell(events.Fetched(rank.worker))
-            self.control.tell(events.RankReady(rank.worker))
+            self._emit(events.Fetched(rank.worker))
+            self._emit(events.RankReady(rank.worker))
         self._has_joined(up, ranks)
 
     def _has_joined(self, up: RankUp, ranks: list[LaunchRank]) -> None:
         """What the start took after its largest term; known only of one that fetched its weights, each rank its own."""
-        costs, servers = (
-            self.control.core.models[ranks[0].model].spec.costs,
-            self.control.core.roster.cluster.servers,
-        )
+        costs = self._core.models[ranks[0].model].spec.costs
+        servers = self._core.roster.cluster.servers
         if len(ranks) != ranks[0].ranks or any(one.worker not in self.fetched for one in ranks):
             return
         terms = (
@@ -199,12 +210,12 @@ class Workers:
             for one in ranks
         )
         seconds = up.start_s - max(terms)
-        self.control.log.say("joined", group=ranks[0].group, seconds=round(seconds, 3))
-        self.control.start_measured(ranks[0].model, len(ranks), seconds)
+        self._log.say("joined", group=ranks[0].group, seconds=round(seconds, 3))
+        self._measurements.record_start(ranks[0].model, len(ranks), seconds)
 
     def _worker(self, name: str) -> str:
         """Whose process that is. One found by a controller that began again is a worker by itself."""
-        return name if name in self.control.core.roster.workers else name.removesuffix(WHOLE)
+        return name if name in self._core.roster.workers else name.removesuffix(WHOLE)
 
     def _ended(self, ended: RankEnded) -> None:
         rank = self.launched.pop(ended.worker, None)
@@ -216,10 +227,10 @@ class Workers:
         self.stopping.discard(ended.worker)
         worker = self._worker(ended.worker)
         if not ordered:
-            self.control.log.say("worker ended", worker=ended.worker, reason=ended.reason)
-        tell = self.control.tell
+            self._log.say("worker ended", worker=ended.worker, reason=ended.reason)
+        tell = self._emit
         left = self._processes(worker)
-        known = self.control.core.roster.workers.get(worker)
+        known = self._core.roster.workers.get(worker)
         if reason := self.dying.get(worker):
             if not left:
                 del self.dying[worker]
@@ -235,14 +246,14 @@ class Workers:
         elif ended.worker == worker:
             self._die(worker, left, ended.reason)
         else:
-            self.control.log.say("not consolidated", worker=worker, reason=ended.reason, served=was_up)
+            self._log.say("not consolidated", worker=worker, reason=ended.reason, served=was_up)
 
     def _die(self, worker: str, left: list[str], reason: str) -> None:
         """Its rank is no more: what loads beside it ends at once, and then it is gone."""
         self.dying[worker] = reason
         for name in left:
             self.stopping.add(name)
-            self.control.tasks.spawn(self._asked_to_stop(name, self.launched[name]))
+            self._tasks.spawn(self._asked_to_stop(name, self.launched[name]))
 
     def _forget(self, name: str) -> None:
         self._ordered.discard(name)

@@ -128,10 +128,7 @@ class FleetRig:
             if node.heard is not None:
                 node.heard.cancel()
         dead, self.control = self.control, None
-        dead.tasks.cancel()
-        if dead._timer is not None:
-            dead._timer.cancel()
-        dead.tell = lambda event: None  # type: ignore[method-assign]
+        dead.close()
 
     def revive(self) -> None:
         """Another controller, from what is left."""

@@ -39,7 +39,7 @@ THROUGH = {
     },
     "coldstart.cluster": {
         **dict.fromkeys(("client", "controller_connection", "local_state"), FLEET_ON_RAY),
-        **dict.fromkeys(("replicas", "workers"), "unit/cluster/test_moves.py"),
+        **dict.fromkeys(("measurements", "replicas", "targets", "workers"), "unit/cluster/test_moves.py"),
     },
     "coldstart.commands": {
         "_fleet_live": "cli/test_fleet_command.py",

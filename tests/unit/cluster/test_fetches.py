@@ -163,8 +163,8 @@ def test_what_was_seen_is_believed_also_where_the_disk_is_full(
             assert control is not None
             await stage.deploy(deployment("a"))
             monkeypatch.setattr(files, "write_atomic", full)
-            control.link_measured("s0", 64 << 20, 2.0)
-            control.start_measured("a", 1, 7.0)
+            control.measurements.record_fetch("s0", 64 << 20, 2.0)
+            control.measurements.record_start("a", 1, 7.0)
             assert control.core.roster.cluster.servers["s0"].reservations.link.rate == 32 << 20
             assert control.core.models["a"].spec.joins == {1: 7.0}
             # What somebody asks for is not taken where it cannot be kept, and they hear of it; the model serves on.
