@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import inf
 from typing import Any
-from uuid import uuid4
 
-from coldstart.cluster.gateways import GatewayRecord, Gateways, GroupRoute
+from coldstart.cluster.gateway_calls import GatewayCalls
+from coldstart.cluster.gateways import Gateways
 from coldstart.cluster.measurements import Measurements
+from coldstart.cluster.messages import GroupRoute, MoveRequest, RefuseRequest, SendRequest
 from coldstart.cluster.orders import Node, NodeReport, WorkerEvent
 from coldstart.cluster.state import FleetState
 from coldstart.cluster.status import ControllerFacts, controller_status
-from coldstart.cluster.wire import ModelDeployment, document
+from coldstart.cluster.wire import ModelDeployment
 from coldstart.cluster.workers import Workers
 from coldstart.errors import Usage
 from coldstart.fleet import events
@@ -32,7 +33,6 @@ from coldstart.gateway.log import Log
 from coldstart.gateway.tasks import Tasks
 from coldstart.host.launches import Catalogue
 
-PULL_S = 5.0
 Recorder = Callable[[float, Event, list[Action]], None]
 
 
@@ -51,13 +51,14 @@ class FleetControl:
         self.core = FleetCore(settings, models=[one.spec for one in state.models.values()])
         self.state, self.clock, self.log, self.record = state, clock, log or Log(quiet=True), record
         self.gateways = Gateways(clock)
+        self.calls = GatewayCalls(self.gateways, self.tell, self.log)
         self.tasks = Tasks(self.log)
         self.measurements = Measurements(state, self.core.models, self.tell, self.log)
         self.workers = Workers(
             self.core, state, self.gateways, self.measurements, self.tell, self.tasks, self.log
         )
         self.unusable: dict[str, str] = {}
-        self.incarnation, self.began = uuid4().hex, clock()
+        self.began = clock()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -111,19 +112,12 @@ class FleetControl:
             case events.Share(worker, rate):
                 self.workers.share(worker, rate)
             case events.Send(request, group):
-                self._order(request, "send", request, group)
+                self.calls.order(SendRequest(request, group))
             case events.Refuse(request, status, reason, after):
-                self._order(request, "refuse", request, status, reason, after)
+                self.calls.order(RefuseRequest(request, status, reason, after))
             case events.Move(request, _, target):
-                if not self._order(request, "move", request, target):
+                if not self.calls.order(MoveRequest(request, target)):
                     asyncio.get_running_loop().call_soon(self.tell, events.Moved(request, False))
-
-    def _order(self, request: str, *what: Any) -> bool:
-        """Whether anybody hears it."""
-        gateway = self.gateways.of(request)
-        if gateway is not None:
-            gateway.order(*what)
-        return gateway is not None
 
     def said(self, event: WorkerEvent) -> None:
         """A server has something to say of a worker."""
@@ -170,67 +164,6 @@ class FleetControl:
         for spec in servers:
             self.measurements.emit_speed(spec.name)
 
-    # Gateways.
-
-    def attach(self, name: str, groups: list[str], requests: list[list[str]]) -> dict[str, Any]:
-        """A gateway with the groups it can send to and the requests it has: [request, model, group or ""]."""
-        before = self.gateways.known.get(name)
-        gateway = self.gateways.attach(name, groups)
-        # What it can send to and is not here any more is let go at once: its routes will say so.
-        gateway.open = {request for request, _, _ in requests}
-        for request in (before.open if before else set()) - gateway.open:
-            self.tell(events.Ended(request))
-        known = before.open if before else set()
-        for request, model, group in requests:
-            if request not in known:
-                self.tell(events.Routed(request, model, group) if group else events.Arrived(request, model))
-        return {"incarnation": self.incarnation}
-
-    async def pull(self, name: str, incarnation: str, after: int) -> dict[str, Any]:
-        """What a gateway is to know and do; waits a while for news."""
-        gateway = self._attached(name, incarnation)
-        return (
-            {"attach": self.incarnation}
-            if gateway is None
-            else await self.gateways.asked(gateway, after, PULL_S)
-        )
-
-    def report(self, name: str, incarnation: str, happened: list[list[Any]]) -> dict[str, Any]:
-        """What happened at a gateway, in order."""
-        gateway = self._attached(name, incarnation)
-        if gateway is None:
-            return {"attach": self.incarnation}
-        gateway.seen = self.clock()
-        for what, *given in happened:
-            self._happened(gateway, what, given)
-        return {}
-
-    def _attached(self, name: str, incarnation: str) -> GatewayRecord | None:
-        return self.gateways.known.get(name) if incarnation == self.incarnation else None
-
-    def _happened(self, gateway: GatewayRecord, what: str, given: list[Any]) -> None:
-        match what:
-            case "arrived":
-                gateway.open.add(given[0])
-                self.tell(events.Arrived(*given))
-            case "routed":
-                gateway.open.add(given[0])
-                self.tell(events.Routed(*given))
-            case "ended":
-                gateway.open.discard(given[0])
-                self.tell(events.Ended(given[0]))
-            case "moved":
-                self.tell(events.Moved(*given))
-            case "released":
-                self.gateways.released(gateway, given[0])
-
-    def forget_gateways(self) -> None:
-        """Those that have not asked for long are gone with their requests."""
-        for gateway in self.gateways.lost():
-            self.log.say("gateway lost", gateway=gateway.name)
-            for request in gateway.open:
-                self.tell(events.Ended(request))
-
     def _publish(self) -> None:
         routes = {}
         for group in self.core.groups.values():
@@ -238,8 +171,7 @@ class FleetControl:
             if group.phase is GroupPhase.SERVING and up is not None:
                 where = group.name, group.model, up.url, group.capacity, up.mode, up.start_s
                 routes[group.name] = GroupRoute(*where)
-        models = [document(one.launch) for one in self.state.models.values()]
-        self.gateways.publish(routes, models)
+        self.gateways.publish(routes, tuple(one.launch for one in self.state.models.values()))
 
     # Those who run it.
 
@@ -286,5 +218,5 @@ class FleetControl:
     def status(self) -> Mapping[str, Any]:
         """Return the controller's part of the document of `coldstart fleet status`."""
         uptime_s, gateways = self.clock() - self.began, len(self.gateways.known)
-        facts = ControllerFacts(self.incarnation, uptime_s, gateways, self.unusable, self.state.links)
+        facts = ControllerFacts(self.calls.incarnation, uptime_s, gateways, self.unusable, self.state.links)
         return controller_status(self.core, self.workers, facts)

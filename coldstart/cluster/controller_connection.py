@@ -1,9 +1,8 @@
 """Connection of a gateway to the controller, through a child process that is Ray's client.
 
 Ray ends processes that lose their cluster for too long, and its import takes seconds: neither may happen in the gateway. The
-child calls the controller's methods, one message each:
-{"call": n, "method": name, "args": [...]}, answered by {"reply": n, "value": ...} or
-{"reply": n, "error": text}. A child that ends is started again.
+child calls the controller: {"call": n, "message": document}, answered by {"reply": n, "value": document} or
+{"reply": n, "error": text}; {"call": n} ends the fleet. A child that ends is started again.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from coldstart.cluster import messages
 from coldstart.cluster.contact import ControllerAway
+from coldstart.cluster.messages import Call
 from coldstart.contract import environment
 from coldstart.gateway.log import Log
 from coldstart.machine import ipc
@@ -41,14 +42,21 @@ class RayConnection:
         self._number, self._not_before = 0, 0.0
         self._sent: asyncio.Lock = asyncio.Lock()
 
-    async def call(self, method: str, *args: Any) -> Any:
+    async def call(self, call: Call) -> Any:
         """As ControllerConnection."""
+        return await self._call({"message": messages.document(call)})
+
+    async def end_fleet(self) -> None:
+        """End every server and the controller. Raises ControllerAway."""
+        await self._call({})
+
+    async def _call(self, asked: Mapping[str, Any]) -> Any:
         loop = asyncio.get_running_loop()
         channel = self._started(loop)
         self._number += 1
         number = self._number
         answer = self._asked[number] = loop.create_future()
-        line = ipc.encode({"call": number, "method": method, "args": list(args)})
+        line = ipc.encode({"call": number, **asked})
         try:
             async with self._sent:
                 await loop.sock_sendall(channel.socket, line)

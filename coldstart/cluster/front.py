@@ -14,8 +14,20 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import coldstart
-from coldstart.cluster import wire
 from coldstart.cluster.contact import Contact, ControllerAway, ControllerConnection
+from coldstart.cluster.messages import (
+    GetStatus,
+    GroupReleased,
+    GroupRoute,
+    MoveEnded,
+    MoveRequest,
+    OpenRequest,
+    RefuseRequest,
+    RequestArrived,
+    RequestEnded,
+    RequestOrder,
+    RequestRouted,
+)
 from coldstart.cluster.metrics import PREFIX, FleetCollector, GatewayFigures, ModelLoad
 from coldstart.cluster.moves import Moves
 from coldstart.cluster.replicas import CONNECT_S, FleetReplica, FleetTicket
@@ -25,7 +37,7 @@ from coldstart.gateway.log import Log
 from coldstart.gateway.metrics import Metrics
 from coldstart.gateway.tickets import AdmissionRefused, Ticket, unknown
 from coldstart.gateway.upstream import NothingSent, Replica
-from coldstart.host.launches import Catalogue, Route
+from coldstart.host.launches import Catalogue, Launch, Route
 from coldstart.host.status import HostFacts
 
 SUSPECT_S = 1.0
@@ -84,9 +96,9 @@ class FleetFront:
         if (target := self._free(route.model)) is not None:
             ticket.hit = True
             self._granted(ticket, target)
-            self.contact.happened("routed", number, route.model, target.group)
+            self.contact.emit(RequestRouted(number, route.model, target.group))
         else:
-            self.contact.happened("arrived", number, route.model)
+            self.contact.emit(RequestArrived(number, route.model))
         return ticket
 
     def _free(self, model: str) -> FleetReplica | None:
@@ -105,7 +117,7 @@ class FleetFront:
         known = self._tickets.pop(ticket.number, None)
         if known is None:
             return
-        self.contact.happened("ended", ticket.number)
+        self.contact.emit(RequestEnded(ticket.number))
         self.moves.over(known)
         if known.target is not None:
             self.targets.free(known.target)
@@ -152,13 +164,13 @@ class FleetFront:
         """Whether the controller answers."""
         return self.contact.connected
 
-    def known(self) -> tuple[list[str], list[list[str]]]:
+    def known(self) -> tuple[tuple[str, ...], tuple[OpenRequest, ...]]:
         """As Gatekeeper."""
-        requests = [
-            [one.number, one.route.model, one.target.group if one.target else ""]
+        requests = (
+            OpenRequest(one.number, one.route.model, one.target.group if one.target else None)
             for one in self._tickets.values()
-        ]
-        return self.targets.names(), requests
+        )
+        return tuple(self.targets.names()), tuple(requests)
 
     def alone(self) -> None:
         """As Gatekeeper: what waits for the controller, and need not, does so no longer."""
@@ -166,45 +178,48 @@ class FleetFront:
             if not ticket.granted.done() and (target := self._free(ticket.route.model)) is not None:
                 self._granted(ticket, target)
 
-    def ordered(self, order: list[Any]) -> None:
+    def obey(self, order: RequestOrder) -> None:
         """As Gatekeeper."""
-        what, request, *given = order
-        ticket = self._tickets.get(request)
-        if what == "move":
-            if ticket is not None:
-                self.moves.order(ticket, self.targets.routed.get(given[0]))
+        ticket = self._tickets.get(order.request)
+        if ticket is None:
             return
-        if ticket is None or ticket.granted.done():
+        if isinstance(order, MoveRequest):
+            self.moves.order(ticket, self.targets.routed.get(order.group))
+        elif ticket.granted.done():
             return
-        if what == "refuse":
-            del self._tickets[request]
-            ticket.granted.set_exception(self._counted(AdmissionRefused(*given)))
-            ticket.granted.exception()  # its client may be gone, and nobody look at it
-        elif (target := self.targets.routed.get(given[0])) is not None:
+        elif isinstance(order, RefuseRequest):
+            self._refuse(ticket, order)
+        elif (target := self.targets.routed.get(order.group)) is not None:
             self._granted(ticket, target)
         else:
-            # That group went while the order came.
+            # The group's route was withdrawn while the order was on its way.
             self._renew(ticket)
+
+    def _refuse(self, ticket: FleetTicket, order: RefuseRequest) -> None:
+        del self._tickets[ticket.number]
+        refused = AdmissionRefused(order.status, order.reason, order.retry_s)
+        ticket.granted.set_exception(self._counted(refused))
+        ticket.granted.exception()  # its client may be gone, and no one retrieves it
 
     def _renew(self, ticket: FleetTicket) -> None:
         """The same request as a new one of the controller's."""
-        self.contact.happened("ended", ticket.number)
+        self.contact.emit(RequestEnded(ticket.number))
         del self._tickets[ticket.number]
         self._number += 1
         ticket.number = f"{self.contact.name}/{self._number}"
         self._tickets[ticket.number] = ticket
-        self.contact.happened("arrived", ticket.number, ticket.route.model)
+        self.contact.emit(RequestArrived(ticket.number, ticket.route.model))
 
-    def routed(self, routes: list[Mapping[str, Any]], models: list[Any]) -> None:
+    def update(self, routes: tuple[GroupRoute, ...], launches: tuple[Launch, ...]) -> None:
         """As Gatekeeper."""
         self.targets.update(routes)
-        self.catalogue = Catalogue(wire.thing(one) for one in models)
+        self.catalogue = Catalogue(launches)
 
     def _group_released(self, group: str) -> None:
-        self.contact.happened("released", group)
+        self.contact.emit(GroupReleased(group))
 
     def _move_ended(self, request: str, moved: bool) -> None:
-        self.contact.happened("moved", request, moved)
+        self.contact.emit(MoveEnded(request, moved))
 
     # All of it.
 
@@ -238,7 +253,7 @@ class FleetFront:
         """The status with what the controller says now; with what it said last, while it is away."""
         if self.connected:
             try:
-                self.controlled = await asyncio.wait_for(self.contact.link.call("status"), CONNECT_S)
+                self.controlled = await asyncio.wait_for(self.contact.connection.call(GetStatus()), CONNECT_S)
             except (ControllerAway, TimeoutError):
                 self.contact.away()
         return self.status()

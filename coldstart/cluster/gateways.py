@@ -9,25 +9,15 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+
+from coldstart.cluster.messages import GroupRoute, News, NumberedOrder, RequestOrder
+from coldstart.host.launches import Launch
 
 ALIVE_S = 15.0
 """A gateway asks every few seconds; one that did not for so long is gone."""
 BACK_S = 2.0
 """So long after a controller has begun again gateways that send to what it found may not have found it."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupRoute:
-    """A group that serves: its model, where it answers, requests it takes at once, and how it came up."""
-
-    group: str
-    model: str
-    url: str
-    capacity: int
-    mode: str
-    start_s: float
 
 
 @dataclass(eq=False, slots=True)
@@ -39,14 +29,14 @@ class GatewayRecord:
     knows: set[str] = field(default_factory=set)
     open: set[str] = field(default_factory=set)
     version: int = -1
-    orders: deque[tuple[int, list[Any]]] = field(default_factory=deque)
+    orders: deque[NumberedOrder] = field(default_factory=deque)
     number: int = 0
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def order(self, *what: Any) -> None:
-        """Tell it something, at its next question."""
+    def send(self, order: RequestOrder) -> None:
+        """Keep an order for the gateway's next pull."""
         self.number += 1
-        self.orders.append((self.number, list(what)))
+        self.orders.append(NumberedOrder(self.number, order))
         self.news.set()
 
 
@@ -57,7 +47,7 @@ class Gateways:
         self.clock = clock
         self.known: dict[str, GatewayRecord] = {}
         self.routes: dict[str, GroupRoute] = {}
-        self.models: list[Any] = []
+        self.launches: tuple[Launch, ...] = ()
         self.version = 0
         self._let_go = asyncio.Event()
         self._all_back = 0.0
@@ -80,30 +70,33 @@ class Gateways:
         """Whose request that is: its name begins with the gateway's."""
         return self.known.get(request.partition("/")[0])
 
-    def publish(self, routes: dict[str, GroupRoute], models: list[Any]) -> None:
-        """What every gateway is to know from now on."""
-        if routes == self.routes and models == self.models:
+    def publish(self, routes: dict[str, GroupRoute], launches: tuple[Launch, ...]) -> None:
+        """Replace the routes and launches that every gateway receives."""
+        if routes == self.routes and launches == self.launches:
             return
-        self.routes, self.models, self.version = routes, models, self.version + 1
+        self.routes, self.launches, self.version = routes, launches, self.version + 1
         for gateway in self.known.values():
             gateway.news.set()
 
-    async def asked(self, gateway: GatewayRecord, after: int, wait_s: float) -> dict[str, Any]:
-        """A gateway asks for what is new after order number `after`; answered at once where there is something."""
+    def touch(self, gateway: GatewayRecord) -> None:
+        """Note that the gateway lives."""
         gateway.seen = self.clock()
-        while gateway.orders and gateway.orders[0][0] <= after:
+
+    async def news(self, gateway: GatewayRecord, after: int, wait_s: float) -> News:
+        """Return the orders after number `after` and changed routes; wait up to `wait_s` seconds if there are none."""
+        self.touch(gateway)
+        while gateway.orders and gateway.orders[0].number <= after:
             gateway.orders.popleft()
         if not gateway.orders and gateway.version == self.version:
             gateway.news.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(gateway.news.wait(), wait_s)
-        answer: dict[str, Any] = {"orders": [list(one) for one in gateway.orders]}
-        if gateway.version != self.version:
-            gateway.version = self.version
-            gateway.knows |= set(self.routes)
-            answer["routes"] = [asdict(route) for route in self.routes.values()]
-            answer["models"] = self.models
-        return answer
+        orders = tuple(gateway.orders)
+        if gateway.version == self.version:
+            return News(orders)
+        gateway.version = self.version
+        gateway.knows |= set(self.routes)
+        return News(orders, tuple(self.routes.values()), self.launches)
 
     def released(self, gateway: GatewayRecord, group: str) -> None:
         """The gateway has no request there and sends none."""

@@ -94,8 +94,8 @@ class FleetUp:
             "servers": options.servers,
             "record": str(options.record) if options.record else None,
         }
-        self.link = RayConnection({"address": address, "controller": controller}, env, self.log)
-        self.front = FleetFront(self.link, log=self.log)
+        self.connection = RayConnection({"address": address, "controller": controller}, env, self.log)
+        self.front = FleetFront(self.connection, log=self.log)
         self.front.facts.url = shown(sock)
         self.server = GatewayServer(self._uvicorn())
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -117,7 +117,7 @@ class FleetUp:
             if ray is not None and not ray.node.ended():
                 await self._down()
             await self.front.close()
-            await self.link.close()
+            await self.connection.close()
             self.log.say("ended")
 
     def _uvicorn(self) -> uvicorn.Config:
@@ -153,7 +153,7 @@ class FleetUp:
 
     async def _down(self) -> None:
         with suppress(ControllerAway, TimeoutError):
-            await asyncio.wait_for(self.link.call("down"), DOWN_S)
+            await asyncio.wait_for(self.connection.end_fleet(), DOWN_S)
 
     def _stop(self, number: int) -> None:
         self.caught.append(number)

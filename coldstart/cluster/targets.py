@@ -5,9 +5,9 @@ Invariant: a group whose route is withdrawn stays here until its last request ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
+from coldstart.cluster.messages import GroupRoute
 from coldstart.cluster.replicas import FleetReplica
 
 
@@ -23,15 +23,15 @@ class Targets:
         """Return the names of all groups that have, or may have, requests of this gateway."""
         return [*self.routed, *self._leaving]
 
-    def update(self, routes: Iterable[Mapping[str, Any]]) -> None:
+    def update(self, routes: Iterable[GroupRoute]) -> None:
         """Replace the routes."""
-        now = {str(route["group"]): route for route in routes}
+        now = {route.group: route for route in routes}
         for name in [name for name in self.routed if name not in now]:
             self._withdraw(name)
         for name, route in now.items():
             if name not in self.routed:
                 self.routed[name] = FleetReplica(route)
-            self.routed[name].capacity = int(route["capacity"])
+            self.routed[name].capacity = route.capacity
 
     def find(self, model: str, now: float, *, overload: bool) -> FleetReplica | None:
         """Return the first group with room, as the controller would choose.

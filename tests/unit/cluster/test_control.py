@@ -13,7 +13,8 @@ from support.fake_upstream import run, until
 from support.fleet_rig import deployment, fleet
 
 from coldstart.cluster.control import FleetControl
-from coldstart.cluster.gateways import Gateways, GroupRoute
+from coldstart.cluster.gateways import Gateways
+from coldstart.cluster.messages import GroupRoute, SendRequest
 from coldstart.cluster.orders import NodeReport, RankOrder
 from coldstart.cluster.state import FleetState
 from coldstart.errors import Usage
@@ -204,8 +205,8 @@ def test_a_gateway_that_is_gone_holds_nothing_back() -> None:
         gateways = Gateways(lambda: now[0])
         gateway = gateways.attach("g", ["x"])
         route = GroupRoute("x", "m", "http://h", 1, "fake", 1.0)
-        gateways.publish({"x": route}, [])
-        assert (await gateways.asked(gateway, 0, 1.0))["routes"][0]["group"] == "x"
+        gateways.publish({"x": route}, ())
+        assert (await gateways.news(gateway, 0, 1.0)).routes == (route,)
         waiting = asyncio.ensure_future(gateways.let_go("x", 60.0))
         await asyncio.sleep(0.01)
         assert not waiting.done()
@@ -223,11 +224,11 @@ def test_orders_are_kept_until_they_were_heard() -> None:
     async def work() -> None:
         gateways = Gateways(lambda: 0.0)
         gateway = gateways.attach("g", [])
-        gateway.order("send", "g/1", "x")
-        gateway.order("send", "g/2", "x")
-        assert len((await gateways.asked(gateway, 0, 1.0))["orders"]) == 2
+        gateway.send(SendRequest("g/1", "x"))
+        gateway.send(SendRequest("g/2", "x"))
+        assert len((await gateways.news(gateway, 0, 1.0)).orders) == 2
         again = gateways.attach("g", [])
-        assert [one[0] for one in (await gateways.asked(again, 1, 1.0))["orders"]] == [2]
+        assert [one.number for one in (await gateways.news(again, 1, 1.0)).orders] == [2]
         assert gateways.of("g/7") is again and gateways.of("h/1") is None
 
     run(work())
