@@ -48,7 +48,8 @@ THROUGH = {
         "pull": REGISTRY, "push": REGISTRY,
     },
     "coldstart.fleet": dict.fromkeys(
-        ("cluster", "consolidation", "deployments", "lives", "placement", "roster", "timers"), FLEET
+        ("cluster", "consolidation", "deployments", "growth", "lives", "placement", "recheck", "requests", "roster",
+         "timers"), FLEET
     ),
     "coldstart.gateway": {
         "client": "unit/gateway/test_exchange.py", "record": "unit/gateway/test_driver.py",
