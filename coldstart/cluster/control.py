@@ -129,7 +129,7 @@ class FleetControl:
         """A server is there, empty."""
         self.unusable.pop(spec.name, None)
         self.log.say("server joined", server=spec.name)
-        self.workers.nodes[spec.name] = node
+        self.workers.processes.nodes[spec.name] = node
         self.tell(events.Joined(spec))
         self.measurements.emit_speed(spec.name)
         if spec.name in self.state.drained:
@@ -145,7 +145,7 @@ class FleetControl:
     def lost(self, server: str) -> None:
         """A server is gone with all that was on it."""
         self.unusable.pop(server, None)
-        if not self.workers.lose(server):
+        if not self.workers.processes.lose(server):
             return
         self.log.say("server lost", server=server)
         self.tell(events.ServerLost(server))
@@ -154,9 +154,9 @@ class FleetControl:
         """A controller that has started finds the servers with what they have; told once, before all else."""
         servers: list[ServerSpec] = []
         for spec, node, report in found:
-            self.workers.find(spec.name, node, report)
+            self.workers.processes.adopt(spec.name, node, report)
             servers.append(spec)
-        ranks = self.workers.found()
+        ranks = self.workers.processes.found_ranks()
         if ranks:
             self.gateways.expect()
         self.log.say("rebuilt", servers=[spec.name for spec in servers], workers=len(ranks))
@@ -167,7 +167,7 @@ class FleetControl:
     def _publish(self) -> None:
         routes = {}
         for group in self.core.groups.values():
-            up = self.workers.answering(group)
+            up = self.workers.processes.answering(group)
             if group.phase is GroupPhase.SERVING and up is not None:
                 where = group.name, group.model, up.url, group.capacity, up.mode, up.start_s
                 routes[group.name] = GroupRoute(*where)
@@ -210,7 +210,7 @@ class FleetControl:
 
     def drain(self, server: str) -> None:
         """Raises Usage for a server that is not there."""
-        if server not in self.workers.nodes:
+        if server not in self.workers.processes.nodes:
             raise Usage(f"the fleet has no server {server}", mend="coldstart fleet status")
         self.state.drain(server)
         self.tell(events.Drained(server))
@@ -219,4 +219,4 @@ class FleetControl:
         """Return the controller's part of the document of `coldstart fleet status`."""
         uptime_s, gateways = self.clock() - self.began, len(self.gateways.known)
         facts = ControllerFacts(self.calls.incarnation, uptime_s, gateways, self.unusable, self.state.links)
-        return controller_status(self.core, self.workers, facts)
+        return controller_status(self.core, self.workers.processes, facts)

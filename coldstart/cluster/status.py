@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from coldstart.cluster.workers import Workers
+from coldstart.cluster.processes import Processes
 from coldstart.fleet.cluster import FleetServer
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.deployments import Deployment
@@ -44,7 +44,7 @@ class ControllerFacts:
     links: Mapping[str, float]
 
 
-def controller_status(core: FleetCore, workers: Workers, facts: ControllerFacts) -> dict[str, Any]:
+def controller_status(core: FleetCore, processes: Processes, facts: ControllerFacts) -> dict[str, Any]:
     """Return the controller's part of the document."""
     models = [model for model in core.models.values() if not model.retired or model.groups]
     return {
@@ -58,7 +58,7 @@ def controller_status(core: FleetCore, workers: Workers, facts: ControllerFacts)
         },
         "servers": [_server(server, facts.links) for server in core.roster.cluster.servers.values()],
         "unusable": dict(facts.unusable),
-        "models": [_model(model, workers) for model in models],
+        "models": [_model(model, processes) for model in models],
     }
 
 
@@ -74,7 +74,7 @@ def _server(server: FleetServer, links: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def _model(model: Deployment, workers: Workers) -> dict[str, Any]:
+def _model(model: Deployment, processes: Processes) -> dict[str, Any]:
     return {
         "name": model.spec.name,
         "least": model.spec.least,
@@ -83,12 +83,12 @@ def _model(model: Deployment, workers: Workers) -> dict[str, Any]:
         "waiting": len(model.waiting),
         "failures": model.failures,
         "error": model.error if model.failures else "",
-        "groups": [_group(group, workers) for group in model.groups.values()],
+        "groups": [_group(group, processes) for group in model.groups.values()],
     }
 
 
-def _group(group: Group, workers: Workers) -> dict[str, Any]:
-    up = workers.answering(group)
+def _group(group: Group, processes: Processes) -> dict[str, Any]:
+    up = processes.answering(group)
     return {
         "name": group.name,
         "phase": str(group.phase),
@@ -99,12 +99,12 @@ def _group(group: Group, workers: Workers) -> dict[str, Any]:
         "start_s": up.start_s if up else None,
         "predicted_s": group.predicted_s,
         "fallbacks": [dict(one) for one in up.fallbacks] if up else [],
-        "workers": [_worker(worker, workers) for worker in group.workers],
+        "workers": [_worker(worker, processes) for worker in group.workers],
     }
 
 
-def _worker(worker: FleetWorker, workers: Workers) -> dict[str, Any]:
-    fetched = workers.fetched.get(worker.name)
+def _worker(worker: FleetWorker, processes: Processes) -> dict[str, Any]:
+    fetched = processes.fetched.get(worker.name)
     return {
         "name": worker.name,
         "server": worker.server,

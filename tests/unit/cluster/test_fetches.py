@@ -223,8 +223,8 @@ def test_what_a_start_took_after_its_weights_is_in_the_next_prediction(
             await _launched(stage, "a")
             before = control.core.groups["a#1"].predicted_s
             prefetcher.said["a#1.0"] = ENDED
-            await until(lambda: "a#1.0" in control.workers.fetched)
-            fetched = control.workers.fetched["a#1.0"].seconds
+            await until(lambda: "a#1.0" in control.workers.processes.fetched)
+            fetched = control.workers.processes.fetched["a#1.0"].seconds
             control.said(RankUp("a#1.0", "http://127.0.0.1:9", "fresh", fetched + 7.0, 1))
             assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
             group = control.core.groups["a#1"]
