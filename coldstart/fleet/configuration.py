@@ -37,6 +37,11 @@ from coldstart.host.configuration import as_seconds, known_members, needed_membe
 
 SIZES = ("memory", "network", "load", "host_memory", "size")
 NOT_WRITTEN = ("name", "costs", "shares", "joins")
+_KINDS: Mapping[str, tuple[type, str]] = {
+    "int": (int, "a whole number"),
+    "bool": (bool, "true or false"),
+    "str": (str, "text in quotes"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ def _names(what: str, name: str, given: Mapping[str, Any]) -> list[str]:
     if count is None:
         return [name]
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise Usage(f"{what}: count = {count!r} is no number from 1")
+        raise Usage(f"{what}: count = {count!r} is no number from 1", mend="write count = 2")
     return [f"{name}-{number}" for number in range(count)]
 
 
@@ -111,18 +116,26 @@ def _members(what: str, given: dict[str, Any], kind: type, wanted: tuple[str, ..
 
 
 def _value(what: str, field: Field[Any], given: Any) -> Any:
+    where = f"{what}.{field.name}"
     if field.name in SIZES:
-        return size(given)
+        return _size(where, given)
     if field.name.endswith("_s"):
-        return as_seconds(f"{what}.{field.name}", given)
+        return as_seconds(where, given)
     if field.name == "overlap":
         if given not in tuple(Overlap):
-            raise Usage(f"{what}.overlap = {given!r}", mend=f"one of {', '.join(Overlap)}")
+            raise Usage(f"{where} = {given!r}", mend=f"one of {', '.join(Overlap)}")
         return Overlap(given)
-    kind = {"int": int, "bool": bool, "str": str}[str(field.type)]
+    kind, example = _KINDS[str(field.type)]
     if type(given) is not kind:
-        raise Usage(f"{what}.{field.name} = {given!r} is not of the kind {kind.__name__}")
+        raise Usage(f"{where} = {given!r} is not of the kind {kind.__name__}", mend=f"write {example}")
     return given
+
+
+def _size(where: str, given: Any) -> int:
+    try:
+        return size(given)
+    except Usage as problem:
+        raise Usage(f"{where}: {problem}", mend=problem.mend) from problem
 
 
 def _fits(file: FleetFile) -> None:
