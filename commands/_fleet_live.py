@@ -12,7 +12,7 @@ from coldstart.commands._options import command as declare
 from coldstart.errors import CommandFailed, Usage
 
 if TYPE_CHECKING:
-    from coldstart.cluster.meeting import FleetPlace
+    from coldstart.cluster.local_state import LocalFleet
     from coldstart.fleet.specification import ServerSpec
 
 HEADER = "x-coldstart-admin-key"
@@ -104,7 +104,7 @@ def up(
         record=record.absolute() if record else None,
     )
 
-    def announce(place: "FleetPlace") -> None:
+    def announce(place: "LocalFleet") -> None:
         said = {"url": place.url, "ray": place.ray}
         common.out.result(said, f"{place.url}  a fleet's gateway, on the Ray at {place.ray}")
 
@@ -122,7 +122,7 @@ def join(
     load: Load = "10GB",
 ) -> None:
     """Become a node of Ray with the labels of a server, and again where Ray gave the node up."""
-    from coldstart.cluster import meeting, ray_node
+    from coldstart.cluster import local_state, ray_node
     from coldstart.cluster.ray_process import JoinedNode
     from coldstart.contract import environment
     from coldstart.gateway.log import Log
@@ -131,11 +131,11 @@ def join(
     if memory is None:
         raise Usage("How much may models take on each device here?", mend="--memory 60GiB")
     server = _server(memory, devices, network, load)
-    known = meeting.look() if address else meeting.find()
+    known = local_state.load() if address else local_state.require()
     env = {str(environment.CACHE_DIR): str(common.cache.root)}
     if known is not None and known.token and known.ray == (address or known.ray):
         env["RAY_AUTH_TOKEN"] = known.token
-    command = ray_node.joining(server, address or meeting.find().ray)
+    command = ray_node.joining(server, address or local_state.require().ray)
     raise typer.Exit(JoinedNode(command, env, Log(quiet=common.out.quiet)).run())
 
 
@@ -247,9 +247,9 @@ def _asked(
     from urllib import error, request
 
     if url is None or key is None:
-        from coldstart.cluster import meeting
+        from coldstart.cluster import local_state
 
-        known = meeting.find() if url is None else meeting.look()
+        known = local_state.require() if url is None else local_state.load()
         url = url or (known.url if known else None)
         key = key or (known.admin_key if known and known.url == url else "")
     assert url is not None

@@ -155,7 +155,10 @@ BURSTS = Table(
     },
 )
 BURST = "A burst until its end, microseconds of CPU per token:"
-TWIN_VERDICT = "{identical_runs} of {runs} runs are identical in every count; largest error {worst_error:.1%}, limit {limit:.0%}."
+TWIN_VERDICT = (
+    "{identical_runs} of {runs} runs are identical in every count; "
+    "largest error {worst_error:.1%}, limit {limit:.0%}."
+)
 PARTS = [
     Part(PAGE, "twin", "scheduler-twin", (TWINS, TWIN_VERDICT)),
     Part(PAGE, "calibration", "scheduling-calibration", (ERRORS, error_verdicts), "scheduling/calibration"),

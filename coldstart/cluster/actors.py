@@ -20,12 +20,12 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from coldstart.cluster import wire
+from coldstart.cluster import calls, wire
 from coldstart.cluster.control import FleetControl
-from coldstart.cluster.node import NodeServers, Said
-from coldstart.cluster.orders import NodeLost, NodeReport, RankOrder
+from coldstart.cluster.node import NodeServers
+from coldstart.cluster.orders import NodeLost, NodeReport, RankOrder, WorkerEvent
 from coldstart.cluster.state import FleetState
-from coldstart.errors import ColdstartError, Usage
+from coldstart.errors import Usage
 from coldstart.fleet import labels
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.gateway.log import Log
@@ -82,7 +82,7 @@ class ServerActor:
         """As NodeServers."""
         return self._servers().found()
 
-    async def heard(self, after: int) -> list[tuple[int, Said]]:
+    async def heard(self, after: int) -> list[tuple[int, WorkerEvent]]:
         """As NodeServers."""
         return await self._servers().heard(after)
 
@@ -98,9 +98,9 @@ class ServerActor:
         """As NodeServers."""
         await self._servers().stop(worker)
 
-    async def meeting(self) -> tuple[str, int]:
+    async def rendezvous(self) -> tuple[str, int]:
         """As NodeServers."""
-        return await self._servers().meeting()
+        return await self._servers().rendezvous()
 
     async def clear(self) -> int:
         """As NodeServers; this process's id."""
@@ -126,9 +126,9 @@ class RemoteNode:
         """As Node."""
         await _asked(self.actor.stop.remote(worker))
 
-    async def meeting(self) -> tuple[str, int]:
+    async def rendezvous(self) -> tuple[str, int]:
         """As Node."""
-        address, port = await _asked(self.actor.meeting.remote())
+        address, port = await _asked(self.actor.rendezvous.remote())
         return str(address), int(port)
 
 
@@ -211,7 +211,7 @@ class ControllerActor:
         """Nodes come and go."""
         while True:
             await asyncio.sleep(LOOK_S)
-            control.forget_gateways()
+            control.calls.forget_lost()
             try:
                 nodes = await self._nodes()
             except Exception as error:  # noqa: BLE001 - whatever Ray raises, nodes are looked for again
@@ -230,30 +230,9 @@ class ControllerActor:
         task = asyncio.get_running_loop().create_task(followed(control, spec, self._actors, report))
         self._followed[spec.name] = task
 
-    async def attach(self, *given: Any) -> Any:
-        """As FleetControl; so are the others."""
-        return (await self._control()).attach(*given)
-
-    async def pull(self, *given: Any) -> Any:
-        """Waits for news."""
-        return await (await self._control()).pull(*given)
-
-    async def report(self, *given: Any) -> Any:
-        """In the order of the calls."""
-        return (await self._control()).report(*given)
-
-    async def status(self) -> Any:
-        """The controller's part."""
-        return (await self._control()).status()
-
-    async def order(self, method: str, *given: Any) -> Any:
-        """deploy, remove, scale or drain; {} or {"error", "mend"}."""
-        control = await self._control()
-        try:
-            getattr(control, method)(*map(wire.thing, given))
-        except (ColdstartError, ValueError, OSError) as error:
-            return {"error": str(error), "mend": getattr(error, "mend", None)}
-        return {}
+    async def call(self, document: Any) -> Any:
+        """Answer one call; calls that wait for nothing are processed in the order in which they came."""
+        return await calls.answer(await self._control(), document)
 
 
 async def followed(

@@ -16,10 +16,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from coldstart.cluster import messages
 from coldstart.cluster.contact import ControllerAway
 from coldstart.cluster.front import FleetFront
+from coldstart.cluster.messages import AdminOrder
 
-METHODS = ("deploy", "remove", "scale", "drain")
 HEADER = "x-coldstart-admin-key"
 
 
@@ -44,10 +45,8 @@ def routes(front: FleetFront, key: str, down: Callable[[], Awaitable[None]]) -> 
         return await front.refreshed()
 
     async def order(request: Request) -> Any:
-        asked = json.loads(await request.body())
-        if asked["method"] not in METHODS:
-            raise ValueError(asked["method"])
-        return await front.contact.link.call("order", asked["method"], *asked["args"])
+        asked = messages.read(json.loads(await request.body()), AdminOrder)
+        return await front.contact.connection.call(asked)
 
     async def end(request: Request) -> Any:
         await down()

@@ -1,4 +1,7 @@
-"""The child process of a gateway that speaks Ray (see `link`). It finds the controller, or makes it, and calls it."""
+"""Ray client of a gateway, in a child process: find or create the controller, and forward calls to it.
+
+`controller_connection` is the other end.
+"""
 
 from __future__ import annotations
 
@@ -68,10 +71,10 @@ async def _serve(channel: ipc.Channel, controller: Any) -> None:
     async def call(message: dict[str, Any]) -> None:
         answer: dict[str, Any] = {"reply": message["call"]}
         try:
-            if message["method"] == "down":
-                answer["value"] = await asyncio.to_thread(actors.end_all)
+            if "message" in message:
+                answer["value"] = await controller.call.remote(message["message"])
             else:
-                answer["value"] = await getattr(controller, message["method"]).remote(*message["args"])
+                answer["value"] = await asyncio.to_thread(actors.end_all)
         except RayError as error:
             answer["error"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         async with lock:

@@ -1,80 +1,95 @@
-"""A gateway's touch with the controller: what happened is told in order, what is to be known is asked for, again and again."""
+"""Contact of a gateway with the controller: reports events in order, and pulls orders and routes again and again."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any, Protocol
 from uuid import uuid4
 
+from coldstart.cluster import messages
+from coldstart.cluster.messages import (
+    Attach,
+    AttachReply,
+    Call,
+    GatewayEvent,
+    GroupRoute,
+    News,
+    NotAttached,
+    OpenRequest,
+    Pull,
+    Received,
+    Report,
+    RequestOrder,
+)
 from coldstart.gateway.log import Log
+from coldstart.host.launches import Launch
 
 AWAY_S = 0.25
 
 
 class ControllerAway(Exception):
-    """Nobody answers for the controller."""
+    """The controller cannot be reached."""
 
 
-class ControllerLink(Protocol):
-    """The way to the controller."""
+class ControllerConnection(Protocol):
+    """Connection to the controller."""
 
-    async def call(self, method: str, *args: Any) -> Any:
-        """Raises ControllerAway."""
+    async def call(self, call: Call) -> Any:
+        """Return the JSON document of the reply. Raises ControllerAway."""
 
 
 class Gatekeeper(Protocol):
-    """Whoever is told, and tells all there is."""
+    """Receiver of a gateway's orders and routes, which knows the gateway's requests."""
 
-    def known(self) -> tuple[list[str], list[list[str]]]:
-        """Groups that can be sent to, and requests: [number, model, group or ""]."""
+    def known(self) -> tuple[tuple[str, ...], tuple[OpenRequest, ...]]:
+        """Return the groups that can be sent to, and all open requests."""
 
-    def routed(self, routes: list[Mapping[str, Any]], models: list[Any]) -> None:
-        """Who serves, and what is deployed."""
+    def update(self, routes: tuple[GroupRoute, ...], launches: tuple[Launch, ...]) -> None:
+        """Replace the routes and the launches of all deployed models."""
 
-    def ordered(self, order: list[Any]) -> None:
-        """What is to become of a request."""
+    def obey(self, order: RequestOrder) -> None:
+        """Carry out an order."""
 
     def alone(self) -> None:
-        """The controller is away."""
+        """Continue without the controller."""
 
 
 class Contact:
-    """That of one gateway. `connected`: the controller knows of it, or did when last asked."""
+    """Contact of one gateway. `connected`: the controller knows of it, or did when last asked."""
 
-    def __init__(self, link: ControllerLink, gate: Gatekeeper, log: Log) -> None:
-        self.link, self.gate, self.log = link, gate, log
+    def __init__(self, connection: ControllerConnection, gate: Gatekeeper, log: Log) -> None:
+        self.connection, self.gate, self.log = connection, gate, log
         self.name, self.incarnation, self.connected = uuid4().hex, "", False
         self._after = 0
-        self._happened: list[list[Any]] = []
+        self._events: list[GatewayEvent] = []
         self._news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
-        """Find the controller, and stay in touch."""
+        """Find the controller, and stay in contact."""
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._pull()), loop.create_task(self._report())]
 
     async def close(self) -> None:
-        """Leave it alone."""
+        """End the contact."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def happened(self, *what: Any) -> None:
-        """The controller is to hear of it, after what happened before."""
-        self._happened.append(list(what))
+    def emit(self, event: GatewayEvent) -> None:
+        """Report an event to the controller, after all earlier ones."""
+        self._events.append(event)
         self._news.set()
 
     def away(self) -> None:
-        """Nobody answers."""
+        """Continue without the controller until it answers again."""
         if self.connected:
             self.log.say("controller away")
         self.connected = False
         self.gate.alone()
 
     async def _report(self) -> None:
-        """Send what happened, in order; what could not be sent is told by attaching."""
+        """Report events in order; events that cannot be reported are in the next attachment."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -82,50 +97,55 @@ class Contact:
                 await asyncio.sleep(AWAY_S)
                 self._news.set()
                 continue
-            batch, self._happened = self._happened, []
-            if not batch:
-                continue
-            try:
-                answer = await self.link.call("report", self.name, self.incarnation, batch)
-            except ControllerAway:
-                self.away()
-                continue
-            if "attach" in answer:
-                self.away()
+            batch, self._events = tuple(self._events), []
+            if batch:
+                await self._send(batch)
+
+    async def _send(self, batch: tuple[GatewayEvent, ...]) -> None:
+        try:
+            reply = await self.connection.call(Report(self.name, self.incarnation, batch))
+            attached = not isinstance(messages.read(reply, Received | NotAttached), NotAttached)
+        except (ControllerAway, ValueError):
+            attached = False
+        if not attached:
+            self.away()
 
     async def _pull(self) -> None:
         while True:
             try:
-                if not self.connected:
-                    await self._attach()
-                answer = await self.link.call("pull", self.name, self.incarnation, self._after)
+                await self._pull_once()
             except ControllerAway:
                 self.away()
                 await asyncio.sleep(AWAY_S)
-                continue
-            if "attach" in answer:
-                self.away()
-                continue
-            try:
-                self._take(answer)
-            except Exception as error:  # noqa: BLE001 - what was answered is no good; who serves goes on serving
+            except Exception as error:  # noqa: BLE001 - a bad reply must not end a gateway that serves
                 self.log.say("internal error", reason=f"{type(error).__name__}: {error}")
                 self.away()
                 await asyncio.sleep(AWAY_S)
 
+    async def _pull_once(self) -> None:
+        if not self.connected:
+            await self._attach()
+        reply = await self.connection.call(Pull(self.name, self.incarnation, self._after))
+        news: News | NotAttached = messages.read(reply, News | NotAttached)
+        if isinstance(news, NotAttached):
+            self.away()
+        else:
+            self._take(news)
+
     async def _attach(self) -> None:
-        """Tell all there is: what happened before is in it."""
-        self._happened = []
+        """Attach with all open requests: they replace the events that were not reported."""
+        self._events = []
         groups, requests = self.gate.known()
-        answer = await self.link.call("attach", self.name, groups, requests)
-        if answer["incarnation"] != self.incarnation:
-            self.incarnation, self._after = answer["incarnation"], 0
+        reply = await self.connection.call(Attach(self.name, groups, requests))
+        incarnation = str(messages.read(reply, AttachReply).incarnation)
+        if incarnation != self.incarnation:
+            self.incarnation, self._after = incarnation, 0
         self.connected = True
         self.log.say("controller found", incarnation=self.incarnation, requests=len(requests))
 
-    def _take(self, answer: Mapping[str, Any]) -> None:
-        if "routes" in answer:
-            self.gate.routed(answer["routes"], answer["models"])
-        for number, order in answer["orders"]:
-            self._after = max(self._after, number)
-            self.gate.ordered(order)
+    def _take(self, news: News) -> None:
+        if news.routes is not None:
+            self.gate.update(news.routes, news.launches)
+        for one in news.orders:
+            self._after = max(self._after, one.number)
+            self.gate.obey(one.order)

@@ -13,16 +13,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import inf
 from typing import Any
-from uuid import uuid4
 
-from coldstart.cluster.desks import Desk, Desks, GroupRoute
-from coldstart.cluster.node import Said
-from coldstart.cluster.orders import Node, NodeReport
+from coldstart.cluster.gateway_calls import GatewayCalls
+from coldstart.cluster.gateways import Gateways
+from coldstart.cluster.measurements import Measurements
+from coldstart.cluster.messages import GroupRoute, MoveRequest, RefuseRequest, SendRequest
+from coldstart.cluster.orders import Node, NodeReport, WorkerEvent
 from coldstart.cluster.state import FleetState
-from coldstart.cluster.wire import ModelDeployment, document
+from coldstart.cluster.status import ControllerFacts, controller_status
+from coldstart.cluster.wire import ModelDeployment
 from coldstart.cluster.workers import Workers
 from coldstart.errors import Usage
-from coldstart.fleet import events, observed
+from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Action, Event, LaunchRank
 from coldstart.fleet.groups import GroupPhase
@@ -31,7 +33,6 @@ from coldstart.gateway.log import Log
 from coldstart.gateway.tasks import Tasks
 from coldstart.host.launches import Catalogue
 
-PULL_S = 5.0
 Recorder = Callable[[float, Event, list[Action]], None]
 
 
@@ -49,17 +50,24 @@ class FleetControl:
     ) -> None:
         self.core = FleetCore(settings, models=[one.spec for one in state.models.values()])
         self.state, self.clock, self.log, self.record = state, clock, log or Log(quiet=True), record
-        self.desks = Desks(clock)
-        self.workers = Workers(self)
-        self.unusable: dict[str, str] = {}
-        self.incarnation, self.began = uuid4().hex, clock()
-        self._timer: asyncio.TimerHandle | None = None
+        self.gateways = Gateways(clock)
+        self.calls = GatewayCalls(self.gateways, self.tell, self.log)
         self.tasks = Tasks(self.log)
+        self.measurements = Measurements(state, self.core.models, self.tell, self.log)
+        self.workers = Workers(
+            self.core, state, self.gateways, self.measurements, self.tell, self.tasks, self.log
+        )
+        self.unusable: dict[str, str] = {}
+        self.began = clock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
 
     # The core.
 
     def tell(self, event: Event) -> None:
         """Tell the core, and carry out what it orders."""
+        if self._closed:
+            return
         now = self.clock()
         actions = self.core.on(event, now)
         if self.record is not None:
@@ -76,10 +84,19 @@ class FleetControl:
             self._publish()
         self._rearm()
 
-    def _rearm(self) -> None:
+    def close(self) -> None:
+        """Cancel the timer and all tasks, and ignore every later event."""
+        self._closed = True
+        self.tasks.cancel()
+        self._disarm()
+
+    def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _rearm(self) -> None:
+        self._disarm()
         if (due := self.core.deadline()) < inf:
             wait = max(0.0, due - self.clock()) + 0.001
             self._timer = asyncio.get_running_loop().call_later(wait, self.tell, events.Tick())
@@ -95,21 +112,14 @@ class FleetControl:
             case events.Share(worker, rate):
                 self.workers.share(worker, rate)
             case events.Send(request, group):
-                self._order(request, "send", request, group)
+                self.calls.order(SendRequest(request, group))
             case events.Refuse(request, status, reason, after):
-                self._order(request, "refuse", request, status, reason, after)
+                self.calls.order(RefuseRequest(request, status, reason, after))
             case events.Move(request, _, target):
-                if not self._order(request, "move", request, target):
+                if not self.calls.order(MoveRequest(request, target)):
                     asyncio.get_running_loop().call_soon(self.tell, events.Moved(request, False))
 
-    def _order(self, request: str, *what: Any) -> bool:
-        """Whether anybody hears it."""
-        desk = self.desks.of(request)
-        if desk is not None:
-            desk.order(*what)
-        return desk is not None
-
-    def said(self, event: Said) -> None:
+    def said(self, event: WorkerEvent) -> None:
         """A server has something to say of a worker."""
         self.workers.said(event)
 
@@ -119,9 +129,9 @@ class FleetControl:
         """A server is there, empty."""
         self.unusable.pop(spec.name, None)
         self.log.say("server joined", server=spec.name)
-        self.workers.nodes[spec.name] = node
+        self.workers.processes.nodes[spec.name] = node
         self.tell(events.Joined(spec))
-        self._tell_speed(spec.name)
+        self.measurements.emit_speed(spec.name)
         if spec.name in self.state.drained:
             self.tell(events.Drained(spec.name))
 
@@ -135,7 +145,7 @@ class FleetControl:
     def lost(self, server: str) -> None:
         """A server is gone with all that was on it."""
         self.unusable.pop(server, None)
-        if not self.workers.lose(server):
+        if not self.workers.processes.lose(server):
             return
         self.log.say("server lost", server=server)
         self.tell(events.ServerLost(server))
@@ -144,111 +154,24 @@ class FleetControl:
         """A controller that has started finds the servers with what they have; told once, before all else."""
         servers: list[ServerSpec] = []
         for spec, node, report in found:
-            self.workers.find(spec.name, node, report)
+            self.workers.processes.adopt(spec.name, node, report)
             servers.append(spec)
-        ranks = self.workers.found()
+        ranks = self.workers.processes.found_ranks()
         if ranks:
-            self.desks.expect()
+            self.gateways.expect()
         self.log.say("rebuilt", servers=[spec.name for spec in servers], workers=len(ranks))
         self.tell(events.Rebuilt(tuple(servers), ranks, tuple(sorted(self.state.drained))))
         for spec in servers:
-            self._tell_speed(spec.name)
-
-    def link_measured(self, server: str, size: int, seconds: float) -> None:
-        """A fetch had the server's link to itself: from now on it is believed to be as fast as that shows."""
-        before = self.state.links.get(server)
-        after = observed.speed(before, size, seconds)
-        if after is not None and after != before:
-            self._noted(lambda: self.state.observe(server, after))
-            self._tell_speed(server)
-
-    def start_measured(self, name: str, ranks: int, seconds: float) -> None:
-        """A start took so long once its weights were there: the next ones of the model are predicted by that."""
-        known = self.state.models.get(name)
-        if known is not None:
-            seen = self.core.models[name].spec.joins
-            joins = {**seen, ranks: observed.joining(seen.get(ranks), seconds)}
-            made = replace(known, spec=replace(known.spec, joins=joins))
-            self._noted(lambda: self.state.deploy(made))
-            self.tell(events.Deployed(made.spec))
-
-    def _noted(self, write: Callable[[], None]) -> None:
-        """What was seen is believed also where it cannot be kept."""
-        try:
-            write()
-        except OSError as error:
-            self.log.say("state not written", reason=error.strerror or str(error))
-
-    def _tell_speed(self, server: str) -> None:
-        if (known := self.state.links.get(server)) is not None:
-            self.tell(events.Rate(server, known))
-
-    # Gateways.
-
-    def attach(self, name: str, groups: list[str], requests: list[list[str]]) -> dict[str, Any]:
-        """A gateway with the groups it can send to and the requests it has: [request, model, group or ""]."""
-        before = self.desks.desks.get(name)
-        desk = self.desks.attach(name, groups)
-        # What it can send to and is not here any more is let go at once: its routes will say so.
-        desk.open = {request for request, _, _ in requests}
-        for request in (before.open if before else set()) - desk.open:
-            self.tell(events.Ended(request))
-        known = before.open if before else set()
-        for request, model, group in requests:
-            if request not in known:
-                self.tell(events.Routed(request, model, group) if group else events.Arrived(request, model))
-        return {"incarnation": self.incarnation}
-
-    async def pull(self, name: str, incarnation: str, after: int) -> dict[str, Any]:
-        """What a gateway is to know and do; waits a while for news."""
-        desk = self._desk(name, incarnation)
-        return {"attach": self.incarnation} if desk is None else await self.desks.asked(desk, after, PULL_S)
-
-    def report(self, name: str, incarnation: str, happened: list[list[Any]]) -> dict[str, Any]:
-        """What happened at a gateway, in order."""
-        desk = self._desk(name, incarnation)
-        if desk is None:
-            return {"attach": self.incarnation}
-        desk.seen = self.clock()
-        for what, *given in happened:
-            self._happened(desk, what, given)
-        return {}
-
-    def _desk(self, name: str, incarnation: str) -> Desk | None:
-        return self.desks.desks.get(name) if incarnation == self.incarnation else None
-
-    def _happened(self, desk: Desk, what: str, given: list[Any]) -> None:
-        match what:
-            case "arrived":
-                desk.open.add(given[0])
-                self.tell(events.Arrived(*given))
-            case "routed":
-                desk.open.add(given[0])
-                self.tell(events.Routed(*given))
-            case "ended":
-                desk.open.discard(given[0])
-                self.tell(events.Ended(given[0]))
-            case "moved":
-                self.tell(events.Moved(*given))
-            case "released":
-                self.desks.released(desk, given[0])
-
-    def forget_gateways(self) -> None:
-        """Those that have not asked for long are gone with their requests."""
-        for desk in self.desks.lost():
-            self.log.say("gateway lost", gateway=desk.name)
-            for request in desk.open:
-                self.tell(events.Ended(request))
+            self.measurements.emit_speed(spec.name)
 
     def _publish(self) -> None:
         routes = {}
         for group in self.core.groups.values():
-            up = self.workers.answering(group)
+            up = self.workers.processes.answering(group)
             if group.phase is GroupPhase.SERVING and up is not None:
                 where = group.name, group.model, up.url, group.capacity, up.mode, up.start_s
                 routes[group.name] = GroupRoute(*where)
-        models = [document(one.launch) for one in self.state.models.values()]
-        self.desks.publish(routes, models)
+        self.gateways.publish(routes, tuple(one.launch for one in self.state.models.values()))
 
     # Those who run it.
 
@@ -287,13 +210,13 @@ class FleetControl:
 
     def drain(self, server: str) -> None:
         """Raises Usage for a server that is not there."""
-        if server not in self.workers.nodes:
+        if server not in self.workers.processes.nodes:
             raise Usage(f"the fleet has no server {server}", mend="coldstart fleet status")
         self.state.drain(server)
         self.tell(events.Drained(server))
 
     def status(self) -> Mapping[str, Any]:
-        """The document of `coldstart fleet status`."""
-        from coldstart.cluster.status import controlled
-
-        return controlled(self)
+        """Return the controller's part of the document of `coldstart fleet status`."""
+        uptime_s, gateways = self.clock() - self.began, len(self.gateways.known)
+        facts = ControllerFacts(self.calls.incarnation, uptime_s, gateways, self.unusable, self.state.links)
+        return controller_status(self.core, self.workers.processes, facts)

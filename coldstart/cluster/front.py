@@ -14,16 +14,30 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import coldstart
-from coldstart.cluster import wire
-from coldstart.cluster.contact import Contact, ControllerAway, ControllerLink
-from coldstart.cluster.metrics import FleetMetrics
+from coldstart.cluster.contact import Contact, ControllerAway, ControllerConnection
+from coldstart.cluster.messages import (
+    GetStatus,
+    GroupReleased,
+    GroupRoute,
+    MoveEnded,
+    MoveRequest,
+    OpenRequest,
+    RefuseRequest,
+    RequestArrived,
+    RequestEnded,
+    RequestOrder,
+    RequestRouted,
+)
+from coldstart.cluster.metrics import PREFIX, FleetCollector, GatewayFigures, ModelLoad
 from coldstart.cluster.moves import Moves
 from coldstart.cluster.replicas import CONNECT_S, FleetReplica, FleetTicket
 from coldstart.cluster.status import SCHEMA_VERSION
+from coldstart.cluster.targets import Targets
 from coldstart.gateway.log import Log
+from coldstart.gateway.metrics import Metrics
 from coldstart.gateway.tickets import AdmissionRefused, Ticket, unknown
 from coldstart.gateway.upstream import NothingSent, Replica
-from coldstart.host.launches import Catalogue, Route
+from coldstart.host.launches import Catalogue, Launch, Route
 from coldstart.host.status import HostFacts
 
 SUSPECT_S = 1.0
@@ -37,19 +51,22 @@ class FleetFront:
     resumes: bool = True
 
     def __init__(
-        self, link: ControllerLink, *, log: Log | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        link: ControllerConnection,
+        *,
+        log: Log | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.log, self.clock = log or Log(quiet=True), clock
         self.contact = Contact(link, self, self.log)
         self.catalogue = Catalogue(())
         self.facts = HostFacts(pid=os.getpid(), version=coldstart.__version__, began=clock())
-        self.metrics = FleetMetrics(self)
-        self.targets: dict[str, FleetReplica] = {}
+        self.metrics = Metrics(FleetCollector(self._figures), PREFIX)
+        self.targets = Targets(self._group_released)
         self.total = self.again_count = self.resumed_count = 0
-        self.moves = Moves(self)
         self.controlled: dict[str, Any] = {}
         self._tickets: dict[str, FleetTicket] = {}
-        self._leaving: dict[str, FleetReplica] = {}
+        self.moves = Moves(self._tickets, self.targets, self._move_ended, self.clock, self.log)
         self._number = 0
 
     # Requests.
@@ -79,19 +96,14 @@ class FleetFront:
         if (target := self._free(route.model)) is not None:
             ticket.hit = True
             self._granted(ticket, target)
-            self.contact.happened("routed", number, route.model, target.group)
+            self.contact.emit(RequestRouted(number, route.model, target.group))
         else:
-            self.contact.happened("arrived", number, route.model)
+            self.contact.emit(RequestArrived(number, route.model))
         return ticket
 
     def _free(self, model: str) -> FleetReplica | None:
-        """The first group with room, as the controller would choose; any, while nobody could start another one."""
-        now = self.clock()
-        known = [t for t in self.targets.values() if t.name == model and t.suspect_until <= now]
-        first = next((target for target in known if target.busy < target.capacity), None)
-        if first is None and known and not self.connected:
-            return min(known, key=lambda target: target.busy)
-        return first
+        """Return a group to send to; a full one only while no controller could start another one."""
+        return self.targets.find(model, self.clock(), overload=not self.connected)
 
     def _granted(self, ticket: FleetTicket, target: FleetReplica) -> None:
         ticket.target, ticket.dispatched = target, self.clock()
@@ -105,19 +117,10 @@ class FleetFront:
         known = self._tickets.pop(ticket.number, None)
         if known is None:
             return
-        self.contact.happened("ended", ticket.number)
+        self.contact.emit(RequestEnded(ticket.number))
         self.moves.over(known)
         if known.target is not None:
-            self.freed(known.target)
-
-    def freed(self, target: FleetReplica) -> None:
-        """One request less is there."""
-        target.busy -= 1
-        self._let_go(target)
-
-    def has(self, ticket: FleetTicket) -> bool:
-        """Whether that request is still here, under its number."""
-        return self._tickets.get(ticket.number) is ticket
+            self.targets.free(known.target)
 
     async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """As Front: somewhere else, or where the controller starts another group."""
@@ -161,13 +164,13 @@ class FleetFront:
         """Whether the controller answers."""
         return self.contact.connected
 
-    def known(self) -> tuple[list[str], list[list[str]]]:
+    def known(self) -> tuple[tuple[str, ...], tuple[OpenRequest, ...]]:
         """As Gatekeeper."""
-        requests = [
-            [one.number, one.route.model, one.target.group if one.target else ""]
+        requests = (
+            OpenRequest(one.number, one.route.model, one.target.group if one.target else None)
             for one in self._tickets.values()
-        ]
-        return [*self.targets, *self._leaving], requests
+        )
+        return tuple(self.targets.names()), tuple(requests)
 
     def alone(self) -> None:
         """As Gatekeeper: what waits for the controller, and need not, does so no longer."""
@@ -175,54 +178,48 @@ class FleetFront:
             if not ticket.granted.done() and (target := self._free(ticket.route.model)) is not None:
                 self._granted(ticket, target)
 
-    def ordered(self, order: list[Any]) -> None:
+    def obey(self, order: RequestOrder) -> None:
         """As Gatekeeper."""
-        what, request, *given = order
-        ticket = self._tickets.get(request)
-        if what == "move":
-            if ticket is not None:
-                self.moves.order(ticket, self.targets.get(given[0]))
+        ticket = self._tickets.get(order.request)
+        if ticket is None:
             return
-        if ticket is None or ticket.granted.done():
+        if isinstance(order, MoveRequest):
+            self.moves.order(ticket, self.targets.routed.get(order.group))
+        elif ticket.granted.done():
             return
-        if what == "refuse":
-            del self._tickets[request]
-            ticket.granted.set_exception(self._counted(AdmissionRefused(*given)))
-            ticket.granted.exception()  # its client may be gone, and nobody look at it
-        elif (target := self.targets.get(given[0])) is not None:
+        elif isinstance(order, RefuseRequest):
+            self._refuse(ticket, order)
+        elif (target := self.targets.routed.get(order.group)) is not None:
             self._granted(ticket, target)
         else:
-            # That group went while the order came.
+            # The group's route was withdrawn while the order was on its way.
             self._renew(ticket)
+
+    def _refuse(self, ticket: FleetTicket, order: RefuseRequest) -> None:
+        del self._tickets[ticket.number]
+        refused = AdmissionRefused(order.status, order.reason, order.retry_s)
+        ticket.granted.set_exception(self._counted(refused))
+        ticket.granted.exception()  # its client may be gone, and no one retrieves it
 
     def _renew(self, ticket: FleetTicket) -> None:
         """The same request as a new one of the controller's."""
-        self.contact.happened("ended", ticket.number)
+        self.contact.emit(RequestEnded(ticket.number))
         del self._tickets[ticket.number]
         self._number += 1
         ticket.number = f"{self.contact.name}/{self._number}"
         self._tickets[ticket.number] = ticket
-        self.contact.happened("arrived", ticket.number, ticket.route.model)
+        self.contact.emit(RequestArrived(ticket.number, ticket.route.model))
 
-    def routed(self, routes: list[Mapping[str, Any]], models: list[Any]) -> None:
+    def update(self, routes: tuple[GroupRoute, ...], launches: tuple[Launch, ...]) -> None:
         """As Gatekeeper."""
-        now = {str(route["group"]): route for route in routes}
-        for name in [name for name in self.targets if name not in now]:
-            target = self.targets.pop(name)
-            target.withdrawn = True
-            self._leaving[name] = target
-            self._let_go(target)
-        for name, route in now.items():
-            if name not in self.targets:
-                self.targets[name] = FleetReplica(route)
-            self.targets[name].capacity = int(route["capacity"])
-        self.catalogue = Catalogue(wire.thing(one) for one in models)
+        self.targets.update(routes)
+        self.catalogue = Catalogue(launches)
 
-    def _let_go(self, target: FleetReplica) -> None:
-        """Nothing of ours is there, and nothing will be."""
-        if target.withdrawn and not target.busy and self._leaving.pop(target.group, None) is not None:
-            self.contact.happened("released", target.group)
-            target.upstream.close()
+    def _group_released(self, group: str) -> None:
+        self.contact.emit(GroupReleased(group))
+
+    def _move_ended(self, request: str, moved: bool) -> None:
+        self.contact.emit(MoveEnded(request, moved))
 
     # All of it.
 
@@ -256,18 +253,27 @@ class FleetFront:
         """The status with what the controller says now; with what it said last, while it is away."""
         if self.connected:
             try:
-                self.controlled = await asyncio.wait_for(self.contact.link.call("status"), CONNECT_S)
+                self.controlled = await asyncio.wait_for(self.contact.connection.call(GetStatus()), CONNECT_S)
             except (ControllerAway, TimeoutError):
                 self.contact.away()
         return self.status()
 
-    def load(self) -> Iterator[tuple[str, int, int]]:
-        """Of each deployed model: requests that wait, and that are being answered."""
-        waiting: Counter[str] = Counter()
-        busy: Counter[str] = Counter()
-        for one in self._tickets.values():
-            (busy if one.granted.done() else waiting)[one.route.model] += 1
-        return ((name, waiting[name], busy[name]) for name in self.catalogue.launches)
+    def _figures(self) -> GatewayFigures:
+        return GatewayFigures(
+            self.total,
+            self.again_count,
+            self.resumed_count,
+            self.moves.count,
+            self.connected,
+            self.facts.refused,
+            tuple(self._loads()),
+        )
+
+    def _loads(self) -> Iterator[ModelLoad]:
+        open_ = Counter((one.route.model, one.granted.done()) for one in self._tickets.values())
+        groups = Counter(target.name for target in self.targets.routed.values())
+        for name in self.catalogue.launches:
+            yield ModelLoad(name, open_[name, False], open_[name, True], groups[name])
 
     def drain(self) -> None:
         """Take nothing new, and refuse what waits."""
@@ -281,5 +287,4 @@ class FleetFront:
         """Leave the controller alone."""
         self.moves.close()
         await self.contact.close()
-        for target in (*self.targets.values(), *self._leaving.values()):
-            target.upstream.close()
+        self.targets.close()

@@ -7,16 +7,14 @@ the stream is stopped there and goes on here. A stream that cannot move, or does
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 from coldstart.cluster.replicas import FleetReplica, FleetTicket, MovingStream
+from coldstart.cluster.targets import Targets
 from coldstart.fleet.handover import Handover, HandoverPace, Request, StreamSide
+from coldstart.gateway.log import Log
 from coldstart.gateway.tasks import Tasks
-
-if TYPE_CHECKING:
-    from coldstart.cluster.front import FleetFront
 
 PATIENCE_S = 60.0
 JSON = ((b"content-type", b"application/json"),)
@@ -46,11 +44,23 @@ class _Turns:
 
 
 class Moves:
-    """Those of one gateway; `count` came through."""
+    """Moves of one gateway's streams; `count` succeeded.
 
-    def __init__(self, front: FleetFront) -> None:
-        self.front, self.count = front, 0
-        self._tasks = Tasks(front.log)
+    `tickets` are the gateway's open requests by number, and `ended` is called with the number of each move's request and
+    whether it moved.
+    """
+
+    def __init__(
+        self,
+        tickets: Mapping[str, FleetTicket],
+        targets: Targets,
+        ended: Callable[[str, bool], None],
+        clock: Callable[[], float],
+        log: Log,
+    ) -> None:
+        self.count = 0
+        self._tickets, self._targets, self._ended, self._clock = tickets, targets, ended, clock
+        self._log, self._tasks = log, Tasks(log)
         self._turns: dict[str, _Turns] = {}
 
     def order(self, ticket: FleetTicket, target: FleetReplica | None) -> None:
@@ -62,24 +72,28 @@ class Moves:
         if target is not None:
             turns = self._turns.setdefault(target.group, _Turns())
             async with turns.turn() as pace:
-                done = self.front.has(ticket) and await self._moved(ticket, target, pace)
+                done = self._is_open(ticket) and await self._moved(ticket, target, pace)
             if not turns.asked:
                 self._turns.pop(target.group, None)
-        if self.front.has(ticket):
-            self.front.contact.happened("moved", number, done)
+        if self._is_open(ticket):
+            self._ended(number, done)
+
+    def _is_open(self, ticket: FleetTicket) -> bool:
+        """Return whether the request is still here, under its number."""
+        return self._tickets.get(ticket.number) is ticket
 
     async def _moved(self, ticket: FleetTicket, target: FleetReplica, pace: HandoverPace) -> bool:
         source, stream = ticket.target, ticket.stream
         if source is None or stream is None or ticket.answer is None:
             return self._stays(ticket, "it can only end where it began")
-        handover, clock = Handover(Request()), self.front.clock
+        handover, clock = Handover(Request()), self._clock
         handover.prepare(clock(), PATIENCE_S)
         target.busy += 1
         done = False
         try:
             if stream.prompt is not None and not await self._warm(target, stream.warming()):
                 return self._stays(ticket, "the worker did not compute what there is")
-            if not self.front.has(ticket) or stream.finished or not stream.resumable:
+            if not self._is_open(ticket) or stream.finished or not stream.resumable:
                 return False
             handover.sent = len(stream.tokens)
             handover.ready()
@@ -96,16 +110,16 @@ class Moves:
                 self.count += 1
                 gap = round(clock() - stopped, 4)
                 pace.moved(gap)
-                self.front.log.say("moved", request=ticket.number, made=handover.sent, gap_s=gap)
+                self._log.say("moved", request=ticket.number, made=handover.sent, gap_s=gap)
             if ticket.move is move:
                 ticket.move = None
             return done
         finally:
             # The one that it has left, or never came to.
-            self.front.freed(source if done else target)
+            self._targets.free(source if done else target)
 
     def _stays(self, ticket: FleetTicket, reason: str) -> bool:
-        self.front.log.say("not moved", request=ticket.number, reason=reason)
+        self._log.say("not moved", request=ticket.number, reason=reason)
         return False
 
     async def _warm(self, target: FleetReplica, body: bytes) -> bool:

@@ -14,7 +14,15 @@ from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from coldstart.cluster.fetches import NodeFetch
-from coldstart.cluster.orders import FoundWorker, NodeReport, RankEnded, RankFetched, RankOrder, RankUp
+from coldstart.cluster.orders import (
+    FoundWorker,
+    NodeReport,
+    RankEnded,
+    RankFetched,
+    RankOrder,
+    RankUp,
+    WorkerEvent,
+)
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.weights import PacedFetch
@@ -23,7 +31,6 @@ from coldstart.gateway.servers import ModelServer, Servers, StartFailed
 from coldstart.host.launches import Launch
 from coldstart.machine.addresses import free_port
 
-Said = RankFetched | RankUp | RankEnded
 WAIT_S = 5.0
 
 
@@ -50,12 +57,12 @@ class NodeServers:
         self.host, self.servers, self.shows_devices, self.clock = host, servers, shows_devices, clock
         self.incarnation = uuid4().hex
         self.processes: dict[str, _Process] = {}
-        self._said: deque[tuple[int, Said]] = deque()
+        self._said: deque[tuple[int, WorkerEvent]] = deque()
         self._seq = 0
         self._news = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def meeting(self) -> tuple[str, int]:
+    async def rendezvous(self) -> tuple[str, int]:
         """As Node."""
         return self.host, free_port(self.host)
 
@@ -136,7 +143,7 @@ class NodeServers:
         if ended:
             await asyncio.wait(ended)
 
-    def _say(self, event: Said) -> None:
+    def _say(self, event: WorkerEvent) -> None:
         self._seq += 1
         self._said.append((self._seq, event))
         self._news.set()
@@ -146,7 +153,7 @@ class NodeServers:
         workers = (FoundWorker(one.order.rank, one.up, one.stopping) for one in self.processes.values())
         return NodeReport(self.incarnation, self._seq, tuple(workers))
 
-    async def heard(self, after: int, wait_s: float = WAIT_S) -> list[tuple[int, Said]]:
+    async def heard(self, after: int, wait_s: float = WAIT_S) -> list[tuple[int, WorkerEvent]]:
         """What was said after that number, as soon as there is any; none after `wait_s`."""
         while self._said and self._said[0][0] <= after:
             self._said.popleft()
@@ -160,7 +167,7 @@ class NodeServers:
 
 
 def _words(order: RankOrder) -> Launch:
-    """A rank of a pipeline is told its place and where the others meet."""
+    """Return the launch; a rank of a pipeline gets its place and the rendezvous address of the group."""
     rank, master = order.rank, order.master
     if master is None:
         return order.launch

@@ -16,7 +16,7 @@ class NodeLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RankOrder:
-    """Start this rank. `master` is where a pipeline's ranks meet, the first rank's address and a free port there.
+    """Start this rank. `master` is the rendezvous of a pipeline's ranks: the first rank's address and a free port there.
 
     Weights that are fetched come at `rate` bytes/s (None: as they come), `behind` all that others fetch on that server or not.
     """
@@ -61,6 +61,9 @@ class RankEnded:
     own: bool = True
 
 
+WorkerEvent = RankFetched | RankUp | RankEnded
+
+
 @dataclass(frozen=True, slots=True)
 class FoundWorker:
     """A worker that a server has now."""
@@ -91,5 +94,5 @@ class Node(Protocol):
     async def stop(self, worker: str) -> None:
         """End it; that it has ended is said later, also of one that is not there."""
 
-    async def meeting(self) -> tuple[str, int]:
-        """Its address, and a port that is free there."""
+    async def rendezvous(self) -> tuple[str, int]:
+        """Return its address and a free port there, for the ranks of a pipeline."""

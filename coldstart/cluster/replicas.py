@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
+from coldstart.cluster.messages import GroupRoute
 from coldstart.fleet.handover import Handover, HandoverPhase, Means
 from coldstart.gateway.tickets import Ticket
 from coldstart.gateway.upstream import Replica, Upstream
@@ -19,13 +18,11 @@ CONNECT_S = 2.5
 class FleetReplica(Replica):
     """A group that serves. It takes `capacity` requests at once, has `busy`, and is not asked before `suspect_until`."""
 
-    def __init__(self, route: Mapping[str, Any]) -> None:
-        url = urlsplit(str(route["url"]))
-        super().__init__(
-            str(route["model"]), Upstream((str(url.hostname), url.port or 80), connect_s=CONNECT_S)
-        )
-        self.group, self.capacity = str(route["group"]), int(route["capacity"])
-        self.mode, self.start_s = str(route["mode"]), float(route["start_s"])
+    def __init__(self, route: GroupRoute) -> None:
+        url = urlsplit(route.url)
+        super().__init__(route.model, Upstream((str(url.hostname), url.port or 80), connect_s=CONNECT_S))
+        self.group, self.capacity = route.group, route.capacity
+        self.mode, self.start_s = route.mode, route.start_s
         self.busy, self.suspect_until, self.withdrawn = 0, 0.0, False
 
 

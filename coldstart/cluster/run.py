@@ -17,11 +17,11 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from coldstart.cluster import admin, meeting, wire
+from coldstart.cluster import admin, local_state, wire
 from coldstart.cluster.contact import ControllerAway
+from coldstart.cluster.controller_connection import RayConnection
 from coldstart.cluster.front import FleetFront
-from coldstart.cluster.link import RayLink
-from coldstart.cluster.meeting import FleetPlace
+from coldstart.cluster.local_state import LocalFleet
 from coldstart.cluster.ray_process import OwnRay, own_ray
 from coldstart.errors import CommandFailed
 from coldstart.fleet.specification import FleetSettings, ServerSpec
@@ -59,7 +59,7 @@ class FleetUpOptions:
 class FleetUp:
     """One run. `announce` is told where the fleet is, once requests are taken."""
 
-    def __init__(self, options: FleetUpOptions, log: Log, announce: Callable[[FleetPlace], None]) -> None:
+    def __init__(self, options: FleetUpOptions, log: Log, announce: Callable[[LocalFleet], None]) -> None:
         self.options, self.log, self.announce = options, log, announce
         self.caught: list[int] = []
         self.ray_ended = False
@@ -92,30 +92,30 @@ class FleetUp:
             "servers": options.servers,
             "record": str(options.record) if options.record else None,
         }
-        self.link = RayLink({"address": address, "controller": controller}, env, self.log)
-        self.front = FleetFront(self.link, log=self.log)
+        self.connection = RayConnection({"address": address, "controller": controller}, env, self.log)
+        self.front = FleetFront(self.connection, log=self.log)
         self.front.facts.url = url_of(sock)
         self.server = create_server(self._app())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
-        place = FleetPlace(
+        place = LocalFleet(
             self.front.facts.url, self.admin_key, os.getpid(), address, env.get("RAY_AUTH_TOKEN", "")
         )
         self.front.begin()
-        meeting.leave(place)
+        local_state.save(place)
         self.announce(place)
         self.log.say("listening", url=place.url, ray=address)
         watched = asyncio.create_task(self._watch(ray)) if ray else None
         try:
             await self.server.serve(sockets=[sock])
         finally:
-            meeting.gone()
+            local_state.clear()
             if watched is not None:
                 watched.cancel()
             if ray is not None and not ray.node.ended():
                 await self._down()
             await self.front.close()
-            await self.link.close()
+            await self.connection.close()
             self.log.say("ended")
 
     def _app(self) -> Gateway:
@@ -135,13 +135,13 @@ class FleetUp:
         self.ray_ended = True
         self.log.say("ray ended", reason=ray.node.last_words())
         end = asyncio.get_running_loop().time() + WARM_S
-        while self.front.targets and asyncio.get_running_loop().time() < end:
+        while self.front.targets.routed and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(WATCH_S)
         self._finish()
 
     async def _down(self) -> None:
         with suppress(ControllerAway, TimeoutError):
-            await asyncio.wait_for(self.link.call("down"), DOWN_S)
+            await asyncio.wait_for(self.connection.end_fleet(), DOWN_S)
 
     def _stop(self, number: int) -> None:
         self.caught.append(number)

@@ -20,49 +20,61 @@ Servers and models are the controller's, as last known where it cannot be reache
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
+from coldstart.cluster.processes import Processes
+from coldstart.fleet.cluster import FleetServer
+from coldstart.fleet.core import FleetCore
 from coldstart.fleet.deployments import Deployment
 from coldstart.fleet.groups import FleetWorker, Group
-
-if TYPE_CHECKING:
-    from coldstart.cluster.control import FleetControl
 
 SCHEMA_VERSION = 1
 
 
-def controlled(control: FleetControl) -> dict[str, Any]:
-    """The controller's part."""
-    core = control.core
+@dataclass(frozen=True, slots=True)
+class ControllerFacts:
+    """Facts of the controller that neither its core nor its workers have; `links` are observed speeds in bytes/s."""
+
+    incarnation: str
+    uptime_s: float
+    gateways: int
+    unusable: Mapping[str, str]
+    links: Mapping[str, float]
+
+
+def controller_status(core: FleetCore, processes: Processes, facts: ControllerFacts) -> dict[str, Any]:
+    """Return the controller's part of the document."""
+    models = [model for model in core.models.values() if not model.retired or model.groups]
     return {
         "controller": {
-            "incarnation": control.incarnation,
+            "incarnation": facts.incarnation,
             "pid": os.getpid(),
-            "uptime_s": control.clock() - control.began,
+            "uptime_s": facts.uptime_s,
             "starts": core.starts,
-            "gateways": len(control.desks.desks),
+            "gateways": facts.gateways,
             "held": core.held,
         },
-        "servers": [
-            {
-                "name": server.spec.name,
-                "devices": server.spec.devices,
-                "memory_bytes": server.spec.memory,
-                "free_bytes": list(server.free),
-                "network_bytes_s": server.spec.network,
-                "observed_bytes_s": control.state.links.get(server.spec.name),
-                "draining": server.draining,
-            }
-            for server in core.roster.cluster.servers.values()
-        ],
-        "unusable": dict(control.unusable),
-        "models": [
-            _model(control, model) for model in core.models.values() if not model.retired or model.groups
-        ],
+        "servers": [_server(server, facts.links) for server in core.roster.cluster.servers.values()],
+        "unusable": dict(facts.unusable),
+        "models": [_model(model, processes) for model in models],
     }
 
 
-def _model(control: FleetControl, model: Deployment) -> dict[str, Any]:
+def _server(server: FleetServer, links: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "name": server.spec.name,
+        "devices": server.spec.devices,
+        "memory_bytes": server.spec.memory,
+        "free_bytes": list(server.free),
+        "network_bytes_s": server.spec.network,
+        "observed_bytes_s": links.get(server.spec.name),
+        "draining": server.draining,
+    }
+
+
+def _model(model: Deployment, processes: Processes) -> dict[str, Any]:
     return {
         "name": model.spec.name,
         "least": model.spec.least,
@@ -71,12 +83,12 @@ def _model(control: FleetControl, model: Deployment) -> dict[str, Any]:
         "waiting": len(model.waiting),
         "failures": model.failures,
         "error": model.error if model.failures else "",
-        "groups": [_group(control, group) for group in model.groups.values()],
+        "groups": [_group(group, processes) for group in model.groups.values()],
     }
 
 
-def _group(control: FleetControl, group: Group) -> dict[str, Any]:
-    up = control.workers.answering(group)
+def _group(group: Group, processes: Processes) -> dict[str, Any]:
+    up = processes.answering(group)
     return {
         "name": group.name,
         "phase": str(group.phase),
@@ -87,12 +99,12 @@ def _group(control: FleetControl, group: Group) -> dict[str, Any]:
         "start_s": up.start_s if up else None,
         "predicted_s": group.predicted_s,
         "fallbacks": [dict(one) for one in up.fallbacks] if up else [],
-        "workers": [_worker(control, worker) for worker in group.workers],
+        "workers": [_worker(worker, processes) for worker in group.workers],
     }
 
 
-def _worker(control: FleetControl, worker: FleetWorker) -> dict[str, Any]:
-    fetched = control.workers.fetched.get(worker.name)
+def _worker(worker: FleetWorker, processes: Processes) -> dict[str, Any]:
+    fetched = processes.fetched.get(worker.name)
     return {
         "name": worker.name,
         "server": worker.server,

@@ -1,4 +1,4 @@
-"""The servers: free device memory, link ledgers, and weights kept in host memory.
+"""The servers: free device memory, bandwidth reservations, and weights kept in host memory.
 
 Invariant: what workers hold on a device and what is free there add up to its memory; a lost server holds nothing.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 
-from coldstart.fleet.ledger import LinkLedger
+from coldstart.fleet.reservations import BandwidthReservations
 from coldstart.fleet.sizing import Offer
 from coldstart.fleet.specification import ServerSpec
 
@@ -19,11 +19,11 @@ class FleetServer:
     def __init__(self, spec: ServerSpec, now: float) -> None:
         self.spec, self.draining = spec, False
         self.free = [spec.memory] * spec.devices
-        self.ledger = LinkLedger(spec.network, now)
+        self.reservations = BandwidthReservations(spec.network, now)
         self.cached: OrderedDict[str, int] = OrderedDict()
 
     def offer(self, now: float) -> Offer:
-        fetch = 0.0 if self.draining else self.ledger.offer(now)
+        fetch = 0.0 if self.draining else self.reservations.offer(now)
         return Offer(self.spec.name, fetch, self.spec.load, max(self.free))
 
     def take(self, memory: int) -> int:

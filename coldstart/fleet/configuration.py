@@ -38,6 +38,11 @@ from coldstart.units import parse_size
 
 SIZES = ("memory", "network", "load", "host_memory", "size")
 NOT_WRITTEN = ("name", "costs", "shares", "joins")
+_KINDS: Mapping[str, tuple[type, str]] = {
+    "int": (int, "a whole number"),
+    "bool": (bool, "true or false"),
+    "str": (str, "text in quotes"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,7 @@ def _names(what: str, name: str, given: Mapping[str, Any]) -> list[str]:
     if count is None:
         return [name]
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise Usage(f"{what}: count = {count!r} is no number from 1")
+        raise Usage(f"{what}: count = {count!r} is no number from 1", mend="write count = 2")
     return [f"{name}-{number}" for number in range(count)]
 
 
@@ -112,17 +117,18 @@ def _members(what: str, given: dict[str, Any], kind: type, wanted: tuple[str, ..
 
 
 def _value(what: str, field: Field[Any], given: Any) -> Any:
+    where = f"{what}.{field.name}"
     if field.name in SIZES:
-        return parse_at(f"{what}.{field.name}", parse_size, given)
+        return parse_at(where, parse_size, given)
     if field.name.endswith("_s"):
-        return parse_at(f"{what}.{field.name}", parse_seconds, given)
+        return parse_at(where, parse_seconds, given)
     if field.name == "overlap":
         if given not in tuple(Overlap):
-            raise Usage(f"{what}.overlap = {given!r}", mend=f"one of {', '.join(Overlap)}")
+            raise Usage(f"{where} = {given!r}", mend=f"one of {', '.join(Overlap)}")
         return Overlap(given)
-    kind = {"int": int, "bool": bool, "str": str}[str(field.type)]
+    kind, example = _KINDS[str(field.type)]
     if type(given) is not kind:
-        raise Usage(f"{what}.{field.name} = {given!r} is not of the kind {kind.__name__}")
+        raise Usage(f"{where} = {given!r} is not of the kind {kind.__name__}", mend=f"write {example}")
     return given
 
 

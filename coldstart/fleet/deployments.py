@@ -31,6 +31,10 @@ class Deployment:
         """Workers that serve or will, as they will be in the end."""
         return sum(group.keep for group in self.groups.values() if group.phase is not GroupPhase.LEAVING)
 
+    def spares(self, group: Group) -> bool:
+        """Return whether the model has its least workers without the group."""
+        return self.live() - group.keep >= self.spec.least
+
     def wanted(self, now: float) -> int:
         """Workers to start now."""
         if self.retired or now < self.retry_at:

@@ -1,78 +1,57 @@
-"""The lives of groups and their workers, and what becomes of requests when one ends: the inner half of the fleet's core.
-
-Nothing here is asked from outside; `core` tells it what happened. Its methods give the orders that follow.
-"""
+"""Groups and their workers from launch to end; each method yields the orders that follow from one fact."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from coldstart.fleet import events
 from coldstart.fleet.consolidation import Consolidation
 from coldstart.fleet.deployments import Deployment
 from coldstart.fleet.events import Action, Refuse
 from coldstart.fleet.groups import WHOLE, FleetWorker, Group, GroupPhase
+from coldstart.fleet.recheck import Recheck
+from coldstart.fleet.requests import Requests, TrackedRequest
 from coldstart.fleet.roster import Roster
-from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.specification import FleetSettings
 from coldstart.fleet.timers import Timers
-from coldstart.fleet.window import Window
 
-HOLD, IDLE, RETRY = "hold", "idle", "retry"
+IDLE, RETRY = "idle", "retry"
 
 
 class GroupLives:
-    """`now` is in seconds on one clock that never goes back. `starts` counts groups, `moves` streams handed over."""
+    """All groups by name. `idle` are in the order in which they became so; `moves` counts streams handed over."""
 
     def __init__(
         self,
         settings: FleetSettings,
-        servers: Iterable[ServerSpec] = (),
-        models: Iterable[FleetModel] = (),
+        models: dict[str, Deployment],
+        roster: Roster,
+        requests: Requests,
+        timers: Timers,
+        recheck: Recheck,
     ) -> None:
-        self.settings, self.roster, self.timers = settings, Roster(settings), Timers()
-        self.models: dict[str, Deployment] = {}
+        self.settings, self.models, self.roster = settings, models, roster
+        self.requests, self.timers, self.recheck = requests, timers, recheck
         self.groups: dict[str, Group] = {}
-        self.starts = self.moves = self.held = 0
-        self._requests: dict[str, tuple[str, float, str | None]] = {}
-        self._tries: dict[str, int] = {}
-        self._blocked: dict[str, None] = {}
-        self._idle: dict[str, None] = {}
-        self._reclaimed: dict[str, str] = {}
-        self._touched: dict[str, None] = {}
-        self._freed = False
-        self._consolidation = Consolidation(self.roster)
-        for server in servers:
-            self.roster.cluster.join(server, 0.0)
-        for model in models:
-            self._deployed(model)
+        self.idle: dict[str, None] = {}
+        self.moves = 0
+        self.consolidation = Consolidation(roster)
 
-    # Requests that wait.
+    def add(self, group: Group) -> None:
+        """Add a group that was launched or found."""
+        self.groups[group.name] = self.models[group.model].groups[group.name] = group
 
-    def _wait(
-        self, request: str, model: Deployment, since: float, now: float, *, again: bool = False
-    ) -> None:
-        self._requests[request] = model.spec.name, since, None
-        self.held += 1
-        self.timers.add(now + self.settings.hold_s, HOLD, request)
-        if again:
-            model.back(request, since)
-        else:
-            model.waiting[request] = since
-        self._touched[model.spec.name] = None
-
-    def _forget(self, request: str) -> None:
-        name, _, group = self._requests.pop(request)
-        self._tries.pop(request, None)
-        if group is None:
-            self.held -= 1
-            self.models[name].waiting.pop(request, None)
+    def give(self, group: Group, request: str) -> None:
+        """Count a request that is sent to the group."""
+        group.in_flight[request] = None
+        self.idle.pop(group.name, None)
 
     # A group's requests, and its end.
 
-    def _left(self, group: Group, request: str, now: float) -> Iterator[Action]:
-        """The group no longer has that request."""
+    def drop_request(self, group: Group, request: str, now: float) -> Iterator[Action]:
+        """Remove a request from the group; an empty group becomes idle, or stops if it takes nothing new."""
         group.in_flight.pop(request, None)
-        self._touched[group.model] = None
+        self.recheck.touch(group.model)
         if group.in_flight:
             return
         group.since = now
@@ -84,16 +63,16 @@ class GroupLives:
     def _rest(self, group: Group, now: float) -> None:
         # A worker that has streams in its pipeline still does not idle.
         if group.idle and not (group.single and len(group.workers[0].groups) > 1):
-            self._idle.pop(group.name, None)
-            self._idle[group.name] = None
+            self.idle.pop(group.name, None)
+            self.idle[group.name] = None
             self.timers.add(now + self.models[group.model].spec.idle_s, IDLE, group.name)
 
     def _close(self, group: Group, now: float) -> Iterator[Action]:
         """Nobody uses it: its workers stop, but those that serve on by themselves."""
         self.groups.pop(group.name, None)
         self.models[group.model].groups.pop(group.name, None)
-        self._idle.pop(group.name, None)
-        self._freed = True
+        self.idle.pop(group.name, None)
+        self.recheck.free()
         yield from self.roster.stop(group, now)
         for worker in group.workers:
             if not worker.groups or worker.name not in self.roster.workers:
@@ -105,63 +84,64 @@ class GroupLives:
 
     # A group's life.
 
-    def _up(self, group: Group, now: float) -> Iterator[Action]:
+    def begin_serving(self, group: Group, now: float) -> Iterator[Action]:
         if group.phase is not GroupPhase.STARTING or not group.ready:
             return
         model = self.models[group.model]
         model.failures, group.phase, group.since = 0, GroupPhase.SERVING, now
         for worker in group.workers:
             model.failed_on.pop(worker.server, None)
-        self._touched[group.model] = None
+        self.recheck.touch(group.model)
         self._rest(group, now)
         beside = any(worker.name + WHOLE in self.roster.workers for worker in group.workers)
         if self.settings.consolidate and len(group.workers) > 1 and not beside:
-            yield from self._consolidation.begin(group, model.wanted(now), model.spec.batch, now)
+            yield from self.consolidation.begin(group, model.wanted(now), model.spec.batch, now)
 
-    def _whole(self, worker: FleetWorker, now: float) -> Iterator[Action]:
+    def consolidate(self, worker: FleetWorker, now: float) -> Iterator[Action]:
         for name in list(worker.groups):
             group = self.groups[name]
-            if group.phase is not GroupPhase.SERVING or not self._consolidation.complete(group):
+            if group.phase is not GroupPhase.SERVING or not self.consolidation.complete(group):
                 continue
-            self._idle.pop(group.name, None)
-            for single in self._consolidation.split(group, self.models[group.model].spec.batch, now):
-                self.groups[single.name] = self.models[group.model].groups[single.name] = single
-            for move in self._consolidation.moves(group, self.groups):
+            self.idle.pop(group.name, None)
+            for single in self.consolidation.split(group, self.models[group.model].spec.batch, now):
+                self.add(single)
+            for move in self.consolidation.moves(group, self.groups):
                 self.moves += 1
                 yield move
             for remaining in group.remaining():
                 self._rest(self.groups[remaining.groups[-1]], now)
             if not group.in_flight:
                 yield from self._close(group, now)
-            self._touched[group.model] = None
+            self.recheck.touch(group.model)
 
-    def _moved(self, request: str, done: bool, now: float) -> Iterator[Action]:
-        target = self._consolidation.moving.pop(request, None)
-        if target is None or request not in self._requests:
+    def end_move(self, request: str, done: bool, now: float) -> Iterator[Action]:
+        target = self.consolidation.moving.pop(request, None)
+        known = self.requests.open.get(request)
+        if target is None or known is None:
             return
-        name, since, source = self._requests[request]
-        left = source if done else target
+        left = known.group if done else target
         if done:
-            self._requests[request] = name, since, target
+            known.group = target
         if left in self.groups:
-            yield from self._left(self.groups[left], request, now)
+            yield from self.drop_request(self.groups[left], request, now)
 
-    def _died(self, worker: FleetWorker, reason: str, now: float, *, own: bool) -> Iterator[Action]:
+    def end_worker(self, worker: FleetWorker, reason: str, now: float, *, own: bool) -> Iterator[Action]:
         names = list(worker.groups)
         self.roster.gone(worker, now)
-        self._freed = True
+        self.recheck.free()
         if worker.stopping:
             return
         for name in names:
             if own and self.groups[name].phase is GroupPhase.STARTING:
                 until = now + self.settings.backoff_max_s
                 self.models[worker.model].failed_on[worker.server] = until
-            yield from self._failed(self.groups[name], f"{worker.name}: {reason}", now, counts=own)
+            yield from self.fail(self.groups[name], f"{worker.name}: {reason}", now, counts=own)
 
-    def _failed(self, group: Group, reason: str, now: float, *, counts: bool = True) -> Iterator[Action]:
-        """Any rank's end is the group's: what it had in flight waits again, at its old place.
+    def fail(self, group: Group, reason: str, now: float, *, counts: bool = True) -> Iterator[Action]:
+        """End the group, as any rank's end does; its requests wait again, at their old places.
 
-        It `counts` against the model and its requests unless their server was what went."""
+        The failure `counts` against the model and its requests unless their server was lost.
+        """
         model, starting = self.models[group.model], group.phase is GroupPhase.STARTING
         requests = list(group.in_flight)
         group.in_flight.clear()
@@ -173,31 +153,43 @@ class GroupLives:
             self.timers.add(model.retry_at, RETRY, model.spec.name)
             if counts and model.failures > self.settings.retries:
                 for request in list(model.waiting):
-                    self._forget(request)
+                    self.requests.forget(request)
                     yield Refuse(request, 503, f"model {group.model} did not start: {reason}", 1.0)
-        self._touched[group.model] = None
+        self.recheck.touch(group.model)
 
     def _again(
         self, request: str, group: Group, reason: str, now: float, *, counts: bool
     ) -> Iterator[Action]:
-        name, since, at = self._requests[request]
-        target = self._consolidation.moving.pop(request, None)
-        if at != group.name:
+        known = self.requests.open[request]
+        target = self.consolidation.moving.pop(request, None)
+        if known.group != group.name:
             # It was only on its way here: the group it is in has it still.
             return
         if target in self.groups:
-            yield from self._left(self.groups[target], request, now)
-        self._tries[request] = self._tries.get(request, 0) + counts
-        if self._tries[request] > self.settings.retries or self.models[name].retired:
-            self._forget(request)
-            yield Refuse(request, 503, f"model {name} was lost {self._tries.get(request, 1)} times: {reason}")
-            return
-        self._wait(request, self.models[name], since, now, again=True)
+            yield from self.drop_request(self.groups[target], request, now)
+        known.tries += counts
+        if known.tries > self.settings.retries or self.models[known.model].retired:
+            yield self._given_up(request, known, reason)
+        else:
+            self.requests.wait_again(request, now)
+
+    def _given_up(self, request: str, known: TrackedRequest, reason: str) -> Refuse:
+        self.requests.forget(request)
+        return Refuse(request, 503, f"model {known.model} was lost {max(1, known.tries)} times: {reason}")
+
+    def end_request(self, request: str, now: float) -> Iterator[Action]:
+        """Remove a request that has ended from its group."""
+        known = self.requests.forget(request)
+        self.recheck.touch(known.model)
+        moving = self.consolidation.moving.pop(request, None)
+        for group in (known.group, moving):
+            if group in self.groups:
+                yield from self.drop_request(self.groups[group], request, now)
 
     # Servers and models.
 
-    def _rebuilt(self, ranks: tuple[events.FoundRank, ...], now: float) -> Iterator[Action]:
-        """Groups as they are; what belongs to no model, or to a group that is no longer whole, stops."""
+    def rebuild(self, ranks: tuple[events.FoundRank, ...], now: float) -> Iterator[Action]:
+        """Adopt the groups of ranks that were found; stop ranks of no model and of incomplete groups."""
         by_group: dict[str, list[events.FoundRank]] = {}
         for found in ranks:
             by_group.setdefault(found.launch.group, []).append(found)
@@ -210,58 +202,47 @@ class GroupLives:
             if model is None or group is None:
                 yield from (events.Stop(part.launch.worker) for part in parts if not part.stopping)
                 continue
-            self.groups[name] = model.groups[name] = group
+            self.add(group)
             model.number = max(model.number, int(name.rpartition("#")[2].partition(".")[0]))
-            yield from self._up(group, now)
+            yield from self.begin_serving(group, now)
         for group in list(self.groups.values()):
             singles = (self.groups.get(worker.name + WHOLE) for worker in group.workers)
             if any(single is not None and single.phase is GroupPhase.SERVING for single in singles):
-                yield from self._leave(group, now)
+                yield from self.stop(group, now)
         for model in self.models.values():
-            self._touched[model.spec.name] = None
+            self.recheck.touch(model.spec.name)
 
-    def _lost(self, server: str, now: float) -> Iterator[Action]:
+    def lose_server(self, server: str, now: float) -> Iterator[Action]:
         if server not in self.roster.cluster.servers:
             return
         for worker in self.roster.lose(server):
             for name in list(worker.groups):
                 if name in self.groups:
                     reason = f"server {server} is gone"
-                    yield from self._failed(self.groups[name], reason, now, counts=False)
-        self._freed = True
+                    yield from self.fail(self.groups[name], reason, now, counts=False)
+        self.recheck.free()
 
-    def _drained(self, server: str, now: float) -> Iterator[Action]:
+    def drain_server(self, server: str, now: float) -> Iterator[Action]:
         if server not in self.roster.cluster.servers:
             return
         self.roster.cluster.servers[server].draining = True
         for group in list(self.groups.values()):
             if any(worker.server == server for worker in group.workers) and group.phase is GroupPhase.SERVING:
-                yield from self._leave(group, now)
+                yield from self.stop(group, now)
 
-    def _leave(self, group: Group, now: float) -> Iterator[Action]:
-        """It takes nothing new, and goes when it has nothing left."""
+    def stop(self, group: Group, now: float) -> Iterator[Action]:
+        """Give the group no new requests, and stop it once its last request has ended."""
         group.phase = GroupPhase.LEAVING
-        self._idle.pop(group.name, None)
+        self.idle.pop(group.name, None)
         if not group.in_flight:
             yield from self._close(group, now)
 
-    def _deployed(self, spec: FleetModel) -> None:
-        known = self.models.get(spec.name)
-        if known is None:
-            self.models[spec.name] = Deployment(spec, Window(self.settings.window_s))
-        else:
-            known.spec, known.retired = spec, False
-        self._touched[spec.name] = None
-
-    def _removed(self, name: str, now: float) -> Iterator[Action]:
-        model = self.models.get(name)
-        if model is None:
+    def stop_idle(self, group: Group, now: float) -> Iterator[Action]:
+        """Stop a group that has been idle for long, unless its model needs it."""
+        model = self.models[group.model]
+        if not group.idle or now < group.since + model.spec.idle_s:
             return
-        model.retired = True
-        model.failed_on.clear()
-        self._blocked.pop(name, None)
-        for request in list(model.waiting):
-            self._forget(request)
-            yield Refuse(request, 404, f"model {name} is not deployed")
-        for group in list(model.groups.values()):
-            yield from self._leave(group, now)
+        if model.spares(group):
+            yield from self.stop(group, now)
+        else:
+            self.timers.add(now + max(1.0, model.spec.idle_s), IDLE, group.name)

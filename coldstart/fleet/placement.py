@@ -1,7 +1,8 @@
 """Where a cold model starts: ParaServe's way and the two it is compared with.
 
-`pipeline`: where its weights lie in host memory, else by Algorithm 1 over what the ledgers offer (Algorithm 2). `first-fit`:
-one worker on the first server with room, whatever its link carries. `locality`: one worker where it would be loaded first.
+`pipeline`: where its weights lie in host memory, else by Algorithm 1 over the offers of the bandwidth reservations
+(Algorithm 2). `first-fit`: one worker on the first server with room, whatever its link carries. `locality`: one worker where
+it would be loaded first.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _at_hand(server: FleetServer) -> Offer:
 
 def _shared(server: FleetServer) -> Offer:
     """An equal share of the link, whoever that makes late."""
-    share = server.ledger.link.rate / (len(server.ledger.link.pending) + 1)
+    share = server.reservations.link.rate / (len(server.reservations.link.pending) + 1)
     return Offer(server.spec.name, share, server.spec.load, max(server.free))
 
 

@@ -13,12 +13,12 @@ from coldstart.fleet import timing
 from coldstart.fleet.cluster import Cluster, FleetServer
 from coldstart.fleet.events import FetchRest, FoundRank, LaunchRank, Share, Stop
 from coldstart.fleet.groups import WHOLE, FleetWorker, Group, GroupPhase
-from coldstart.fleet.ledger import LinkLedger
+from coldstart.fleet.reservations import BandwidthReservations
 from coldstart.fleet.sizing import Demand, Place, Scheme
 from coldstart.fleet.specification import PIPELINE, FleetModel, FleetSettings
 
 REST = "+rest"
-"""Marks the background fetch of a worker in its server's ledger."""
+"""Marks the background fetch of a worker in its server's bandwidth reservations."""
 
 
 class Roster:
@@ -32,12 +32,12 @@ class Roster:
         stirred, self._stirred = self._stirred, {}
         for server in stirred:
             if server in self.cluster.servers:
-                yield from itertools.starmap(Share, self.cluster.servers[server].ledger.news())
+                yield from itertools.starmap(Share, self.cluster.servers[server].reservations.news())
 
-    def _ledger(self, server: FleetServer) -> LinkLedger:
+    def _reservations(self, server: FleetServer) -> BandwidthReservations:
         """To change it."""
         self._stirred[server.spec.name] = None
-        return server.ledger
+        return server.reservations
 
     def launch(
         self, name: str, model: FleetModel, demand: Demand, scheme: Scheme, keep: int, now: float
@@ -58,9 +58,9 @@ class Roster:
         fetch = 0 if self.settings.cache and server.recall(model.name) else place.size
         deadline = now + self._budget(demand, scheme, place, server.spec.load)
         if fetch and deadline < inf:
-            self._ledger(server).claim(name, fetch, deadline, now)
+            self._reservations(server).claim(name, fetch, deadline, now)
         elif fetch:
-            self._ledger(server).join(name, fetch, now)
+            self._reservations(server).join(name, fetch, now)
         worker = FleetWorker(name, model.name, place.server, device, place.memory, place.size, 0, place.full)
         worker.rest, worker.whole = model.size - place.size, len(scheme.places) == 1
         worker.groups.append(group.name)
@@ -108,11 +108,11 @@ class Roster:
     def measured(self, server: str, bandwidth: float, now: float) -> None:
         """How fast a server's link is."""
         if (known := self.cluster.servers.get(server)) is not None:
-            self._ledger(known).measured(bandwidth, now)
+            self._reservations(known).measured(bandwidth, now)
 
     def fetched(self, worker: FleetWorker, model: FleetModel, now: float) -> None:
         server = self.cluster.servers[worker.server]
-        self._ledger(server).finished(worker.name, now)
+        self._reservations(server).finished(worker.name, now)
         if self.settings.cache and worker.whole:
             server.remember(model.name, model.size)
 
@@ -121,13 +121,13 @@ class Roster:
         known = self.settings.cache and server.recall(worker.model)
         size = 0 if known else worker.rest
         if size:
-            server.ledger.trail(worker.name + REST, size, now)
+            server.reservations.trail(worker.name + REST, size, now)
         return FetchRest(worker.name, size)
 
     def whole(self, worker: FleetWorker, model: FleetModel, now: float) -> None:
         worker.whole = True
         server = self.cluster.servers[worker.server]
-        server.ledger.finished(worker.name + REST, now)
+        server.reservations.finished(worker.name + REST, now)
         if self.settings.cache:
             server.remember(model.name, model.size)
 
@@ -181,5 +181,5 @@ class Roster:
     def _release_link(self, worker: FleetWorker, now: float) -> None:
         server = self.cluster.servers.get(worker.server)
         if server is not None:
-            self._ledger(server).finished(worker.name, now)
-            server.ledger.finished(worker.name + REST, now)
+            self._reservations(server).finished(worker.name, now)
+            server.reservations.finished(worker.name + REST, now)

@@ -17,7 +17,7 @@ from coldstart.fleet import events, timing
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Action, Event
 from coldstart.fleet.groups import WHOLE
-from coldstart.fleet.link import Link
+from coldstart.fleet.network_link import NetworkLink
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
 
@@ -113,7 +113,7 @@ class _Fleet:
         self.core, self.move_s, self.stop_s, self.record = core, move_s, stop_s, record
         self.outcome = FleetOutcome()
         self.servers = {server.name: server for server in servers}
-        self.links = {server.name: Link(server.network) for server in servers}
+        self.links = {server.name: NetworkLink(server.network) for server in servers}
         self.processes: dict[str, _Process] = {}
         self.shape: dict[str, tuple[int, int]] = {}
         self._link_version = dict.fromkeys(self.links, 0)

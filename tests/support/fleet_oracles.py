@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 from math import inf
 from random import Random
 
-from coldstart.fleet.ledger import LinkLedger
+from coldstart.fleet.reservations import BandwidthReservations
 from coldstart.fleet.sizing import Demand, Offer
 from coldstart.fleet.timing import Costs, Overlap
 
@@ -115,7 +115,13 @@ class ExactLink:
 def ledger_run(random: Random) -> tuple[int, int, float, float]:
     """Claims admitted and refused, the least slack in seconds, and the bytes too many or too few, relative."""
     rate = random.randint(1, 50) * 10**8
-    ledger, exact, deadlines, now, asked = LinkLedger(rate), ExactLink(rate), dict[str, Fraction](), 0.0, 0
+    reservations, exact, deadlines, now, asked = (
+        BandwidthReservations(rate),
+        ExactLink(rate),
+        dict[str, Fraction](),
+        0.0,
+        0,
+    )
     refused = 0
     for number in range(random.randint(1, 15)):
         now += random.choice([0.0, random.expovariate(0.3)])
@@ -123,13 +129,13 @@ def ledger_run(random: Random) -> tuple[int, int, float, float]:
         size = random.randint(1, 400) * 10**8
         deadline = now + size / rate * random.uniform(0.8, 6)
         try:
-            ledger.claim(str(number), size, deadline, now)
+            reservations.claim(str(number), size, deadline, now)
         except ValueError:
             refused += 1
             continue
         exact.add(str(number), size)
         deadlines[str(number)], asked = Fraction(deadline), asked + size
     exact.until(Fraction(10**9))
-    ledger.link.advance(1e9)
+    reservations.link.advance(1e9)
     slack = min((float(deadlines[name] - exact.ended[name]) for name in deadlines), default=inf)
-    return len(deadlines), refused, slack, abs(ledger.link.moved - asked) / max(1, asked)
+    return len(deadlines), refused, slack, abs(reservations.link.moved - asked) / max(1, asked)

@@ -6,6 +6,7 @@ The controller can be killed: then another one begins from the state file and wh
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,16 +17,16 @@ import aiohttp
 import uvicorn
 from support.fake_upstream import FakeServers, until
 
-from coldstart.cluster import admin, wire
+from coldstart.cluster import admin, calls, messages
 from coldstart.cluster.contact import ControllerAway
 from coldstart.cluster.control import FleetControl
 from coldstart.cluster.front import FleetFront
+from coldstart.cluster.messages import Call
 from coldstart.cluster.node import NodeServers
 from coldstart.cluster.orders import NodeLost, RankOrder
 from coldstart.cluster.state import FleetState
 from coldstart.cluster.wire import ModelDeployment
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import Usage
 from coldstart.fleet.events import Action, Event
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
@@ -69,13 +70,13 @@ class RigNode:
     async def stop(self, worker: str) -> None:
         await self._reach().stop(worker)
 
-    async def meeting(self) -> tuple[str, int]:
-        return await self._reach().meeting()
+    async def rendezvous(self) -> tuple[str, int]:
+        return await self._reach().rendezvous()
 
 
 @dataclass
 class FleetRig:
-    """Methods of the link are the gateway's calls."""
+    """A fleet; `call` is the gateway's connection to its controller."""
 
     directory: Path
     control: FleetControl | None = None
@@ -85,21 +86,19 @@ class FleetRig:
     settings: FleetSettings = SETTINGS
     network: float = 1e9
 
-    async def call(self, method: str, *args: Any) -> Any:
-        """As ControllerLink."""
+    async def call(self, call: Call) -> Any:
+        """As ControllerConnection: documents pass between the two, as they do between processes."""
         control = self.control
         if control is None:
             raise ControllerAway("killed")
-        answer = self.order(*args) if method == "order" else getattr(control, method)(*args)
-        if not asyncio.iscoroutine(answer):
-            return answer
-        waiting = asyncio.ensure_future(answer)
+        sent = json.loads(json.dumps(messages.document(call)))
+        waiting = asyncio.ensure_future(calls.answer(control, sent))
         while not waiting.done():
             await asyncio.wait([waiting], timeout=0.02)
             if self.control is not control:
                 waiting.cancel()
                 raise ControllerAway("killed meanwhile")
-        return waiting.result()
+        return json.loads(json.dumps(waiting.result()))
 
     def begin(self, count: int = 2, memory: int = 10) -> None:
         for number in range(count):
@@ -112,15 +111,6 @@ class FleetRig:
     async def down(self) -> None:
         self.kill()
 
-    async def order(self, method: str, *given: Any) -> Any:
-        """As the controller's actor."""
-        assert self.control is not None
-        try:
-            getattr(self.control, method)(*map(wire.thing, given))
-        except Usage as error:
-            return {"error": str(error), "mend": error.mend}
-        return {}
-
     def kill(self) -> None:
         """The controller is gone at once."""
         assert self.control is not None
@@ -128,10 +118,7 @@ class FleetRig:
             if node.heard is not None:
                 node.heard.cancel()
         dead, self.control = self.control, None
-        dead.tasks.cancel()
-        if dead._timer is not None:
-            dead._timer.cancel()
-        dead.tell = lambda event: None  # type: ignore[method-assign]
+        dead.close()
 
     def revive(self) -> None:
         """Another controller, from what is left."""

@@ -36,8 +36,8 @@ THROUGH = {
         "staging": STORE,
     },
     "coldstart.cluster": {
-        **dict.fromkeys(("client", "meeting"), FLEET_ON_RAY),
-        **dict.fromkeys(("replicas", "workers"), "unit/cluster/test_moves.py"),
+        **dict.fromkeys(("client", "controller_connection", "local_state"), FLEET_ON_RAY),
+        **dict.fromkeys(("measurements", "replicas", "targets", "workers"), "unit/cluster/test_moves.py"),
     },
     "coldstart.commands": {
         "_fleet_live": "cli/test_fleet_command.py",
@@ -47,7 +47,8 @@ THROUGH = {
         "pull": REGISTRY, "push": REGISTRY,
     },
     "coldstart.fleet": dict.fromkeys(
-        ("cluster", "consolidation", "deployments", "lives", "placement", "roster", "timers"), FLEET
+        ("cluster", "consolidation", "deployments", "growth", "lives", "placement", "recheck", "requests", "roster",
+         "timers"), FLEET
     ),
     "coldstart.gateway": {
         "client": "unit/gateway/test_exchange.py",

@@ -13,7 +13,8 @@ from support.fake_upstream import run, until
 from support.fleet_rig import deployment, fleet
 
 from coldstart.cluster.control import FleetControl
-from coldstart.cluster.desks import Desks, GroupRoute
+from coldstart.cluster.gateways import Gateways
+from coldstart.cluster.messages import GroupRoute, SendRequest
 from coldstart.cluster.orders import NodeReport, RankOrder
 from coldstart.cluster.state import FleetState
 from coldstart.errors import Usage
@@ -36,7 +37,7 @@ class Silent:
     async def stop(self, worker: str) -> None:
         self.orders.append(events.Stop(worker))
 
-    async def meeting(self) -> tuple[str, int]:
+    async def rendezvous(self) -> tuple[str, int]:
         return "127.0.0.1", 29500
 
 
@@ -201,34 +202,34 @@ def test_other_words_and_other_numbers(tmp_path: Path) -> None:
 def test_a_gateway_that_is_gone_holds_nothing_back() -> None:
     async def work() -> None:
         now = [0.0]
-        desks = Desks(lambda: now[0])
-        desk = desks.attach("g", ["x"])
+        gateways = Gateways(lambda: now[0])
+        gateway = gateways.attach("g", ["x"])
         route = GroupRoute("x", "m", "http://h", 1, "fake", 1.0)
-        desks.publish({"x": route}, [])
-        assert (await desks.asked(desk, 0, 1.0))["routes"][0]["group"] == "x"
-        waiting = asyncio.ensure_future(desks.let_go("x", 60.0))
+        gateways.publish({"x": route}, ())
+        assert (await gateways.news(gateway, 0, 1.0)).routes == (route,)
+        waiting = asyncio.ensure_future(gateways.let_go("x", 60.0))
         await asyncio.sleep(0.01)
         assert not waiting.done()
-        desks.released(desk, "x")
+        gateways.released(gateway, "x")
         await waiting
-        desk.knows.add("x")
+        gateway.knows.add("x")
         now[0] = 16.0
-        await desks.let_go("x", 60.0)
-        assert desks.lost() == [desk] and not desks.desks
+        await gateways.let_go("x", 60.0)
+        assert gateways.lost() == [gateway] and not gateways.known
 
     run(work())
 
 
 def test_orders_are_kept_until_they_were_heard() -> None:
     async def work() -> None:
-        desks = Desks(lambda: 0.0)
-        desk = desks.attach("g", [])
-        desk.order("send", "g/1", "x")
-        desk.order("send", "g/2", "x")
-        assert len((await desks.asked(desk, 0, 1.0))["orders"]) == 2
-        again = desks.attach("g", [])
-        assert [one[0] for one in (await desks.asked(again, 1, 1.0))["orders"]] == [2]
-        assert desks.of("g/7") is again and desks.of("h/1") is None
+        gateways = Gateways(lambda: 0.0)
+        gateway = gateways.attach("g", [])
+        gateway.send(SendRequest("g/1", "x"))
+        gateway.send(SendRequest("g/2", "x"))
+        assert len((await gateways.news(gateway, 0, 1.0)).orders) == 2
+        again = gateways.attach("g", [])
+        assert [one.number for one in (await gateways.news(again, 1, 1.0)).orders] == [2]
+        assert gateways.of("g/7") is again and gateways.of("h/1") is None
 
     run(work())
 

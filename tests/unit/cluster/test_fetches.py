@@ -1,4 +1,4 @@
-"""A fetch as its node sees it, and what the fleet makes of it: rates that follow the ledger, links that are measured."""
+"""A fetch as its node sees it, and what the fleet makes of it: rates that follow the reservations, links that are measured."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ async def _launched(stage: FleetStage, name: str) -> FakeServer:
     return next(server for server in stage.rig.servers() if server.launch.name == name)
 
 
-def test_rates_follow_the_ledger_and_a_link_that_a_fetch_had_to_itself_is_measured(
+def test_rates_follow_the_reservations_and_a_link_that_a_fetch_had_to_itself_is_measured(
     tmp_path: Path, prefetcher: Prefetcher
 ) -> None:
     async def run() -> None:
-        # So slow that the ledger knows of no end.
+        # So slow that the reservations know of no end.
         async with fleet(tmp_path, count=1, memory=100, settings=SETTINGS, network=0.001) as stage:
             control = stage.rig.control
             assert control is not None
@@ -103,7 +103,7 @@ def test_rates_follow_the_ledger_and_a_link_that_a_fetch_had_to_itself_is_measur
             await until(lambda: control.state.links == {"s0": float(32 << 20)})
             (server,) = control.status()["servers"]
             assert (server["network_bytes_s"], server["observed_bytes_s"]) == (0.001, 32 << 20)
-            assert control.core.roster.cluster.servers["s0"].ledger.link.rate == 32 << 20
+            assert control.core.roster.cluster.servers["s0"].reservations.link.rate == 32 << 20
             workers = [
                 group["workers"][0] for model in control.status()["models"] for group in model["groups"]
             ]
@@ -113,7 +113,7 @@ def test_rates_follow_the_ledger_and_a_link_that_a_fetch_had_to_itself_is_measur
             stage.rig.revive()
             again = stage.rig.control
             assert again is not None and again is not control
-            assert again.core.roster.cluster.servers["s0"].ledger.link.rate == 32 << 20
+            assert again.core.roster.cluster.servers["s0"].reservations.link.rate == 32 << 20
 
     asyncio.run(run())
 
@@ -163,9 +163,9 @@ def test_what_was_seen_is_believed_also_where_the_disk_is_full(
             assert control is not None
             await stage.deploy(deployment("a"))
             monkeypatch.setattr(files, "write_atomic", full)
-            control.link_measured("s0", 64 << 20, 2.0)
-            control.start_measured("a", 1, 7.0)
-            assert control.core.roster.cluster.servers["s0"].ledger.link.rate == 32 << 20
+            control.measurements.record_fetch("s0", 64 << 20, 2.0)
+            control.measurements.record_start("a", 1, 7.0)
+            assert control.core.roster.cluster.servers["s0"].reservations.link.rate == 32 << 20
             assert control.core.models["a"].spec.joins == {1: 7.0}
             # What somebody asks for is not taken where it cannot be kept, and they hear of it; the model serves on.
             with pytest.raises(OSError, match="No space"):
@@ -223,8 +223,8 @@ def test_what_a_start_took_after_its_weights_is_in_the_next_prediction(
             await _launched(stage, "a")
             before = control.core.groups["a#1"].predicted_s
             prefetcher.said["a#1.0"] = ENDED
-            await until(lambda: "a#1.0" in control.workers.fetched)
-            fetched = control.workers.fetched["a#1.0"].seconds
+            await until(lambda: "a#1.0" in control.workers.processes.fetched)
+            fetched = control.workers.processes.fetched["a#1.0"].seconds
             control.said(RankUp("a#1.0", "http://127.0.0.1:9", "fresh", fetched + 7.0, 1))
             assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
             group = control.core.groups["a#1"]

@@ -218,7 +218,7 @@ def test_two_gateways_share_a_fleet(tmp_path: Path) -> None:
             other = FleetFront(stage.rig)
             other.begin()
             await stage.ask("a")
-            await until(lambda: other.targets and "a" in other.catalogue.launches)
+            await until(lambda: other.targets.routed and "a" in other.catalogue.launches)
             ticket = other.enter("a")
             assert ticket.hit
             # Idle here, in use there: it stays, until that one has ended too.

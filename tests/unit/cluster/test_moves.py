@@ -206,7 +206,7 @@ def test_a_rank_that_dies_while_the_whole_model_loads_takes_it_along(tmp_path: P
             await asyncio.gather(ranks[1].ended, beside.ended)
             control = stage.rig.control
             assert control is not None
-            await until(lambda: "a#1" not in control.core.groups and not control.workers.dying)
+            await until(lambda: "a#1" not in control.core.groups and not control.workers.processes.dying)
             assert (await stage.ask("a", pieces=1))[0] == 200
 
     run(work())

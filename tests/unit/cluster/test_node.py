@@ -68,7 +68,7 @@ def test_ranks_know_their_places_and_only_the_first_answers(tmp_path: Path) -> N
     async def work() -> None:
         servers = FakeServers(tmp_path)
         node = NodeServers("127.0.0.1", servers)
-        master = await node.meeting()
+        master = await node.rendezvous()
         for rank in range(2):
             await node.launch(_order(f"a#1.{rank}", rank, 2, master))
         first, second = (list(server.launch.args) for server in servers.begun)

@@ -48,7 +48,7 @@ def test_a_file_is_read() -> None:
         (("colour",), 1, "unknown key colour"),
         (("servers",), {}, r"no \[servers.NAME\]"),
         (("models",), {"x": 3}, r"no \[models.NAME\]"),
-        (("servers", "a", "memory"), "24 apples", "servers.a.memory: invalid size"),
+        (("servers", "a", "memory"), "24 apples", r"servers\.a\.memory: invalid size"),
         (("servers", "a", "count"), 0, "count = 0"),
         (("servers", "a", "network"), 0, "above 0"),
         (("models", "small", "size"), "17GB", "must hold its"),
@@ -76,6 +76,23 @@ def test_a_missing_member_is_named(missing: tuple[str, str, str]) -> None:
     del table[missing[0]][missing[1]][missing[2]]
     with pytest.raises(Usage, match=f"missing key {missing[2]}"):
         configuration.parse(table)
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "hint"),
+    [
+        ("batch", 1.5, "write a whole number"),
+        ("count", 0, "write count = 2"),
+        ("size", "apples", "write bytes, or such as 14GiB"),
+        ("overlap", "most", "one of sequential, after-import, full"),
+    ],
+)
+def test_an_error_of_a_member_has_a_hint(member: str, value: object, hint: str) -> None:
+    table = copy.deepcopy(GOOD)
+    table["models"]["small"][member] = value
+    with pytest.raises(Usage) as raised:
+        configuration.parse(table)
+    assert raised.value.mend == hint
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:

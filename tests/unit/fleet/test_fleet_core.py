@@ -208,7 +208,8 @@ class Fleet(RuleBasedStateMachine):
                 held = [w for w in roster.workers.values() if (w.server, w.device) == (name, device)]
                 assert free >= 0 and free + sum(w.memory for w in held) == server.spec.memory
             known = {
-                w.removesuffix("+rest") for w in (*server.ledger.link.pending, *server.ledger.link.background)
+                w.removesuffix("+rest")
+                for w in (*server.reservations.link.pending, *server.reservations.link.background)
             }
             assert known <= {w.name for w in roster.workers.values() if w.server == name and not w.stopping}
 

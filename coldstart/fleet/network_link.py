@@ -1,7 +1,8 @@
 """One server's network link, shared: foreground fetches in equal parts, background ones with what those leave.
 
 Invariant: the link moves `rate` bytes a second while anything is pending; time is cut at every end, so that shares are right
-across a departure (the paper's equation 4 is not). The ledger reasons with it, and the simulator moves bytes by it.
+across a departure (the paper's equation 4 is not). Bandwidth reservations predict with it, and the simulator moves bytes with
+it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ CRUMB = 1e-3
 
 
 @dataclass(slots=True)
-class Link:
+class NetworkLink:
     """`moved` counts bytes; `pending` and `background` are what is left of each fetch."""
 
     rate: float

@@ -1,8 +1,8 @@
-"""The gateway's way to the controller: a child process that is Ray's client, so that Ray's troubles are never the gateway's.
+"""Connection of a gateway to the controller, through a child process that is Ray's client.
 
-Ray ends processes that lose their cluster for too long, and its import takes seconds. The child calls the controller's methods
-for the gateway, one message each: {"call": n, "method": name, "args": [...]}, answered by {"reply": n, "value": ...} or
-{"reply": n, "error": text}. A child that ends is started anew.
+Ray ends processes that lose their cluster for too long, and its import takes seconds: neither may happen in the gateway. The
+child calls the controller: {"call": n, "message": document}, answered by {"reply": n, "value": document} or
+{"reply": n, "error": text}; {"call": n} ends the fleet. A child that ends is started again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from coldstart.cluster import messages
 from coldstart.cluster.contact import ControllerAway
+from coldstart.cluster.messages import Call
 from coldstart.contract import environment
 from coldstart.gateway.log import Log
 from coldstart.machine import ipc
@@ -26,8 +28,11 @@ from coldstart.machine.peers import PeerError
 AGAIN_S = 1.0
 
 
-class RayLink:
-    """As ControllerLink. `options` are what `coldstart.cluster.client` is told: where Ray is, and how to make a controller."""
+class RayConnection:
+    """Connection over Ray.
+
+    `options` go to `coldstart.cluster.client`: the address of Ray and the options of a new controller.
+    """
 
     def __init__(self, options: Mapping[str, Any], env: Mapping[str, str], log: Log) -> None:
         self.options, self.env, self.log = options, env, log
@@ -37,14 +42,21 @@ class RayLink:
         self._number, self._not_before = 0, 0.0
         self._sent: asyncio.Lock = asyncio.Lock()
 
-    async def call(self, method: str, *args: Any) -> Any:
-        """As ControllerLink."""
+    async def call(self, call: Call) -> Any:
+        """As ControllerConnection."""
+        return await self._call({"message": messages.document(call)})
+
+    async def end_fleet(self) -> None:
+        """End every server and the controller. Raises ControllerAway."""
+        await self._call({})
+
+    async def _call(self, asked: Mapping[str, Any]) -> Any:
         loop = asyncio.get_running_loop()
         channel = self._started(loop)
         self._number += 1
         number = self._number
         answer = self._asked[number] = loop.create_future()
-        line = ipc.encode({"call": number, "method": method, "args": list(args)})
+        line = ipc.encode({"call": number, **asked})
         try:
             async with self._sent:
                 await loop.sock_sendall(channel.socket, line)

@@ -1,25 +1,26 @@
-"""Who may fetch through a server's link, so that nobody who was let in misses a deadline (ParaServe, Algorithm 2, corrected).
+"""Reserve bandwidth of a server's link so that every admitted fetch meets its deadline (ParaServe, Algorithm 2, corrected).
 
-A newcomer among N is offered B/(N+1) (the paper's B/N divides by zero on an idle server), if with so much every one
-already there still ends in time (equation 3). Pending bytes are aged first, event by event. What loads after start-up is
-consolidated in the background, takes what is left over, and does not count in N.
+A new fetch beside N others is offered B/(N+1) (the paper's B/N divides by zero on an idle server) if every admitted fetch
+still ends in time with that share (equation 3). Pending bytes are aged first, event by event. Background fetches after
+start-up use the bandwidth that is left over and do not count in N.
 
-Invariant: under exact processor sharing no admitted fetch ends after its deadline, for a share only grows until the next
-one is admitted, and that was checked. A fetch that could not be in time anyway has no deadline, else nobody could join it.
+Invariant: under exact processor sharing no admitted fetch ends after its deadline, because a share only grows until the next
+fetch is admitted, and admission checks all deadlines. A fetch that is too late anyway gets no deadline: with one it would
+block every later fetch.
 """
 
 from __future__ import annotations
 
 from math import inf
 
-from coldstart.fleet.link import Link
+from coldstart.fleet.network_link import NetworkLink
 
 
-class LinkLedger:
-    """One server's link as the controller knows it; `bandwidth` in bytes/s."""
+class BandwidthReservations:
+    """Bandwidth reservations on one server's link; `bandwidth` in bytes/s."""
 
     def __init__(self, bandwidth: float, now: float = 0.0) -> None:
-        self.link, self.deadlines = Link(bandwidth, now), dict[str, float]()
+        self.link, self.deadlines = NetworkLink(bandwidth, now), dict[str, float]()
         self._said: dict[str, float | None] = {}
 
     @property

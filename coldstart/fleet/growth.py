@@ -1,0 +1,119 @@
+"""Send requests that wait to groups with room, and launch groups where there are too few.
+
+A model for which no server has room waits until room becomes free, or until an idle group of another model has stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from coldstart.fleet.deployments import Deployment
+from coldstart.fleet.events import Action, Send
+from coldstart.fleet.lives import GroupLives
+from coldstart.fleet.placement import place
+from coldstart.fleet.recheck import Recheck
+from coldstart.fleet.requests import Requests
+from coldstart.fleet.roster import Roster
+from coldstart.fleet.sizing import Demand, Scheme
+from coldstart.fleet.specification import FleetSettings
+
+
+class Growth:
+    """Growth of all models; `starts` counts launched groups."""
+
+    def __init__(
+        self,
+        settings: FleetSettings,
+        models: dict[str, Deployment],
+        roster: Roster,
+        requests: Requests,
+        lives: GroupLives,
+        recheck: Recheck,
+    ) -> None:
+        self.settings, self.models, self.roster = settings, models, roster
+        self.requests, self.lives, self.recheck = requests, lives, recheck
+        self.starts = 0
+        self._reclaimed: dict[str, str] = {}
+
+    def advance(self, now: float) -> Iterator[Action]:
+        """Look at every model that has changed, until none has."""
+        while names := self.recheck.take():
+            room = self._largest() if len(names) > 1 else None
+            for name in names:
+                if name in self.models:
+                    yield from self._send(self.models[name])
+                    yield from self._grow(self.models[name], room, now)
+
+    def _largest(self) -> int:
+        return max((max(server.free) for server in self.roster.cluster.open()), default=0)
+
+    def _send(self, model: Deployment) -> Iterator[Action]:
+        while (found := model.next_to_send()) is not None:
+            request, group = found
+            self.requests.send(request, group.name)
+            self.lives.give(group, request)
+            yield Send(request, group.name)
+
+    def _grow(self, model: Deployment, room: int | None, now: float) -> Iterator[Action]:
+        name = model.spec.name
+        while need := model.wanted(now):
+            if self._scale_up(model):
+                continue
+            demand = self._demand(model, now)
+            fits = room is None or demand.part(self.settings.most_ranks) <= room
+            scheme = None
+            # Where its start failed it is tried again only if no other server has room, or can make some.
+            for avoided in dict.fromkeys((model.avoided(now), frozenset[str]())):
+                if fits:
+                    scheme = place(name, demand, self.roster.cluster, self.settings, need, now, avoided)
+                if scheme is None:
+                    yield from self._reclaim(model, now, avoided)
+                if scheme is not None or self._leaving_for(name):
+                    break
+            if scheme is None:
+                self.recheck.block(name)
+                return
+            yield from self._launch(model, demand, scheme, need, now)
+        self.recheck.unblock(name)
+        self._reclaimed.pop(name, None)
+
+    def _demand(self, model: Deployment, now: float) -> Demand:
+        oldest = model.oldest()
+        return model.spec.demand(0.0 if oldest is None else now - oldest, self.settings.beside)
+
+    def _launch(
+        self, model: Deployment, demand: Demand, scheme: Scheme, need: int, now: float
+    ) -> Iterator[Action]:
+        model.number, self.starts = model.number + 1, self.starts + 1
+        name = f"{model.spec.name}#{model.number}"
+        group, orders = self.roster.launch(name, model.spec, demand, scheme, need, now)
+        self.lives.add(group)
+        yield from orders
+
+    def _scale_up(self, model: Deployment) -> bool:
+        """Whether a pipeline of the model that starts can take more by one more of its workers: no start is as soon there."""
+        if not self.settings.consolidate:
+            return False
+        demand, batch = model.spec.demand(0.0, self.settings.beside), model.spec.batch
+        groups = model.groups.values()
+        return any(
+            self.lives.consolidation.keeps_more(one, batch, demand.whole(len(one.workers))) for one in groups
+        )
+
+    def _reclaim(self, model: Deployment, now: float, avoided: Collection[str]) -> Iterator[Action]:
+        """Let the group that is idle longest go, if its device will then hold the model; one at a time by model."""
+        name, memory = model.spec.name, model.spec.memory
+        if not self.settings.reclaim or self._leaving_for(name):
+            return
+        for candidate in self.lives.idle:
+            group, worker = self.lives.groups[candidate], self.lives.groups[candidate].workers[0]
+            if worker.server in avoided:
+                continue
+            free = self.roster.cluster.servers[worker.server].free[worker.device]
+            if free + worker.memory >= memory and self.models[group.model].spares(group):
+                self._reclaimed[name] = worker.name
+                yield from self.lives.stop(group, now)
+                return
+
+    def _leaving_for(self, name: str) -> bool:
+        return self._reclaimed.get(name, "") in self.roster.workers

@@ -1,0 +1,116 @@
+"""The promise of bandwidth reservations under exact processor sharing, and what its link does with bytes."""
+
+from __future__ import annotations
+
+from math import inf
+from random import Random
+
+import pytest
+from support.fleet_oracles import ledger_run
+
+from coldstart.fleet.network_link import NetworkLink
+from coldstart.fleet.reservations import BandwidthReservations
+
+
+def test_nobody_who_was_let_in_is_late_and_no_byte_is_lost() -> None:
+    admitted = refused = 0
+    for seed in range(400):
+        yes, no, slack, error = ledger_run(Random(seed))
+        admitted, refused = admitted + yes, refused + no
+        # The clock's last bits.
+        assert slack > -1e-6 and error < 1e-9
+    assert admitted > 800 and refused > 400
+
+
+def test_an_idle_link_is_offered_whole() -> None:
+    assert BandwidthReservations(10.0).offer(5.0) == 10.0
+
+
+def test_a_newcomer_gets_its_part_where_nobody_suffers() -> None:
+    reservations = BandwidthReservations(10.0)
+    reservations.claim("a", 100, 20.0, 0.0)
+    assert reservations.offer(0.0) == 5.0
+    reservations.claim("b", 50, 10.0, 0.0)
+    assert reservations.offer(0.0) == 0.0
+    with pytest.raises(ValueError, match="cannot fetch"):
+        reservations.claim("c", 1, inf, 0.0)
+
+
+def test_shares_are_right_across_a_departure() -> None:
+    """b ends at 10; from then a has all of it: 50 + 100 bytes by 20, where equation 4 would have it at 100."""
+    link = NetworkLink(10.0)
+    link.add("a", 200)
+    link.add("b", 50)
+    assert link.advance(20.0) == [("b", 10.0)]
+    assert link.pending == {"a": 50.0} and link.moved == 200.0
+    assert link.next_end() == 25.0
+
+
+def test_background_takes_what_is_left_and_does_not_count() -> None:
+    reservations = BandwidthReservations(10.0)
+    reservations.trail("rest", 100, 0.0)
+    assert reservations.offer(0.0) == 10.0 and reservations.idle
+    reservations.claim("a", 50, 5.0, 0.0)
+    reservations.link.advance(5.0)
+    assert reservations.link.background == {"rest": 100.0}
+    assert reservations.link.advance(15.0) == [("rest", 15.0)]
+
+
+def test_one_that_is_late_anyway_shuts_nobody_out() -> None:
+    reservations = BandwidthReservations(10.0)
+    reservations.join("late", 1000, 0.0)
+    assert reservations.offer(0.0) == 5.0
+
+
+def test_a_fetch_that_is_done_frees_its_part_whatever_was_believed() -> None:
+    reservations = BandwidthReservations(10.0)
+    reservations.claim("a", 100, 20.0, 0.0)
+    reservations.finished("a", 1.0)
+    reservations.finished("a", 2.0)
+    assert reservations.offer(2.0) == 10.0
+
+
+def test_a_link_that_turns_out_slower_shuts() -> None:
+    reservations = BandwidthReservations(10.0)
+    reservations.claim("a", 100, 12.0, 0.0)
+    reservations.measured(5.0, 1.0)
+    assert reservations.offer(1.0) == 0.0
+
+
+def test_a_name_fetches_once() -> None:
+    link = NetworkLink(1.0)
+    link.add("a", 1)
+    with pytest.raises(ValueError, match="already"):
+        link.add("a", 1, background=True)
+
+
+def test_a_dead_link_moves_nothing() -> None:
+    link = NetworkLink(0.0)
+    link.add("a", 1)
+    assert link.advance(100.0) == [] and link.next_end() == inf
+
+
+def test_parts_are_told_when_they_change_and_the_only_fetch_may_take_all() -> None:
+    reservations = BandwidthReservations(10.0)
+    reservations.join("a", 100, 0.0)
+    assert reservations.news() == [("a", None)] and reservations.news() == []
+    reservations.join("b", 20, 1.0)
+    assert reservations.news() == [("a", 5.0), ("b", 5.0)]
+    reservations.trail("rest", 50, 1.0)
+    reservations.measured(8.0, 1.0)
+    assert reservations.news() == [("a", 4.0), ("b", 4.0)]
+    reservations.finished("b", 2.0)
+    assert reservations.news() == [("a", None)]
+    reservations.finished("a", 3.0)
+    reservations.join("a", 100, 3.0)
+    assert reservations.news() == []  # the same name, and the same part, as far as anybody was told
+
+
+def test_what_nobody_fetches_any_more_is_told_anew() -> None:
+    reservations = BandwidthReservations(10.0)
+    reservations.join("a", 100, 0.0)
+    reservations.news()
+    reservations.finished("a", 1.0)
+    assert reservations.news() == []
+    reservations.join("a", 100, 3.0)
+    assert reservations.news() == [("a", None)]

@@ -1,0 +1,63 @@
+"""Modules of one package import each other without cycles. Read from the source; nothing is imported.
+
+Type-only and lazy imports count. A cycle of modules means that a part knows the whole from which it was extracted.
+Layers between packages are the subject of test_architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.unit.test_architecture import IMPORTS, MODULES, Import, _circles, _imports
+
+# Cycles that still exist, by package; each is to be removed with its entry.
+ALLOWED = {
+    frozenset(f"{package}.{name}" for name in names.split())
+    for package, names in (
+        (
+            "coldstart.artifacts",
+            "bundle bundle_source draft receive repair selection store verify",
+        ),
+    )
+}
+
+
+def _package(module: str) -> str:
+    return module.rpartition(".")[0]
+
+
+def _cycles(imports: Iterable[Import]) -> set[frozenset[str]]:
+    """Return the cycles between modules of one package."""
+    edges: dict[str, set[str]] = {}
+    for one in imports:
+        if one.of in MODULES and one.of != one.by and _package(one.of) == _package(one.by):
+            edges.setdefault(one.by, set()).add(one.of)
+    return {frozenset(cycle) for cycle in _circles(edges)}
+
+
+def test_modules_of_one_package_import_each_other_without_cycles() -> None:
+    assert sorted(map(sorted, _cycles(IMPORTS) - ALLOWED)) == []
+
+
+def test_every_allowed_cycle_still_exists() -> None:
+    assert sorted(map(sorted, ALLOWED - _cycles(IMPORTS))) == []
+
+
+def test_type_only_and_lazy_imports_close_a_cycle() -> None:
+    whole = b"from coldstart.cluster.front import FleetFront\n"
+    type_only = b"if TYPE_CHECKING:\n from coldstart.cluster.control import FleetControl\n"
+    lazy = b"def f():\n from coldstart.cluster import control\n"
+    for part in (type_only, lazy):
+        found = [
+            *_imports("coldstart.cluster.control", whole, MODULES),
+            *_imports("coldstart.cluster.front", part, MODULES),
+        ]
+        assert _cycles(found) == {frozenset({"coldstart.cluster.control", "coldstart.cluster.front"})}
+
+
+def test_imports_of_another_package_close_no_cycle() -> None:
+    found = [
+        Import("coldstart.cluster.control", "coldstart.fleet.core", True),
+        Import("coldstart.fleet.core", "coldstart.cluster.control", True),
+    ]
+    assert _cycles(found) == set()
