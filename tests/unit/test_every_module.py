@@ -75,7 +75,7 @@ THROUGH = {
     "coldstart.vllm": {
         "engine.recorder": GPU, "scheduling.events": SCHEDULER,
         "scheduling.queue": SCHEDULER, "compat.scheduling": "unit/vllm/test_compat_table.py",
-        "scheduling.started": SCHEDULER,
+        "scheduling.started": SCHEDULER, "scheduling.states": SCHEDULER,
         "scheduling.view": SCHEDULER, "weights.device": "unit/vllm/weights/test_loader_in_place.py",
     },
     "coldstart.weights.prefetch": dict.fromkeys(
