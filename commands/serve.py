@@ -11,6 +11,7 @@ import typer
 from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
+from coldstart.contract.fallback import from_json
 from coldstart.errors import Usage
 from coldstart.machine import secrets
 from coldstart.scheduling.settings import Choice
@@ -158,8 +159,8 @@ def _looked_up(
 
 
 def _say(common: Common, report: dict[str, Any], ready_file: Path | None) -> None:
-    for fallback in report["fallbacks"]:
-        common.out.warn(f"{fallback['section']}: {fallback['reason']}")
+    for fallback in from_json(report["fallbacks"]):
+        common.out.warn(str(fallback))
     if ready_file:
         _write(ready_file, json.dumps(secrets.document(report)))
     common.out.result(report, lambda: _ready(report))

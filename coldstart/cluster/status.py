@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from coldstart.contract import fallback
 from coldstart.fleet.deployments import Deployment
 from coldstart.fleet.groups import FleetWorker, Group
 
@@ -86,7 +87,7 @@ def _group(control: FleetControl, group: Group) -> dict[str, Any]:
         "mode": up.mode if up else None,
         "start_s": up.start_s if up else None,
         "predicted_s": group.predicted_s,
-        "fallbacks": [dict(one) for one in up.fallbacks] if up else [],
+        "fallbacks": fallback.to_json(up.fallbacks) if up else [],
         "workers": [_worker(control, worker) for worker in group.workers],
     }
 

@@ -173,7 +173,7 @@ class Workers:
         log = self.control.log
         log.say("ready", worker=up.worker, mode=up.mode, seconds=round(up.start_s, 4), url=up.url)
         for fallback in up.fallbacks:
-            log.say("fallback", worker=up.worker, **fallback)
+            log.say("fallback", worker=up.worker, **fallback.to_json())
         worker = self._worker(up.worker)
         if worker != up.worker:
             self.control.tell(events.Whole(worker))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from coldstart.host.model_state import State
 
 if TYPE_CHECKING:
+    from coldstart.contract.fallback import Fallback
     from coldstart.gateway.tickets import Ticket
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -45,6 +46,9 @@ class Metrics:
             f"{prefix}start_seconds", "Starts that succeeded.", mode, buckets=_SHORT, **made
         )
         self._failed = Counter(f"{prefix}failed_starts", "Starts that failed.", model, **made)
+        self._fallbacks = Counter(
+            "coldstart_fallbacks", "Fallbacks of starts that succeeded, by stage.", ("stage",), **made
+        )
         self.registry.register(rest)
 
     def answered(self, ticket: Ticket, code: int, first_s: float | None) -> None:
@@ -59,6 +63,11 @@ class Metrics:
     def started(self, model: str, mode: str, seconds: float) -> None:
         """A server is ready."""
         self._starts.labels(model, mode).observe(seconds)
+
+    def fell_back(self, fallbacks: Iterable[Fallback]) -> None:
+        """Count the fallbacks of a start."""
+        for fallback in fallbacks:
+            self._fallbacks.labels(fallback.stage).inc()
 
     def start_failed(self, model: str) -> None:
         """A start came to nothing."""

@@ -18,6 +18,7 @@ from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.graphs.errors import GraphError
@@ -73,7 +74,7 @@ def ordinary(lookup: Lookup, listen: Sequence[str], streamed: fetch.Streamed | N
     if streamed is not None:
         words, request, identity = streamed.into(given, lookup.model, lookup.cache)
         ours = [*words, *ours]
-    fallbacks = [{"section": "bundle", "reason": inspection.miss(lookup).message}]
+    fallbacks = [Fallback("bundle", inspection.miss(lookup).message)]
     given = given.after(*ours).before(*listen)
     return LaunchPlan(given, key=key, weights=identity, env=env, weights_from=request, fallbacks=fallbacks)
 
@@ -91,12 +92,12 @@ class _Preparation:
     bundle: Bundle
     trust: Trust
     root: Path
-    fallbacks: list[dict[str, str]] = field(default_factory=list)
+    fallbacks: list[Fallback] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     task: EngineTask = field(default_factory=EngineTask)
 
     def give_up(self, section: str, reason: str) -> None:
-        self.fallbacks.append({"section": section, "reason": reason})
+        self.fallbacks.append(Fallback(section, reason))
 
     def json(self, section: str) -> dict[str, Any]:
         try:

@@ -14,6 +14,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
 from coldstart.scheduling.settings import FALLBACK_PROFILE, FCFS, Choice, SchedulerSettings
@@ -51,7 +52,7 @@ def apply(plan: LaunchPlan, choice: Choice, bundle: Bundle | None, *, on_cpu: bo
     cores = _cores(plan.vllm_args) if on_cpu else {}
     if choice.policy == FCFS:
         flags = [*_batch_cap(choice.batch), *host_arguments(choice.host_bytes, on_cpu=on_cpu)]
-        fallbacks: list[dict[str, str]] = []
+        fallbacks: list[Fallback] = []
     else:
         profile, fallbacks = _profile(bundle)
         settings, host_bytes = _settings(choice, profile), choice.host_bytes or _host_bytes(bundle)
@@ -78,7 +79,7 @@ def _batch_cap(batch: int | None) -> list[str]:
     return [] if batch is None else ["--max-num-active-seqs", str(batch)]
 
 
-def _profile(bundle: Bundle | None) -> tuple[Mapping[str, object] | None, list[dict[str, str]]]:
+def _profile(bundle: Bundle | None) -> tuple[Mapping[str, object] | None, list[Fallback]]:
     """The bundle's iteration times, checked."""
     from coldstart.scheduling.profile import IterationProfile, ProfileError
 
@@ -88,7 +89,7 @@ def _profile(bundle: Bundle | None) -> tuple[Mapping[str, object] | None, list[d
         reason = "there are no iteration times for this model: a typical shape orders the requests"
     except (ProfileError, BundleError) as problem:
         reason = f"{problem}: a typical shape orders the requests"
-    return None, [{"section": "iterations", "reason": reason}]
+    return None, [Fallback("iterations", reason)]
 
 
 def _host_bytes(bundle: Bundle | None) -> int:

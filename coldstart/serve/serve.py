@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from coldstart.artifacts.bundle import Trust
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.net.origin import without_secrets
+from coldstart.contract import fallback
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import PacedFetch
 from coldstart.errors import Usage
@@ -79,8 +81,8 @@ class StartedServer:
     mode: str
     plan: LaunchPlan
     running: launch.Running
-    steps: list[dict[str, str]] = field(default_factory=list)
-    absent: list[dict[str, str]] = field(default_factory=list)
+    steps: list[Fallback] = field(default_factory=list)
+    absent: list[Fallback] = field(default_factory=list)
     rest: Attached | None = None
     began: float = 0.0
     ahead: fetch.Ahead | None = None
@@ -94,11 +96,11 @@ class StartedServer:
             "ready_s": round(self.running.ready_s, 4),
             "first_token_s": round(self.running.ready_s, 4),
             "fast_path": {
-                "mode": all(step["section"] == FETCH_REST for step in self.steps),
+                "mode": all(step.stage == FETCH_REST for step in self.steps),
                 **report.get("fast_path", {}),
             },
-            "fallbacks": [*self.steps, *report.get("fallbacks", [])],
-            "absent": self.absent,
+            "fallbacks": [*fallback.to_json(self.steps), *report.get("fallbacks", [])],
+            "absent": fallback.to_json(self.absent),
             "canary": report.get("canary"),
             "tokens": report.get("tokens"),
             "loads": report.get("loads", []),
@@ -130,9 +132,7 @@ def _prepared(request: ServeRequest) -> LaunchPlan:
     launch_plan.fallbacks.extend(unserved.fallbacks(launch_plan.vllm_args))
     if request.weights_from is not None and streamed is None:
         reason = f"no bundle says what {without_secrets(request.weights_from)} must hold: the model's own directory is read"
-        launch_plan = replace(
-            launch_plan, fallbacks=[*launch_plan.fallbacks, {"section": "weights", "reason": reason}]
-        )
+        launch_plan = replace(launch_plan, fallbacks=[*launch_plan.fallbacks, Fallback("weights", reason)])
     return launch_plan
 
 
@@ -153,7 +153,7 @@ def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
     """
     began, config = timeline.now(), request.lookup.model.config
     steps = interrupted.cleared(Path(plan.env["VLLM_CACHE_ROOT"])) if "VLLM_CACHE_ROOT" in plan.env else []
-    absent: list[dict[str, str]] = []
+    absent: list[Fallback] = []
     for mode in _ladder(request.mode):
         with fetch.begun(mode, plan, config) as ahead:
             try:
@@ -177,7 +177,7 @@ def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
         wrong = (
             f"a {mode} start did not answer the bundle's canary with its token: started without the bundle"
         )
-        steps.append({"section": "canary", "reason": wrong})
+        steps.append(Fallback("canary", wrong))
         plain = prepare.distrusting(plan)
         running = _run("fresh", request, plain, began)
         return _with_rest(StartedServer("fresh", plain, running, steps, absent, began=began), request)
@@ -187,8 +187,8 @@ def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
 def _without_the_untrusted(
     request: ServeRequest,
     died: launch.Died,
-    steps: list[dict[str, str]],
-    absent: list[dict[str, str]],
+    steps: list[Fallback],
+    absent: list[Fallback],
     began: float,
 ) -> StartedServer:
     """Once more without a bundle that nobody trusted has signed: its plain sections decide over no start. Raises `died`."""
@@ -196,7 +196,7 @@ def _without_the_untrusted(
     if lookup.bundle is None or request.trust(lookup.bundle).ok:
         raise died
     reason = f"{died.message} Nobody trusted has signed {lookup.bundle.ref}: left out."
-    steps.append({"section": "bundle", "reason": reason})
+    steps.append(Fallback("bundle", reason))
     ordinary = replace(
         request, lookup=replace(lookup, bundle=None, untrusted=lookup.bundle), without_bundle=True
     )
@@ -205,8 +205,8 @@ def _without_the_untrusted(
     return _with_rest(StartedServer("fresh", plain, running, steps, absent, began=began), request)
 
 
-def _step(mode: str, reason: Exception) -> dict[str, str]:
-    return {"section": mode, "reason": str(reason)}
+def _step(mode: str, reason: Exception) -> Fallback:
+    return Fallback(mode, str(reason))
 
 
 def _run(mode: str, request: ServeRequest, plan: LaunchPlan, began: float) -> launch.Running:

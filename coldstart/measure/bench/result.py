@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 
+from coldstart.contract import fallback
 from coldstart.machine import secrets
 from coldstart.measure.bench import facts, floor, run_order
 from coldstart.measure.bench.measure import Run
@@ -79,7 +80,7 @@ def _slow(readiness: Mapping[str, object]) -> list[str]:
     if not isinstance(taken, Mapping) or not isinstance(fallbacks, list):
         return ["the ready file does not say"]
     missing = [f"{section} was not used" for section, used in taken.items() if not used]
-    explained = [f"{entry.get('section')}: {entry.get('reason')}" for entry in fallbacks]
+    explained = [str(entry) for entry in fallback.from_json(fallbacks)]
     if not taken and not explained:
         return ["no section of the bundle was used"]
     return explained or missing

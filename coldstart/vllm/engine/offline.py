@@ -21,6 +21,7 @@ from typing import Any, get_args
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR, VLLM_CACHE_ROOT
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import CANARY_BATCH, LaunchPlan
 from coldstart.key.inspection import NOT_MADE
 from coldstart.machine import runtime, timeline
@@ -216,7 +217,7 @@ def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> N
         with timeline.measure("save compiled forward", track="offline"):
             reason = not_compiled(engine) or write_compiled(engine, out / "compile")
         if reason:
-            stepdowns.say([{"section": "compile", "reason": reason}])
+            stepdowns.say([Fallback("compile", reason)])
             _write(out / f"{NOT_MADE}.json", {"compile": reason})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 
+from coldstart.contract.fallback import Fallback
 from coldstart.vllm import seams
 from coldstart.vllm.weights.entry import LOAD_FORMAT
 
@@ -13,7 +14,7 @@ WORKER = "coldstart.vllm.engine.worker.ColdWorker"
 # Given to vLLM's own workers, so that they too can say how they loaded.
 EXTENSION = "coldstart.vllm.weights.extension.Reporting"
 
-Fallbacks = list[dict[str, str]]
+Fallbacks = list[Fallback]
 
 
 def settle(args: Namespace) -> Fallbacks:
@@ -21,13 +22,13 @@ def settle(args: Namespace) -> Fallbacks:
     fallbacks: Fallbacks = []
     if args.load_format == LOAD_FORMAT and (reason := seams.check("weights")):
         args.load_format = "auto"
-        fallbacks.append({"section": "weights", "reason": f"{reason} vLLM loads them its own way."})
+        fallbacks.append(Fallback("weights", f"{reason} vLLM loads them its own way."))
     if can_use_executor(args):
         if (reason := seams.check("worker")) is None:
             args.distributed_executor_backend, args.worker_cls = EXECUTOR, WORKER
             return fallbacks
         reason = f"{reason} vLLM's own worker runs, and compiles."
-        fallbacks += [{"section": section, "reason": reason} for section in ("worker", "compile")]
+        fallbacks += [Fallback(stage, reason) for stage in ("worker", "compile")]
     if args.load_format == LOAD_FORMAT and not args.worker_extension_cls:
         args.worker_extension_cls = EXTENSION
     return fallbacks
@@ -54,4 +55,4 @@ def reports(args: Namespace) -> bool:
 def say(fallbacks: Fallbacks) -> None:
     """To whoever reads this process's log, where there is no report to put it in."""
     for fallback in fallbacks:
-        sys.stderr.write(f"coldstart: {fallback['section']}: {fallback['reason']}\n")
+        sys.stderr.write(f"coldstart: {fallback}\n")

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.machine import addresses, fingerprint, memory, modes, randomness, tiles, timeline
 from coldstart.machine.ipc import Channel
@@ -54,7 +55,7 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     application.warm(args, config)
     ahead.prepare()
     if level == "engine" and (reason := seams.check("template") or seams.check("worker")):
-        fallbacks.append({"section": "template", "reason": f"{reason} Each server builds its own worker."})
+        fallbacks.append(Fallback("template", f"{reason} Each server builds its own worker."))
     elif level == "engine":
         server.warm_tokenizer(config)
         prebuild_worker(config)

@@ -135,7 +135,7 @@ def test_auto_thaws_a_snapshot_that_fits_before_a_runtime_template(
     template("runtime")
     one = started("auto")
     assert one.mode == "snapshot" and one.steps == [] and one.running.process.poll() is None
-    assert [step["section"] for step in one.absent] == ["standby", "template-engine"] and thawed.ends == 0
+    assert [step.stage for step in one.absent] == ["standby", "template-engine"] and thawed.ends == 0
     template("engine")
     assert started("auto").mode == "template-engine"
 
@@ -151,8 +151,8 @@ def test_a_strangers_bundle_that_kills_its_start_is_left_out(found: Lookup, fake
     one.running.process.signal(signal.SIGKILL)
     one.running.process.wait()
     (step,) = one.steps
-    assert one.mode == "fresh" and step["section"] == "bundle" and "left out" in step["reason"]
-    assert not one.document()["fast_path"]["mode"] and "is not trusted" in one.plan.fallbacks[0]["reason"]
+    assert one.mode == "fresh" and step.stage == "bundle" and "left out" in step.reason
+    assert not one.document()["fast_path"]["mode"] and "is not trusted" in one.plan.fallbacks[0].reason
     with pytest.raises(launch.Died, match="ended with exit code 7"):
         serve.start(serve.ServeRequest(found, mode="fresh", ready_timeout=20), dying)
 
@@ -173,9 +173,9 @@ def test_a_death_beside_a_full_place_names_the_place(
 def test_an_asked_mode_that_cannot_be_taken_is_fresh_with_the_reason(started: Started, mode: str) -> None:
     one = started(mode)
     (step,) = one.steps
-    assert one.mode == "fresh" and step["section"] == mode
-    assert f"no {mode} runs for tiny: coldstart template start" in step["reason"]
-    assert one.document()["fast_path"]["mode"] is False and one.document()["fallbacks"][0] == step
+    assert one.mode == "fresh" and step.stage == mode
+    assert f"no {mode} runs for tiny: coldstart template start" in step.reason
+    assert one.document()["fast_path"]["mode"] is False and one.document()["fallbacks"][0] == step.to_json()
     assert one.document()["absent"] == []
 
 
@@ -186,7 +186,7 @@ def test_a_place_for_sockets_without_room_is_stepped_over(
     monkeypatch.setattr(template_pool, "_root", lambda _: Path("/proc/none/templates").mkdir())
     one = started(mode)
     assert one.mode == "fresh"
-    assert "No such file or directory: '/proc/none/templates'" in one.steps[-1]["reason"]
+    assert "No such file or directory: '/proc/none/templates'" in one.steps[-1].reason
 
 
 def test_a_template_that_died_is_stepped_over(started: Started, template: Template) -> None:
@@ -220,7 +220,7 @@ def test_a_template_that_refuses_is_stepped_over(
     monkeypatch.setattr(ipc.Channel, "send", _refused)
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     one = started("template-engine")
-    assert one.mode == "fresh" and one.steps[0]["reason"] == "not now"
+    assert one.mode == "fresh" and one.steps[0].reason == "not now"
     monkeypatch.undo()
     one.running.process.signal(signal.SIGKILL)
     one.running.process.wait()
@@ -307,7 +307,7 @@ def test_an_interrupted_start_ends_its_server(
 
 def test_a_snapshot_that_is_not_there(started: Started) -> None:
     one = started("snapshot")
-    assert one.mode == "fresh" and "has no snapshot" in one.steps[0]["reason"]
+    assert one.mode == "fresh" and "has no snapshot" in one.steps[0].reason
 
 
 def test_a_snapshot_that_cannot_be_thawed(
@@ -319,7 +319,7 @@ def test_a_snapshot_that_cannot_be_thawed(
     monkeypatch.setattr(Bundle, "has", lambda self, name: True)
     monkeypatch.setattr(process_snapshot, "thaw", thaw)
     one = started("snapshot")
-    assert one.mode == "fresh" and "kernel 5.1" in one.steps[0]["reason"]
+    assert one.mode == "fresh" and "kernel 5.1" in one.steps[0].reason
 
 
 def test_auto_names_a_snapshot_that_does_not_fit(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +353,7 @@ def test_a_thawed_template_that_does_not_answer_is_ended(
     monkeypatch.setattr(Bundle, "has", lambda self, name: True)
     monkeypatch.setattr(process_snapshot, "thaw", lambda *_: silent)
     one = started("snapshot")
-    assert one.mode == "fresh" and "nobody listens" in one.steps[0]["reason"]
+    assert one.mode == "fresh" and "nobody listens" in one.steps[0].reason
     assert silent.ends == 1
 
 

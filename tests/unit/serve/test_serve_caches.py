@@ -203,7 +203,7 @@ def started(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 
 
 def _of_compile(plan: LaunchPlan) -> list[str]:
-    return [step["reason"] for step in plan.fallbacks if step["section"] == "compile"]
+    return [step.reason for step in plan.fallbacks if step.stage == "compile"]
 
 
 def test_a_gpu_start_points_its_compilers_at_the_bundle(started: Callable[[], LaunchPlan]) -> None:

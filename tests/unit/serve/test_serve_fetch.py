@@ -371,8 +371,8 @@ def test_a_source_without_any_plan_of_the_weights_is_named_and_the_directory_rea
 ) -> None:
     made = _planned(_missed(model, None))
     assert made.weights_from is None and made.vllm_args[:2] == ("--model", str(model.path))
-    assert [step["section"] for step in made.fallbacks] == ["bundle", "weights"]
-    reason = made.fallbacks[1]["reason"]
+    assert [step.stage for step in made.fallbacks] == ["bundle", "weights"]
+    reason = made.fallbacks[1].reason
     assert SOURCE in reason and "the model's own directory is read" in reason
 
 
@@ -383,14 +383,14 @@ def test_a_start_without_a_bundle_streams_by_another_bundles_plan(
     made = _planned(_missed(model, bundle, FLAG, ABSENT))
     asked = made.weights_from
     assert asked is not None and asked.source == SOURCE and made.weights == weights.digest(planned())
-    assert made.vllm_args[:2] == OURS and [step["section"] for step in made.fallbacks] == ["bundle"]
+    assert made.vllm_args[:2] == OURS and [step.stage for step in made.fallbacks] == ["bundle"]
 
 
 def test_a_directory_without_weights_starts_from_the_bundle(publish: Publish, model: ResolvedModel) -> None:
     bundle = publish(weights=planned())
     made = _planned(_missed(model, bundle, ABSENT).without_weights())
     assert made.key == bundle.key_digest and made.compile_dir is not None
-    assert "bundle" not in {step["section"] for step in made.fallbacks}
+    assert "bundle" not in {step.stage for step in made.fallbacks}
 
 
 @pytest.mark.usefixtures("home")

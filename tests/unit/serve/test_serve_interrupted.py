@@ -43,7 +43,7 @@ def test_what_is_cut_off_is_removed_and_said(whole: Path, tmp_path: Path) -> Non
     for length in (0, 1, 63, 64, len(content) // 3, len(content) // 2, len(content) - 1):
         whole.write_bytes(content[:length])
         (step,) = interrupted.cleared(tmp_path / "cache")
-        assert step["section"] == "compile" and "kernel.so was removed" in step["reason"]
+        assert step.stage == "compile" and "kernel.so was removed" in step.reason
         assert not whole.exists()
 
 

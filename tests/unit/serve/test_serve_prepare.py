@@ -15,6 +15,7 @@ from coldstart.artifacts.store import Store
 from tools.bundles import CODE, TOKENIZER, flip, key, provenance, write_tree
 
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
@@ -41,7 +42,7 @@ def made(bundle: Bundle, model: ResolvedModel, *vllm_args: str) -> LaunchPlan:
 
 
 def reasons(plan: LaunchPlan) -> dict[str, str]:
-    return {fallback["section"]: fallback["reason"] for fallback in plan.fallbacks}
+    return {fallback.stage: fallback.reason for fallback in plan.fallbacks}
 
 
 def test_a_whole_bundle_is_used(publish: Publish, model: ResolvedModel) -> None:
@@ -211,7 +212,7 @@ def test_without_a_bundle_the_start_is_vllms_own(model: ResolvedModel, home: Pat
     plan = prepare.ordinary(lookup, ["--port", "1"])
     assert plan.vllm_args == ("--model", str(model.path), "--served-model-name", "mine", "--port", "1")
     reason = inspection.miss(lookup).message
-    assert plan.fallbacks == [{"section": "bundle", "reason": reason}] and plan.compile_dir is None
+    assert plan.fallbacks == [Fallback("bundle", reason)] and plan.compile_dir is None
     assert plan.env["VLLM_CACHE_ROOT"] == str(home / "c" / "vllm" / missed.digest[7:19])
     assert plan.key == missed.digest
 

@@ -14,6 +14,7 @@ import pytest
 from coldstart.artifacts.bundle import Bundle
 
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
 from coldstart.scheduling.settings import KEY, SchedulerSettings
@@ -102,7 +103,7 @@ def test_without_iteration_times_it_says_so(publish: Publish) -> None:
     for bundle in (None, publish(), publish(iterations={"prefill": []})):
         made = scheduler.apply(PLAN, mlfq(), bundle, on_cpu=True)
         (fallback,) = made.fallbacks
-        assert fallback["section"] == "iterations" and "typical shape" in fallback["reason"]
+        assert fallback.stage == "iterations" and "typical shape" in fallback.reason
         assert "profile" not in json.loads(flags(made)["--additional-config"])[KEY]
 
 
@@ -203,9 +204,7 @@ def test_another_vllm_keeps_its_own_scheduler_and_says_what_it_lacks(
     plan, args = LaunchPlan([]), ours(scheduler_cls)
     assert settle.settle(args, None, plan)
     assert (args.scheduler_cls, args.additional_config, args.kv_transfer_config) == (None, {}, None)
-    assert plan.fallbacks == [
-        {"section": "scheduler", "reason": "It lacks a seam. vLLM's own scheduler runs instead."}
-    ]
+    assert plan.fallbacks == [Fallback("scheduler", "It lacks a seam. vLLM's own scheduler runs instead.")]
 
 
 def test_a_scheduler_that_cannot_be_loaded_is_a_step_down(
@@ -215,7 +214,7 @@ def test_a_scheduler_that_cannot_be_loaded_is_a_step_down(
     monkeypatch.setitem(sys.modules, "coldstart.vllm.scheduling.scheduler", None)
     plan, args = LaunchPlan([]), ours()
     assert settle.settle(args, None, plan) and args.scheduler_cls is None
-    assert "cannot be loaded: ModuleNotFoundError" in plan.fallbacks[0]["reason"]
+    assert "cannot be loaded: ModuleNotFoundError" in plan.fallbacks[0].reason
 
 
 def test_without_copies_on_the_host_evicted_requests_compute_again(
@@ -228,9 +227,7 @@ def test_without_copies_on_the_host_evicted_requests_compute_again(
     assert settle.settle(args, None, plan)
     assert args.scheduler_cls == SCHEDULER_CLS and args.kv_transfer_config is None
     assert args.additional_config == {KEY: {"policy": "skip-join-mlfq", "strategy": "recompute"}, "a": 1}
-    assert plan.fallbacks == [
-        {"section": "scheduler", "reason": "It lacks a seam. What is evicted is computed again."}
-    ]
+    assert plan.fallbacks == [Fallback("scheduler", "It lacks a seam. What is evicted is computed again.")]
     assert not settle.settle(args, None, plan)
 
 
@@ -240,7 +237,7 @@ def test_without_their_seam_the_last_blocks_alone_are_computed_again(lacking: se
     assert settle.settle(args, None, plan)
     assert args.kv_transfer_config.kv_connector == WHOLE_CONNECTOR
     assert args.kv_transfer_config.kv_connector_module_path is None
-    assert "last block" in plan.fallbacks[0]["reason"]
+    assert "last block" in plan.fallbacks[0].reason
     assert not settle.settle(args, None, plan)
 
 
@@ -252,7 +249,7 @@ def test_without_copies_on_the_host_vllms_own_scheduler_computes_again(lacking: 
     assert (
         settle.settle(args, None, plan) and args.kv_transfer_config is None and args.additional_config == {}
     )
-    assert "computed again" in plan.fallbacks[0]["reason"]
+    assert "computed again" in plan.fallbacks[0].reason
 
 
 @pytest.mark.parametrize("given", [None, "somebody.elses.Scheduler"])

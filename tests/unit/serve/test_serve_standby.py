@@ -46,10 +46,10 @@ def test_where_vllm_cannot_sleep_it_is_refused_with_what_there_is_instead(
 ) -> None:
     one = request_for.start("standby")
     assert one.mode == "fresh" and one.document()["fast_path"]["mode"] is False
-    assert "CPU build" in one.steps[0]["reason"] and "--level engine" in one.steps[0]["reason"]
+    assert "CPU build" in one.steps[0].reason and "--level engine" in one.steps[0].reason
     # Nobody asked for it here: it is no step down.
     one = request_for.start("auto")
-    assert one.steps == [] and one.absent[0]["section"] == "standby"
+    assert one.steps == [] and one.absent[0].stage == "standby"
     with pytest.raises(Usage, match="CPU build") as caught:
         template_pool.start("asleep-1", SLEEPY, "m", 1.0)
     assert "--level engine" in str(caught.value.mend)
@@ -60,7 +60,7 @@ def test_what_a_gpu_engine_has_not_is_no_step_down(
 ) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
     one = request_for.start("auto")
-    assert one.steps == [] and {step["section"] for step in one.absent} == set(serve.LADDER) - {"fresh"}
+    assert one.steps == [] and {step.stage for step in one.absent} == set(serve.LADDER) - {"fresh"}
     assert one.document()["fast_path"]["mode"] is True
 
 
