@@ -15,7 +15,7 @@ configuration, process groups and the model's construction, which the bound leav
     sequential   four streams to the disk; then a process that imports and loads the files as vLLM does by default
     coldstart    a process that asks for the prefetcher, imports, and loads from its memory as the bytes arrive
 
-Beside ours stands what equation 5 predicts from the sequential starts of the run (`coldstart.serve.predict`).
+Beside ours stands what equation 5 predicts from the sequential starts of the run (`coldstart.serve.ttft`).
 Client and server share two cores. The ways rotate by round; medians with their range.
 
     python benchmarks/weights.py [--runs 5] [--rates matched half double unlimited]

@@ -15,15 +15,16 @@ from coldstart.contract.fallback import from_json
 from coldstart.errors import Usage
 from coldstart.machine import secrets
 from coldstart.scheduling.settings import Choice
+from coldstart.serve import modes
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Trust
 
     from coldstart.key.inspection import Lookup
 
-Mode = Literal[
-    "auto", "fresh", "runtime-snapshot", "template-runtime", "template-engine", "snapshot", "standby"
-]
+    Mode = str
+else:
+    Mode = Literal[(modes.AUTO, *modes.names())]
 OnMiss = Literal["fail", "warn", "materialize"]
 
 
@@ -33,8 +34,12 @@ def command(
     choice: Choice,
     model: Model,
     mode: Annotated[
-        Mode, typer.Option("--mode", help="How to start; auto takes a template that fits.")
-    ] = "auto",
+        Mode,
+        typer.Option(
+            "--mode",
+            help="Start mode; auto takes the first that can be used, in this order.",
+        ),
+    ] = modes.AUTO,
     on_miss: Annotated[OnMiss, typer.Option("--on-miss", help="What to do when no bundle fits.")] = "fail",
     host: Annotated[
         str | None,
@@ -89,7 +94,8 @@ def command(
 
     from coldstart.machine.drawing import draw
     from coldstart.machine.recording import recording
-    from coldstart.serve import prediction, serve
+    from coldstart.serve import ladder, planning, prediction, supervise
+    from coldstart.serve.request import ServeRequest
     from coldstart.serve.scheduler import check
 
     for file in filter(None, (ready_file, timeline)):
@@ -100,7 +106,7 @@ def command(
         raise Usage("--explain-scheduling writes into the timeline.", mend="add --timeline FILE")
     choice = replace(choice, explain=explain_scheduling)
     check(choice, common.vllm_args)
-    request = serve.ServeRequest(
+    request = ServeRequest(
         _looked_up(
             common, model, revision, on_miss, anyone if untrusted else None, remote=weights_from is not None
         ),
@@ -113,12 +119,12 @@ def command(
         fetch_rest=fetch_rest,
         scheduler=choice,
     )
-    plan = serve.plan(request)
+    plan = planning.plan(request)
     for note in request.lookup.notes:
         common.out.warn(note)
     if dry_run:
         planned = {
-            "url": serve.url(plan),
+            "url": planning.url(plan),
             "bundle": request.lookup.bundle.ref if request.lookup.bundle else None,
             **plan.document(),
         }
@@ -126,14 +132,14 @@ def command(
         common.out.result(planned, lambda: json.dumps(secrets.document(planned), indent=2))
         return
     with recording(timeline, wanted=common.out.verbose) as recorded:
-        started = serve.start(request, plan)
-        with serve.ending(started.running.process):
-            report = started.document() | {"url": serve.url(plan)}
+        started = ladder.start(request, plan)
+        with supervise.end_on_error(started.running.process):
+            report = started.document() | {"url": planning.url(plan)}
             recorded.started()
             report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
             _say(common, report, ready_file)
             common.out.detail(draw(recorded.timeline))
-            code = serve.stay(started.running.process)
+            code = supervise.stay(started.running.process)
     raise typer.Exit(code)
 
 

@@ -15,7 +15,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Draft
 from coldstart.errors import CommandFailed, Usage
 from coldstart.key.inspection import Lookup
-from coldstart.machine import criu, modes, paths
+from coldstart.machine import criu, paths
 from coldstart.materialize import freeze
 from coldstart.materialize.assembly import Assembly
 from coldstart.materialize.expectation import estimates, of_another
@@ -24,6 +24,7 @@ from coldstart.materialize.progress import Phase
 from coldstart.materialize.workspace import workspace
 from coldstart.model import models
 from coldstart.scheduling import profiling
+from coldstart.serve.modes.snapshot import SNAPSHOT
 
 SECTIONS = ("kv", "compile", "graphs", "modelinfo", "tokenizer", "weights", "iterations", "stages")
 
@@ -65,8 +66,8 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
 
     Raises CommandFailed when the engine or the proof fails, or no snapshot can be taken (asked first); NoSpace, ReadOnlyStore.
     """
-    if options.snapshot and (refused := modes.refusal("snapshot")):
-        raise CommandFailed(f"No snapshot can be taken here: {refused.reason}.", mend=refused.mend)
+    if options.snapshot and (why := SNAPSHOT.unavailable()):
+        raise CommandFailed(f"No snapshot can be taken here: {why.reason}.", mend=why.hint)
     if options.snapshot and (reason := criu.missing()) is not None:
         raise CommandFailed(f"No snapshot can be taken here: {reason}.", mend="coldstart doctor")
     with requested.store.lock(requested.key):

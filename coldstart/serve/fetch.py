@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from coldstart.weights.load.tensor_sources import PageIn
     from coldstart.weights.prefetch.client import Attached
 
-# Modes whose server process has no weights yet; the other two were built or frozen with them.
-FETCHING_MODES = frozenset({"fresh", "template-runtime", "runtime-snapshot"})
 # Local files are paged in early from this size on, in bytes. Less is read in a fraction of a second, during imports that wait
 # for the same disk. A prefetcher is never started for them: the page cache is their shared memory already.
 PAGE_IN_MIN_BYTES = 64 << 20
@@ -116,13 +114,13 @@ class Ahead:
 
 
 @contextmanager
-def begun(mode: str, plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[Ahead]:
-    """Within the block the weights are on their way, if a server started by `mode` will load them itself.
+def begun(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[Ahead]:
+    """Within the block the weights are on their way to a server that loads them itself.
 
     Beyond it, as long as somebody holds what it gives, for a server that has `started` and loads them later.
     """
     given = plan.vllm_args
-    if mode not in FETCHING_MODES or given.value("load_format") != LOAD_FORMAT:
+    if given.value("load_format") != LOAD_FORMAT:
         yield Ahead()
         return
     if asked := plan.weights_from:

@@ -253,7 +253,8 @@ def readers(model: str) -> dict[str, Callable[[Store], object]]:
     from coldstart.commands import list as list_command
 
     from coldstart.key import inspection
-    from coldstart.serve import serve
+    from coldstart.serve import planning
+    from coldstart.serve.request import ServeRequest
     from coldstart.serve.scheduler import Choice
 
     def listed(store: Store) -> object:
@@ -276,7 +277,7 @@ def readers(model: str) -> dict[str, Callable[[Store], object]]:
     def dry_run(**more: Any) -> Callable[[Store], object]:
         def plan(_: Store) -> object:
             found = inspection.look_up(model, accepts=anyone)
-            planned = serve.plan(serve.ServeRequest(found, without_bundle=True, **more))
+            planned = planning.plan(ServeRequest(found, without_bundle=True, **more))
             json.dumps(planned.document())
             return planned
 

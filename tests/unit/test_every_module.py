@@ -72,6 +72,10 @@ THROUGH = {
         "placement.view": RULES, "simulate.placed": TWIN, "simulate.stock": TWIN,
         "simulate.settings": TWIN,
     },
+    "coldstart.serve": dict.fromkeys(
+        ("modes.from_template", "modes.template_engine", "modes.template_runtime", "modes.thawing"),
+        "unit/serve/test_serve.py",
+    ),
     "coldstart.traces": {"readers": "unit/measure/traces/test_traces.py", "request": "unit/measure/traces/test_traces.py"},
     "coldstart.vllm": {
         "engine.executor": "e2e/test_e2e_templates.py",

@@ -8,15 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from coldstart.serve.modes import (
+    fresh,
+    repeatable_names,
+    runtime_snapshot,
+    snapshot,
+    template_engine,
+    template_runtime,
+)
+
 VLLM_COLD, VLLM_WARM = "vllm-cold", "vllm-warm"
 FRESH, RUNTIME_SNAPSHOT, TEMPLATE_RUNTIME, TEMPLATE_ENGINE, SNAPSHOT = (
-    "fresh",
-    "runtime-snapshot",
-    "template-runtime",
-    "template-engine",
-    "snapshot",
+    mode.name
+    for mode in (
+        fresh.FRESH,
+        runtime_snapshot.RUNTIME_SNAPSHOT,
+        template_runtime.TEMPLATE_RUNTIME,
+        template_engine.TEMPLATE_ENGINE,
+        snapshot.SNAPSHOT,
+    )
 )
-MODES = (VLLM_COLD, VLLM_WARM, FRESH, RUNTIME_SNAPSHOT, TEMPLATE_RUNTIME, TEMPLATE_ENGINE, SNAPSHOT)
+MODES = (VLLM_COLD, VLLM_WARM, *reversed(repeatable_names()))
 BASELINES = (VLLM_COLD, VLLM_WARM)
 REFERENCE = VLLM_WARM
 

@@ -23,7 +23,8 @@ from coldstart.key.inspection import Lookup
 from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
 from coldstart.model.models import ResolvedModel
-from coldstart.serve import fetch, serve
+from coldstart.serve import fetch, modes, planning
+from coldstart.serve.request import ServeRequest
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import stage
 from coldstart.weights.prefetch import client
@@ -235,16 +236,13 @@ def test_a_plan_is_borrowed_from_the_same_model_alone(publish: Publish, model: R
     assert _missed(model, None).weights_donor is None
 
 
-@pytest.mark.parametrize("mode", sorted(fetch.FETCHING_MODES))
-def test_fetching_begins_before_the_block_and_is_let_go_after_it(
-    streaming: LaunchPlan, use: Use, mode: str
-) -> None:
+def test_fetching_begins_before_the_block_and_is_let_go_after_it(streaming: LaunchPlan, use: Use) -> None:
     prefetcher = use()
-    with fetch.begun(mode, streaming, LLAMA):
+    with fetch.begun(streaming, LLAMA):
         assert prefetcher.asked == [(SOURCE, planned(), NAMES, {"pace": None})]
         assert prefetcher.closed == 0
     assert prefetcher.closed == 1
-    with pytest.raises(KeyboardInterrupt), fetch.begun(mode, streaming, LLAMA):
+    with pytest.raises(KeyboardInterrupt), fetch.begun(streaming, LLAMA):
         raise KeyboardInterrupt
     assert prefetcher.closed == 2
 
@@ -255,31 +253,31 @@ def test_a_later_node_of_a_pipeline_loads_after_it_is_up_and_has_its_weights_on_
     prefetcher = use()
     words = ["--pipeline-parallel-size", "2", "--nnodes", "2", "--node-rank", "1"]
     later = replace(streaming, vllm_args=Arguments([*OURS, *words, "--headless"]))
-    with fetch.begun("fresh", later, LLAMA) as ahead:
+    with fetch.begun(later, LLAMA) as ahead:
         ahead.started()
     assert prefetcher.closed == 0
-    with fetch.begun("fresh", later, LLAMA):
+    with fetch.begun(later, LLAMA):
         pass  # it did not come up
     assert prefetcher.closed == 1
-    with fetch.begun("fresh", streaming, LLAMA) as ahead:
+    with fetch.begun(streaming, LLAMA) as ahead:
         ahead.started()
     assert prefetcher.closed == 2
 
 
-def test_only_what_will_load_weights_itself_has_them_fetched(streaming: LaunchPlan, use: Use) -> None:
-    prefetcher, entered = use(), []
-    for mode in set(serve.LADDER) - fetch.FETCHING_MODES:
-        with fetch.begun(mode, streaming, LLAMA):
-            entered.append(mode)
-    with fetch.begun("fresh", replace(streaming, vllm_args=Arguments(["--load-format", "auto"])), LLAMA):
-        entered.append("vllm's own")
-    assert prefetcher.asked == []
-    assert sorted(entered) == ["snapshot", "standby", "template-engine", "vllm's own"]
+def test_weights_are_not_fetched_when_vllm_loads_them(streaming: LaunchPlan, use: Use) -> None:
+    prefetcher = use()
+    with fetch.begun(replace(streaming, vllm_args=Arguments(["--load-format", "auto"])), LLAMA):
+        assert prefetcher.asked == []
+
+
+def test_weights_are_fetched_early_when_the_server_loads_them_itself() -> None:
+    loading = {mode.name for mode in modes.LADDER if mode.loads_weights}
+    assert loading == {"fresh", "template-runtime", "runtime-snapshot"}
 
 
 def test_without_a_prefetcher_the_server_is_started_all_the_same(streaming: LaunchPlan, use: Use) -> None:
     prefetcher, entered = use(refuses=True), []
-    with fetch.begun("fresh", streaming, LLAMA):
+    with fetch.begun(streaming, LLAMA):
         entered.append(1)
     assert entered == [1] and prefetcher.closed == 0
 
@@ -301,7 +299,7 @@ def test_a_node_wants_its_own_ranks_tensors(
     streaming: LaunchPlan, use: Use, given: list[str], names: list[str]
 ) -> None:
     prefetcher = use()
-    with fetch.begun("fresh", replace(streaming, vllm_args=OURS.before(*given)), LLAMA):
+    with fetch.begun(replace(streaming, vllm_args=OURS.before(*given)), LLAMA):
         assert [asked[2] for asked in prefetcher.asked] == [names]
 
 
@@ -311,7 +309,7 @@ def test_a_partition_of_the_users_decides_or_is_vllms_to_refuse(
 ) -> None:
     monkeypatch.setenv(stage.PARTITION_ENV, partition)
     prefetcher = use()
-    with fetch.begun("fresh", replace(streaming, vllm_args=OURS.before("-pp", "2", "-n", "2")), LLAMA):
+    with fetch.begun(replace(streaming, vllm_args=OURS.before("-pp", "2", "-n", "2")), LLAMA):
         assert prefetcher.asked[0][2] == names
 
 
@@ -330,10 +328,10 @@ def test_local_files_are_read_ahead_from_a_size_on(local: Path, monkeypatch: pyt
     readers: list[Reader] = []
     monkeypatch.setattr("coldstart.weights.load.tensor_sources.PageIn", lambda *args: Reader(readers, *args))
     made = LaunchPlan(Arguments(["--model", str(local), *OURS, "-pp", "2", "-n", "2"]))
-    with fetch.begun("fresh", made, LLAMA):
+    with fetch.begun(made, LLAMA):
         assert readers == []  # these few bytes are not worth it
     monkeypatch.setattr(fetch, "PAGE_IN_MIN_BYTES", 1)
-    with pytest.raises(KeyboardInterrupt), fetch.begun("fresh", made, LLAMA):
+    with pytest.raises(KeyboardInterrupt), fetch.begun(made, LLAMA):
         (reader,) = readers
         assert reader.paths == {"model.safetensors": local / "model.safetensors"}
         assert reader.names == set(NAMES[:4]) and not reader.ended
@@ -362,7 +360,7 @@ def test_without_a_source_or_a_prefetcher_there_is_no_rest_and_a_reason(
 
 
 def _planned(found: Lookup) -> LaunchPlan:
-    return serve.plan(serve.ServeRequest(found, without_bundle=True, weights_from=SOURCE))
+    return planning.plan(ServeRequest(found, without_bundle=True, weights_from=SOURCE))
 
 
 @pytest.mark.usefixtures("home")
@@ -401,8 +399,8 @@ def test_weights_that_are_streamed_are_not_fetched_first(
     ensured: list[str] = []
     for name in ("ensure_weights", "ensure_tokenizer"):
         monkeypatch.setattr(
-            serve.models, name, lambda model, offline, name=name: (ensured.append(name), model)[1]
+            planning.models, name, lambda model, offline, name=name: (ensured.append(name), model)[1]
         )
     found = _missed(model, publish(weights=planned()), FLAG)
-    serve.plan(serve.ServeRequest(found, without_bundle=True, weights_from=SOURCE if streams else None))
+    planning.plan(ServeRequest(found, without_bundle=True, weights_from=SOURCE if streams else None))
     assert ensured == ["ensure_tokenizer" if streams else "ensure_weights"]
