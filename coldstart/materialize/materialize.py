@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
@@ -77,7 +77,7 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
         if bundle is None or options.force:
             bundle = _make(lookup, options, phase)
         if options.snapshot and not bundle.has("snapshot"):
-            bundle = freeze.add_snapshot(lookup, bundle, phase)
+            bundle = freeze.add_snapshot(replace(lookup, bundle=bundle), bundle, phase)
     return bundle
 
 

@@ -39,7 +39,7 @@ class Account:
     def fall_back(self, stage: str, error: Exception) -> None:
         """Add the reason of a failure."""
         hint = error.hint if isinstance(error, LaunchRefused) else None
-        self.fallbacks.append(Fallback(stage, str(error), hint))
+        self.fallbacks += [Fallback(stage, str(error), hint)]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _attempt(mode: StartMode, one: ServerStart, account: Account) -> StartedServ
     try:
         if (why := mode.unavailable(one)) is not None:
             listed = account.unavailable if one.request.mode == modes.AUTO else account.fallbacks
-            listed.append(Fallback(mode.name, why.reason, why.hint))
+            listed += [Fallback(mode.name, why.reason, why.hint)]
             return None
         with _weights_ahead(mode, one) as ahead:
             running = mode.launch(one)
@@ -135,7 +135,7 @@ def _without_untrusted_bundle(one: ServerStart, died: Died, account: Account) ->
     if lookup.bundle is None or request.trust(lookup.bundle).ok:
         raise died
     reason = f"{died.message} Nobody trusted has signed {lookup.bundle.ref}: left out."
-    account.fallbacks.append(Fallback("bundle", reason))
+    account.fallbacks += [Fallback("bundle", reason)]
     missing = replace(lookup, bundle=None, untrusted=lookup.bundle)
     ordinary = replace(request, lookup=missing, without_bundle=True)
     return replace(one, request=ordinary, plan=planning.plan(ordinary))
@@ -144,7 +144,7 @@ def _without_untrusted_bundle(one: ServerStart, died: Died, account: Account) ->
 def _without_bundle_state(mode: str, one: ServerStart, account: Account) -> ServerStart:
     """Return the start without any state of the bundle, after `mode` gave a wrong canary token."""
     reason = f"a {mode} start did not answer the bundle's canary with its token: started without the bundle"
-    account.fallbacks.append(Fallback("canary", reason))
+    account.fallbacks += [Fallback("canary", reason)]
     return replace(one, plan=prepare.distrusting(one.plan))
 
 

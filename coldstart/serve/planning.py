@@ -6,14 +6,9 @@ does not use has a Fallback with the reason.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from coldstart.artifacts.net.origin import without_secrets
-from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.key import inspection
 from coldstart.machine import addresses, runtime
-from coldstart.model import models
 from coldstart.serve import fetch, prepare, scheduler, unserved
 from coldstart.serve.request import ServeRequest
 
@@ -21,32 +16,20 @@ DEFAULT_PORT = 8000
 
 
 def plan(request: ServeRequest) -> LaunchPlan:
-    """The plan of the start that was asked for, its scheduler checked. Raises NoBundle where one is needed."""
+    """Return the plan of the requested start, whose scheduler was checked.
+
+    Raises NoBundle where a bundle is needed, CommandFailed where it is not signed or names no weights to fetch.
+    """
     lookup = request.lookup
     signed_by = request.trust if request.require_signature else None
-    inspection.require(lookup, bundle=not request.without_bundle, signed_by=signed_by)
-    launch_plan = _prepared(request)
-    return scheduler.apply(launch_plan, request.scheduler, lookup.bundle, on_cpu=runtime.targets_cpu())
-
-
-def _prepared(request: ServeRequest) -> LaunchPlan:
-    lookup, donor = request.lookup, request.lookup.weights_donor
-    streamed = None
-    if donor and request.weights_from:
-        streamed = fetch.Streamed.of(donor, request.weights_from, request.weights_pace)
-    ensure = models.ensure_weights if streamed is None else models.ensure_tokenizer
-    lookup = replace(lookup, model=ensure(lookup.model, offline=lookup.offline))
+    missing = inspection.require(lookup, bundle=not request.without_bundle, signed_by=signed_by)
+    weights = fetch.choose(lookup, request.weights_from, request.weights_pace, request.listen)
     if lookup.bundle is None:
-        launch_plan = prepare.ordinary(lookup, request.listen, streamed)
+        planned = prepare.ordinary(lookup, weights, missing)
     else:
-        launch_plan = prepare.prepare(
-            lookup, lookup.bundle, request.listen, trust=request.trust, streamed=streamed
-        )
-    launch_plan.fallbacks.extend(unserved.fallbacks(launch_plan.vllm_args))
-    if request.weights_from is not None and streamed is None:
-        reason = f"no bundle says what {without_secrets(request.weights_from)} must hold: the model's own directory is read"
-        launch_plan = replace(launch_plan, fallbacks=[*launch_plan.fallbacks, Fallback("weights", reason)])
-    return launch_plan
+        planned = prepare.prepare(lookup, lookup.bundle, weights, trust=request.trust)
+    planned.fallbacks.extend([*unserved.fallbacks(planned.vllm_args), *weights.fallbacks])
+    return scheduler.apply(planned, request.scheduler, lookup.bundle, on_cpu=runtime.targets_cpu())
 
 
 def url(plan: LaunchPlan) -> str:

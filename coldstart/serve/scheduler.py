@@ -23,6 +23,7 @@ DEFAULT_HOST_BYTES = 1 << 30
 # Flags by which the scheduler is told to vLLM: a choice and they exclude each other.
 _OURS = ("scheduler_cls", "additional_config", "kv_transfer_config")
 _COPIES = _OURS[-1:]
+_COPIES_FLAG = "--kv-transfer-config"
 _CPU_CORES = (environment.VLLM_CPU_OMP_THREADS_BIND, environment.VLLM_CPU_NUM_OF_RESERVED_CPU)
 
 
@@ -49,18 +50,17 @@ def apply(plan: LaunchPlan, choice: Choice, bundle: Bundle | None, *, on_cpu: bo
         return plan
     from coldstart.vllm.scheduling.arguments import host_arguments, serve_arguments
 
-    cores = _cores(plan.vllm_args) if on_cpu else {}
-    if choice.policy == FCFS:
-        flags = [*_batch_cap(choice.batch), *host_arguments(choice.host_bytes, on_cpu=on_cpu)]
-        fallbacks: list[Fallback] = []
-    else:
+    ranks, fallbacks = plan.vllm_args.ranks_per_node(), list[Fallback]()
+    if choice.policy != FCFS:
+        host_bytes = choice.host_bytes or _host_bytes(bundle)
         profile, fallbacks = _profile(bundle)
-        settings, host_bytes = _settings(choice, profile), choice.host_bytes or _host_bytes(bundle)
-        flags = serve_arguments(settings, host_bytes, on_cpu=on_cpu)
+        flags = serve_arguments(choice.settings(profile), host_bytes, on_cpu=on_cpu)
+    else:
+        flags = [*_batch_cap(choice.batch), *host_arguments(choice.host_bytes, on_cpu=on_cpu)]
     return replace(
         plan,
-        vllm_args=plan.vllm_args.before(*flags),
-        env=plan.env | (cores if "--kv-transfer-config" in flags else {}),
+        vllm_args=plan.vllm_args.append(*flags),
+        env=plan.env | (_reserved_cores(ranks) if on_cpu and _COPIES_FLAG in flags else {}),
         fallbacks=[*plan.fallbacks, *fallbacks],
     )
 
@@ -102,9 +102,8 @@ def _host_bytes(bundle: Bundle | None) -> int:
     return size if isinstance(size, int) and size > 0 else DEFAULT_HOST_BYTES
 
 
-def _cores(given: Arguments) -> dict[str, str]:
+def _reserved_cores(ranks: int) -> dict[str, str]:
     """vLLM reserves one more core per rank here as soon as KV is transferred; our copying needs none of its own."""
     if any(name in os.environ for name in _CPU_CORES):
         return {}
-    ranks = given.number("tensor_parallel_size", 1) * given.number("pipeline_parallel_size", 1)
-    return {environment.VLLM_CPU_NUM_OF_RESERVED_CPU: str(max(1, ranks // max(1, given.number("nnodes", 1))))}
+    return {environment.VLLM_CPU_NUM_OF_RESERVED_CPU: str(ranks)}

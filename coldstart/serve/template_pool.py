@@ -160,7 +160,7 @@ def spawn(
 
     It has no variable and no argument that could hold a secret: it is forked for others, and may be frozen.
     """
-    plan = template_environment.told(plan)
+    plan = template_environment.redact_plan(plan)
     supervisor = {str(SUPERVISOR_ENV): str(os.getpid())} if bound else {}
     reader, writer = os.pipe()
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:

@@ -98,7 +98,7 @@ class OfflineEngine:
 
 def synchronous(vllm_args: Arguments) -> Arguments:
     """Arguments with which `step` returns when its iteration is done: on a GPU it would be when it is launched."""
-    return vllm_args if runtime.targets_cpu() else vllm_args.before("--no-async-scheduling")
+    return vllm_args if runtime.targets_cpu() else vllm_args.append("--no-async-scheduling")
 
 
 def canary(engine: OfflineEngine) -> dict[str, list[int]]:

@@ -28,6 +28,7 @@ from coldstart.machine import paths, runtime
 from coldstart.machine.paths import Cache
 from coldstart.model.models import ResolvedModel
 from coldstart.serve import caches, prepare
+from coldstart.serve.fetch import Weights
 from coldstart.vllm.engine import aot
 from tests.support.engines import home
 
@@ -199,7 +200,7 @@ def started(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     lookup = Lookup(
         ResolvedModel("tiny", None, "org/tiny", None, {}), Arguments(), Cache.at(), bundle.key, bundle
     )
-    return lambda: prepare.prepare(lookup, bundle, trust=inspection.trust)
+    return lambda: prepare.prepare(lookup, bundle, Weights(lookup.model, Arguments()), trust=inspection.trust)
 
 
 def _of_compile(plan: LaunchPlan) -> list[str]:

@@ -22,7 +22,8 @@ from coldstart.key.inspection import Lookup
 from coldstart.machine import paths
 from coldstart.machine.paths import Cache
 from coldstart.model.models import ResolvedModel
-from coldstart.serve import prepare
+from coldstart.serve import fetch, planning, prepare
+from coldstart.serve.request import ServeRequest
 from coldstart.weights import weights_plan as weights
 
 Publish = Callable[..., Bundle]
@@ -38,7 +39,7 @@ def plenty(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 def made(bundle: Bundle, model: ResolvedModel, *vllm_args: str) -> LaunchPlan:
     given = Arguments(vllm_args)
     lookup = Lookup(model, given, Cache.at(), bundle.key, bundle)
-    return prepare.prepare(lookup, bundle, trust=inspection.trust)
+    return prepare.prepare(lookup, bundle, fetch.choose(lookup), trust=inspection.trust)
 
 
 def reasons(plan: LaunchPlan) -> dict[str, str]:
@@ -209,7 +210,7 @@ def test_unpacked_code_is_reused_without_judging_it_again(
 def test_without_a_bundle_the_start_is_vllms_own(model: ResolvedModel, home: Path) -> None:
     given, missed = Arguments(["--served-model-name", "mine"]), key()
     lookup = Lookup(model, given, Cache(home / "c"), missed)
-    plan = prepare.ordinary(lookup, ["--port", "1"])
+    plan = planning.plan(ServeRequest(lookup, ["--port", "1"], without_bundle=True))
     assert plan.vllm_args == ("--model", str(model.path), "--served-model-name", "mine", "--port", "1")
     reason = inspection.miss(lookup).message
     assert plan.fallbacks == [Fallback("bundle", reason)] and plan.compile_dir is None

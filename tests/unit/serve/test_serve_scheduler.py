@@ -88,11 +88,11 @@ def test_no_core_is_given_up_for_the_connector(publish: Publish, monkeypatch: py
     for name in ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU"):
         monkeypatch.delenv(name, raising=False)
     bundle = publish(iterations=PROFILE)
-    two = replace(PLAN, vllm_args=PLAN.vllm_args.before("--tensor-parallel-size", "2"))
+    two = replace(PLAN, vllm_args=PLAN.vllm_args.append("--tensor-parallel-size", "2"))
     assert scheduler.apply(two, mlfq(), bundle, on_cpu=True).env == {"VLLM_CPU_NUM_OF_RESERVED_CPU": "2"}
-    six = replace(PLAN, vllm_args=two.vllm_args.before("--pipeline-parallel-size", "3"))
+    six = replace(PLAN, vllm_args=two.vllm_args.append("--pipeline-parallel-size", "3"))
     assert scheduler.apply(six, mlfq(), bundle, on_cpu=True).env == {"VLLM_CPU_NUM_OF_RESERVED_CPU": "6"}
-    halves = replace(PLAN, vllm_args=six.vllm_args.before("--nnodes", "2"))
+    halves = replace(PLAN, vllm_args=six.vllm_args.append("--nnodes", "2"))
     assert scheduler.apply(halves, mlfq(), bundle, on_cpu=True).env == {"VLLM_CPU_NUM_OF_RESERVED_CPU": "3"}
     assert scheduler.apply(PLAN, mlfq(strategy="recompute"), bundle, on_cpu=True).env == {}
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-1")

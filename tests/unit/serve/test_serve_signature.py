@@ -14,6 +14,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed
 from coldstart.key.inspection import Lookup
 from coldstart.machine.paths import Cache
+from coldstart.model import models
 from coldstart.model.models import ResolvedModel
 from coldstart.serve import planning
 from coldstart.serve.request import ServeRequest
@@ -28,7 +29,7 @@ class _Bundle:
 
 @pytest.fixture
 def found(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> Lookup:
-    monkeypatch.setattr(planning.models, "ensure_weights", lambda model, offline: model)
+    monkeypatch.setattr(models, "ensure_weights", lambda model, offline: model)
     monkeypatch.setattr(planning.prepare, "prepare", lambda *arguments, **options: PLANNED)
     return Lookup(model, Arguments(), Cache.at(), key(), cast(Any, _Bundle()))
 
