@@ -30,16 +30,16 @@ def start(
     untrusted: Untrusted = False,
 ) -> None:
     """Start one for the model's bundle."""
-    from coldstart.machine.modes import SLEEP_LEVELS
-    from coldstart.serve import serve, template_pool
+    from coldstart.serve import planning, prepare_template
+    from coldstart.serve.request import ServeRequest
 
-    request = serve.ServeRequest(common.look_up(model, None, anyone if untrusted else None))
-    plan = serve.plan(request)
+    request = ServeRequest(common.look_up(model, None, anyone if untrusted else None))
+    plan = planning.plan(request)
     for note in request.lookup.notes:
         common.out.warn(note)
     with common.out.phase(f"start a template ({level})"):
-        warm = template_pool.start(level, plan, request.lookup.model.name, ready_timeout)
-    mode = "standby" if level in SLEEP_LEVELS else f"template-{level}"
+        warm = prepare_template.start_template(level, plan, request.lookup.model.name, ready_timeout)
+    mode = prepare_template.find_mode(level).name
     data = {"level": level, "model": warm.model, "key": warm.key, "pid": warm.pid}
     common.out.result(data, f"{level} template of {warm.model}, pid {warm.pid}")
     common.out.success("Started a template", then=common.again("serve", model, "--mode", mode))
@@ -56,19 +56,20 @@ def freeze(
 ) -> None:
     """Make the image, unless there is one."""
     from coldstart.machine import runtime_image
-    from coldstart.serve import runtime_snapshot
+    from coldstart.serve import prepare_template, runtime_snapshot
+    from coldstart.serve.modes.runtime_snapshot import RUNTIME_SNAPSHOT
 
     there = runtime_snapshot.made(common.cache)
     usable = there is not None and runtime_image.described(there).obstacle is None
     if there is None or not usable or force:
         with common.out.phase("freeze the imported runtime"):
-            there = runtime_snapshot.freeze(common.cache, ready_timeout)
+            there = prepare_template.freeze_runtime(common.cache, ready_timeout)
     image = runtime_image.described(there)
     data = {**_image(image), "made_now": not usable or force}
     common.out.result(data, f"{image.directory}  {human_bytes(image.size)}")
     verb = "Froze" if data["made_now"] else "Found"
     common.out.success(
-        f"{verb} the runtime", then=f"coldstart serve MODEL --mode {runtime_snapshot.MODE}, or just serve"
+        f"{verb} the runtime", then=f"coldstart serve MODEL --mode {RUNTIME_SNAPSHOT.name}, or just serve"
     )
 
 

@@ -23,7 +23,7 @@ from coldstart.cluster.orders import (
     RankUp,
     WorkerEvent,
 )
-from coldstart.contract import environment
+from coldstart.contract import environment, fallback
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.weights import PacedFetch
 from coldstart.gateway.residence import PATIENCE_S
@@ -109,7 +109,7 @@ class NodeServers:
             await process.server.ended
             reason = str(failed)
         else:
-            steps = tuple(ready.document.get("fallbacks", ()))
+            steps = tuple(fallback.from_json(ready.document.get("fallbacks")))
             process.up = RankUp(worker, url, ready.mode, self.clock() - began, ready.pid, steps)
             self._say(process.up)
             reason = await process.server.ended

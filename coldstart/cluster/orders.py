@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from coldstart.contract.fallback import Fallback
 from coldstart.fleet.events import LaunchRank
 from coldstart.host.launches import Launch
 
@@ -38,7 +38,7 @@ class RankUp:
     mode: str
     start_s: float
     pid: int
-    fallbacks: tuple[Mapping[str, str], ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coldstart.cluster.processes import Processes
+from coldstart.contract import fallback
 from coldstart.fleet.cluster import FleetServer
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.deployments import Deployment
@@ -98,7 +99,7 @@ def _group(group: Group, processes: Processes) -> dict[str, Any]:
         "mode": up.mode if up else None,
         "start_s": up.start_s if up else None,
         "predicted_s": group.predicted_s,
-        "fallbacks": [dict(one) for one in up.fallbacks] if up else [],
+        "fallbacks": fallback.to_json(up.fallbacks) if up else [],
         "workers": [_worker(worker, processes) for worker in group.workers],
     }
 

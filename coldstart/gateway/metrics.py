@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from coldstart.host.model_state import State
 
 if TYPE_CHECKING:
+    from coldstart.contract.fallback import Fallback
     from coldstart.gateway.tickets import Ticket
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -44,6 +45,12 @@ class Metrics:
             f"{prefix}start_seconds", "Starts that succeeded.", mode, buckets=_SHORT, registry=registry
         )
         self._failed = Counter(f"{prefix}failed_starts", "Starts that failed.", model, registry=registry)
+        self._fallbacks = Counter(
+            "coldstart_fallbacks",
+            "Number of fallbacks of successful starts, by stage.",
+            ("stage",),
+            registry=registry,
+        )
         self.registry.register(rest)
 
     def count_answer(self, ticket: Ticket, code: int, first_s: float | None) -> None:
@@ -58,6 +65,11 @@ class Metrics:
     def count_start(self, model: str, mode: str, seconds: float) -> None:
         """Count a start of `model` that took `seconds`."""
         self._starts.labels(model, mode).observe(seconds)
+
+    def count_fallbacks(self, fallbacks: Iterable[Fallback]) -> None:
+        """Count the fallbacks of a start."""
+        for fallback in fallbacks:
+            self._fallbacks.labels(fallback.stage).inc()
 
     def count_failed_start(self, model: str) -> None:
         """Count a start that failed."""

@@ -17,9 +17,10 @@ from coldstart.gateway import lookups
 from coldstart.host.configuration import Profile, Profiles
 from coldstart.host.launches import FORKED, Launch
 from coldstart.key.inspection import Lookup
-from coldstart.machine import modes, runtime
+from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
 from coldstart.model.models import weight_files
+from coldstart.serve.modes.template_engine import TEMPLATE_ENGINE
 
 # vLLM's own on the processor where nothing is said, the libraries of its two processes, and an ordinary start.
 ASSUMED_KV = 4 << 30
@@ -36,8 +37,8 @@ def of_bundles(cache: Cache, *, offline: bool) -> Profiles:
     """Profiles by look-up. They raise what a look-up raises, NoBundle where one is needed, Usage where nothing is known."""
 
     def profile(launch: Launch) -> Profile:
-        if launch.engine_template and (refusal := modes.refusal("template-engine")):
-            raise Usage(f"models.{launch.name}: engine_template: {refusal.reason}", mend="leave it away")
+        if launch.engine_template and (why := TEMPLATE_ENGINE.unavailable()):
+            raise Usage(f"models.{launch.name}: engine_template: {why.reason}", mend="leave it away")
         if not runtime.targets_cpu():
             raise Usage(
                 f"models.{launch.name}: no bundle says how much of a GPU's memory a model takes",

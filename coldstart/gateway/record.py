@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import coldstart
+from coldstart.contract import fallback
 from coldstart.gateway.log import Log
 from coldstart.gateway.metrics import HostStatus, Metrics
 from coldstart.gateway.servers import Ready
@@ -28,14 +29,15 @@ class Record:
         facts, document = self.facts.of(name), ready.document
         facts.starts += 1
         facts.mode, facts.pid = ready.mode, ready.pid
-        phases, fallbacks = document.get("phases", {}), document.get("fallbacks", ())
-        facts.last_start = LastStart(time.time(), mode, seconds, phases, fallbacks)
+        phases, fallbacks = document.get("phases", {}), fallback.from_json(document.get("fallbacks"))
+        facts.last_start = LastStart(time.time(), mode, seconds, phases, tuple(fallbacks))
         self._remember(name, mode, seconds, None)
         self.facts.start_s += seconds
         self.metrics.count_start(name, mode, seconds)
         self.log.say("ready", model=name, mode=mode, seconds=round(seconds, 4), pid=facts.pid)
-        for fallback in fallbacks:
-            self.log.say("fallback", model=name, **fallback)
+        self.metrics.count_fallbacks(fallbacks)
+        for one in fallbacks:
+            self.log.say("fallback", model=name, **one.to_json())
 
     def record_failed_start(self, name: str, reason: str, seconds: float) -> None:
         """Record that a start failed."""

@@ -28,7 +28,7 @@ from coldstart.machine import ipc, processes
 from coldstart.machine.lifeline import die_with_supervisor
 
 if TYPE_CHECKING:
-    from coldstart.serve.serve import ServeRequest
+    from coldstart.serve.request import ServeRequest
     from coldstart.serve.template_pool import Warm
 
 # From the end of the lease until the server is killed.
@@ -48,8 +48,8 @@ def main(descriptor: int) -> None:
 def _import() -> None:
     import coldstart.gateway.lookups
     import coldstart.machine.recording
-    import coldstart.serve.prepare
-    import coldstart.serve.serve  # noqa: F401
+    import coldstart.serve.ladder
+    import coldstart.serve.prepare  # noqa: F401
 
 
 def serve_forever(channel: ipc.Channel, run: Run) -> None:
@@ -134,23 +134,23 @@ def supervise(message: Mapping[str, Any], channel: ipc.Channel) -> int:
         return _template(message, channel)
     from coldstart.machine import secrets
     from coldstart.machine.recording import recording
-    from coldstart.serve import serve
+    from coldstart.serve import ladder, planning, supervise
 
     request = _request(message, (*message["listen"], "--served-model-name", *message["served"]))
-    plan = serve.plan(request)
+    plan = planning.plan(request)
     with recording(None, wanted=True) as recorded:
-        started = serve.start(request, plan)
+        started = ladder.start(request, plan)
         recorded.started()
     document = started.document() | {"phases": recorded.timeline.phases(), "supervisor": os.getpid()}
     channel.send({"ready": secrets.document(document)})
-    return serve.stay(started.running.process)
+    return supervise.stay(started.running.process)
 
 
 def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeRequest:
     from coldstart.contract.weights import PacedFetch
     from coldstart.gateway import lookups
     from coldstart.machine.paths import Cache
-    from coldstart.serve.serve import ServeRequest
+    from coldstart.serve.request import ServeRequest
 
     # Before anything looks for a device.
     os.environ.update(message["environment"])
@@ -179,15 +179,15 @@ def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeReq
 
 def _template(message: Mapping[str, Any], channel: ipc.Channel) -> int:
     """A template for this host's servers, or the user's own where one runs that will do (pid 0: it is left alone)."""
-    from coldstart.serve import serve, template_pool
+    from coldstart.serve import planning, prepare_template, template_pool
 
     request, level = _request(message), message["template"]
-    plan, model = serve.plan(request), request.lookup.model.name
+    plan, model = planning.plan(request), request.lookup.model.name
     own = template_pool.find(level, request.lookup.key.digest)
     if own is not None and template_pool.obstacle(own, plan) is None:
         return _guard(own, channel, 0, lambda: None)
     root = Path(message["templates"])
-    warm = template_pool.start(level, plan, model, message["ready_timeout"], root=root)
+    warm = prepare_template.start_template(level, plan, model, message["ready_timeout"], root=root)
     return _guard(warm, channel, warm.pid or 0, lambda: template_pool.stop(warm, force=True))
 
 

@@ -171,16 +171,22 @@ def miss(lookup: Lookup) -> NoBundle:
     )
 
 
-def require(lookup: Lookup, *, bundle: bool, signed_by: Trust | None = None) -> None:
-    """Raise NoBundle where `bundle` requires one and there is none, CommandFailed where `signed_by` rejects it."""
+def require(lookup: Lookup, *, bundle: bool, signed_by: Trust | None = None) -> str:
+    """Return why there is no bundle, "" where there is one.
+
+    Raises NoBundle where there is none and `bundle` asks for one, CommandFailed where `signed_by` does not accept it.
+    """
     if lookup.bundle is None:
+        missing = miss(lookup)
         if bundle:
-            raise miss(lookup)
-    elif signed_by is not None and not (judged := signed_by(lookup.bundle)).ok:
+            raise missing
+        return missing.message
+    if signed_by is not None and not (judged := signed_by(lookup.bundle)).ok:
         raise CommandFailed(
             f"{lookup.bundle.ref} is not signed by anyone trusted here: {judged.reason}.",
             mend="coldstart trust add FILE, with the signer's public key",
         )
+    return ""
 
 
 def _after(vllm_args: Sequence[str]) -> list[str]:

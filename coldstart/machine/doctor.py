@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from coldstart.machine import modes, probes
+from coldstart.machine import probes
 from coldstart.machine.paths import Cache
 from coldstart.machine.probes import Probe
 
@@ -30,16 +30,3 @@ def examine(cache: Cache) -> list[Probe]:
 def able(results: Sequence[Probe]) -> bool:
     """Whether cold starts can be served: nothing that is required is missing."""
     return not any(probe.required and probe.status == "missing" for probe in results)
-
-
-def start_modes(results: Sequence[Probe]) -> dict[str, bool]:
-    """Which start modes this machine permits; a template of a GPU engine is one of its runtime."""
-    good = {probe.name for probe in results if probe.status == "ok"}
-    served = able(results)
-    return {
-        "fresh": served,
-        "template": served and "template" in good,
-        "snapshot": served and "criu" in good and modes.refusal("snapshot") is None,
-        "runtime-snapshot": served and "criu" in good and modes.refusal("runtime-snapshot") is None,
-        "standby": served and modes.refusal("standby") is None,
-    }

@@ -16,7 +16,7 @@ from typing import Literal
 from coldstart.contract import environment
 from coldstart.errors import ColdstartError
 from coldstart.machine import criu as snapshots
-from coldstart.machine import hardware, modes, nvml, paths, processes, runtime, runtime_image
+from coldstart.machine import hardware, nvml, paths, processes, runtime, runtime_image
 from coldstart.machine.paths import Cache
 
 Status = Literal["ok", "missing", "note"]
@@ -113,8 +113,8 @@ def criu() -> Probe:
 def frozen_runtime(cache: Cache) -> Probe:
     """Whether the runtime is frozen here, for the interpreter that asks, and how to get that."""
     name, make = "frozen runtime", "coldstart template freeze"
-    if refused := modes.refusal("runtime-snapshot"):
-        return Probe(name, "note", f"none: {refused.reason}")
+    if not runtime.targets_cpu():
+        return Probe(name, "note", "none: only the runtime of vLLM's CPU build can be frozen")
     if (lacking := snapshots.missing()) is not None:
         return Probe(name, "note", f"none, and none can be made: {lacking}")
     try:

@@ -93,7 +93,7 @@ class Assembly:
             caches.collect(self.work / "caches", self.work / "vllm", self.out / "compile")
 
     def _arguments(self, *words: str) -> Arguments:
-        return self.vllm_args.after(*words, *prepare.base_args(self.model, self.vllm_args))
+        return self.vllm_args.prepend_model(str(self.model.path), self.model.name).prepend(*words)
 
     def _size_kv(self, plan: LaunchPlan) -> None:
         """On a GPU once more in warm caches: the first start's profiling charged its compilation to the model."""
@@ -113,7 +113,7 @@ class Assembly:
     def _graphs_round(self, name: str, task: EngineTask) -> None:
         env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
         env |= caches.environment(self.work / "caches")
-        arguments = self._arguments().before(*graphs.kv_args(self._read("kv"), self.vllm_args))
+        arguments = self._arguments().append(*graphs.kv_args(self._read("kv"), self.vllm_args))
         with self._stage(name):
             self._engine("recorder", LaunchPlan(arguments, key=self.key, env=env, engine=task))
 
@@ -196,9 +196,9 @@ class Assembly:
     def _proof_plan(self, socket: Path) -> LaunchPlan:
         info, compile_dir, task = self._read("modelinfo"), self.out / "compile", EngineTask()
         env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
-        args = self._arguments(*fetch.loading(self.vllm_args, self.model)).before("--uds", str(socket))
+        args = self._arguments(*fetch.loading(self.vllm_args, self.model)).append("--uds", str(socket))
         if (self.out / "graphs").is_dir():
-            args = args.before(*graphs.kv_args(self._read("kv"), self.vllm_args))
+            args = args.append(*graphs.kv_args(self._read("kv"), self.vllm_args))
             task = EngineTask(restore=shutil.copytree(self.out / "graphs", self.work / "moved-graphs"))
         if not compile_dir.is_dir():
             return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env, engine=task)

@@ -6,12 +6,14 @@ A bundle whose proof start does not take its fast path, or does not answer the r
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Draft
 from coldstart.errors import CommandFailed
 from coldstart.key.inspection import Lookup
-from coldstart.machine import criu, modes, paths
+from coldstart.machine import criu, paths
 from coldstart.materialize import freeze
 from coldstart.materialize.assembly import Assembly
 from coldstart.materialize.expectation import estimates, of_another
@@ -19,6 +21,7 @@ from coldstart.materialize.options import SECTIONS, Options
 from coldstart.materialize.progress import Phase
 from coldstart.materialize.workspace import workspace
 from coldstart.model import models
+from coldstart.serve.modes.snapshot import SNAPSHOT
 
 
 def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
@@ -26,8 +29,8 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
 
     Raises CommandFailed when the engine or the proof fails, or no snapshot can be taken (asked first); NoSpace, ReadOnlyStore.
     """
-    if options.snapshot and (refused := modes.refusal("snapshot")):
-        raise CommandFailed(f"No snapshot can be taken here: {refused.reason}.", mend=refused.mend)
+    if options.snapshot and (why := SNAPSHOT.unavailable()):
+        raise CommandFailed(f"No snapshot can be taken here: {why.reason}.", mend=why.hint)
     if options.snapshot and (reason := criu.missing()) is not None:
         raise CommandFailed(f"No snapshot can be taken here: {reason}.", mend="coldstart doctor")
     with requested.store.lock(requested.key):
@@ -37,7 +40,7 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
         if bundle is None or options.force:
             bundle = _make(lookup, options, phase)
         if options.snapshot and not bundle.has("snapshot"):
-            bundle = freeze.add_snapshot(lookup, bundle, phase)
+            bundle = freeze.add_snapshot(replace(lookup, bundle=bundle), bundle, phase)
     return bundle
 
 

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coldstart.artifacts.errors import BundleError
+from coldstart.artifacts.net.origin import without_secrets
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import PacedFetch, WeightsRequest
 from coldstart.errors import CommandFailed
+from coldstart.key.inspection import Lookup
 from coldstart.machine import runtime
-from coldstart.machine.paths import Cache
+from coldstart.model import models
 from coldstart.model.models import ResolvedModel, weight_files
 from coldstart.vllm.weights.entry import LOAD_FORMAT
 from coldstart.weights import weights_plan as weights
@@ -31,8 +34,6 @@ if TYPE_CHECKING:
     from coldstart.weights.load.tensor_sources import PageIn
     from coldstart.weights.prefetch.client import Attached
 
-# Modes whose server process has no weights yet; the other two were built or frozen with them.
-FETCHING_MODES = frozenset({"fresh", "template-runtime", "runtime-snapshot"})
 # Local files are paged in early from this size on, in bytes. Less is read in a fraction of a second, during imports that wait
 # for the same disk. A prefetcher is never started for them: the page cache is their shared memory already.
 PAGE_IN_MIN_BYTES = 64 << 20
@@ -52,43 +53,73 @@ def _format(given: Arguments) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Streamed:
-    """Weights fetched from `source` by the bundle's `plan` of them."""
+class Weights:
+    """Where a server's weights come from: the model, vLLM's arguments that name it, and the request for another source.
 
-    source: str
-    plan: Mapping[str, Any]
-    pace: PacedFetch | None = None
+    `identity` is the digest of the weights, "" where no bundle has to be compared with it.
+    """
 
-    @classmethod
-    def of(cls, bundle: Bundle, source: str, pace: PacedFetch | None = None) -> Streamed:
-        """Raises CommandFailed when the bundle does not say which weights to fetch."""
-        try:
-            known = bundle.json("weights")
-        except BundleError as error:
-            known = error
-        if isinstance(known, Mapping) and isinstance(known.get("files"), list):
-            return cls(source, known, pace)
+    model: ResolvedModel
+    arguments: Arguments
+    identity: str = ""
+    request: WeightsRequest | None = None
+    fallbacks: Sequence[Fallback] = ()
+
+
+def choose(
+    lookup: Lookup,
+    source: str | None = None,
+    pace: PacedFetch | None = None,
+    listen: Sequence[str] = (),
+) -> Weights:
+    """Return where the weights come from: `source`, by the plan in a bundle, or the files in the model's directory.
+
+    `listen` are vLLM's arguments for the address to listen at. Raises CommandFailed where the bundle does not say which weights
+    to fetch, or for weights that are not safetensors.
+    """
+    donor = lookup.weights_donor if source is not None else None
+    plan = None if donor is None else _weights_plan(donor)
+    ensure = models.ensure_weights if plan is None else models.ensure_tokenizer
+    model, given = ensure(lookup.model, offline=lookup.offline), lookup.vllm_args
+    own = loading(given, model) if plan is None else _streaming(given, model, plan)
+    request, identity, fallbacks = None, "", list[Fallback]()
+    if source is not None and plan is not None:
+        path, identity = weights.keep(plan, lookup.cache.weights / "plans")
+        request = WeightsRequest(source, path, pace)
+    elif lookup.bundle is not None and model.path is not None:
+        identity = weights.identity(model.path, lookup.cache.weights)
+    if source is not None and plan is None:
+        reason = f"no bundle says what {without_secrets(source)} must hold: the model's own directory is read"
+        fallbacks = [Fallback("weights", reason)]
+    arguments = given.prepend_model(str(model.path), model.name).prepend(*own).append(*listen)
+    return Weights(model, arguments, identity, request, fallbacks)
+
+
+def _streaming(given: Arguments, model: ResolvedModel, plan: Mapping[str, Any]) -> list[str]:
+    """Return our arguments for weights that are fetched by `plan`."""
+    return [*_format(given), *_untied(model.config, _names(plan), given)]
+
+
+def _weights_plan(bundle: Bundle) -> Mapping[str, Any]:
+    try:
+        known = bundle.json("weights")
+    except BundleError as error:
+        known = error
+    if isinstance(known, Mapping) and isinstance(known.get("files"), list):
+        return known
+    raise CommandFailed(
+        f"{bundle.ref} does not say which weights to fetch.",
+        mend="where the weights are: coldstart materialize MODEL --only weights --force",
+    )
+
+
+def _names(plan: Mapping[str, Any]) -> list[str]:
+    try:
+        return [tensor.name for tensor in tensors.ordered(plan)]
+    except tensors.UnreadableWeights as error:
         raise CommandFailed(
-            f"{bundle.ref} does not say which weights to fetch.",
-            mend="where the weights are: coldstart materialize MODEL --only weights --force",
-        )
-
-    def into(
-        self, given: Arguments, model: ResolvedModel, cache: Cache
-    ) -> tuple[list[str], WeightsRequest, str]:
-        """Our arguments to stand before `given`, the request that names the source, the weights' identity.
-
-        The plan is put where the server's processes find it. Raises CommandFailed for weights that are not safetensors.
-        """
-        try:
-            names = [tensor.name for tensor in tensors.ordered(self.plan)]
-        except tensors.UnreadableWeights as error:
-            raise CommandFailed(
-                f"These weights cannot be fetched: {error}.", mend="leave --weights-from away"
-            ) from error
-        path, identity = weights.keep(self.plan, cache.weights / "plans")
-        ours = [*_format(given), *_untied(model.config, names, given)]
-        return ours, WeightsRequest(self.source, path, self.pace), identity
+            f"These weights cannot be fetched: {error}.", mend="leave --weights-from away"
+        ) from error
 
 
 def _untied(config: Mapping[str, Any], names: Sequence[str], given: Arguments) -> list[str]:
@@ -116,13 +147,13 @@ class Ahead:
 
 
 @contextmanager
-def begun(mode: str, plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[Ahead]:
-    """Within the block the weights are on their way, if a server started by `mode` will load them itself.
+def begun(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[Ahead]:
+    """Within the block the weights are on their way to a server that loads them itself.
 
     Beyond it, as long as somebody holds what it gives, for a server that has `started` and loads them later.
     """
     given = plan.vllm_args
-    if mode not in FETCHING_MODES or given.value("load_format") != LOAD_FORMAT:
+    if given.value("load_format") != LOAD_FORMAT:
         yield Ahead()
         return
     if asked := plan.weights_from:

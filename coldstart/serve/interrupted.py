@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from coldstart.contract.fallback import Fallback
+
 # ELF64 (elf(5)): the section headers lie at the file's end, and the file's head is written after them.
 _HEAD, _MAGIC = struct.Struct("<16s24xQ10xHH2x"), b"\x7fELF"
 
 
-def cleared(cache: Path) -> list[dict[str, str]]:
+def cleared(cache: Path) -> list[Fallback]:
     """Remove every unfinished shared object below `cache` that nobody is writing; what was removed, as steps down.
 
     Whatever cannot be read or removed is left to whoever loads it.
@@ -26,7 +28,7 @@ def cleared(cache: Path) -> list[dict[str, str]]:
             if not _written_by_somebody(path):
                 path.unlink()
                 reason = f"{path.name} was removed, which a compiler that was killed had left unfinished"
-                steps.append({"section": "compile", "reason": reason})
+                steps.append(Fallback("compile", reason))
     return steps
 
 

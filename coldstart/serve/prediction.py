@@ -17,10 +17,12 @@ from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.machine.paths import Cache
-from coldstart.serve.predict import StartCosts, Worker, ttft
+from coldstart.serve import modes
+from coldstart.serve.ttft import StartCosts, Worker, ttft
 
 if TYPE_CHECKING:
-    from coldstart.serve.serve import ServeRequest, StartedServer
+    from coldstart.serve.ladder import StartedServer
+    from coldstart.serve.request import ServeRequest
 
 _LIBRARIES = ("import torch", "import vllm", "import engine")
 _LOAD, _FIRST_TOKEN = "load", "first token"
@@ -52,13 +54,12 @@ def predict(bundle: Bundle, mode: str, source: str | None, cache: Cache) -> Pred
         size = sum(tensor["size"] for file in plan["files"] for tensor in file["tensors"])
     except (BundleError, KeyError, TypeError, ValueError):
         return None
-    if mode not in ("fresh", "template-runtime") or load_s <= 0 or size <= 0:
+    left = modes.find(mode).remaining(costs)
+    if left is None or load_s <= 0 or size <= 0:
         return None
-    if mode == "template-runtime":
-        costs = StartCosts(creation=costs.creation, context=costs.context, prefill=costs.prefill)
     rate = known_rate(source, cache) if source else None
-    seconds = ttft(costs, size, [Worker(size / load_s, rate)], loads_while_importing=False)
-    return Prediction(costs, load_s, size / rate if rate else None, seconds)
+    seconds = ttft(left, size, [Worker(size / load_s, rate)], loads_while_importing=False)
+    return Prediction(left, load_s, size / rate if rate else None, seconds)
 
 
 def terms(spans: Mapping[str, float], ready_s: float) -> tuple[StartCosts, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -18,6 +18,7 @@ from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.graphs.errors import GraphError
@@ -26,9 +27,7 @@ from coldstart.key.inspection import Lookup
 from coldstart.machine import ownership, paths, runtime
 from coldstart.machine.processes import available_memory
 from coldstart.machine.unpacked import unpacked
-from coldstart.model.models import ResolvedModel
 from coldstart.serve import caches, fetch
-from coldstart.weights import weights_plan as weights
 
 KV_FLAG = "kv_cache_memory_bytes"
 # vLLM's own variable for the same on the CPU: whoever sets it has decided.
@@ -51,31 +50,21 @@ def inductor_env(compile_dir: Path) -> dict[str, str]:
     }
 
 
-def base_args(model: ResolvedModel, vllm_args: Arguments) -> list[str]:
-    """What stands before `vllm_args` for `model`: its directory, served under the name the user typed."""
-    named = [] if vllm_args.gives("served_model_name") else ["--served-model-name", model.name]
-    return ["--model", str(model.path), *named]
-
-
 def base_env(caches: Path) -> dict[str, str]:
     """Where vLLM keeps its own caches: under the cache root, so that a moved HOME changes nothing."""
     return {"VLLM_CACHE_ROOT": str(caches), "VLLM_NO_USAGE_STATS": "1"}
 
 
-def ordinary(lookup: Lookup, listen: Sequence[str], streamed: fetch.Streamed | None = None) -> LaunchPlan:
-    """A plan without a bundle: vLLM's ordinary start, with the reason; `streamed` weights come as they arrive even so.
-
-    `listen` says vLLM the address to listen at.
-    """
-    key, given = lookup.key.digest, lookup.vllm_args
-    env, identity, request = base_env(lookup.cache.vllm(key)), "", None
-    ours = base_args(lookup.model, given)
-    if streamed is not None:
-        words, request, identity = streamed.into(given, lookup.model, lookup.cache)
-        ours = [*words, *ours]
-    fallbacks = [{"section": "bundle", "reason": inspection.miss(lookup).message}]
-    given = given.after(*ours).before(*listen)
-    return LaunchPlan(given, key=key, weights=identity, env=env, weights_from=request, fallbacks=fallbacks)
+def ordinary(lookup: Lookup, weights: fetch.Weights, reason: str) -> LaunchPlan:
+    """Return the plan of vLLM's ordinary start; `reason` says why no bundle is used."""
+    return LaunchPlan(
+        weights.arguments,
+        key=lookup.key.digest,
+        weights=weights.identity,
+        env=base_env(lookup.cache.vllm(lookup.key.digest)),
+        weights_from=weights.request,
+        fallbacks=[Fallback("bundle", reason)],
+    )
 
 
 def distrusting(plan: LaunchPlan) -> LaunchPlan:
@@ -91,12 +80,12 @@ class _Preparation:
     bundle: Bundle
     trust: Trust
     root: Path
-    fallbacks: list[dict[str, str]] = field(default_factory=list)
+    fallbacks: list[Fallback] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     task: EngineTask = field(default_factory=EngineTask)
 
     def give_up(self, section: str, reason: str) -> None:
-        self.fallbacks.append({"section": section, "reason": reason})
+        self.fallbacks.append(Fallback(section, reason))
 
     def json(self, section: str) -> dict[str, Any]:
         try:
@@ -205,18 +194,16 @@ class _Preparation:
 def prepare(
     lookup: Lookup,
     bundle: Bundle,
-    listen: Sequence[str] = (),
+    weights: fetch.Weights,
     *,
     trust: Trust,
     root: Path | None = None,
-    streamed: fetch.Streamed | None = None,
 ) -> LaunchPlan:
-    """The plan that starts the model from `bundle`; code is unpacked under the cache root, or under `root`.
+    """Return the plan that starts the model from `bundle`; code is unpacked under the cache root, or under `root`.
 
-    `listen` says vLLM the address to listen at. With `streamed` weights the model's directory needs none.
-    Raises OSError when neither can be written.
+    Raises OSError when neither root can be written.
     """
-    model, cache, key, given = lookup.model, lookup.cache, bundle.key_digest, lookup.vllm_args
+    cache, key = lookup.cache, bundle.key_digest
     preparation = _Preparation(bundle, trust, root or cache.unpacked)
     env = base_env(cache.vllm(key))
     info = preparation.modelinfo(env)
@@ -227,22 +214,17 @@ def prepare(
         preparation.compiled(compile_dir)
         compile_dir = None  # no worker of ours, but vLLM's own, which looks into its own cache
     preparation.graphs()
-    kv_args = preparation.kv_args(given)
-    if streamed is None:
-        identity = weights.identity(model.path, cache.weights) if model.path else ""
-        words, request = fetch.loading(given, model), None
-    else:
-        words, request, identity = streamed.into(given, model, cache)
+    kv_args = preparation.kv_args(lookup.vllm_args)
     # Other weights of the same layout give other tokens.
-    canary = _canary(info.get("canary")) if identity == info.get("weights") else None
+    canary = _canary(info.get("canary")) if weights.identity == info.get("weights") else None
     return LaunchPlan(
-        given.after(*words, *base_args(model, given)).before(*listen, *kv_args),
+        Arguments((*weights.arguments, *kv_args)),
         key=key,
-        weights=identity,
+        weights=weights.identity,
         compile_dir=str(compile_dir) if compile_dir else None,
         canary=canary,
         env=env | preparation.env,
-        weights_from=request,
+        weights_from=weights.request,
         engine=preparation.task,
         fallbacks=preparation.fallbacks,
     )

@@ -15,13 +15,12 @@ from pathlib import Path
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed
-from coldstart.machine import criu, modes, runtime, runtime_image
+from coldstart.machine import criu, runtime, runtime_image
 from coldstart.machine.paths import Cache
 from coldstart.model import tiny
 from coldstart.serve import prepare, process_snapshot
 from coldstart.serve.process_snapshot import SnapshotUnusable, Thawed
 
-MODE = "runtime-snapshot"
 _NO_MODEL_OF_YOURS = "tiny-llama"
 
 
@@ -30,8 +29,6 @@ def freeze(cache: Cache, timeout: float) -> Path:
 
     Raises CommandFailed where none can be made, with the reason.
     """
-    if refused := modes.refusal(MODE):
-        raise CommandFailed(f"The runtime cannot be frozen here: {refused.reason}.", mend=refused.mend)
     if (reason := criu.missing()) is not None:
         raise CommandFailed(f"The runtime cannot be frozen here: {reason}.", mend="coldstart doctor")
     image = runtime_image.place(cache.runtimes)

@@ -14,6 +14,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
 from coldstart.scheduling.settings import (
@@ -30,6 +31,7 @@ REMOVED_CLS = "coldstart.vllm.scheduling.lane.LaneScheduler"
 # Flags by which the scheduler is told to vLLM: a choice and they exclude each other.
 _OURS = ("scheduler_cls", "additional_config", "kv_transfer_config")
 _COPIES = _OURS[-1:]
+_COPIES_FLAG = "--kv-transfer-config"
 _CPU_CORES = (environment.VLLM_CPU_OMP_THREADS_BIND, environment.VLLM_CPU_NUM_OF_RESERVED_CPU)
 
 
@@ -58,8 +60,7 @@ def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *,
         return plan
     from coldstart.vllm.scheduling.arguments import host_arguments, serve_arguments
 
-    cores = _cores(plan.vllm_args) if on_cpu else {}
-    fallbacks: list[dict[str, str]] = []
+    ranks, fallbacks = plan.vllm_args.ranks_per_node(), list[Fallback]()
     if choice.policy == FCFS:
         flags = [*_batch_cap(choice.batch), *host_arguments(choice.host_bytes, on_cpu=on_cpu)]
     else:
@@ -68,8 +69,8 @@ def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *,
         flags = serve_arguments(replace(choice, profile=profile, host_bytes=host_bytes), on_cpu=on_cpu)
     return replace(
         plan,
-        vllm_args=plan.vllm_args.before(*flags),
-        env=plan.env | (cores if "--kv-transfer-config" in flags else {}),
+        vllm_args=plan.vllm_args.append(*flags),
+        env=plan.env | (_reserved_cores(ranks) if on_cpu and _COPIES_FLAG in flags else {}),
         fallbacks=[*plan.fallbacks, *fallbacks],
     )
 
@@ -95,7 +96,7 @@ def _batch_cap(batch: int | None) -> list[str]:
     return [] if batch is None else ["--max-num-active-seqs", str(batch)]
 
 
-def _profile(bundle: Bundle | None) -> tuple[Mapping[str, object] | None, list[dict[str, str]]]:
+def _profile(bundle: Bundle | None) -> tuple[Mapping[str, object] | None, list[Fallback]]:
     """The bundle's iteration times, checked."""
     from coldstart.scheduling.profile import IterationProfile, ProfileError
 
@@ -105,7 +106,7 @@ def _profile(bundle: Bundle | None) -> tuple[Mapping[str, object] | None, list[d
         reason = "there are no iteration times for this model: a typical shape orders the requests"
     except (ProfileError, BundleError) as problem:
         reason = f"{problem}: a typical shape orders the requests"
-    return None, [{"section": "iterations", "reason": reason}]
+    return None, [Fallback("iterations", reason)]
 
 
 def _host_bytes(bundle: Bundle | None) -> int:
@@ -118,9 +119,8 @@ def _host_bytes(bundle: Bundle | None) -> int:
     return size if isinstance(size, int) and size > 0 else DEFAULT_HOST_BYTES
 
 
-def _cores(given: Arguments) -> dict[str, str]:
+def _reserved_cores(ranks: int) -> dict[str, str]:
     """vLLM reserves one more core per rank here as soon as KV is transferred; our copying needs none of its own."""
     if any(name in os.environ for name in _CPU_CORES):
         return {}
-    ranks = given.number("tensor_parallel_size", 1) * given.number("pipeline_parallel_size", 1)
-    return {environment.VLLM_CPU_NUM_OF_RESERVED_CPU: str(max(1, ranks // max(1, given.number("nnodes", 1))))}
+    return {environment.VLLM_CPU_NUM_OF_RESERVED_CPU: str(ranks)}

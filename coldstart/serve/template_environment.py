@@ -81,11 +81,11 @@ def kept(environment: Mapping[str, str]) -> dict[str, str]:
 
 def spawned(environment: Mapping[str, str], plan: LaunchPlan) -> dict[str, str]:
     """The whole environment of a process that is kept, started from `environment` for `plan`."""
-    return kept(environment) | told(plan).env
+    return kept(environment) | redact_plan(plan).env
 
 
-def told(plan: LaunchPlan) -> LaunchPlan:
-    """What of `plan` a kept process is told: no secret argument or variable, and no source with credentials in its URL."""
+def redact_plan(plan: LaunchPlan) -> LaunchPlan:
+    """Return `plan` without secret arguments and variables, and without a weights source that has credentials in its URL."""
     kept_env, request = secrets.harmless(plan.env, plan.env), plan.weights_from
     if request is not None and secrets.text(request.source, plan.env) != request.source:
         request = None

@@ -24,12 +24,11 @@ from typing import IO
 
 from coldstart.artifacts import files
 from coldstart.contract.plan import LaunchPlan
+from coldstart.contract.template_levels import RUNTIME, SLEEP_LEVELS
 from coldstart.errors import CommandFailed, Usage
-from coldstart.machine import fingerprint, logs, modes, paths, processes
+from coldstart.machine import fingerprint, logs, paths, processes
 from coldstart.machine.lifeline import SUPERVISOR_ENV
 from coldstart.serve import template_environment
-
-LEVELS = ("runtime", "engine", *modes.SLEEP_LEVELS)
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def find(level: str, key: str, root: Path | None = None) -> Warm | None:
     fits = (
         warm for warm in listed(root) if warm.level == level and warm.ready and warm.python == sys.executable
     )
-    return next((warm for warm in fits if level == "runtime" or warm.key == key), None)
+    return next((warm for warm in fits if level == RUNTIME or warm.key == key), None)
 
 
 def listed(root: Path | None = None) -> Iterator[Warm]:
@@ -77,7 +76,7 @@ def listed(root: Path | None = None) -> Iterator[Warm]:
         pid = about["pid"] if _lives(about["pid"], directory, about.get("birth")) else None
         python, read = about.get("python", ""), about.get("environment", {})
         level = about["level"]
-        servers = _awake(pid, directory) if level in modes.SLEEP_LEVELS else _servers(pid)
+        servers = _awake(pid, directory) if level in SLEEP_LEVELS else _servers(pid)
         yield Warm(level, about["key"], directory, about["model"], pid, servers, python, read)
 
 
@@ -95,16 +94,6 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float, root: Path |
 
     Raises Usage when one runs already, CommandFailed when it dies or is not ready in `timeout` seconds.
     """
-    if level not in LEVELS:
-        raise Usage(f"There is no template level {level!r}.", mend=f"take one of {', '.join(LEVELS)}")
-    asleep = level in modes.SLEEP_LEVELS
-    if refusal := modes.refusal("standby" if asleep else f"template-{level}"):
-        raise Usage(f"No template of level {level}: {refusal.reason}.", mend=refusal.mend)
-    if asleep and not plan.vllm_args.gives("enable_sleep_mode"):
-        raise Usage(
-            "vLLM's engine cannot sleep without --enable-sleep-mode.",
-            mend=f"give it everywhere: coldstart template start {model} --level asleep-1 -- --enable-sleep-mode",
-        )
     directory = _root(root) / f"{level}-{plan.key.removeprefix('sha256:')[:12]}"
     with _alone(directory, f"A template of level {level} is being started for {model}."):
         if any(warm.directory == directory and warm.pid for warm in listed(root)):
@@ -171,7 +160,7 @@ def spawn(
 
     It has no variable and no argument that could hold a secret: it is forked for others, and may be frozen.
     """
-    plan = template_environment.told(plan)
+    plan = template_environment.redact_plan(plan)
     supervisor = {str(SUPERVISOR_ENV): str(os.getpid())} if bound else {}
     reader, writer = os.pipe()
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:

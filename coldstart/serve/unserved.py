@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import Fallback
 
 _ONE = "one process serves the API here"
 _HTTP = "the API is served over HTTP alone here"
@@ -28,10 +29,10 @@ FLAGS: Mapping[str, str] = {
 _AS_IT_IS = ((None, False), (None, 0, 1))
 
 
-def fallbacks(given: Arguments) -> list[dict[str, str]]:
+def fallbacks(given: Arguments) -> list[Fallback]:
     """One line for each flag that was given and is not acted on; a server count of one is what there is."""
     return [
-        {"section": "server", "reason": f"--{name.replace('_', '-')} is not honoured: {reason}."}
+        Fallback("server", f"--{name.replace('_', '-')} is not honoured: {reason}.")
         for name, reason in FLAGS.items()
         if given.value(name) not in _AS_IT_IS[name == "api_server_count"]
     ]

@@ -91,7 +91,7 @@ def test_a_forked_server_has_the_environment_of_who_asked(
 )
 def test_a_source_is_told_where_it_holds_no_credential(source: str, kept: bool) -> None:
     request = WeightsRequest(source, Path("/plan.json"))
-    told = template_environment.told(LaunchPlan([], weights_from=request))
+    told = template_environment.redact_plan(LaunchPlan([], weights_from=request))
     assert told.weights_from == (request if kept else None)
 
 

@@ -254,7 +254,8 @@ def readers(model: str) -> dict[str, Callable[[Store], object]]:
 
     from coldstart.key import inspection
     from coldstart.scheduling.settings import SchedulerSettings
-    from coldstart.serve import serve
+    from coldstart.serve import planning
+    from coldstart.serve.request import ServeRequest
 
     def listed(store: Store) -> object:
         return list_command._text([list_command._data(bundle) for bundle in store.list()])
@@ -271,7 +272,7 @@ def readers(model: str) -> dict[str, Callable[[Store], object]]:
     def dry_run(**more: Any) -> Callable[[Store], object]:
         def plan(_: Store) -> object:
             found = inspection.look_up(model, accepts=anyone)
-            planned = serve.plan(serve.ServeRequest(found, without_bundle=True, **more))
+            planned = planning.plan(ServeRequest(found, without_bundle=True, **more))
             json.dumps(planned.document())
             return planned
 

@@ -256,13 +256,13 @@ class TestTheRulesWouldBeNoticedIfBroken:
 
     def test_imports_of_every_kind_are_seen(self) -> None:
         text = b"import torch.nn\nfrom coldstart.key import keys\ndef f():\n from .. import cli\n"
-        text += b"if TYPE_CHECKING:\n from coldstart.serve import serve\n"
+        text += b"if TYPE_CHECKING:\n from coldstart.serve import ladder\n"
         found = set(_imports("coldstart.artifacts.bad", text, MODULES))
         assert found == {
             Import("coldstart.artifacts.bad", "torch.nn", True),
             Import("coldstart.artifacts.bad", "coldstart.key.keys", True),
             Import("coldstart.artifacts.bad", "coldstart", True),
-            Import("coldstart.artifacts.bad", "coldstart.serve.serve", False),
+            Import("coldstart.artifacts.bad", "coldstart.serve.ladder", False),
         }
         assert len(_upward(found)) == 2
 

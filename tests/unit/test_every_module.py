@@ -71,6 +71,10 @@ THROUGH = {
         "placement.view": RULES, "simulate.placed": TWIN, "simulate.stock": TWIN,
         "simulate.settings": TWIN,
     },
+    "coldstart.serve": dict.fromkeys(
+        ("modes.from_template", "modes.template_engine", "modes.template_runtime", "modes.thawing"),
+        "unit/serve/test_serve.py",
+    ),
     "coldstart.traces": {"readers": "unit/measure/traces/test_traces.py", "request": "unit/measure/traces/test_traces.py"},
     "coldstart.vllm": {
         "engine.recorder": GPU, "scheduling.events": SCHEDULER,

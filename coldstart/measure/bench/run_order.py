@@ -8,17 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from coldstart.serve.modes import (
+    repeatable_names,
+    runtime_snapshot,
+    snapshot,
+    template_engine,
+    template_runtime,
+)
 from coldstart.validate.launchers import FRESH as FRESH
 from coldstart.validate.launchers import VLLM_COLD as VLLM_COLD
 from coldstart.validate.launchers import VLLM_WARM as VLLM_WARM
 
 RUNTIME_SNAPSHOT, TEMPLATE_RUNTIME, TEMPLATE_ENGINE, SNAPSHOT = (
-    "runtime-snapshot",
-    "template-runtime",
-    "template-engine",
-    "snapshot",
+    mode.name
+    for mode in (
+        runtime_snapshot.RUNTIME_SNAPSHOT,
+        template_runtime.TEMPLATE_RUNTIME,
+        template_engine.TEMPLATE_ENGINE,
+        snapshot.SNAPSHOT,
+    )
 )
-MODES = (VLLM_COLD, VLLM_WARM, FRESH, RUNTIME_SNAPSHOT, TEMPLATE_RUNTIME, TEMPLATE_ENGINE, SNAPSHOT)
+MODES = (VLLM_COLD, VLLM_WARM, *reversed(repeatable_names()))
 BASELINES = (VLLM_COLD, VLLM_WARM)
 REFERENCE = VLLM_WARM
 

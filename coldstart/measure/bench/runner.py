@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from coldstart.contract import fallback
 from coldstart.errors import NO_BUNDLE, ColdstartError, CommandFailed, NoBundle
 from coldstart.measure.bench import floor, run_order, steady
 from coldstart.measure.bench.measure import Run, RunSettings, run
@@ -195,11 +196,8 @@ def _keep(done: Run, measured: BenchRuns) -> None:
 
 
 def _reasons(done: Run) -> str:
-    fallbacks = done.readiness.get("fallbacks")
-    listed = fallbacks if isinstance(fallbacks, list) else []
-    return (
-        "; ".join(f"{entry.get('section')}: {entry.get('reason')}" for entry in listed) or "no reason given"
-    )
+    listed = fallback.from_json(done.readiness.get("fallbacks"))
+    return "; ".join(map(str, listed)) or "no reason given"
 
 
 def _require_bundle(error: ColdstartError) -> None:

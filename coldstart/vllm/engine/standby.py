@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.machine import fingerprint, modes
+from coldstart.machine import fingerprint
 from coldstart.machine.ipc import Channel
 from coldstart.machine.peers import Listener, PeerError
 from coldstart.machine.scratch import scratch
@@ -265,8 +265,6 @@ def run(plan: LaunchPlan, level: int, listening: Path, acknowledge: int) -> int:
 
     Raises RuntimeError where this vLLM has no way for it.
     """
-    if refusal := modes.refusal("standby"):
-        raise RuntimeError(f"{refusal.reason}: {refusal.mend}")
     plan.install()
     if reason := compat.check("start", server.import_runtime) or compat.check("standby"):
         raise RuntimeError(f"no engine can be kept asleep: {reason}")

@@ -19,11 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.machine import addresses, fingerprint, memory, modes, randomness, tiles, timeline
+from coldstart.contract.template_levels import ENGINE, SLEEP_LEVELS
+from coldstart.machine import addresses, fingerprint, memory, randomness, runtime, tiles, timeline
 from coldstart.machine.ipc import Channel
 from coldstart.machine.lifeline import SUPERVISOR_ENV, die_with_parent, die_with_supervisor
-from coldstart.machine.modes import SLEEP_LEVELS
 from coldstart.machine.peers import Listener, PeerError
 from coldstart.vllm import compat
 from coldstart.vllm.engine import ahead, application, server, stepdowns
@@ -38,8 +39,8 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     Raises RuntimeError where this vLLM has no way for it, when another Python thread is alive, or at level `engine` on a GPU or
     for more than one rank: such a process must not be forked.
     """
-    if level == "engine" and (refusal := modes.refusal("template-engine")):
-        raise RuntimeError(f"{refusal.reason}: {refusal.mend}")
+    if level == ENGINE and not runtime.targets_cpu():
+        raise RuntimeError("a built GPU engine cannot be forked: CUDA does not survive a fork")
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # its monitor is a thread
@@ -52,7 +53,7 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     application.warm(args, config)
     ahead.prepare()
     if level == "engine" and (reason := compat.check("template") or compat.check("worker")):
-        fallbacks.append({"section": "template", "reason": f"{reason} Each server builds its own worker."})
+        fallbacks.append(Fallback("template", f"{reason} Each server builds its own worker."))
     elif level == "engine":
         server.warm_tokenizer(config)
         prebuild_worker(config)

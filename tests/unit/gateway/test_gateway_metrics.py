@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from coldstart.contract.fallback import Fallback
 from coldstart.gateway.metrics import HostStatus, Metrics
 from coldstart.host import status
 from coldstart.host.core import Core
@@ -20,6 +21,7 @@ def test_what_was_counted_and_what_the_status_says_are_one_exposition() -> None:
     metrics = Metrics(HostStatus(lambda: status.document(core, facts, 1.0, 1e9)))
     metrics.count_start("a", "fresh", 2.0)
     metrics.count_failed_start("a")
+    metrics.count_fallbacks([Fallback("kv", "no room"), Fallback("kv", "again")])
     samples = {
         (sample.name.removeprefix("coldstart_host_"), *sorted(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(metrics.text().decode())
@@ -31,4 +33,5 @@ def test_what_was_counted_and_what_the_status_says_are_one_exposition() -> None:
     assert samples[("model_state", "a", "starting")] == 1 and samples[("model_state", "a", "ready")] == 0
     assert samples[("start_seconds_sum", "a", "fresh")] == 2.0
     assert samples[("failed_starts_total", "a")] == 1
+    assert samples[("coldstart_fallbacks_total", "kv")] == 2
     assert samples[("memory_limit_bytes",)] == 15

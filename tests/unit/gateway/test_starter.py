@@ -18,7 +18,7 @@ import pytest
 from coldstart.gateway import starter as starter_module
 from coldstart.gateway.starter import _guard
 from coldstart.machine import ipc
-from coldstart.serve import serve, template_pool
+from coldstart.serve import planning, template_pool
 from coldstart.serve.template_pool import Warm
 
 # What a supervisor does, by the message's `does`.
@@ -171,7 +171,7 @@ def test_a_template_of_the_users_own_that_fits_is_left_alone(
     )
     monkeypatch.setattr(starter_module, "_request", lambda _: request)
     monkeypatch.setattr(starter_module, "_guard", lambda warm, channel, pid, stop: (warm, pid))
-    monkeypatch.setattr(serve, "plan", lambda _: "plan")
+    monkeypatch.setattr(planning, "plan", lambda _: "plan")
     monkeypatch.setattr(template_pool, "find", lambda level, digest: own)
     monkeypatch.setattr(
         template_pool, "obstacle", lambda warm, plan: {None: "there is none"}.get(warm, obstacle)

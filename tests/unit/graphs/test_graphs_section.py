@@ -18,6 +18,7 @@ from support.graphs_processes import KEYS, Launches, engine
 from tools.bundles import key, provenance
 
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import to_json
 from coldstart.contract.graphs import CANARY, EngineTask
 from coldstart.errors import CommandFailed
 from coldstart.key import inspection
@@ -28,6 +29,7 @@ from coldstart.materialize import graphs
 from coldstart.materialize.assembly import _require_fast_path
 from coldstart.model.models import ResolvedModel
 from coldstart.serve import prepare
+from coldstart.serve.fetch import Weights
 from coldstart.validate.checks import Level
 from coldstart.validate.graphs import check_graphs
 from coldstart.vllm.engine.readiness import graph_fallbacks
@@ -60,13 +62,13 @@ def publish(place: Path, section: Path, *, signed: bool = True, **kv: Any) -> Bu
 def prepared(bundle: Bundle, place: Path) -> Any:
     model = ResolvedModel("tiny", None, "org/tiny", None, {})
     lookup = Lookup(model, Arguments(), Cache(place / "cache"), bundle.key, bundle)
-    return prepare.prepare(lookup, bundle, trust=inspection.trust)
+    return prepare.prepare(lookup, bundle, Weights(lookup.model, Arguments()), trust=inspection.trust)
 
 
 def test_from_the_store_to_an_engine_in_another_process(place: Path, rounds_bundle: Path) -> None:
     bundle = publish(place, rounds_bundle)
     plan = prepared(bundle, place)
-    assert not [f for f in plan.fallbacks if f["section"] == "graphs"]
+    assert not [f for f in plan.fallbacks if f.stage == "graphs"]
     done = engine(plan.engine, **{CANARY: "all"})
     assert done["used"], done["fallbacks"]
     assert done["restored"] == KEYS and all(done["equal"].values())
@@ -76,7 +78,7 @@ def test_from_the_store_to_an_engine_in_another_process(place: Path, rounds_bund
 def test_untrusted_graphs_are_not_unpacked(place: Path, rounds_bundle: Path) -> None:
     plan = prepared(publish(place, rounds_bundle, signed=False), place)
     assert plan.engine == EngineTask()
-    (reason,) = [f["reason"] for f in plan.fallbacks if f["section"] == "graphs"]
+    (reason,) = [f.reason for f in plan.fallbacks if f.stage == "graphs"]
     assert "not trusted" in reason
 
 
@@ -92,7 +94,7 @@ def test_a_gpu_sizes_its_kv_cache_through_a_plan_for_each_rank(
     monkeypatch.setattr(prepare, "available_memory", lambda: pytest.fail("the host's memory was asked for"))
     plan = prepared(publish(place, rounds_bundle, plans=[PLAN, PLAN | {"rank": 1}]), place)
     assert (plan.engine.kv_plan is not None) is (kv_plan.VARIABLE in plan.env) is used
-    assert ("kv" in [f["section"] for f in plan.fallbacks]) is not used
+    assert ("kv" in [f.stage for f in plan.fallbacks]) is not used
     assert "--kv-cache-memory-bytes" not in plan.vllm_args
 
 
@@ -104,7 +106,7 @@ def test_a_plan_that_is_none_is_a_reason(
 ) -> None:
     monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
     made = prepared(publish(place, rounds_bundle, plans=plans), place)
-    assert made.engine.kv_plan is None and "kv" in [f["section"] for f in made.fallbacks]
+    assert made.engine.kv_plan is None and "kv" in [f.stage for f in made.fallbacks]
 
 
 # --- materialize ---
@@ -182,7 +184,7 @@ class _Engine:
 
 
 def _report(answer: Any) -> list[dict[str, str]]:
-    return asyncio.run(graph_fallbacks(_Engine(answer)))
+    return to_json(asyncio.run(graph_fallbacks(_Engine(answer))))
 
 
 def test_each_captured_graph_is_named() -> None:

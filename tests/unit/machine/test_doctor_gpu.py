@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from fake_nvml import A100, H200, Fake
 
-from coldstart.machine import doctor, modes, nvml, probes, runtime
+from coldstart.machine import doctor, nvml, probes, runtime
 from coldstart.machine.paths import Cache
 from coldstart.machine.probes import Probe
+from coldstart.serve.modes import availability
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,7 @@ def gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _found(tmp_path: Path) -> tuple[dict[str, Probe], dict[str, bool]]:
     found = doctor.examine(Cache(tmp_path))
-    return {probe.name: probe for probe in found}, doctor.start_modes(found)
+    return {probe.name: probe for probe in found}, availability.permitted(found)
 
 
 def test_one_device(fake: Fake, tmp_path: Path) -> None:
@@ -34,7 +35,8 @@ def test_one_device(fake: Fake, tmp_path: Path) -> None:
     assert found["gpu"].status == "ok" and found["cuda checkpoint"].mend is None
     # Nothing of ours drives a CUDA checkpoint, whatever the driver can do.
     assert ways == {
-        "fresh": True, "template": True, "snapshot": False, "runtime-snapshot": False, "standby": True
+        "standby": True, "template-engine": False, "snapshot": False, "template-runtime": True,
+        "runtime-snapshot": False, "fresh": True
     }  # fmt: skip
     assert found["cuda checkpoint"].status == "note" and "vllm snapshot" in found["cuda checkpoint"].found
 
@@ -65,7 +67,7 @@ def test_without_privileges(fake: Fake, tmp_path: Path, monkeypatch: pytest.Monk
     fake.add()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     found, ways = _found(tmp_path)
-    assert "run as root" in str(found["cuda checkpoint"].mend) and ways["fresh"] and ways["template"]
+    assert "run as root" in str(found["cuda checkpoint"].mend) and ways["fresh"] and ways["template-runtime"]
 
 
 def test_a_driver_that_is_too_old(fake: Fake, tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_masks_by_uuid(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found, ways = _found(tmp_path)
     # One device of those there are: nothing of their order matters.
     assert found["gpu"].status == "ok" and "H200" in found["gpu"].found and "A100" not in found["gpu"].found
-    assert ways["fresh"] and ways["template"] and ways["standby"]
+    assert ways["fresh"] and ways["template-runtime"] and ways["standby"]
 
 
 def test_an_instance_by_uuid(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,14 +123,11 @@ def test_two_kinds(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_modes_that_a_gpu_engine_has_not() -> None:
-    assert all(modes.refusal(mode) is None for mode in ("fresh", "template-runtime", "standby"))
-    assert set(modes.refusals()) == {"template-engine", "snapshot", "runtime-snapshot"}
-    for mode in ("template-engine", "snapshot", "runtime-snapshot"):
-        found = modes.refusal(mode)
-        assert found is not None and found.reason and found.mend
+    assert set(availability.reasons()) == {"template-engine", "snapshot", "runtime-snapshot"}
+    assert all(found.reason and found.hint for found in availability.reasons().values())
 
 
 def test_a_cpu_engine_has_all_but_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    assert set(modes.refusals()) == {"standby"}
-    assert "--level engine" in modes.refusals()["standby"].mend
+    assert set(availability.reasons()) == {"standby"}
+    assert "--level engine" in availability.reasons()["standby"].hint

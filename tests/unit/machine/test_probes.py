@@ -8,6 +8,7 @@ from coldstart.machine import criu, doctor, hardware, nvml, probes, runtime, run
 from coldstart.machine.nvml import Gpu, Machine
 from coldstart.machine.paths import Cache
 from coldstart.machine.probes import Probe
+from coldstart.serve.modes import availability
 
 
 @pytest.fixture
@@ -133,9 +134,7 @@ def test_modes_follow_the_probes() -> None:
         Probe("template", "ok", "x"),
         Probe("criu", "missing", "x"),
     ]
-    without = {"fresh": True, "template": True, "snapshot": False, "runtime-snapshot": False} | {
-        "standby": False
-    }
-    assert doctor.start_modes(good) == without
+    allowed = [name for name, yes in availability.permitted(good).items() if yes]
+    assert allowed == ["template-engine", "template-runtime", "fresh"]
     bad = [Probe("vllm", "missing", "x", required=True), Probe("criu", "ok", "x")]
-    assert not any(doctor.start_modes(bad).values())
+    assert not any(availability.permitted(bad).values())

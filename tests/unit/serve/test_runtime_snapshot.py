@@ -14,11 +14,12 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed
 from coldstart.key.inspection import Lookup
-from coldstart.machine import criu, modes, processes
+from coldstart.machine import criu, processes, runtime
 from coldstart.machine.paths import Cache
 from coldstart.model import tiny
 from coldstart.model.models import ResolvedModel
-from coldstart.serve import process_snapshot, runtime_snapshot, serve, template_pool
+from coldstart.serve import ladder, prepare_template, process_snapshot, runtime_snapshot, template_pool
+from coldstart.serve.request import ServeRequest
 
 FakeEngine = Callable[[str], None]
 PLAN = LaunchPlan(Arguments(["serves", "--port", "7"]))
@@ -58,9 +59,9 @@ def test_without_criu_it_is_said_at_once(home: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_on_a_gpu_there_is_another_way(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modes.runtime, "targets_cpu", lambda: False)
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
     with pytest.raises(CommandFailed, match="cannot be frozen here") as said:
-        runtime_snapshot.freeze(Cache.at(), 9)
+        prepare_template.freeze_runtime(Cache.at(), 9)
     assert "--level runtime" in str(said.value.mend)
 
 
@@ -86,13 +87,13 @@ def found(publish: Callable[..., Bundle], model: ResolvedModel) -> Lookup:
 
 
 @pytest.fixture
-def start(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[..., serve.StartedServer]]:
+def start(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[..., ladder.StartedServer]]:
     """start(mode): a start with fakes, ended afterwards."""
     fake_engine("serves")
-    made: list[serve.StartedServer] = []
+    made: list[ladder.StartedServer] = []
 
-    def begin(mode: str) -> serve.StartedServer:
-        made.append(serve.start(serve.ServeRequest(found, mode=mode, ready_timeout=20), PLAN))
+    def begin(mode: str) -> ladder.StartedServer:
+        made.append(ladder.start(ServeRequest(found, mode=mode, ready_timeout=20), PLAN))
         return made[-1]
 
     yield begin
@@ -131,7 +132,7 @@ def thawed(
 
 @pytest.mark.parametrize("mode", ["auto", "runtime-snapshot"])
 def test_it_starts_a_model_that_it_was_not_made_with(
-    start: Callable[..., serve.StartedServer], thawed: Thawed, mode: str
+    start: Callable[..., ladder.StartedServer], thawed: Thawed, mode: str
 ) -> None:
     document = start(mode).document()
     assert document["mode"] == "runtime-snapshot" and document["fast_path"]["mode"]
@@ -139,21 +140,21 @@ def test_it_starts_a_model_that_it_was_not_made_with(
 
 
 def test_fresh_by_name_is_the_ordinary_start(
-    start: Callable[..., serve.StartedServer], thawed: Thawed
+    start: Callable[..., ladder.StartedServer], thawed: Thawed
 ) -> None:
     assert start("fresh").mode == "fresh"
 
 
 def test_where_none_is_made_it_is_named_and_fresh(
-    start: Callable[..., serve.StartedServer], home: Path
+    start: Callable[..., ladder.StartedServer], home: Path
 ) -> None:
     document = start("runtime-snapshot").document()
     assert document["mode"] == "fresh" and document["fallbacks"][0]["section"] == "runtime-snapshot"
-    assert "coldstart template freeze" in document["fallbacks"][0]["reason"]
+    assert document["fallbacks"][0]["hint"] == "coldstart template freeze"
 
 
 def test_an_image_that_was_changed_is_named_and_fresh(
-    start: Callable[..., serve.StartedServer], thawed: Thawed
+    start: Callable[..., ladder.StartedServer], thawed: Thawed
 ) -> None:
     (image,) = (path for path in Cache.at().runtimes.iterdir() if path.is_dir())
     (image / "pages-1.img").write_bytes(b"other")
@@ -163,7 +164,7 @@ def test_an_image_that_was_changed_is_named_and_fresh(
 
 
 def test_a_refusal_of_the_thawed_one_is_named_and_fresh(
-    start: Callable[..., serve.StartedServer], thawed: Thawed, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., ladder.StartedServer], thawed: Thawed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(image: Path, plan: LaunchPlan) -> Thawed:
         raise process_snapshot.SnapshotUnusable("the snapshot was made with /a.py (sha256 0), found 1")

@@ -23,7 +23,8 @@ from coldstart.key.inspection import Lookup
 from coldstart.machine import ipc, peers, probes, processes
 from coldstart.machine.paths import Cache
 from coldstart.model.models import ResolvedModel
-from coldstart.serve import fetch, launch, process_snapshot, serve, template_pool
+from coldstart.serve import fetch, ladder, launch, planning, process_snapshot, supervise, template_pool
+from coldstart.serve.request import ServeRequest
 
 FakeEngine = Callable[[str], None]
 Publish = Callable[..., Bundle]
@@ -38,14 +39,14 @@ def found(publish: Publish, model: ResolvedModel) -> Lookup:
 
 
 @pytest.fixture
-def started(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[..., serve.StartedServer]]:
+def started(found: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[..., ladder.StartedServer]]:
     """started(mode, **changes of the plan): a start that is ended afterwards."""
     fake_engine("serves")
-    made: list[serve.StartedServer] = []
+    made: list[ladder.StartedServer] = []
 
-    def start(mode: str, *, fetch_rest: bool = False, **changes: object) -> serve.StartedServer:
-        request = serve.ServeRequest(found, mode=mode, ready_timeout=20, fetch_rest=fetch_rest)
-        made.append(serve.start(request, replace(PLAN, **changes)))  # type: ignore[arg-type]
+    def start(mode: str, *, fetch_rest: bool = False, **changes: object) -> ladder.StartedServer:
+        request = ServeRequest(found, mode=mode, ready_timeout=20, fetch_rest=fetch_rest)
+        made.append(ladder.start(request, replace(PLAN, **changes)))  # type: ignore[arg-type]
         return made[-1]
 
     yield start
@@ -100,7 +101,7 @@ class Thawed:
         self.process.wait()
 
 
-Started = Callable[..., serve.StartedServer]
+Started = Callable[..., ladder.StartedServer]
 Template = Callable[[str], template_pool.Warm]
 
 
@@ -134,8 +135,11 @@ def test_auto_thaws_a_snapshot_that_fits_before_a_runtime_template(
 ) -> None:
     template("runtime")
     one = started("auto")
-    assert one.mode == "snapshot" and one.steps == [] and one.running.process.poll() is None
-    assert [step["section"] for step in one.absent] == ["standby", "template-engine"] and thawed.ends == 0
+    assert one.mode == "snapshot" and one.account.fallbacks == [] and one.running.process.poll() is None
+    assert [step.stage for step in one.account.unavailable] == [
+        "standby",
+        "template-engine",
+    ] and thawed.ends == 0
     template("engine")
     assert started("auto").mode == "template-engine"
 
@@ -144,17 +148,17 @@ def test_a_strangers_bundle_that_kills_its_start_is_left_out(found: Lookup, fake
     """A KV cache of one byte, say: its plain sections decide over no start."""
     fake_engine("serves")
     dying = replace(PLAN, vllm_args=Arguments(["dies"]), canary=None)
-    request = serve.ServeRequest(
+    request = ServeRequest(
         found, mode="fresh", ready_timeout=20, trust=lambda _: TrustResult(False, None, "no")
     )
-    one = serve.start(request, dying)
+    one = ladder.start(request, dying)
     one.running.process.signal(signal.SIGKILL)
     one.running.process.wait()
-    (step,) = one.steps
-    assert one.mode == "fresh" and step["section"] == "bundle" and "left out" in step["reason"]
-    assert not one.document()["fast_path"]["mode"] and "is not trusted" in one.plan.fallbacks[0]["reason"]
+    (step,) = one.account.fallbacks
+    assert one.mode == "fresh" and step.stage == "bundle" and "left out" in step.reason
+    assert not one.document()["fast_path"]["mode"] and "is not trusted" in one.plan.fallbacks[0].reason
     with pytest.raises(launch.Died, match="ended with exit code 7"):
-        serve.start(serve.ServeRequest(found, mode="fresh", ready_timeout=20), dying)
+        ladder.start(ServeRequest(found, mode="fresh", ready_timeout=20), dying)
 
 
 @pytest.mark.parametrize(("free", "named"), [(1 << 30, False), (4096, True)])
@@ -165,17 +169,17 @@ def test_a_death_beside_a_full_place_names_the_place(
     monkeypatch.setattr(probes.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     dying = replace(PLAN, vllm_args=Arguments(["dies"]), canary=None)
     with pytest.raises(launch.Died, match="ended with exit code 7") as caught:
-        serve.start(serve.ServeRequest(found, mode="fresh", ready_timeout=20), dying)
+        ladder.start(ServeRequest(found, mode="fresh", ready_timeout=20), dying)
     assert ("/dev/shm has 4096 bytes free" in str(caught.value.mend)) is named
 
 
 @pytest.mark.parametrize("mode", ["template-runtime", "template-engine"])
 def test_an_asked_mode_that_cannot_be_taken_is_fresh_with_the_reason(started: Started, mode: str) -> None:
     one = started(mode)
-    (step,) = one.steps
-    assert one.mode == "fresh" and step["section"] == mode
-    assert f"no {mode} runs for tiny: coldstart template start" in step["reason"]
-    assert one.document()["fast_path"]["mode"] is False and one.document()["fallbacks"][0] == step
+    (step,) = one.account.fallbacks
+    assert one.mode == "fresh" and step.stage == mode
+    assert step.reason == f"no {mode} runs for tiny" and "coldstart template start" in str(step.hint)
+    assert one.document()["fast_path"]["mode"] is False and one.document()["fallbacks"][0] == step.to_json()
     assert one.document()["absent"] == []
 
 
@@ -186,7 +190,7 @@ def test_a_place_for_sockets_without_room_is_stepped_over(
     monkeypatch.setattr(template_pool, "_root", lambda _: Path("/proc/none/templates").mkdir())
     one = started(mode)
     assert one.mode == "fresh"
-    assert "No such file or directory: '/proc/none/templates'" in one.steps[-1]["reason"]
+    assert "No such file or directory: '/proc/none/templates'" in one.account.fallbacks[-1].reason
 
 
 def test_a_template_that_died_is_stepped_over(started: Started, template: Template) -> None:
@@ -220,7 +224,7 @@ def test_a_template_that_refuses_is_stepped_over(
     monkeypatch.setattr(ipc.Channel, "send", _refused)
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     one = started("template-engine")
-    assert one.mode == "fresh" and one.steps[0]["reason"] == "not now"
+    assert one.mode == "fresh" and one.account.fallbacks[0].reason == "not now"
     monkeypatch.undo()
     one.running.process.signal(signal.SIGKILL)
     one.running.process.wait()
@@ -242,7 +246,7 @@ def test_a_wrong_canary_ends_in_an_ordinary_start(started: Started, template: Te
 def test_a_server_that_dies_is_the_end_and_no_step(found: Lookup, fake_engine: FakeEngine) -> None:
     fake_engine("dies")
     with pytest.raises(CommandFailed, match="exit code 7"):
-        serve.start(serve.ServeRequest(found), LaunchPlan(Arguments(["dies"])))
+        ladder.start(ServeRequest(found), LaunchPlan(Arguments(["dies"])))
 
 
 @pytest.mark.parametrize("mode", ["template-engine", "template-runtime"])
@@ -268,7 +272,7 @@ def test_a_thawed_server_that_dies_is_a_step_down_and_its_template_is_ended(
 def test_a_server_that_dies_everywhere_is_the_end(found: Lookup, template: Template) -> None:
     template("engine")
     with pytest.raises(launch.Died, match="exit code 7"):
-        serve.start(serve.ServeRequest(found), LaunchPlan(Arguments(["dies"])))
+        ladder.start(ServeRequest(found), LaunchPlan(Arguments(["dies"])))
 
 
 def test_a_rest_that_is_not_fetched_is_a_fallback(started: Started) -> None:
@@ -301,13 +305,13 @@ def test_an_interrupted_start_ends_its_server(
 
     monkeypatch.setattr(launch, "acknowledged", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        serve.start(serve.ServeRequest(found), PLAN)
+        ladder.start(ServeRequest(found), PLAN)
     assert caught[0].poll() == 143
 
 
 def test_a_snapshot_that_is_not_there(started: Started) -> None:
     one = started("snapshot")
-    assert one.mode == "fresh" and "has no snapshot" in one.steps[0]["reason"]
+    assert one.mode == "fresh" and "has no snapshot" in one.account.fallbacks[0].reason
 
 
 def test_a_snapshot_that_cannot_be_thawed(
@@ -319,7 +323,7 @@ def test_a_snapshot_that_cannot_be_thawed(
     monkeypatch.setattr(Bundle, "has", lambda self, name: True)
     monkeypatch.setattr(process_snapshot, "thaw", thaw)
     one = started("snapshot")
-    assert one.mode == "fresh" and "kernel 5.1" in one.steps[0]["reason"]
+    assert one.mode == "fresh" and "kernel 5.1" in one.account.fallbacks[0].reason
 
 
 def test_auto_names_a_snapshot_that_does_not_fit(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +357,7 @@ def test_a_thawed_template_that_does_not_answer_is_ended(
     monkeypatch.setattr(Bundle, "has", lambda self, name: True)
     monkeypatch.setattr(process_snapshot, "thaw", lambda *_: silent)
     one = started("snapshot")
-    assert one.mode == "fresh" and "nobody listens" in one.steps[0]["reason"]
+    assert one.mode == "fresh" and "nobody listens" in one.account.fallbacks[0].reason
     assert silent.ends == 1
 
 
@@ -371,7 +375,7 @@ def test_a_thawed_template_that_does_not_answer_is_ended(
     ],
 )
 def test_where_it_answers(given: list[str], url: str) -> None:
-    assert serve.url(LaunchPlan(Arguments(given))) == url
+    assert planning.url(LaunchPlan(Arguments(given))) == url
 
 
 class Fake:
@@ -437,7 +441,7 @@ def handlers() -> Iterator[None]:
 )
 def test_the_exit_code_of_a_server(process: Fake, code: int, passed_on: list[int]) -> None:
     with process:
-        assert serve.stay(process) == code and process.received == passed_on
+        assert supervise.stay(process) == code and process.received == passed_on
 
 
 @pytest.mark.timeout(30)
@@ -447,13 +451,13 @@ def test_a_signal_that_does_not_interrupt_the_wait_is_passed_on() -> None:
     with Fake(143, signal.SIGTERM) as process:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
-            assert serve.stay(process) == 143 and process.received == [signal.SIGTERM]
+            assert supervise.stay(process) == 143 and process.received == [signal.SIGTERM]
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def test_trust_is_the_users_unless_said_otherwise(found: Lookup) -> None:
-    assert serve.ServeRequest(found).trust is inspection.trust
+    assert ServeRequest(found).trust is inspection.trust
 
 
 def _refused(*_: object) -> None:

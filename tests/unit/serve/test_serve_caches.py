@@ -28,6 +28,7 @@ from coldstart.machine import paths, runtime
 from coldstart.machine.paths import Cache
 from coldstart.model.models import ResolvedModel
 from coldstart.serve import caches, prepare
+from coldstart.serve.fetch import Weights
 from coldstart.vllm.engine import aot
 from tests.support.engines import home
 
@@ -199,11 +200,11 @@ def started(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     lookup = Lookup(
         ResolvedModel("tiny", None, "org/tiny", None, {}), Arguments(), Cache.at(), bundle.key, bundle
     )
-    return lambda: prepare.prepare(lookup, bundle, trust=inspection.trust)
+    return lambda: prepare.prepare(lookup, bundle, Weights(lookup.model, Arguments()), trust=inspection.trust)
 
 
 def _of_compile(plan: LaunchPlan) -> list[str]:
-    return [step["reason"] for step in plan.fallbacks if step["section"] == "compile"]
+    return [step.reason for step in plan.fallbacks if step.stage == "compile"]
 
 
 def test_a_gpu_start_points_its_compilers_at_the_bundle(started: Callable[[], LaunchPlan]) -> None:

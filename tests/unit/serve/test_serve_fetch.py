@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,8 +23,11 @@ from coldstart.errors import CommandFailed
 from coldstart.key.inspection import Lookup
 from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
+from coldstart.model import models
 from coldstart.model.models import ResolvedModel
-from coldstart.serve import fetch, serve
+from coldstart.serve import fetch, modes, planning
+from coldstart.serve.request import ServeRequest
+from coldstart.vllm.weights.entry import LOAD_FORMAT
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import stage
 from coldstart.weights.prefetch import client
@@ -86,10 +90,19 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prefetcher]:
     return install
 
 
+def chosen(
+    plan: object, model: ResolvedModel, root: Path, given: Arguments = NONE, source: str = SOURCE
+) -> fetch.Weights:
+    """The weights of a start from a bundle with this `weights` section, the cache root being `root`."""
+    donor = cast(Any, SimpleNamespace(ref="tiny:v1", json=lambda name: plan))
+    return fetch.choose(Lookup(model, given, Cache(root), key(seed=1), donor), source)
+
+
 def requested(source: str, plan: dict[str, Any], root: Path) -> WeightsRequest:
-    """The request for the weights of `plan`, the cache root being `root`."""
-    model = ResolvedModel("tiny", None, "org/tiny", None, {})
-    return fetch.Streamed(source, plan).into(NONE, model, Cache(root))[1]
+    """The request for the weights of `plan`."""
+    request = chosen(plan, ResolvedModel("tiny", root, None, None, {}), root, source=source).request
+    assert request is not None
+    return request
 
 
 @pytest.fixture
@@ -126,32 +139,30 @@ def test_the_users_load_format_is_kept(
     local: Path, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    sound, chosen = replace(model, path=local), Arguments(["--load_format", "auto"])
-    streamed = fetch.Streamed(SOURCE, planned())
-    assert fetch.loading(NONE, sound) == [*OURS] and fetch.loading(chosen, sound) == []
-    assert streamed.into(NONE, sound, Cache(local))[0][:2] == [*OURS]
-    assert not {*OURS} & {*streamed.into(chosen, sound, Cache(local))[0]}
-
-
-def test_a_bundle_that_knows_its_weights_can_be_streamed(publish: Publish) -> None:
-    streamed = fetch.Streamed.of(publish(weights=planned()), SOURCE)
-    assert streamed == fetch.Streamed(SOURCE, planned())
+    sound, given = replace(model, path=local), Arguments(["--load_format", "auto"])
+    assert fetch.loading(NONE, sound) == [*OURS] and fetch.loading(given, sound) == []
+    assert chosen(planned(), sound, local).arguments[:2] == OURS
+    assert LOAD_FORMAT not in chosen(planned(), sound, local, given).arguments
 
 
 @pytest.mark.parametrize("sections", [{}, {"weights": []}, {"weights": {"files": 1}}, {"weights": {}}])
-def test_a_bundle_that_does_not_is_refused_with_the_mend(publish: Publish, sections: dict[str, Any]) -> None:
+def test_a_bundle_that_does_not_is_refused_with_the_mend(
+    publish: Publish, model: ResolvedModel, sections: dict[str, Any]
+) -> None:
+    bundle = publish(**sections)
     with pytest.raises(CommandFailed, match="does not say which weights to fetch") as caught:
-        fetch.Streamed.of(publish(**sections), SOURCE)
+        fetch.choose(Lookup(model, NONE, Cache.at(), bundle.key, bundle), SOURCE)
     assert "materialize MODEL --only weights" in str(caught.value.mend)
 
 
-def test_streaming_puts_our_arguments_first_and_the_source_in_the_environment(
+def test_streaming_puts_our_arguments_first_and_the_source_in_the_request(
     model: ResolvedModel, tmp_path: Path
 ) -> None:
-    streamed, seeded = fetch.Streamed(SOURCE, planned()), Arguments(["--seed", "1"])
-    ours, request, identity = streamed.into(seeded, model, Cache(tmp_path))
-    assert ours[:3] == [*OURS, "--hf-overrides"] and json.loads(ours[3]) == {"tie_word_embeddings": False}
-    assert identity == weights.digest(planned())
+    found = chosen(planned(), model, tmp_path, Arguments(["--seed", "1"]))
+    ours, request = found.arguments, found.request
+    assert ours[:3] == (*OURS, "--hf-overrides") and json.loads(ours[3]) == {"tie_word_embeddings": False}
+    assert ours[4:] == ("--model", str(model.path), "--served-model-name", "tiny", "--seed", "1")
+    assert found.identity == weights.digest(planned()) and request is not None
     assert request.source == SOURCE and request.read() == planned()
 
 
@@ -185,11 +196,9 @@ def test_a_head_of_its_own_is_not_tied(
     config: dict[str, Any], names: list[str], given: list[str], overridden: bool, home: Path
 ) -> None:
     expected = ["--hf-overrides", '{"tie_word_embeddings": false}'] if overridden else []
-    model = ResolvedModel("tiny", None, "org/tiny", None, config)
-    assert fetch.Streamed(SOURCE, planned(names)).into(Arguments(given), model, Cache(home))[0] == [
-        *OURS,
-        *expected,
-    ]
+    model = ResolvedModel("tiny", home, None, None, config)
+    own = (*OURS, *expected, "--model", str(home), "--served-model-name", "tiny", *given)
+    assert chosen(planned(names), model, home, Arguments(given)).arguments == own
 
 
 def _missed(model: ResolvedModel, nearest: Bundle | None, *mismatches: Mismatch) -> Lookup:
@@ -235,16 +244,13 @@ def test_a_plan_is_borrowed_from_the_same_model_alone(publish: Publish, model: R
     assert _missed(model, None).weights_donor is None
 
 
-@pytest.mark.parametrize("mode", sorted(fetch.FETCHING_MODES))
-def test_fetching_begins_before_the_block_and_is_let_go_after_it(
-    streaming: LaunchPlan, use: Use, mode: str
-) -> None:
+def test_fetching_begins_before_the_block_and_is_let_go_after_it(streaming: LaunchPlan, use: Use) -> None:
     prefetcher = use()
-    with fetch.begun(mode, streaming, LLAMA):
+    with fetch.begun(streaming, LLAMA):
         assert prefetcher.asked == [(SOURCE, planned(), NAMES, {"pace": None})]
         assert prefetcher.closed == 0
     assert prefetcher.closed == 1
-    with pytest.raises(KeyboardInterrupt), fetch.begun(mode, streaming, LLAMA):
+    with pytest.raises(KeyboardInterrupt), fetch.begun(streaming, LLAMA):
         raise KeyboardInterrupt
     assert prefetcher.closed == 2
 
@@ -255,31 +261,31 @@ def test_a_later_node_of_a_pipeline_loads_after_it_is_up_and_has_its_weights_on_
     prefetcher = use()
     words = ["--pipeline-parallel-size", "2", "--nnodes", "2", "--node-rank", "1"]
     later = replace(streaming, vllm_args=Arguments([*OURS, *words, "--headless"]))
-    with fetch.begun("fresh", later, LLAMA) as ahead:
+    with fetch.begun(later, LLAMA) as ahead:
         ahead.started()
     assert prefetcher.closed == 0
-    with fetch.begun("fresh", later, LLAMA):
+    with fetch.begun(later, LLAMA):
         pass  # it did not come up
     assert prefetcher.closed == 1
-    with fetch.begun("fresh", streaming, LLAMA) as ahead:
+    with fetch.begun(streaming, LLAMA) as ahead:
         ahead.started()
     assert prefetcher.closed == 2
 
 
-def test_only_what_will_load_weights_itself_has_them_fetched(streaming: LaunchPlan, use: Use) -> None:
-    prefetcher, entered = use(), []
-    for mode in set(serve.LADDER) - fetch.FETCHING_MODES:
-        with fetch.begun(mode, streaming, LLAMA):
-            entered.append(mode)
-    with fetch.begun("fresh", replace(streaming, vllm_args=Arguments(["--load-format", "auto"])), LLAMA):
-        entered.append("vllm's own")
-    assert prefetcher.asked == []
-    assert sorted(entered) == ["snapshot", "standby", "template-engine", "vllm's own"]
+def test_weights_are_not_fetched_when_vllm_loads_them(streaming: LaunchPlan, use: Use) -> None:
+    prefetcher = use()
+    with fetch.begun(replace(streaming, vllm_args=Arguments(["--load-format", "auto"])), LLAMA):
+        assert prefetcher.asked == []
+
+
+def test_weights_are_fetched_early_when_the_server_loads_them_itself() -> None:
+    loading = {mode.name for mode in modes.LADDER if mode.loads_weights}
+    assert loading == {"fresh", "template-runtime", "runtime-snapshot"}
 
 
 def test_without_a_prefetcher_the_server_is_started_all_the_same(streaming: LaunchPlan, use: Use) -> None:
     prefetcher, entered = use(refuses=True), []
-    with fetch.begun("fresh", streaming, LLAMA):
+    with fetch.begun(streaming, LLAMA):
         entered.append(1)
     assert entered == [1] and prefetcher.closed == 0
 
@@ -301,7 +307,7 @@ def test_a_node_wants_its_own_ranks_tensors(
     streaming: LaunchPlan, use: Use, given: list[str], names: list[str]
 ) -> None:
     prefetcher = use()
-    with fetch.begun("fresh", replace(streaming, vllm_args=OURS.before(*given)), LLAMA):
+    with fetch.begun(replace(streaming, vllm_args=OURS.append(*given)), LLAMA):
         assert [asked[2] for asked in prefetcher.asked] == [names]
 
 
@@ -311,7 +317,7 @@ def test_a_partition_of_the_users_decides_or_is_vllms_to_refuse(
 ) -> None:
     monkeypatch.setenv(stage.PARTITION_ENV, partition)
     prefetcher = use()
-    with fetch.begun("fresh", replace(streaming, vllm_args=OURS.before("-pp", "2", "-n", "2")), LLAMA):
+    with fetch.begun(replace(streaming, vllm_args=OURS.append("-pp", "2", "-n", "2")), LLAMA):
         assert prefetcher.asked[0][2] == names
 
 
@@ -330,10 +336,10 @@ def test_local_files_are_read_ahead_from_a_size_on(local: Path, monkeypatch: pyt
     readers: list[Reader] = []
     monkeypatch.setattr("coldstart.weights.load.tensor_sources.PageIn", lambda *args: Reader(readers, *args))
     made = LaunchPlan(Arguments(["--model", str(local), *OURS, "-pp", "2", "-n", "2"]))
-    with fetch.begun("fresh", made, LLAMA):
+    with fetch.begun(made, LLAMA):
         assert readers == []  # these few bytes are not worth it
     monkeypatch.setattr(fetch, "PAGE_IN_MIN_BYTES", 1)
-    with pytest.raises(KeyboardInterrupt), fetch.begun("fresh", made, LLAMA):
+    with pytest.raises(KeyboardInterrupt), fetch.begun(made, LLAMA):
         (reader,) = readers
         assert reader.paths == {"model.safetensors": local / "model.safetensors"}
         assert reader.names == set(NAMES[:4]) and not reader.ended
@@ -343,7 +349,7 @@ def test_local_files_are_read_ahead_from_a_size_on(local: Path, monkeypatch: pyt
 
 def test_the_rest_is_what_the_node_does_not_need(streaming: LaunchPlan, use: Use) -> None:
     prefetcher = use()
-    first = replace(streaming, vllm_args=OURS.before("-pp", "2", "--nnodes", "2"))
+    first = replace(streaming, vllm_args=OURS.append("-pp", "2", "--nnodes", "2"))
     lease: object = fetch.rest(first, LLAMA)
     assert lease is prefetcher and prefetcher.closed == 0
     assert prefetcher.asked == [(SOURCE, planned(), NAMES[4:], {"background": True, "start": False})]
@@ -362,7 +368,7 @@ def test_without_a_source_or_a_prefetcher_there_is_no_rest_and_a_reason(
 
 
 def _planned(found: Lookup) -> LaunchPlan:
-    return serve.plan(serve.ServeRequest(found, without_bundle=True, weights_from=SOURCE))
+    return planning.plan(ServeRequest(found, without_bundle=True, weights_from=SOURCE))
 
 
 @pytest.mark.usefixtures("home")
@@ -371,8 +377,8 @@ def test_a_source_without_any_plan_of_the_weights_is_named_and_the_directory_rea
 ) -> None:
     made = _planned(_missed(model, None))
     assert made.weights_from is None and made.vllm_args[:2] == ("--model", str(model.path))
-    assert [step["section"] for step in made.fallbacks] == ["bundle", "weights"]
-    reason = made.fallbacks[1]["reason"]
+    assert [step.stage for step in made.fallbacks] == ["bundle", "weights"]
+    reason = made.fallbacks[1].reason
     assert SOURCE in reason and "the model's own directory is read" in reason
 
 
@@ -383,14 +389,14 @@ def test_a_start_without_a_bundle_streams_by_another_bundles_plan(
     made = _planned(_missed(model, bundle, FLAG, ABSENT))
     asked = made.weights_from
     assert asked is not None and asked.source == SOURCE and made.weights == weights.digest(planned())
-    assert made.vllm_args[:2] == OURS and [step["section"] for step in made.fallbacks] == ["bundle"]
+    assert made.vllm_args[:2] == OURS and [step.stage for step in made.fallbacks] == ["bundle"]
 
 
 def test_a_directory_without_weights_starts_from_the_bundle(publish: Publish, model: ResolvedModel) -> None:
     bundle = publish(weights=planned())
     made = _planned(_missed(model, bundle, ABSENT).without_weights())
     assert made.key == bundle.key_digest and made.compile_dir is not None
-    assert "bundle" not in {step["section"] for step in made.fallbacks}
+    assert "bundle" not in {step.stage for step in made.fallbacks}
 
 
 @pytest.mark.usefixtures("home")
@@ -400,9 +406,7 @@ def test_weights_that_are_streamed_are_not_fetched_first(
 ) -> None:
     ensured: list[str] = []
     for name in ("ensure_weights", "ensure_tokenizer"):
-        monkeypatch.setattr(
-            serve.models, name, lambda model, offline, name=name: (ensured.append(name), model)[1]
-        )
+        monkeypatch.setattr(models, name, lambda model, offline, name=name: (ensured.append(name), model)[1])
     found = _missed(model, publish(weights=planned()), FLAG)
-    serve.plan(serve.ServeRequest(found, without_bundle=True, weights_from=SOURCE if streams else None))
+    planning.plan(ServeRequest(found, without_bundle=True, weights_from=SOURCE if streams else None))
     assert ensured == ["ensure_tokenizer" if streams else "ensure_weights"]

@@ -12,7 +12,7 @@ from coldstart.errors import CommandFailed, Usage
 from coldstart.machine import runtime
 from coldstart.materialize import materialize
 from coldstart.materialize.options import Options
-from coldstart.serve import template_pool
+from coldstart.serve import prepare_template
 from coldstart.vllm.engine import template
 
 IMPORTS = """
@@ -43,7 +43,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_a_built_engine_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Usage, match="CUDA does not survive a fork") as caught:
-        template_pool.start("engine", LaunchPlan([]), "m", 1.0)
+        prepare_template.start_template("engine", LaunchPlan([]), "m", 1.0)
     assert "--level runtime" in str(caught.value.mend)
     with pytest.raises(RuntimeError, match="CUDA does not survive a fork"):
         template.build(LaunchPlan([]), "engine")

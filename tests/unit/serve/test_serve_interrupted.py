@@ -12,7 +12,9 @@ import pytest
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.serve import interrupted, serve
+from coldstart.serve import interrupted, ladder
+from coldstart.serve.modes.fresh import FreshMode
+from coldstart.serve.request import ServeRequest
 
 GCC = shutil.which("gcc")
 pytestmark = pytest.mark.skipif(GCC is None, reason="no gcc")
@@ -43,7 +45,7 @@ def test_what_is_cut_off_is_removed_and_said(whole: Path, tmp_path: Path) -> Non
     for length in (0, 1, 63, 64, len(content) // 3, len(content) // 2, len(content) - 1):
         whole.write_bytes(content[:length])
         (step,) = interrupted.cleared(tmp_path / "cache")
-        assert step["section"] == "compile" and "kernel.so was removed" in step["reason"]
+        assert step.stage == "compile" and "kernel.so was removed" in step.reason
         assert not whole.exists()
 
 
@@ -78,10 +80,9 @@ def test_a_start_looks_before_it_starts(whole: Path, tmp_path: Path, monkeypatch
         raise Begun
 
     whole.write_bytes(b"")
-    monkeypatch.setattr(serve, "_run", begun)
+    monkeypatch.setattr(FreshMode, "launch", begun)
     plan = LaunchPlan(Arguments([]), env={"VLLM_CACHE_ROOT": str(tmp_path / "cache")})
-    monkeypatch.setattr(serve.fetch, "begun", lambda *_: open("/dev/null"))  # noqa: PTH123, SIM115
-    request = serve.ServeRequest(type("Found", (), {"model": type("Model", (), {"config": {}})})())  # type: ignore[arg-type]
+    request = ServeRequest(type("Found", (), {"model": type("Model", (), {"config": {}})})(), mode="fresh")  # type: ignore[arg-type]
     with pytest.raises(Begun):
-        serve.start(request, plan)
+        ladder.start(request, plan)
     assert not whole.exists()

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import PLAN_ENV, LaunchPlan
 from coldstart.contract.weights import WeightsRequest
@@ -43,7 +44,7 @@ PLANS = st.builds(
     env=st.dictionaries(st.from_regex(r"[A-Z]+_TESTED", fullmatch=True), TEXT),
     weights_from=st.none() | st.builds(WeightsRequest, TEXT, PATHS),
     engine=TASKS,
-    fallbacks=st.lists(st.fixed_dictionaries({"section": TEXT, "reason": TEXT})),
+    fallbacks=st.lists(st.builds(Fallback, TEXT, TEXT, st.none() | TEXT.filter(bool))),
 )
 
 

@@ -18,7 +18,8 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.key.inspection import Lookup
 from coldstart.machine.paths import Cache
 from coldstart.model.models import ResolvedModel
-from coldstart.serve import prediction, serve
+from coldstart.serve import ladder, prediction
+from coldstart.serve.request import ServeRequest
 
 Publish = Callable[..., Bundle]
 SOURCE = "http://weights.example/tiny"
@@ -179,10 +180,12 @@ def test_an_earlier_starts_fetching_is_not_this_ones() -> None:
     assert "fetch_s" not in prediction.actual(SPANS, 10.0, [load(began=50.0)], 51.0)["terms"]
 
 
-def _started(mode: str = "fresh") -> serve.StartedServer:
+def _started(mode: str = "fresh") -> ladder.StartedServer:
     report = {"loads": [load(sum(SIZES), 50.0, 70.0)]}
     running = SimpleNamespace(process=SimpleNamespace(pid=1), ready_s=21.0, report=report)
-    return serve.StartedServer(mode, LaunchPlan(Arguments()), cast(Any, running), began=40.0)
+    return ladder.StartedServer(
+        mode, LaunchPlan(Arguments()), cast(Any, running), ladder.Account(), began=40.0
+    )
 
 
 def test_a_start_is_predicted_by_what_was_known_before_it(
@@ -190,7 +193,7 @@ def test_a_start_is_predicted_by_what_was_known_before_it(
 ) -> None:
     bundle = publish(stages=STAGES, weights=WEIGHTS)
     found = Lookup(model, Arguments(), Cache(tmp_path), bundle.key, bundle)
-    request = serve.ServeRequest(found, weights_from=SOURCE)
+    request = ServeRequest(found, weights_from=SOURCE)
     first, second = (prediction.document(request, _started(), {}) for _ in range(2))
     assert first is not None and first["terms"]["fetch_s"] is None
     assert first["actual"] == {"ttft_s": 21.0, "terms": {"fetch_s": 20.0}}
@@ -201,6 +204,6 @@ def test_a_start_is_predicted_by_what_was_known_before_it(
 def test_a_start_without_a_bundle_teaches_the_rate_and_predicts_nothing(
     model: ResolvedModel, tmp_path: Path
 ) -> None:
-    request = serve.ServeRequest(Lookup(model, Arguments(), Cache(tmp_path), key()), weights_from=SOURCE)
+    request = ServeRequest(Lookup(model, Arguments(), Cache(tmp_path), key()), weights_from=SOURCE)
     assert prediction.document(request, _started(), {}) is None
     assert prediction.known_rate(SOURCE, Cache(tmp_path)) == 50.0

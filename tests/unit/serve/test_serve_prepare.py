@@ -15,13 +15,15 @@ from coldstart.artifacts.store import Store
 from tools.bundles import CODE, TOKENIZER, flip, key, provenance, write_tree
 
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.key import inspection
 from coldstart.key.inspection import Lookup
 from coldstart.machine import paths
 from coldstart.machine.paths import Cache
 from coldstart.model.models import ResolvedModel
-from coldstart.serve import prepare
+from coldstart.serve import fetch, planning, prepare
+from coldstart.serve.request import ServeRequest
 from coldstart.weights import weights_plan as weights
 
 Publish = Callable[..., Bundle]
@@ -37,11 +39,11 @@ def plenty(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 def made(bundle: Bundle, model: ResolvedModel, *vllm_args: str) -> LaunchPlan:
     given = Arguments(vllm_args)
     lookup = Lookup(model, given, Cache.at(), bundle.key, bundle)
-    return prepare.prepare(lookup, bundle, trust=inspection.trust)
+    return prepare.prepare(lookup, bundle, fetch.choose(lookup), trust=inspection.trust)
 
 
 def reasons(plan: LaunchPlan) -> dict[str, str]:
-    return {fallback["section"]: fallback["reason"] for fallback in plan.fallbacks}
+    return {fallback.stage: fallback.reason for fallback in plan.fallbacks}
 
 
 def test_a_whole_bundle_is_used(publish: Publish, model: ResolvedModel) -> None:
@@ -208,10 +210,10 @@ def test_unpacked_code_is_reused_without_judging_it_again(
 def test_without_a_bundle_the_start_is_vllms_own(model: ResolvedModel, home: Path) -> None:
     given, missed = Arguments(["--served-model-name", "mine"]), key()
     lookup = Lookup(model, given, Cache(home / "c"), missed)
-    plan = prepare.ordinary(lookup, ["--port", "1"])
+    plan = planning.plan(ServeRequest(lookup, ["--port", "1"], without_bundle=True))
     assert plan.vllm_args == ("--model", str(model.path), "--served-model-name", "mine", "--port", "1")
     reason = inspection.miss(lookup).message
-    assert plan.fallbacks == [{"section": "bundle", "reason": reason}] and plan.compile_dir is None
+    assert plan.fallbacks == [Fallback("bundle", reason)] and plan.compile_dir is None
     assert plan.env["VLLM_CACHE_ROOT"] == str(home / "c" / "vllm" / missed.digest[7:19])
     assert plan.key == missed.digest
 

@@ -14,6 +14,7 @@ import pytest
 from coldstart.artifacts.bundle import Bundle
 
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import Usage
 from coldstart.scheduling.settings import KEY, SchedulerSettings
@@ -91,11 +92,11 @@ def test_no_core_is_given_up_for_the_connector(publish: Publish, monkeypatch: py
     for name in ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU"):
         monkeypatch.delenv(name, raising=False)
     bundle = publish(iterations=PROFILE)
-    two = replace(PLAN, vllm_args=PLAN.vllm_args.before("--tensor-parallel-size", "2"))
+    two = replace(PLAN, vllm_args=PLAN.vllm_args.append("--tensor-parallel-size", "2"))
     assert scheduler.apply(two, mlfq(), bundle, on_cpu=True).env == {"VLLM_CPU_NUM_OF_RESERVED_CPU": "2"}
-    six = replace(PLAN, vllm_args=two.vllm_args.before("--pipeline-parallel-size", "3"))
+    six = replace(PLAN, vllm_args=two.vllm_args.append("--pipeline-parallel-size", "3"))
     assert scheduler.apply(six, mlfq(), bundle, on_cpu=True).env == {"VLLM_CPU_NUM_OF_RESERVED_CPU": "6"}
-    halves = replace(PLAN, vllm_args=six.vllm_args.before("--nnodes", "2"))
+    halves = replace(PLAN, vllm_args=six.vllm_args.append("--nnodes", "2"))
     assert scheduler.apply(halves, mlfq(), bundle, on_cpu=True).env == {"VLLM_CPU_NUM_OF_RESERVED_CPU": "3"}
     assert scheduler.apply(PLAN, mlfq(strategy="recompute"), bundle, on_cpu=True).env == {}
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-1")
@@ -106,7 +107,7 @@ def test_without_iteration_times_it_says_so(publish: Publish) -> None:
     for bundle in (None, publish(), publish(iterations={"prefill": []})):
         made = scheduler.apply(PLAN, mlfq(), bundle, on_cpu=True)
         (fallback,) = made.fallbacks
-        assert fallback["section"] == "iterations" and "typical shape" in fallback["reason"]
+        assert fallback.stage == "iterations" and "typical shape" in fallback.reason
         assert "profile" not in json.loads(flags(made)["--additional-config"])[KEY]
 
 
@@ -176,9 +177,7 @@ def test_another_vllm_keeps_its_own_scheduler_and_says_what_it_lacks(lacking: se
     plan, args = LaunchPlan([]), ours()
     assert settle.settle(args, None, plan)
     assert (args.scheduler_cls, args.additional_config, args.kv_transfer_config) == (None, {}, None)
-    assert plan.fallbacks == [
-        {"section": "scheduler", "reason": "It lacks a point. vLLM's own scheduler runs instead."}
-    ]
+    assert plan.fallbacks == [Fallback("scheduler", "It lacks a point. vLLM's own scheduler runs instead.")]
 
 
 def test_a_scheduler_that_cannot_be_loaded_is_a_step_down(
@@ -188,7 +187,7 @@ def test_a_scheduler_that_cannot_be_loaded_is_a_step_down(
     monkeypatch.setitem(sys.modules, "coldstart.vllm.scheduling.scheduler", None)
     plan, args = LaunchPlan([]), ours()
     assert settle.settle(args, None, plan) and args.scheduler_cls is None
-    assert "cannot be loaded: ModuleNotFoundError" in plan.fallbacks[0]["reason"]
+    assert "cannot be loaded: ModuleNotFoundError" in plan.fallbacks[0].reason
 
 
 def test_without_copies_on_the_host_evicted_requests_compute_again(
@@ -201,9 +200,7 @@ def test_without_copies_on_the_host_evicted_requests_compute_again(
     assert settle.settle(args, None, plan)
     assert args.scheduler_cls == SCHEDULER_CLS and args.kv_transfer_config is None
     assert args.additional_config == {KEY: {"policy": "skip-join-mlfq", "strategy": "recompute"}, "a": 1}
-    assert plan.fallbacks == [
-        {"section": "scheduler", "reason": "It lacks a point. What is evicted is computed again."}
-    ]
+    assert plan.fallbacks == [Fallback("scheduler", "It lacks a point. What is evicted is computed again.")]
     assert not settle.settle(args, None, plan)
 
 
@@ -213,7 +210,7 @@ def test_without_their_integration_point_the_last_blocks_alone_are_computed_agai
     assert settle.settle(args, None, plan)
     assert args.kv_transfer_config.kv_connector == WHOLE_CONNECTOR
     assert args.kv_transfer_config.kv_connector_module_path is None
-    assert "last block" in plan.fallbacks[0]["reason"]
+    assert "last block" in plan.fallbacks[0].reason
     assert not settle.settle(args, None, plan)
 
 
@@ -225,7 +222,7 @@ def test_without_copies_on_the_host_vllms_own_scheduler_computes_again(lacking: 
     assert (
         settle.settle(args, None, plan) and args.kv_transfer_config is None and args.additional_config == {}
     )
-    assert "computed again" in plan.fallbacks[0]["reason"]
+    assert "computed again" in plan.fallbacks[0].reason
 
 
 @pytest.mark.parametrize("given", [None, "somebody.elses.Scheduler"])

@@ -14,8 +14,10 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed
 from coldstart.key.inspection import Lookup
 from coldstart.machine.paths import Cache
+from coldstart.model import models
 from coldstart.model.models import ResolvedModel
-from coldstart.serve import serve
+from coldstart.serve import planning
+from coldstart.serve.request import ServeRequest
 
 PLANNED = LaunchPlan(["planned"])
 
@@ -27,17 +29,17 @@ class _Bundle:
 
 @pytest.fixture
 def found(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> Lookup:
-    monkeypatch.setattr(serve.models, "ensure_weights", lambda model, offline: model)
-    monkeypatch.setattr(serve.prepare, "prepare", lambda *arguments, **options: PLANNED)
+    monkeypatch.setattr(models, "ensure_weights", lambda model, offline: model)
+    monkeypatch.setattr(planning.prepare, "prepare", lambda *arguments, **options: PLANNED)
     return Lookup(model, Arguments(), Cache.at(), key(), cast(Any, _Bundle()))
 
 
 def test_refuses_what_no_trusted_key_has_signed(found: Lookup) -> None:
     nobody = lambda bundle: TrustResult(False, None, "it carries no signature")  # noqa: E731 - a one-line judge
     with pytest.raises(CommandFailed, match="no signature") as caught:
-        serve.plan(serve.ServeRequest(found, require_signature=True, trust=nobody))
+        planning.plan(ServeRequest(found, require_signature=True, trust=nobody))
     assert "coldstart trust add" in (caught.value.mend or "")
 
 
 def test_takes_what_a_trusted_key_has_signed(found: Lookup) -> None:
-    assert serve.plan(serve.ServeRequest(found, require_signature=True, trust=anyone)) == PLANNED
+    assert planning.plan(ServeRequest(found, require_signature=True, trust=anyone)) == PLANNED

@@ -17,7 +17,8 @@ from coldstart.key.inspection import Lookup
 from coldstart.machine import runtime
 from coldstart.machine.paths import Cache
 from coldstart.model.models import ResolvedModel
-from coldstart.serve import serve, template_pool
+from coldstart.serve import ladder, modes, prepare_template, template_pool
+from coldstart.serve.request import ServeRequest
 
 PLAN = LaunchPlan(Arguments(["serves", "--port", "7"]), canary={"prompt": [5], "tokens": [1]})
 SLEEPY = LaunchPlan(Arguments(["m", "--enable-sleep-mode"]), key="sha256:" + "a" * 64)
@@ -29,10 +30,10 @@ def request_for(publish: object, model: ResolvedModel, fake_engine: object) -> I
     fake_engine("serves")  # type: ignore[operator]
     bundle: Bundle = publish(kv={"bytes": 1})  # type: ignore[operator]
     found = Lookup(model, Arguments(), Cache.at(), bundle.key, bundle)
-    started: list[serve.StartedServer] = []
+    started: list[ladder.StartedServer] = []
 
-    def start(mode: str) -> serve.StartedServer:
-        started.append(serve.start(serve.ServeRequest(found, mode=mode, ready_timeout=20), PLAN))
+    def start(mode: str) -> ladder.StartedServer:
+        started.append(ladder.start(ServeRequest(found, mode=mode, ready_timeout=20), PLAN))
         return started[-1]
 
     yield SimpleNamespace(start=start, key=bundle.key.digest)
@@ -46,12 +47,13 @@ def test_where_vllm_cannot_sleep_it_is_refused_with_what_there_is_instead(
 ) -> None:
     one = request_for.start("standby")
     assert one.mode == "fresh" and one.document()["fast_path"]["mode"] is False
-    assert "CPU build" in one.steps[0]["reason"] and "--level engine" in one.steps[0]["reason"]
+    (step,) = one.account.fallbacks
+    assert "CPU build" in step.reason and "--level engine" in str(step.hint)
     # Nobody asked for it here: it is no step down.
     one = request_for.start("auto")
-    assert one.steps == [] and one.absent[0]["section"] == "standby"
+    assert one.account.fallbacks == [] and one.account.unavailable[0].stage == "standby"
     with pytest.raises(Usage, match="CPU build") as caught:
-        template_pool.start("asleep-1", SLEEPY, "m", 1.0)
+        prepare_template.start_template("asleep-1", SLEEPY, "m", 1.0)
     assert "--level engine" in str(caught.value.mend)
 
 
@@ -60,7 +62,9 @@ def test_what_a_gpu_engine_has_not_is_no_step_down(
 ) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
     one = request_for.start("auto")
-    assert one.steps == [] and {step["section"] for step in one.absent} == set(serve.LADDER) - {"fresh"}
+    assert one.account.fallbacks == [] and {step.stage for step in one.account.unavailable} == set(
+        modes.names()
+    ) - {"fresh"}
     assert one.document()["fast_path"]["mode"] is True
 
 
@@ -83,5 +87,5 @@ def test_an_engine_that_is_asleep_is_the_first_that_auto_takes(
 def test_an_engine_without_sleep_mode_is_not_kept(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
     with pytest.raises(Usage, match="cannot sleep without --enable-sleep-mode") as caught:
-        template_pool.start("asleep-1", replace(SLEEPY, vllm_args=Arguments(["m"])), "m", 1.0)
+        prepare_template.start_template("asleep-1", replace(SLEEPY, vllm_args=Arguments(["m"])), "m", 1.0)
     assert "--level asleep-1 -- --enable-sleep-mode" in str(caught.value.mend)

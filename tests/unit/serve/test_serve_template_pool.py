@@ -206,11 +206,6 @@ def test_a_process_with_the_very_words_but_another_birth_is_no_template(fake_eng
     template_pool.stop(warm)
 
 
-def test_an_unknown_level() -> None:
-    with pytest.raises(Usage, match="no template level 'warm'"):
-        template_pool.start("warm", PLAN, "tiny", 1)
-
-
 def test_templates_of_another_root_are_their_owners_alone(fake_engine: FakeEngine, tmp_path: Path) -> None:
     fake_engine("serves")
     (tmp_path / "own").mkdir()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldstart.serve.predict import StartCosts, Worker, ttft
+from coldstart.serve.ttft import StartCosts, Worker, ttft
 
 COSTS = StartCosts(waiting=1, creation=2, context=3, libraries=10, prefill=4, transfer=0.5)
 FAST = Worker(device=100.0, network=100.0)
