@@ -69,8 +69,9 @@ def template(arguments: list[str]) -> None:
         sys.exit("no memory for the template")
     if BEHAVIOUR == "never-ready":
         time.sleep(60)
-    if BEHAVIOUR == "slow":
-        time.sleep(0.5)
+    if BEHAVIOUR.startswith("waits-for:"):
+        while not Path(BEHAVIOUR.partition(":")[2]).exists():
+            time.sleep(0.01)
     server.run = serve  # type: ignore[assignment]
     real.build = lambda plan, level: None  # type: ignore[assignment]
     real.SLEEP_LEVELS = {}  # what is made up is forked at every level

@@ -174,6 +174,7 @@ class Service:
         assert client.model is not None and client.lease is not None
         wanted = client.model.layout.wanted(names)
         entries = self.memory.want(client.model, wanted)
+        client.model.renew_patience()
         client.lease.add(entries, background=background)
         if not client.model.flying:
             client.model.wanted_at = monotonic()

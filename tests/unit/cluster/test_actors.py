@@ -36,14 +36,17 @@ control = SimpleNamespace(
     joined=lambda spec, node: said.append("joined"), unreached=lambda name, reason: said.append(reason), said=None
 )
 
+async def until(true):
+    while not true():
+        await asyncio.sleep(0.01)
+
 async def main():
     known = {"a": SimpleNamespace(found=calls(dead))}
     task = asyncio.create_task(actors.followed(control, SimpleNamespace(name="a"), known, None))
-    await asyncio.sleep(0.1)
-    assert said and set(said) == {"ActorUnschedulableError"}, said
+    await until(lambda: said)
+    assert set(said) == {"ActorUnschedulableError"}, said
     known["a"] = SimpleNamespace(found=calls(found), heard=calls(heard))
-    await asyncio.sleep(0.1)
-    assert said[-1] == "joined", said
+    await until(lambda: said[-1] == "joined")
     task.cancel()
 
 asyncio.run(main())
@@ -53,5 +56,7 @@ asyncio.run(main())
 # In a process of its own: ray changes the environment, by which templates are judged.
 @pytest.mark.skipif(find_spec("ray") is None, reason="no ray")
 def test_an_actor_that_could_not_be_placed_is_replaced() -> None:
-    done = subprocess.run([sys.executable, "-P", "-c", REPLACED], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", REPLACED], capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr

@@ -127,8 +127,7 @@ def test_what_died_while_there_was_no_controller_is_not_there(tmp_path: Path) ->
             stage.rig.kill()
             (server,) = stage.rig.servers()
             server.over.set()
-            await server.ended
-            await asyncio.sleep(0.05)
+            await until(lambda: not any(node.node.processes for node in stage.rig.nodes.values()))
             stage.rig.revive()
             assert not stage.rig.groups()
             assert (await stage.ask("a"))[0] == 200
@@ -144,6 +143,7 @@ def test_a_lost_server_is_done_without(tmp_path: Path) -> None:
             control = stage.rig.control
             assert control is not None
             control.lost("s0")
+            await until(lambda: not stage.front.targets)
             assert (await stage.ask("a"))[0] == 200
             said: Any = control.status()
             assert [server["name"] for server in said["servers"]] == ["s1"]

@@ -51,7 +51,7 @@ def test_a_fetch_is_told_its_rate_until_it_has_ended() -> None:
     async def run() -> Mapping[str, Any]:
         fetch = NodeFetch(PacedFetch("w x", 5.0, True), prefetcher.tell)
         ended = asyncio.create_task(fetch.ended())
-        await until(lambda: len(prefetcher.told) == 1)
+        await until(lambda: prefetcher.told)
         fetch.change(7.0)
         await until(lambda: len(prefetcher.told) > 4)
         prefetcher.said["w"] = ENDED

@@ -114,7 +114,7 @@ def test_one_that_never_comes_up_is_given_up_with_its_reason(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("signals")
 def test_one_that_does_not_come_back_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coldstart.cluster.ray_process.GIVE_UP_S", 0.5)
+    monkeypatch.setattr("coldstart.cluster.ray_process.GIVE_UP_S", 0.9)
     made, _, runs = joined(tmp_path, f"if number > 1: raise ValueError('gone')\nprint('{STARTED}')")
     with pytest.raises(CommandFailed, match="ValueError: gone"):
         made.run()

@@ -208,7 +208,7 @@ def test_a_stream_goes_on_at_the_next_server_where_that_is_wanted(tmp_path: Path
             await stage.servers.begins(1)
             first = stage.servers.of("a")
             await until(lambda: len(first.asked) == 5)
-            await asyncio.sleep(0.1)
+            await until(lambda: stage.driver.facts.of("a").chunks_streamed >= 20)
             first.over.set()
             for n, lines in enumerate(await asyncio.gather(*said)):
                 events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]

@@ -179,6 +179,7 @@ def test_a_server_that_dies_before_it_answered_is_a_502_and_starts_again(tmp_pat
             assert status == 502 and body["error"]["message"].startswith(
                 "the server of a broke off (request "
             )
+            await until(lambda: not stage.driver.residences)
             await until(lambda: stage.driver.core.models["a"].retry_at < stage.driver.clock())
             assert (await stage.ask(model="a", prompt="y"))[0] == 200
 

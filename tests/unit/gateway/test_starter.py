@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.waiting import wait_until
 
 from coldstart.gateway import starter as starter_module
 from coldstart.gateway.starter import _guard
@@ -136,27 +138,44 @@ def test_supervisors_that_ended_leave_no_zombie(starter: Starter) -> None:
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_retired_template_is_hidden_and_ends_after_its_last_server(tmp_path: Path, own: bool) -> None:
-    """A shell with one child for a while stands for a template with one server."""
+def test_a_retired_template_is_hidden_and_ends_after_its_last_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """A shell with one child stands for a template with one server."""
+    monkeypatch.setattr(starter_module, "RETIRES_S", 0.01)
     ours, theirs = socket.socketpair()
-    words = ["sh", "-c", "sleep 1 & wait; read nothing"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as process, ipc.Channel(ours) as there:
+    words = ["sh", "-c", "sleep 600 & echo $!; wait; read nothing"]
+    with (
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
+        ipc.Channel(ours) as there,
+    ):
+        assert process.stdout is not None
+        server, pid = int(process.stdout.readline()), process.pid if own else 0
         warm = Warm("runtime", "key", tmp_path, "tiny", process.pid)
         warm.socket.touch()
+        said, stops, stops_beside_server = list[Any](), list[bool](), list[int]()
+
+        def retire() -> None:
+            said.extend(there.receive() or ())
+            os.kill(os.getpid(), signal.SIGUSR1)
+            if own:
+                wait_until(lambda: not warm.socket.exists())
+                time.sleep(0.2)
+                stops_beside_server.append(len(stops))
+            os.kill(server, signal.SIGKILL)
+
         before = signal.getsignal(signal.SIGUSR1)
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        alarm = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGUSR1))
-        began, stopped = time.monotonic(), list[float]()
+        thread = threading.Thread(target=retire, daemon=True)
+        thread.start()
         try:
-            pid = process.pid if own else 0
-            assert _guard(warm, ipc.Channel(theirs), pid, lambda: stopped.append(time.monotonic())) == 0
+            assert _guard(warm, ipc.Channel(theirs), pid, lambda: stops.append(True)) == 0
         finally:
             signal.signal(signal.SIGUSR1, before)
-            signal.signal(signal.SIGALRM, alarm)
-        assert there.receive() == [{"ready": {"mode": "template-runtime", "pid": pid}}]
+        thread.join()
+        assert said == [{"ready": {"mode": "template-runtime", "pid": pid}}]
         # The user's own is used and left alone.
-        assert warm.socket.exists() != own and process.poll() is None and len(stopped) == 1
-        assert not own or stopped[0] - began > 0.5
+        assert warm.socket.exists() != own and process.poll() is None and len(stops) == 1
+        assert stops_beside_server == ([0] if own else [])
         process.kill()
 
 

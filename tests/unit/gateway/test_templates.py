@@ -146,9 +146,9 @@ def test_one_that_fails_delays_nobody_and_is_tried_again(
         async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
             stage.servers.templates_fail = True
             stage.servers.templates[0].over.set()
-            await until(lambda: len(stage.servers.templates) == 3)
+            await until(lambda: len(stage.servers.templates) >= 3)
             # The next time by the words of the next model.
-            assert [one.launch.name for one in stage.servers.templates] == ["a", "b", "a"]
+            assert [one.launch.name for one in stage.servers.templates[:3]] == ["a", "b", "a"]
             assert (await stage.ask(model="a", prompt=1))[0] == 200
 
     run(work())

@@ -69,7 +69,7 @@ def test_a_request_arrives_as_it_was_sent_and_connections_are_used_again(tmp_pat
 
 
 def test_pieces_come_as_they_are_sent_and_whoever_leaves_is_missed(tmp_path: Path) -> None:
-    left = asyncio.Event()
+    left, first_taken = asyncio.Event(), asyncio.Event()
 
     async def handler(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse()
@@ -77,6 +77,7 @@ def test_pieces_come_as_they_are_sent_and_whoever_leaves_is_missed(tmp_path: Pat
         try:
             for number in range(10_000):
                 await answer.write(b"%d\n" % number)
+                await first_taken.wait()
                 await asyncio.sleep(0.001)
         finally:
             left.set()
@@ -86,6 +87,7 @@ def test_pieces_come_as_they_are_sent_and_whoever_leaves_is_missed(tmp_path: Pat
         async with _served(tmp_path, handler) as there:
             async with await there.request("POST", "/") as answer:
                 assert await answer.piece() == b"0\n"
+                first_taken.set()
                 assert (await answer.piece()).startswith(b"1\n")
             await left.wait()
             assert not there._idle

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from support.fake_upstream import until
 from tools.link_cluster import LinkCluster, lacking, link_cluster
 
 from coldstart.gateway.http_server import loop_factory
@@ -60,7 +61,7 @@ async def _asked(there: Upstream, method: str, body: bytes = b"") -> None:
 def test_what_waits_for_a_machine_that_was_cut_off_ends_and_says_why() -> None:
     async def work(cluster: LinkCluster, there: Upstream) -> None:
         waiting = [asyncio.create_task(_asked(there, method)) for method in ("POST", "PUT")]
-        await asyncio.sleep(0.5)
+        await until(lambda: len(there._all) == 2)
         # Kept, and used again after the cut, where nobody acknowledges what was sent.
         await asyncio.gather(*(_asked(there, "GET") for _ in range(2)))
         assert not any(one.done() for one in waiting) and len(there._idle) == 2

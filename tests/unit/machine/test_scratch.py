@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from coldstart.machine.scratch import scratch
 with scratch() as own:
     (own / "socket").touch()
     if len(sys.argv) > 1 and os.fork() == 0:
-        time.sleep(float(sys.argv[1]))  # an engine, which ends after its server
+        sys.stdin.read()  # an engine, which ends after its server
         os._exit(0)
     print(own, flush=True)
     time.sleep(600)
@@ -40,7 +41,7 @@ def there(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def server(*arguments: str) -> tuple[subprocess.Popen[str], Path]:
     command = [sys.executable, "-P", "-c", SERVER, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
 
@@ -74,10 +75,14 @@ def test_a_killed_servers_is_swept_and_a_living_ones_is_not(there: Path) -> None
 
 
 def test_what_a_killed_server_forked_may_end_after_it(there: Path) -> None:
-    killed, left = server("1.5")
+    killed, left = server("with an engine")
+    assert killed.stdin is not None
     killed.kill()
     killed.wait()
     sweep()
     assert left.is_dir()  # alive: somebody holds its lock
+    engine_ends = threading.Timer(0.5, killed.stdin.close)
+    engine_ends.start()
     sweep(killed.pid)
     assert not left.exists()
+    engine_ends.join()

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from support.waiting import wait_until
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed, Usage
@@ -67,15 +68,18 @@ def test_a_second_start_is_refused(fake_engine: FakeEngine) -> None:
     template_pool.stop(warm)
 
 
-def test_a_second_start_is_refused_while_the_first_is_under_way(fake_engine: FakeEngine) -> None:
-    fake_engine("slow")
+def test_a_second_start_is_refused_while_the_first_is_under_way(
+    fake_engine: FakeEngine, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    fake_engine(f"waits-for:{gate}")
     first: list[template_pool.Warm] = []
-    thread = threading.Thread(target=lambda: first.append(template_pool.start("engine", PLAN, "tiny", 20)))
+    thread = threading.Thread(target=lambda: first.append(template_pool.start("engine", PLAN, "tiny", 60)))
     thread.start()
-    while not list(template_pool._root().glob("*/log")):
-        time.sleep(0.005)
+    wait_until(lambda: list(template_pool._root().glob("*/log")))
     with pytest.raises(Usage, match="is being started for tiny"):
         template_pool.start("engine", PLAN, "tiny", 20)
+    gate.touch()
     thread.join()
     assert list(template_pool.listed()) == first
     template_pool.stop(first[0])

@@ -140,7 +140,8 @@ def test_nothing_is_left_of_a_load(path: Path, take: int) -> None:
         assert len(view)
     climbing.close()
     del view, climbing
-    assert _leaks(path) == before
+    # What earlier tests have left (threads, connections) may end meanwhile.
+    assert all(now <= then for now, then in zip(_leaks(path), before, strict=True))
 
 
 def test_a_view_outlives_its_source(path: Path) -> None:
