@@ -15,11 +15,11 @@ from coldstart.commands._options import READY_TIMEOUT, Baseline, Common, Model, 
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
+from coldstart.bench import run_order
+from coldstart.bench.benchmark import BenchRequest, run
+from coldstart.bench.report import markdown, rows
+from coldstart.bench.report.frames import Table
 from coldstart.errors import CommandFailed
-from coldstart.measure.bench import run_order
-from coldstart.measure.bench.benchmark import BenchRequest, run
-from coldstart.measure.report import markdown, rows
-from coldstart.measure.report.frames import Table
 
 
 @declare(takes_vllm_args=True, exports=True)
@@ -72,7 +72,7 @@ def command(
 
 
 def _page(document: Mapping[str, Any]) -> str:
-    from coldstart.measure.report import html  # its plots take a second to import
+    from coldstart.bench.report import html  # its plots take a second to import
 
     return html.render(document)
 

@@ -7,9 +7,9 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
 from coldstart.errors import CommandFailed
-from coldstart.machine import doctor
-from coldstart.machine.probes import Probe
-from coldstart.serve.modes import availability
+from coldstart.launch.modes import availability
+from coldstart.system import doctor
+from coldstart.system.probes import Probe
 
 
 @declare()

@@ -12,14 +12,14 @@ from coldstart.commands._options import command as declare
 
 from coldstart.contract.fallback import from_json
 from coldstart.errors import Usage
-from coldstart.machine import secrets
+from coldstart.launch import modes
 from coldstart.scheduling.settings import SchedulerSettings
-from coldstart.serve import modes
+from coldstart.system import secrets
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Trust
 
-    from coldstart.key.inspection import Lookup
+    from coldstart.models.inspection import Lookup
 
     Mode = str
 else:
@@ -87,11 +87,11 @@ def command(
     """Look up, start, say when it is ready, and stay until it ends."""
     from coldstart.artifacts.bundle import anyone
 
-    from coldstart.machine.drawing import draw
-    from coldstart.machine.recording import recording
-    from coldstart.serve import ladder, planning, prediction, supervise
-    from coldstart.serve.request import ServeRequest
-    from coldstart.serve.scheduler import check
+    from coldstart.launch import ladder, planning, prediction, supervise
+    from coldstart.launch.request import ServeRequest
+    from coldstart.launch.scheduler import check
+    from coldstart.system.drawing import draw
+    from coldstart.system.recording import recording
 
     for file in filter(None, (ready_file, timeline)):
         _require_place(file)

@@ -11,7 +11,7 @@ from coldstart.commands._output import human_bytes, table
 from coldstart.errors import Usage
 
 if TYPE_CHECKING:
-    from coldstart.machine import runtime_image
+    from coldstart.system.snapshot import runtime_image
 
 app = group(__doc__)
 Level = Literal["runtime", "engine", "asleep-1", "asleep-2"]
@@ -30,8 +30,8 @@ def start(
     untrusted: Untrusted = False,
 ) -> None:
     """Start one for the model's bundle."""
-    from coldstart.serve import planning, prepare_template
-    from coldstart.serve.request import ServeRequest
+    from coldstart.launch import planning, prepare_template
+    from coldstart.launch.request import ServeRequest
 
     request = ServeRequest(common.look_up(model, None, anyone if untrusted else None))
     plan = planning.plan(request)
@@ -55,9 +55,9 @@ def freeze(
     ready_timeout: Annotated[float, READY_TIMEOUT] = 600.0,
 ) -> None:
     """Make the image, unless there is one."""
-    from coldstart.machine import runtime_image
-    from coldstart.serve import prepare_template, runtime_snapshot
-    from coldstart.serve.modes.runtime_snapshot import RUNTIME_SNAPSHOT
+    from coldstart.launch import prepare_template, runtime_snapshot
+    from coldstart.launch.modes.runtime_snapshot import RUNTIME_SNAPSHOT
+    from coldstart.system.snapshot import runtime_image
 
     there = runtime_snapshot.made(common.cache)
     usable = there is not None and runtime_image.described(there).obstacle is None
@@ -77,7 +77,7 @@ def freeze(
 @declare()
 def discard(common: Common) -> None:
     """Remove every image below the cache root."""
-    from coldstart.machine import runtime_image
+    from coldstart.system.snapshot import runtime_image
 
     images = list(runtime_image.listed(common.cache.runtimes))
     if not images:
@@ -97,8 +97,8 @@ def _image(image: "runtime_image.Image") -> dict[str, object]:
 @declare()
 def status(common: Common) -> None:
     """List them."""
-    from coldstart.machine import runtime_image
-    from coldstart.serve import template_pool
+    from coldstart.launch import template_pool
+    from coldstart.system.snapshot import runtime_image
 
     templates = list(template_pool.listed())
     images = list(runtime_image.listed(common.cache.runtimes))
@@ -134,7 +134,7 @@ def stop(
     force: Annotated[bool, typer.Option("--force", help="End the servers forked from them, too.")] = False,
 ) -> None:
     """Stop them."""
-    from coldstart.serve import template_pool
+    from coldstart.launch import template_pool
 
     chosen = [warm for warm in template_pool.listed() if level in (None, warm.level)]
     if not chosen:

@@ -11,8 +11,8 @@ from functools import cached_property
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import Usage
-from coldstart.serve import modes
-from coldstart.serve.modes.template_runtime import TEMPLATE_RUNTIME
+from coldstart.launch import modes
+from coldstart.launch.modes.template_runtime import TEMPLATE_RUNTIME
 
 MODES = (modes.AUTO, *modes.repeatable_names())
 FORKED = (modes.AUTO, TEMPLATE_RUNTIME.name)

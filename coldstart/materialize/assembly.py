@@ -24,15 +24,16 @@ from coldstart.contract.environment import TIMELINE_EVENTS
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailed
-from coldstart.key.inspection import NOT_MADE
-from coldstart.machine import logs, paths, processes, runtime, secrets, timeline
-from coldstart.machine.scratch import scratch
-from coldstart.machine.timeline import Timeline
+from coldstart.launch import caches, fetch, prepare, server_process
 from coldstart.materialize import graphs, progress
 from coldstart.materialize.progress import Phase, Steps
-from coldstart.model.models import ResolvedModel
+from coldstart.models.inspection import NOT_MADE
+from coldstart.models.resolution import ResolvedModel
 from coldstart.scheduling import profiling
-from coldstart.serve import caches, fetch, launch, prepare
+from coldstart.system import paths, runtime, secrets, timeline
+from coldstart.system.proc import logs, processes
+from coldstart.system.proc.scratch import scratch
+from coldstart.system.timeline import Timeline
 from coldstart.weights import weights_plan as weights
 
 # What a start restores and a proof can fail with, the likeliest to be wrong first.
@@ -173,9 +174,9 @@ class Assembly:
             tempfile.TemporaryDirectory(dir=paths.runtime_dir()) as directory,
         ):
             plan, began = self._proof_plan(Path(directory) / "socket"), timeline.now()
-            process, reader = launch.fresh(replace(plan, env=plan.env | environment), output=log)
+            process, reader = server_process.fresh(replace(plan, env=plan.env | environment), output=log)
             try:
-                running = launch.acknowledged(process, reader, began, timeout=None)
+                running = server_process.acknowledged(process, reader, began, timeout=None)
                 sections = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
                 _require_fast_path(running.report, sections, canary="canary" in info)
                 memory = processes.memory_bytes(process.pid)

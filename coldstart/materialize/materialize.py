@@ -12,16 +12,17 @@ from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Draft
 from coldstart.errors import CommandFailed
-from coldstart.key.inspection import Lookup
-from coldstart.machine import criu, paths
+from coldstart.launch.modes.snapshot import SNAPSHOT
 from coldstart.materialize import freeze
 from coldstart.materialize.assembly import Assembly
 from coldstart.materialize.expectation import estimates, of_another
 from coldstart.materialize.options import SECTIONS, Options
 from coldstart.materialize.progress import Phase
 from coldstart.materialize.workspace import workspace
-from coldstart.model import models
-from coldstart.serve.modes.snapshot import SNAPSHOT
+from coldstart.models import resolution
+from coldstart.models.inspection import Lookup
+from coldstart.system import paths
+from coldstart.system.snapshot import criu
 
 
 def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
@@ -46,7 +47,7 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
 
 def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
     with phase("weights"):
-        model = models.ensure_weights(lookup.model, offline=lookup.offline)
+        model = resolution.ensure_weights(lookup.model, offline=lookup.offline)
     with workspace(lookup.cache.work) as work:
         assembly = Assembly(
             model, lookup.vllm_args, lookup.key.digest, work, phase,

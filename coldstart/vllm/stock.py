@@ -20,7 +20,7 @@ from typing import Any
 from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.machine import addresses
+from coldstart.system.ipc import addresses
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import SCHEDULER_CLS
 from coldstart.vllm.weights.entry import LOAD_FORMAT

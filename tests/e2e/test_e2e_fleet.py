@@ -23,8 +23,8 @@ from support.fleet_askers import Asking, Streaming
 from support.fleet_on_ray import Fleet, of_two
 from support.waiting import wait_until
 
-from coldstart.cluster import wire
 from coldstart.fleet.core import FleetCore
+from coldstart.fleet.live import wire
 from coldstart.fleet.specification import FleetSettings
 
 # Found, not imported: ray changes the environment, by which templates are judged.

@@ -16,7 +16,7 @@ REPORT = {"fast_path": {"compile": True}, "fallbacks": [], "tokens": [1]}
 
 def serve(plan, imported=False):  # type: ignore[no-untyped-def]
     """What `server.run` does, in short. `vllm_args` of the plan may hold a behaviour of its own."""
-    from coldstart.machine.lifeline import die_with_parent
+    from coldstart.system.proc.lifeline import die_with_parent
 
     die_with_parent()
     behaviour, *rest = plan.vllm_args or [BEHAVIOUR]

@@ -20,7 +20,7 @@ from support.fleet_rig import deployment
 from support.waiting import wait_until
 from tools.link_cluster import LinkCluster
 
-from coldstart.cluster import wire
+from coldstart.fleet.live import wire
 
 TESTS = Path(__file__).parents[1]
 PLACES = "one", "two"

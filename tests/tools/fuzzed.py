@@ -252,10 +252,10 @@ def readers(model: str) -> dict[str, Callable[[Store], object]]:
     from coldstart.commands import _bundle_views
     from coldstart.commands import list as list_command
 
-    from coldstart.key import inspection
+    from coldstart.launch import planning
+    from coldstart.launch.request import ServeRequest
+    from coldstart.models import inspection
     from coldstart.scheduling.settings import SchedulerSettings
-    from coldstart.serve import planning
-    from coldstart.serve.request import ServeRequest
 
     def listed(store: Store) -> object:
         return list_command._text([list_command._data(bundle) for bundle in store.list()])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from coldstart.contract.fallback import Fallback
-from coldstart.machine import runtime
+from coldstart.system import runtime
 
 Feature = Literal[
     "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "offload", "tails", "graphs", "kv-plan",

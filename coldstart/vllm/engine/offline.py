@@ -23,10 +23,10 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR, VLLM_CACHE_ROOT
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import CANARY_BATCH, LaunchPlan
-from coldstart.key.inspection import NOT_MADE
-from coldstart.machine import runtime, timeline
-from coldstart.machine.lifeline import die_as_a_group
+from coldstart.models.inspection import NOT_MADE
 from coldstart.scheduling import profiling
+from coldstart.system import runtime, timeline
+from coldstart.system.proc.lifeline import die_as_a_group
 from coldstart.vllm import compat
 from coldstart.vllm.compat.report import check_compatibility
 from coldstart.vllm.engine import compiled, server, stepdowns

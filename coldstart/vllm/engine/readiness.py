@@ -16,7 +16,7 @@ from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import COMPILE_REPORT, GRAPHS_REPORT, KV_REPORT
 from coldstart.contract.plan import CANARY_BATCH, READY_FD_ENV, LaunchPlan
-from coldstart.machine import timeline
+from coldstart.system import timeline
 
 FALLBACK_PROMPT = [1, 2, 3, 4]
 

@@ -22,10 +22,13 @@ from typing import Any
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.contract.template_levels import ENGINE, SLEEP_LEVELS
-from coldstart.machine import addresses, fingerprint, memory, randomness, runtime, tiles, timeline
-from coldstart.machine.ipc import Channel
-from coldstart.machine.lifeline import SUPERVISOR_ENV, die_with_parent, die_with_supervisor
-from coldstart.machine.peers import Listener, PeerError
+from coldstart.system import fingerprint, runtime, timeline
+from coldstart.system.devices import amx_tiles
+from coldstart.system.ipc import addresses
+from coldstart.system.ipc.json_lines import Channel
+from coldstart.system.ipc.peers import Listener, PeerError
+from coldstart.system.proc import memory, randomness
+from coldstart.system.proc.lifeline import SUPERVISOR_ENV, die_with_parent, die_with_supervisor
 from coldstart.vllm import compat
 from coldstart.vllm.engine import ahead, application, server, stepdowns
 from coldstart.vllm.engine.readiness import refuse
@@ -168,7 +171,7 @@ class Template:
             # A thawed process may live in a time namespace whose CLOCK_MONOTONIC is not its client's.
             os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
             randomness.renew()
-            tiles.ask()  # the leave is lost where this template was thawed
+            amx_tiles.ask()  # the leave is lost where this template was thawed
             code = self._serve(request["plan"])
         except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and leave
             sys.stderr.write(f"coldstart: the forked server ended: {type(error).__name__}: {error}\n")

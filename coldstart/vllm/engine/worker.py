@@ -22,7 +22,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.machine import timeline
+from coldstart.system import timeline
 from coldstart.vllm import compat
 from coldstart.vllm.engine import compiled
 from coldstart.vllm.weights import entry

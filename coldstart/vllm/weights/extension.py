@@ -16,4 +16,8 @@ class Reporting:
         """As ColdWorker.coldstart_report: nothing was restored, the weights came as `load` says."""
         loaded, found = report.document(), compat.fallbacks
         lost = {one.stage: False for one in found}
-        return {"fast_path": lost, "fallbacks": [*fallback.to_json(found), *loaded.get("fallbacks", [])], "load": loaded}
+        return {
+            "fast_path": lost,
+            "fallbacks": [*fallback.to_json(found), *loaded.get("fallbacks", [])],
+            "load": loaded,
+        }

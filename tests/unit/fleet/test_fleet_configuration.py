@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from coldstart.errors import Usage
-from coldstart.fleet import configuration, plan, replay
+from coldstart.fleet import configuration, plan
 from coldstart.fleet.timing import Overlap
+from coldstart.lab.fleet import replay
 
 GOOD: dict[str, Any] = {
     "placement": "pipeline",

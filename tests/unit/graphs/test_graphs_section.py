@@ -21,15 +21,16 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import to_json
 from coldstart.contract.graphs import CANARY, EngineTask
 from coldstart.errors import CommandFailed
-from coldstart.key import inspection
-from coldstart.key.inspection import Lookup
-from coldstart.machine import nvml, paths
-from coldstart.machine.paths import Cache
+from coldstart.launch import prepare
+from coldstart.launch.fetch import Weights
 from coldstart.materialize import graphs
 from coldstart.materialize.assembly import _require_fast_path
-from coldstart.model.models import ResolvedModel
-from coldstart.serve import prepare
-from coldstart.serve.fetch import Weights
+from coldstart.models import inspection
+from coldstart.models.inspection import Lookup
+from coldstart.models.resolution import ResolvedModel
+from coldstart.system import paths
+from coldstart.system.devices import nvml
+from coldstart.system.paths import Cache
 from coldstart.validate.checks import Level
 from coldstart.validate.graphs import check_graphs
 from coldstart.vllm.engine.readiness import graph_fallbacks
@@ -89,7 +90,7 @@ def test_untrusted_graphs_are_not_unpacked(place: Path, rounds_bundle: Path) -> 
 def test_a_gpu_sizes_its_kv_cache_through_a_plan_for_each_rank(
     place: Path, rounds_bundle: Path, monkeypatch: pytest.MonkeyPatch, free: list[int | None], used: bool
 ) -> None:
-    monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
+    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
     monkeypatch.setattr(nvml, "free_bytes", free.__getitem__)
     monkeypatch.setattr(prepare, "available_memory", lambda: pytest.fail("the host's memory was asked for"))
     plan = prepared(publish(place, rounds_bundle, plans=[PLAN, PLAN | {"rank": 1}]), place)
@@ -104,7 +105,7 @@ def test_a_gpu_sizes_its_kv_cache_through_a_plan_for_each_rank(
 def test_a_plan_that_is_none_is_a_reason(
     place: Path, rounds_bundle: Path, monkeypatch: pytest.MonkeyPatch, plans: object
 ) -> None:
-    monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
+    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
     made = prepared(publish(place, rounds_bundle, plans=plans), place)
     assert made.engine.kv_plan is None and "kv" in [f.stage for f in made.fallbacks]
 
@@ -121,7 +122,7 @@ def test_on_the_processor_there_is_nothing_to_do(tmp_path: Path) -> None:
 
 
 def test_eager_engines_capture_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
+    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
     assert (
         "--enforce-eager" in str(graphs.absent(Arguments(["--enforce-eager"])))
         and graphs.absent(Arguments(["--seed", "1"])) is None
@@ -130,7 +131,7 @@ def test_eager_engines_capture_none(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("flag", ["--tensor-parallel-size", "-tp", "--pipeline-parallel-size"])
 def test_several_ranks_capture_their_own(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
-    monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
+    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
     assert (
         "collectives" in str(graphs.absent(Arguments([flag, "2"])))
         and graphs.absent(Arguments([flag, "1"])) is None
@@ -138,7 +139,7 @@ def test_several_ranks_capture_their_own(monkeypatch: pytest.MonkeyPatch, flag: 
 
 
 def test_materialize_makes_the_section_with_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
+    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
     reason = graphs.make(tmp_path / "out", tmp_path / "work", Launches(), Arguments())
     assert reason is None and (tmp_path / "out" / "proof.json").exists()
 
@@ -146,7 +147,7 @@ def test_materialize_makes_the_section_with_engines(tmp_path: Path, monkeypatch:
 def test_an_engine_that_fails_costs_the_section_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coldstart.machine.runtime.targets_cpu", lambda: False)
+    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
 
     def fail(name: str, task: EngineTask) -> None:
         raise CommandFailed("the engine ended with exit code 1")

@@ -15,9 +15,9 @@ from tools import bundles
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.machine.paths import Cache
 from coldstart.materialize import freeze, progress
 from coldstart.materialize.workspace import workspace
+from coldstart.system.paths import Cache
 
 
 @contextmanager
