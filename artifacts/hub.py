@@ -18,10 +18,10 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.directory import pull_directory
 from coldstart.artifacts.errors import (
     BundleError,
-    InvalidReference,
-    MissingBlob,
-    RemoteDenied,
-    RemoteFailed,
+    InvalidReferenceError,
+    MissingBlobError,
+    RemoteDeniedError,
+    RemoteFailedError,
     named_os_errors,
 )
 from coldstart.artifacts.files import write_atomic
@@ -46,7 +46,7 @@ class Hub(Protocol):
 
 
 def push(bundle: Bundle, reference: str, hub: Hub | None = None) -> str:
-    """Upload to ORG/REPO[:TAG]; the full reference. Raises RemoteDenied, RemoteFailed, InvalidReference."""
+    """Upload to ORG/REPO[:TAG]; the full reference. Raises RemoteDeniedError, RemoteFailedError, InvalidReferenceError."""
     repo, tag = _parse(reference)
     tag = tag or bundle.descriptor.annotations.get(oci.REF_NAME, f"v{bundle.version}")
     with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
@@ -63,7 +63,7 @@ def push(bundle: Bundle, reference: str, hub: Hub | None = None) -> str:
 def pull(store: Store, reference: str, hub: Hub | None = None) -> Bundle:
     """Download ORG/REPO[:TAG]; without a tag the repository must hold one bundle.
 
-    Raises RemoteDenied, RemoteFailed, MissingBlob, InvalidReference and what Store.receive raises.
+    Raises RemoteDeniedError, RemoteFailedError, MissingBlobError, InvalidReferenceError and what Store.receive raises.
     """
     repo, tag = _parse(reference)
     with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
@@ -76,7 +76,9 @@ def pull(store: Store, reference: str, hub: Hub | None = None) -> Bundle:
         except Exception as error:
             raise _named(error, repo) from error
         if not (Path(scratch) / chosen).is_dir():
-            raise MissingBlob(f"{repo} has no bundle {chosen}", mend=f"list the files of {repo} on the hub")
+            raise MissingBlobError(
+                f"{repo} has no bundle {chosen}", hint=f"list the files of {repo} on the hub"
+            )
         return pull_directory(store, Path(scratch) / chosen)
 
 
@@ -94,21 +96,21 @@ def _lay_out(bundle: Bundle, directory: Path) -> None:
 def _only_tag(listed: Sequence[str], repo: str) -> str:
     tags = sorted({name.split("/")[0] for name in listed if name.endswith(f"/{oci.LAYOUT_FILE}")})
     if len(tags) != 1:
-        mend = f"name one: {', '.join(f'{repo}:{tag}' for tag in tags[:8])}" if tags else None
-        raise MissingBlob(f"{repo} holds {len(tags)} bundles", mend=mend)
+        hint = f"name one: {', '.join(f'{repo}:{tag}' for tag in tags[:8])}" if tags else None
+        raise MissingBlobError(f"{repo} holds {len(tags)} bundles", hint=hint)
     return tags[0]
 
 
 def _parse(reference: str) -> tuple[str, str | None]:
     matched = _REFERENCE.fullmatch(reference)
     if not matched:
-        raise InvalidReference(f"{reference!r} is not a hub repository", mend="write ORG/REPO[:TAG]")
+        raise InvalidReferenceError(f"{reference!r} is not a hub repository", hint="write ORG/REPO[:TAG]")
     return matched["repo"], matched["tag"]
 
 
-def _named(error: Exception, repo: str) -> RemoteFailed:
+def _named(error: Exception, repo: str) -> RemoteFailedError:
     status = getattr(getattr(error, "response", None), "status_code", None)
-    kind = RemoteDenied if status in _DENIED else RemoteFailed
+    kind = RemoteDeniedError if status in _DENIED else RemoteFailedError
     return kind(f"the hub could not serve {repo}: {type(error).__name__}: {str(error)[:200]}")
 
 

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import zstandard
 from coldstart.artifacts import tar
 from coldstart.artifacts.content import HEAD, check_plain
-from coldstart.artifacts.errors import InvalidTree, TooLarge, UnsafeLink, UnsafeMember
+from coldstart.artifacts.errors import InvalidTreeError, TooLargeError, UnsafeLinkError, UnsafeMemberError
 from coldstart.artifacts.limits import LIMITS
 
 
@@ -49,7 +49,8 @@ def pack(
 ) -> Packed:
     """Write `directory` to `sink`. With `follow_symlinks`, links to files are stored as the files they name.
 
-    Raises UnsafeLink, UnsafeMember, UnsafePath, PickleFound, CodeFound, TooLarge, InvalidTree (a file
+    Raises UnsafeLinkError, UnsafeMemberError, UnsafePathError, PickleFoundError, CodeFoundError, TooLargeError,
+    InvalidTreeError (a file
     changed).
     """
     compressor = zstandard.ZstdCompressor(level=level, threads=threads, write_checksum=False)
@@ -58,7 +59,7 @@ def pack(
         for path, member in _walk(directory, follow_symlinks):
             members += 1
             if members > LIMITS.tree_members:
-                raise TooLarge(f"{directory.name} has more than {LIMITS.tree_members} members")
+                raise TooLargeError(f"{directory.name} has more than {LIMITS.tree_members} members")
             counter.write(tar.header(member))
             if not member.is_directory:
                 _write_file(path, member, counter, plain=not executable)
@@ -68,7 +69,7 @@ def pack(
 
 def _walk(directory: Path, follow: bool) -> Iterator[tuple[Path, tar.Member]]:
     if not directory.is_dir():
-        raise InvalidTree(f"{directory.name} is not a directory", mend="give an existing directory")
+        raise InvalidTreeError(f"{directory.name} is not a directory", hint="give an existing directory")
     entries = sorted(_entries(directory, follow), key=lambda path: path.relative_to(directory).as_posix())
     for path in entries:
         name = path.relative_to(directory).as_posix()
@@ -86,11 +87,11 @@ def _entries(directory: Path, follow: bool) -> Iterator[Path]:
 def _member(path: Path, name: str, follow: bool) -> tar.Member:
     status = path.stat() if follow else path.lstat()
     if stat.S_ISLNK(status.st_mode) or (path.is_symlink() and stat.S_ISDIR(status.st_mode)):
-        raise UnsafeLink(f"{name} is a link", mend="copy the tree with its links resolved first")
+        raise UnsafeLinkError(f"{name} is a link", hint="copy the tree with its links resolved first")
     if stat.S_ISDIR(status.st_mode):
         return tar.Member(name, 0, is_directory=True)
     if not stat.S_ISREG(status.st_mode):
-        raise UnsafeMember(f"{name} is neither a file nor a directory", mend="remove it from the tree")
+        raise UnsafeMemberError(f"{name} is neither a file nor a directory", hint="remove it from the tree")
     return tar.Member(name, status.st_size, executable=bool(status.st_mode & 0o100))
 
 
@@ -105,5 +106,7 @@ def _write_file(path: Path, member: tar.Member, counter: _Counter, *, plain: boo
             left -= len(data)
             data = file.read(min(HEAD, left))
     if left:
-        raise InvalidTree(f"{member.name} shrank while it was read", mend="pack a tree that nobody writes to")
+        raise InvalidTreeError(
+            f"{member.name} shrank while it was read", hint="pack a tree that nobody writes to"
+        )
     counter.write(tar.padding(member.size))

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 from coldstart.artifacts import blobs, oci, ranges
 from coldstart.artifacts.bundle_source import BundleSource
-from coldstart.artifacts.errors import BundleError, DigestMismatch, MissingBlob, RemoteFailed, named_os_errors
+from coldstart.artifacts.errors import (
+    BundleError,
+    DigestMismatchError,
+    MissingBlobError,
+    RemoteFailedError,
+    named_os_errors,
+)
 from coldstart.artifacts.limits import CHUNK
 from coldstart.artifacts.manifest import SectionEntry
 from coldstart.artifacts.receive import fetch
@@ -39,7 +45,7 @@ class Repair:
 
 
 def repair(store: Store, bundle: Bundle, sources: Sequence[BundleSource]) -> list[Repair]:
-    """One outcome per bad blob, none for a sound bundle. Raises ReadOnlyStore, NoSpace.
+    """One outcome per bad blob, none for a sound bundle. Raises ReadOnlyStoreError, NoSpaceError.
 
     If the manifest or config cannot be mended the sections are unknown, and the list ends there.
     """
@@ -74,7 +80,7 @@ def _mend(
     for source in sources:
         try:
             return Repair(subject, blob.digest, True, _from(store, source, blob, entry), "mended")
-        except (MissingBlob, DigestMismatch, RemoteFailed) as error:
+        except (MissingBlobError, DigestMismatchError, RemoteFailedError) as error:
             reasons.append(str(error))
     return Repair(subject, blob.digest, False, 0, "; ".join(reasons))
 
@@ -105,7 +111,7 @@ def _patch(
             target.write(data if good else _chunk(source, blob, number))
             fetched += 0 if good else ranges.span(entry, number)[1]
         if target.digest != blob.digest:
-            raise DigestMismatch(f"blob {blob.digest} is still damaged after repair")
+            raise DigestMismatchError(f"blob {blob.digest} is still damaged after repair")
     return fetched
 
 

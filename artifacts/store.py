@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from coldstart.artifacts import commit, files, oci, selection
 from coldstart.artifacts.bundle import Bundle, Trust
-from coldstart.artifacts.errors import Ambiguous, BundleError, InvalidReference
+from coldstart.artifacts.errors import NO_BUNDLE, AmbiguousReferenceError, BundleError, InvalidReferenceError
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.staging import Staging, staging
@@ -33,12 +33,13 @@ _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
 _VERSIONED = re.compile(r"(?P<name>[^@]+?):v(?P<version>[1-9]\d{0,8})")
 
 
-class NotFound(BundleError):
+class BundleNotFoundError(BundleError):
     """No bundle has the wanted key or reference, or none that is trusted.
 
     `nearest` is the closest one of the same model, `untrusted` the newest of the wanted key; None where there is none.
     """
 
+    exit_code = NO_BUNDLE
     code: ClassVar[str] = "CS-NOTFOUND"
 
     def __init__(
@@ -62,7 +63,7 @@ class Store:
     def begin(self, key: Key) -> Iterator[Draft]:
         """A draft for `key`.
 
-        What is not published when the block ends is gone. Raises ReadOnlyStore, NoSpace.
+        What is not published when the block ends is gone. Raises ReadOnlyStoreError, NoSpaceError.
         """
         from coldstart.artifacts.draft import Draft
 
@@ -78,7 +79,7 @@ class Store:
         """Wait for and hold the key's lock, so that of several processes one makes the bundle and the rest
         find it.
 
-        publish() does not need it. Raises ReadOnlyStore.
+        publish() does not need it. Raises ReadOnlyStoreError.
         """
         self.layout.create()
         with files.locked(self.layout.key_lock(key.digest)):
@@ -91,30 +92,31 @@ class Store:
     def find(self, key: Key, *, name: str | None = None, trust: Trust | None = None) -> Bundle:
         """The newest version for `key` that `trust` accepts (None: whoever signed it) and this release can read.
 
-        Raises NotFound, and what Bundle.manifest raises where no version can be read. `name` also counts
+        Raises BundleNotFoundError, and what Bundle.manifest raises where no version can be read. `name` also counts
         a bundle as of the same model.
         """
         candidates = [bundle for bundle in self.list() if _says(bundle)[1] == key.digest]
         if not candidates:
-            raise NotFound(f"no bundle for key {key.short}", self._nearest(key, name, trust))
+            raise BundleNotFoundError(f"no bundle for key {key.short}", self._nearest(key, name, trust))
         best = selection.best_first(candidates, trust)[0]
         if best.problem is not None:
             raise best.problem
         if not best.trust.ok:
             message = f"no trusted bundle for key {key.short}: {best.trust.reason}"
-            raise NotFound(message, self._nearest(key, name, trust), best.bundle)
+            raise BundleNotFoundError(message, self._nearest(key, name, trust), best.bundle)
         return best.bundle
 
     def get(self, ref: str, *, trust: Trust | None = None) -> Bundle:
         """The bundle for NAME (newest), NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest prefix.
 
-        Of several versions the best: one that `trust` accepts before one that it does not. Raises NotFound, Ambiguous,
-        or InvalidReference.
+        Of several versions the best: one that `trust` accepts before one that it does not. Raises BundleNotFoundError,
+        AmbiguousReferenceError,
+        or InvalidReferenceError.
         """
         bundles = self.list()
         matches = self._matching(ref, bundles)
         if not matches:
-            raise NotFound(f"no bundle is called {ref!r}")
+            raise BundleNotFoundError(f"no bundle is called {ref!r}")
         if len(matches) == 1:
             return matches[0]
         return (
@@ -152,7 +154,7 @@ class Store:
     ) -> Pruned:
         """Keep the best `keep` versions of each key (None: all), less `drop`; collect what nothing refers to.
 
-        What `trust` accepts is better than any that it does not. Raises ReadOnlyStore.
+        What `trust` accepts is better than any that it does not. Raises ReadOnlyStoreError.
         """
         from coldstart.artifacts import prune
 
@@ -202,7 +204,7 @@ class Store:
             prefix = f"sha256:{matched[1]}"
             return [b for b in bundles if b.digest.startswith(prefix) or _says(b)[1].startswith(prefix)]
         if not ref or not ref.isprintable():
-            raise InvalidReference(f"{ref!r} is not a reference")
+            raise InvalidReferenceError(f"{ref!r} is not a reference")
         return []
 
     def _newest_wins(self, ref: str, matches: Sequence[Bundle]) -> bool:
@@ -242,7 +244,7 @@ def _by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
 
 def _several(ref: str, matches: Sequence[Bundle]) -> Bundle:
     listed = ", ".join(bundle.ref for bundle in matches[:8])
-    raise Ambiguous(f"{ref!r} names {len(matches)} bundles: {listed}")
+    raise AmbiguousReferenceError(f"{ref!r} names {len(matches)} bundles: {listed}")
 
 
 def _same_model(key: Key, name: str | None, bundle: Bundle) -> bool:

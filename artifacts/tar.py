@@ -14,12 +14,12 @@ from pathlib import PurePosixPath
 from typing import BinaryIO, Protocol
 
 from coldstart.artifacts.errors import (
-    Bomb,
-    DuplicateMember,
-    InvalidTree,
-    UnsafeLink,
-    UnsafeMember,
-    UnsafePath,
+    ArchiveBombError,
+    DuplicateMemberError,
+    InvalidTreeError,
+    UnsafeLinkError,
+    UnsafeMemberError,
+    UnsafePathError,
 )
 from coldstart.artifacts.limits import LIMITS
 
@@ -68,17 +68,17 @@ class Body:
     def read(self, size: int = -1, /) -> bytes:
         """Up to `size` bytes.
 
-        Empty at the end of the member. Raises InvalidTree when the stream is cut short.
+        Empty at the end of the member. Raises InvalidTreeError when the stream is cut short.
         """
         wanted = self._left if size < 0 else min(size, self._left)
         data = self._stream.read(wanted) if wanted else b""
         if wanted and not data:
-            raise InvalidTree("the tar stream ends inside a member")
+            raise InvalidTreeError("the tar stream ends inside a member")
         self._left -= len(data)
         return data
 
     def jump(self, file: BinaryIO) -> None:
-        """Pass over what is left without reading it. Raises InvalidTree when the file is shorter."""
+        """Pass over what is left without reading it. Raises InvalidTreeError when the file is shorter."""
         file.seek(max(0, self._left - 1), os.SEEK_CUR)
         self._left = min(self._left, 1)
 
@@ -87,32 +87,33 @@ class Body:
         while self.read(1 << 20):
             pass
         if exactly(self._stream, self._pad).strip(b"\0"):
-            raise InvalidTree("the padding of a tar member is not zero")
+            raise InvalidTreeError("the padding of a tar member is not zero")
 
 
 def members(stream: Readable, *, cap: int = LIMITS.tree_members) -> Iterator[tuple[Member, Body]]:
     """Each member with its body, in order; the body is valid until the next step.
 
-    Raises InvalidTree, UnsafePath, UnsafeLink, UnsafeMember, DuplicateMember, or Bomb past `cap` members.
+    Raises InvalidTreeError, UnsafePathError, UnsafeLinkError, UnsafeMemberError, DuplicateMemberError, or ArchiveBombError
+    past `cap` members.
     """
     seen: dict[str, bool] = {}
     while (info := _next(stream)) is not None:
         member = _checked(info)
         _unique(seen, member)
         if len(seen) > cap:
-            raise Bomb(f"more than {cap} members")
+            raise ArchiveBombError(f"more than {cap} members")
         body = Body(stream, member.size)
         yield member, body
         body.skip()
 
 
 def exactly(stream: Readable, size: int) -> bytes:
-    """`size` bytes. Raises InvalidTree when the stream ends before."""
+    """`size` bytes. Raises InvalidTreeError when the stream ends before."""
     parts = []
     while size:
         part = stream.read(size)
         if not part:
-            raise InvalidTree("the tar stream is cut short")
+            raise InvalidTreeError("the tar stream is cut short")
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
@@ -129,7 +130,7 @@ def _next(stream: Readable) -> tarfile.TarInfo | None:
         if info.type != tarfile.XHDTYPE:
             return _apply(info, pax)
         if pax:
-            raise InvalidTree("two pax headers before one member")
+            raise InvalidTreeError("two pax headers before one member")
         pax = _pax(stream, info.size)
 
 
@@ -137,9 +138,9 @@ def _parse(block: bytes) -> tarfile.TarInfo:
     try:
         info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
     except (tarfile.TarError, ValueError) as error:
-        raise InvalidTree(f"malformed tar header: {error}") from error
+        raise InvalidTreeError(f"malformed tar header: {error}") from error
     if info.size < 0:
-        raise InvalidTree("a tar member has a negative size")
+        raise InvalidTreeError("a tar member has a negative size")
     return info
 
 
@@ -149,12 +150,12 @@ def _end(stream: Readable) -> None:
     while data := stream.read(BLOCK):
         seen += len(data)
         if data.strip(b"\0") or seen > 64 * BLOCK:
-            raise InvalidTree("data after the end of the tar stream")
+            raise InvalidTreeError("data after the end of the tar stream")
 
 
 def _pax(stream: Readable, size: int) -> dict[str, str]:
     if size > LIMITS.pax_header:
-        raise Bomb(f"a pax header of {size} bytes")
+        raise ArchiveBombError(f"a pax header of {size} bytes")
     data = exactly(stream, size)
     exactly(stream, -size % BLOCK)
     records: dict[str, str] = {}
@@ -172,33 +173,33 @@ def _record(data: bytes) -> tuple[str, str, bytes]:
         or len(digits) > 6
         or not len(digits) + 1 < int(digits) <= len(data)
     ):
-        raise InvalidTree("malformed pax record")
+        raise InvalidTreeError("malformed pax record")
     record, rest = data[len(digits) + 1 : int(digits)], data[int(digits) :]
     name, equals, value = record.partition(b"=")
     if not equals or not value.endswith(b"\n"):
-        raise InvalidTree("malformed pax record")
+        raise InvalidTreeError("malformed pax record")
     try:
         return name.decode(), value[:-1].decode(), rest
     except UnicodeDecodeError as error:
-        raise InvalidTree("a pax record is not UTF-8") from error
+        raise InvalidTreeError("a pax record is not UTF-8") from error
 
 
 def _apply(info: tarfile.TarInfo, pax: dict[str, str]) -> tarfile.TarInfo:
     if any(name.startswith("GNU.sparse") for name in pax):
-        raise UnsafeMember(f"{info.name!r} is a sparse file")
+        raise UnsafeMemberError(f"{info.name!r} is a sparse file")
     info.name = pax.get("path", info.name)
     size = pax.get("size", str(info.size))
     if not size.isdecimal() or not size.isascii() or len(size) > 18:
-        raise InvalidTree(f"{info.name!r} has the size {size!r}")
+        raise InvalidTreeError(f"{info.name!r} has the size {size!r}")
     info.size = int(size)
     return info
 
 
 def _checked(info: tarfile.TarInfo) -> Member:
     if info.type in _LINKS:
-        raise UnsafeLink(f"{info.name!r} is a link")
+        raise UnsafeLinkError(f"{info.name!r} is a link")
     if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
-        raise UnsafeMember(f"{info.name!r} is of the special type {info.type!r}")
+        raise UnsafeMemberError(f"{info.name!r} is of the special type {info.type!r}")
     is_directory = info.type == tarfile.DIRTYPE
     name = info.name.removesuffix("/") if is_directory else info.name
     check_name(name)
@@ -206,22 +207,22 @@ def _checked(info: tarfile.TarInfo) -> Member:
 
 
 def check_name(name: str) -> None:
-    """Raises UnsafePath unless `name` is relative, plain and portable."""
+    """Raises UnsafePathError unless `name` is relative, plain and portable."""
     parts = name.split("/")
     if not name or len(name) > LIMITS.path or name.startswith("/") or not {"", ".", ".."}.isdisjoint(parts):
-        raise UnsafePath(f"{name[:200]!r} is not a plain relative path")
+        raise UnsafePathError(f"{name[:200]!r} is not a plain relative path")
     if not name.isprintable() or "\\" in name or ":" in parts[0][1:2]:
-        raise UnsafePath(f"{name[:200]!r} has characters that no portable path has")
+        raise UnsafePathError(f"{name[:200]!r} has characters that no portable path has")
     if max(len(part.encode("utf-8", "surrogatepass")) for part in parts) > 255:
-        raise UnsafePath(f"{name[:200]!r} has a component of more than 255 bytes")
+        raise UnsafePathError(f"{name[:200]!r} has a component of more than 255 bytes")
 
 
 def _unique(seen: dict[str, bool], member: Member) -> None:
     if member.name in seen:
-        raise DuplicateMember(f"{member.name!r} appears twice")
+        raise DuplicateMemberError(f"{member.name!r} appears twice")
     for parent in PurePosixPath(member.name).parents:
         if seen.get(str(parent)) is False:
-            raise UnsafePath(f"{member.name!r} lies below a file")
+            raise UnsafePathError(f"{member.name!r} lies below a file")
     seen[member.name] = member.is_directory
 
 

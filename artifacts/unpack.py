@@ -16,7 +16,13 @@ import zstandard
 from coldstart.artifacts import tar
 from coldstart.artifacts.blobs import VerifiedReader
 from coldstart.artifacts.content import HEAD, check_plain
-from coldstart.artifacts.errors import Bomb, BundleError, DestinationExists, InvalidTree, named_os_errors
+from coldstart.artifacts.errors import (
+    ArchiveBombError,
+    BundleError,
+    DestinationExistsError,
+    InvalidTreeError,
+    named_os_errors,
+)
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.manifest import MEMBERS, UNPACKED, SectionEntry
 
@@ -24,7 +30,7 @@ _WINDOW = 1 << 27
 
 
 class Budgeted:
-    """A decompressed stream that raises Bomb past `budget` bytes and InvalidTree on malformed zstd."""
+    """A decompressed stream that raises Bomb past `budget` bytes and InvalidTreeError on malformed zstd."""
 
     def __init__(self, source: tar.Readable, budget: int) -> None:
         decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
@@ -36,10 +42,10 @@ class Budgeted:
         try:
             data = self._reader.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
         except zstandard.ZstdError as error:
-            raise InvalidTree(f"malformed zstd stream: {error}") from error
+            raise InvalidTreeError(f"malformed zstd stream: {error}") from error
         self._left -= len(data)
         if self._left < 0:
-            raise Bomb("the section unpacks to more bytes than it may")
+            raise ArchiveBombError("the section unpacks to more bytes than it may")
         return data
 
 
@@ -58,11 +64,12 @@ def scan(reader: VerifiedReader, entry: SectionEntry, *, plain: bool) -> int:
 def extract(reader: VerifiedReader, entry: SectionEntry, dest: Path, *, plain: bool) -> int:
     """Unpack to the new directory `dest`; the number of members. `plain` refuses pickles and code.
 
-    Raises DestinationExists, DigestMismatch, Bomb, InvalidTree, UnsafePath, UnsafeLink, UnsafeMember,
-    DuplicateMember, PickleFound, CodeFound, NoSpace, ReadOnlyStore.
+    Raises DestinationExistsError, DigestMismatchError, ArchiveBombError, InvalidTreeError, UnsafePathError, UnsafeLinkError,
+    UnsafeMemberError,
+    DuplicateMemberError, PickleFoundError, CodeFoundError, NoSpaceError, ReadOnlyStoreError.
     """
     if dest.exists() or dest.is_symlink():
-        raise DestinationExists(f"{dest.name} exists already")
+        raise DestinationExistsError(f"{dest.name} exists already")
     with named_os_errors(f"extracting {entry.type}"), _partial(dest) as partial:
         count = _consume(reader, entry, plain=plain, target=partial)
         _rename(partial, dest)
@@ -85,7 +92,7 @@ def _rename(partial: Path, dest: Path) -> None:
         partial.rename(dest)
     except OSError as error:
         if dest.exists():
-            raise DestinationExists(f"{dest.name} was made meanwhile") from error
+            raise DestinationExistsError(f"{dest.name} was made meanwhile") from error
         raise
 
 
@@ -99,7 +106,7 @@ def _consume(reader: VerifiedReader, entry: SectionEntry, *, plain: bool, target
     reader.drain()
     declared = entry.annotations.get(MEMBERS, "")
     if _is_count(declared) and int(declared) != count:
-        raise InvalidTree(f"section {entry.type} has {count} members and declares {declared}")
+        raise InvalidTreeError(f"section {entry.type} has {count} members and declares {declared}")
     return count
 
 

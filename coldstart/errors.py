@@ -1,49 +1,43 @@
-"""Every failure the user can meet: what was wanted, what was found, and the command that mends it.
+"""Errors of coldstart that a user can meet, and the exit codes of the command line.
 
-Invariant: an error that leaves the engine carries its own exit code, so that the command line needs one table
-and no special case.
+Every error states what failed, on which object and why. `hint` is what the user can do next, if possible a command to type.
 """
 
-OK = 0
-NO = 1
-TROUBLE = 2
-NO_BUNDLE = 3
-NEEDS_AUTH = 4
+from coldstart.artifacts.errors import AUTH_REQUIRED, CHECK_FAILED, ERROR, NO_BUNDLE, SUCCESS, ColdstartError
+
+__all__ = [
+    "AUTH_REQUIRED",
+    "CHECK_FAILED",
+    "ERROR",
+    "NO_BUNDLE",
+    "SUCCESS",
+    "AuthRequiredError",
+    "ColdstartError",
+    "CommandFailedError",
+    "NoBundleError",
+    "UsageError",
+]
 
 
-class ColdstartError(Exception):
-    """A failure with a sentence for the user, the mend where one is known, and an exit code."""
+class CommandFailedError(ColdstartError):
+    """A check failed: an invalid bundle, a regression, a server that died (exit code 1)."""
 
-    def __init__(self, message: str, *, mend: str | None = None, exit_code: int = TROUBLE) -> None:
-        super().__init__(message)
-        self.message = message
-        self.mend = mend
-        self.exit_code = exit_code
+    exit_code = CHECK_FAILED
 
 
-class CommandFailed(ColdstartError):
-    """The answer is no: an invalid bundle, a regression, a server that died (exit 1)."""
+class UsageError(ColdstartError):
+    """The arguments or the configuration are invalid (exit code 2)."""
 
-    def __init__(self, message: str, *, mend: str | None = None) -> None:
-        super().__init__(message, mend=mend, exit_code=NO)
-
-
-class Usage(ColdstartError):
-    """The request itself cannot be met as written: arguments, configuration (exit 2)."""
-
-    def __init__(self, message: str, *, mend: str | None = None) -> None:
-        super().__init__(message, mend=mend, exit_code=TROUBLE)
+    exit_code = ERROR
 
 
-class NoBundle(ColdstartError):
-    """No bundle for this key, or none that is compatible (exit 3)."""
+class NoBundleError(ColdstartError):
+    """No bundle has this key, or none is compatible (exit code 3)."""
 
-    def __init__(self, message: str, *, mend: str | None = None) -> None:
-        super().__init__(message, mend=mend, exit_code=NO_BUNDLE)
+    exit_code = NO_BUNDLE
 
 
-class NeedsAuth(ColdstartError):
-    """The hub refuses without a login, or cannot be reached while offline (exit 4)."""
+class AuthRequiredError(ColdstartError):
+    """The hub requires authentication, or the network is needed and --offline is set (exit code 4)."""
 
-    def __init__(self, message: str, *, mend: str | None = None) -> None:
-        super().__init__(message, mend=mend, exit_code=NEEDS_AUTH)
+    exit_code = AUTH_REQUIRED

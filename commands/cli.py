@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 import coldstart
 from coldstart.contract import environment
-from coldstart.errors import NEEDS_AUTH, NO, NO_BUNDLE, TROUBLE, ColdstartError
+from coldstart.errors import ERROR, ColdstartError
 
 # name: (module, one line of help, heading)
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
@@ -54,27 +54,6 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
 }
 ALIASES: Mapping[str, str] = {"ls": "list"}
 HEADINGS = ("Cold start", "Bundles", "Measure", "Machine")
-
-# Codes of coldstart.artifacts that mean something else than "the bundle is bad" (exit 1).
-_BUNDLE_EXITS: Mapping[str, int] = {
-    "CS-NOTFOUND": NO_BUNDLE,
-    "CS-AUTH": NEEDS_AUTH,
-    **dict.fromkeys(
-        [
-            "CS-REFERENCE",
-            "CS-AMBIGUOUS",
-            "CS-KEY",
-            "CS-NOSPACE",
-            "CS-READONLY",
-            "CS-LOCK",
-            "CS-MEMORY",
-            "CS-EXISTS",
-            "CS-DRAFT",
-            "CS-REMOTE",
-        ],
-        TROUBLE,
-    ),
-}
 
 
 class LazyGroup(TyperGroup):
@@ -227,25 +206,22 @@ def _report(error: Exception) -> int:
         traceback.print_exception(error)
     from coldstart.commands._output import complain
 
-    message, mend, code = _explain(error)
-    complain(message, mend)
+    message, hint, code = _explain(error)
+    complain(message, hint)
     return code
 
 
 def _explain(error: Exception) -> tuple[str, str | None, int]:
-    from coldstart.artifacts.errors import BundleError
-
     if isinstance(error, ColdstartError):
-        return error.message, error.mend, error.exit_code
-    if isinstance(error, BundleError):
-        return f"{error.message} [{error.code}]", error.mend, _BUNDLE_EXITS.get(error.code, NO)
+        code = getattr(error, "code", None)
+        return error.message + (f" [{code}]" if code else ""), error.hint, error.exit_code
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
-        return f"{place}{error.strerror}.", None, TROUBLE
+        return f"{place}{error.strerror}.", None, ERROR
     return (
         f"internal error: {type(error).__name__}: {error}",
         "run it again with COLDSTART_DEBUG=1 and report what it prints",
-        TROUBLE,
+        ERROR,
     )
 
 

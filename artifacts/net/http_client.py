@@ -19,7 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import urllib3
 from coldstart.artifacts.net.origin import Origin, parse_origin, without_secrets
-from coldstart.artifacts.net.pace import Bounds, Pace, TooSlow, from_environment
+from coldstart.artifacts.net.pace import Bounds, Pace, TooSlowError, from_environment
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 from urllib3.util.ssl_ import create_urllib3_context
@@ -30,15 +30,15 @@ _BLOCK = 1 << 17
 _SLICE = 1 << 20
 
 
-class RemoteUnreachable(Exception):
+class RemoteUnreachableError(Exception):
     """No answer, a broken one, or too slow a one: it may be better next time."""
 
 
-class Slow(RemoteUnreachable):
+class SlowServerError(RemoteUnreachableError):
     """It answers, and slower than the floor: asking again at once will not help."""
 
 
-class Forbidden(Exception):
+class ForbiddenError(Exception):
     """The answer asks for what is never done: secrets in the open, a redirect without end or off TLS."""
 
 
@@ -145,7 +145,7 @@ class Answer:
         self.headers: Mapping[str, str] = response.headers
 
     def readinto(self, buffer: memoryview) -> int:
-        """Up to a MiB into the caller's memory; 0 at the end. Raises RemoteUnreachable."""
+        """Up to a MiB into the caller's memory; 0 at the end. Raises RemoteUnreachableError."""
         buffer = buffer[:_SLICE]
         try:
             # urllib3's own readinto reads into memory of its own and copies.
@@ -159,12 +159,12 @@ class Answer:
         return got
 
     def read(self, size: int) -> bytes:
-        """Up to `size` bytes, at most a MiB; b"" at the end. Raises RemoteUnreachable."""
+        """Up to `size` bytes, at most a MiB; b"" at the end. Raises RemoteUnreachableError."""
         buffer = bytearray(min(size, _SLICE))
         return bytes(memoryview(buffer)[: self.readinto(memoryview(buffer))])
 
     def up_to(self, cap: int) -> bytes:
-        """The body, or the first `cap` bytes of it; closed afterwards. Raises RemoteUnreachable."""
+        """The body, or the first `cap` bytes of it; closed afterwards. Raises RemoteUnreachableError."""
         parts: list[bytes] = []
         with self:
             while cap > 0 and (part := self.read(cap)):
@@ -205,7 +205,7 @@ class HttpClient:
     ) -> Answer:
         """One request; a GET or HEAD follows redirects, of which the last answer is given.
 
-        Raises RemoteUnreachable, Forbidden.
+        Raises RemoteUnreachableError, Forbidden.
         """
         follow, first = redirects and method in ("GET", "HEAD"), url
         for _ in range(_MAX_REDIRECTS):
@@ -215,7 +215,7 @@ class HttpClient:
                 return answer
             answer.close()
             url = redirected(url, location)
-        raise Forbidden(f"{without_secrets(first)} redirects without an end")
+        raise ForbiddenError(f"{without_secrets(first)} redirects without an end")
 
     def close(self) -> None:
         """Close all connections."""
@@ -265,16 +265,16 @@ def redirected(url: str, location: str) -> str:
         target = urljoin(url, location)
         before, after = parse_origin(url), parse_origin(target)
     except ValueError as error:
-        raise Forbidden(f"{without_secrets(url)} redirects to what is no address: {error}") from error
+        raise ForbiddenError(f"{without_secrets(url)} redirects to what is no address: {error}") from error
     if before.scheme == "https" and after.scheme != "https":
-        raise Forbidden(f"{without_secrets(url)} redirects to an address without TLS")
+        raise ForbiddenError(f"{without_secrets(url)} redirects to an address without TLS")
     return target
 
 
-def failed(error: BaseException) -> RemoteUnreachable:
+def failed(error: BaseException) -> RemoteUnreachableError:
     """What went wrong, in one line without the address, which may hold a secret."""
-    slow = next((cause for cause in _chain(error) if isinstance(cause, TooSlow)), None)
-    return Slow(str(slow)) if slow else RemoteUnreachable(_reason(error))
+    slow = next((cause for cause in _chain(error) if isinstance(cause, TooSlowError)), None)
+    return SlowServerError(str(slow)) if slow else RemoteUnreachableError(_reason(error))
 
 
 def _reason(error: BaseException) -> str:
@@ -304,7 +304,7 @@ def _own(secret: Secret | None, url: str) -> Mapping[str, str]:
     if secret is None or parse_origin(url) != secret.origin:
         return {}
     if not secret.origin.may_hear_secrets:
-        raise Forbidden(f"{secret.origin} would be told a password or token without TLS")
+        raise ForbiddenError(f"{secret.origin} would be told a password or token without TLS")
     return secret.headers
 
 
