@@ -1,4 +1,4 @@
-# Everything from a fresh clone: each target installs what it needs into .venv first. GNU make, Python >= 3.11.
+# Each target installs what it needs into .venv first. GNU make, Python >= 3.11. A line `target: ## text` is shown by `make help`.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -26,9 +26,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Without compiled modules every start would compile this package anew, and would be measured doing so.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install lock demo demo-host test check lint typing bench dist clean
+.PHONY: help install hooks lock demo demo-host test check lint format typing bench dist clean
 
-install: $(STAMP)
+help: ## List the targets.
+	@sed -n 's/^\([a-z-]*\):.* ## /\1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+
+install: $(STAMP) ## Create .venv with vLLM's CPU build and all development tools.
 
 $(STAMP): requirements/cpu.lock requirements/torch-cuda.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || \
@@ -40,47 +43,48 @@ $(STAMP): requirements/cpu.lock requirements/torch-cuda.lock pyproject.toml
 	$(BIN)/coldstart install cpu --constraint requirements/torch-cuda.lock
 	@touch $@
 
-# Resolve requirements/*.lock anew.
-lock: $(STAMP)
+hooks: $(STAMP) ## Install the pre-commit hooks; needs the program pre-commit.
+	pre-commit install
+
+lock: $(STAMP) ## Resolve requirements/*.lock; pins that still fit are retained.
 	$(BIN)/python requirements/lock.py
 
-# The main job: materialize once, then measure every way of starting against plain vLLM.
-demo: $(STAMP)
+demo: $(STAMP) ## Materialize a model and measure each start mode against stock vLLM.
 	@if criu=$$(tests/tools/fetch-criu.sh); then export COLDSTART_CRIU="$$criu" snapshot=--snapshot; \
 	else echo 'demo: without CRIU (see above) the snapshot row has no figures.' >&2; fi; \
 	$(BIN)/python examples/demo.py --model $(MODEL) --runs $(RUNS) $$snapshot -- $(ARGS)
 
-# Two models behind one endpoint, in less memory than both need.
-demo-host: $(STAMP)
+demo-host: $(STAMP) ## Serve two models from one endpoint in less memory than both need.
 	$(BIN)/python examples/two_models.py
 
 bench: RUNS = 7
-bench: $(STAMP)
+bench: $(STAMP) ## Measure cold starts over seven runs and write build/bench.html.
 	@mkdir -p build
 	@criu=$$(tests/tools/fetch-criu.sh) && export COLDSTART_CRIU="$$criu"; set -x; \
 	$(BIN)/coldstart bench $(MODEL) --runs $(RUNS) --export html=build/bench.html --export json=build/bench.json -- $(ARGS)
 
-test: lint
+test: lint ## Run lint and all tests, the end-to-end tests on real servers last.
 	@unset COLDSTART_CACHE_DIR XDG_STATE_HOME; criu=$$(tests/tools/fetch-criu.sh) && export COLDSTART_CRIU="$$criu"; \
 	failed=0; $(PYTEST) $(BESIDE) $(SUITES) || failed=1; $(PYTEST) -n $(SERVING) --dist loadfile tests/e2e || failed=1; exit $$failed
 
-# Lint and every test that needs no vLLM, but for the slow ones.
-check: lint
+check: lint ## Run lint and the quick tests, which need no vLLM.
 	$(PYTEST) $(BESIDE) --hypothesis-profile quick -m "not vllm and not gpu and not slow" $(CHECKED)
 
-lint: $(STAMP) typing
+lint: $(STAMP) typing ## Check style, format and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	cd build/typing && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy -p coldstart
 
-# The packages as they install (coldstart.artifacts is ./artifacts), for mypy, which knows no package-dir.
-typing:
+format: $(STAMP) ## Sort imports, fix what ruff can fix, and format all files.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+typing: ## Link the packages as they install into build/typing, for mypy.
 	@rm -rf build/typing && mkdir -p build/typing/coldstart
 	@ln -s $(addprefix ../../../,$(filter-out %/__pycache__,$(wildcard coldstart/*)) artifacts commands) build/typing/coldstart/
 
-dist: $(STAMP)
+dist: $(STAMP) ## Build wheel and sdist in dist/.
 	$(BIN)/python -m build --no-isolation
 
-# .venv stays: remove it by hand.
-clean:
+clean: ## Remove build outputs and caches; .venv is retained.
 	rm -rf build dist *.egg-info .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

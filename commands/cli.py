@@ -53,6 +53,8 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "doctor": ("coldstart.commands.doctor", "Say what this machine can do, and what is missing.", "Machine"),
 }
 ALIASES: Mapping[str, str] = {"ls": "list"}
+# Commands that run with an extra of coldstart; the others run without any.
+EXTRAS: Mapping[str, str] = {"host": "host", "fleet": "fleet", "trace-replay": "lab", "bench": "report"}
 HEADINGS = ("Cold start", "Bundles", "Measure", "Machine")
 
 
@@ -149,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         app(own, prog_name="coldstart", obj=rest, default_map=_defaults(own))
     except Exception as error:  # noqa: BLE001 - the one place where any failure becomes an exit code
-        sys.exit(_report(error))
+        sys.exit(_report(error, own))
     sys.exit(0)
 
 
@@ -199,16 +201,31 @@ def _raise(code: int) -> NoReturn:
     raise _Stopped(code)
 
 
-def _report(error: Exception) -> int:
+def _report(error: Exception, argv: Sequence[str] = ()) -> int:
     if environment.DEBUG.read():
         import traceback
 
         traceback.print_exception(error)
     from coldstart.commands._output import complain
 
-    message, hint, code = _explain(error)
+    missing = _explain_missing(error, argv) if isinstance(error, ModuleNotFoundError) else None
+    message, hint, code = missing or _explain(error)
     complain(message, hint)
     return code
+
+
+def _explain_missing(error: ModuleNotFoundError, argv: Sequence[str]) -> tuple[str, str, int] | None:
+    """Name the extra that provides the missing module; return None if none does."""
+    from coldstart.system.installation import find_extras
+
+    module = error.name or ""
+    extras = find_extras(module)
+    if not extras:
+        return None
+    command = next((word for word in argv if word in COMMANDS), None)
+    extra = EXTRAS[command] if command and EXTRAS.get(command) in extras else extras[0]
+    asking = f"coldstart {command}" if command else "this command"
+    return f"{asking} needs {module}, which is not installed", f"coldstart install {extra}", ERROR
 
 
 def _explain(error: Exception) -> tuple[str, str | None, int]:

@@ -209,23 +209,25 @@ def status(
 
 def _ask(url: str, api_key: str | None) -> Mapping[str, Any]:
     """The host's status. Raises CommandFailedError where nobody answers as a host does."""
-    import requests
+    import urllib3
 
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
-        answer = requests.get(f"{url.rstrip('/')}/status", headers=headers, timeout=10)
-    except requests.RequestException as error:
+        answer = urllib3.request(
+            "GET", f"{url.rstrip('/')}/status", headers=headers, timeout=10, retries=False
+        )
+    except urllib3.exceptions.HTTPError as error:
         raise CommandFailedError(
             f"No host answers at {url}: {type(error).__name__}", hint="coldstart host MODEL..., or --url URL"
         ) from error
-    if answer.status_code == 401:
+    if answer.status == 401:
         raise CommandFailedError(f"{url} asks for a key.", hint="--api-key KEY")
     try:
-        found = json.loads(answer.content)
-        if answer.status_code != 200 or not {"host", "models"} <= found.keys():
+        found = json.loads(answer.data)
+        if answer.status != 200 or not {"host", "models"} <= found.keys():
             raise ValueError
     except (ValueError, TypeError, AttributeError) as error:
         raise CommandFailedError(
-            f"{url} answers, but it is no host (status {answer.status_code}).", hint="--url URL"
+            f"{url} answers, but it is no host (status {answer.status}).", hint="--url URL"
         ) from error
     return dict(found)

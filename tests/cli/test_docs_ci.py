@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import yaml
 from coldstart.artifacts import blobs
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
+from packaging.utils import parse_wheel_filename
 from tools import bundles
 from tools.command_line import parse
 
@@ -41,8 +43,8 @@ class Runner:
     def __init__(self, place: Path, variables: Mapping[str, str]) -> None:
         self.place, self.origin = place, Store(place / "origin")
         self.bundle = bundles.publish(self.origin, place / "scratch")
-        # What is to be installed is here already: no index is asked.
-        own = {"BUNDLE": str(self.origin.root), "NAME": bundles.NAME, "WHEEL": "coldstart"}
+        # The distribution is installed already, so pip needs no index.
+        own = {"BUNDLE": str(self.origin.root), "NAME": bundles.NAME, "WHEEL": "coldstart-vllm"}
         assert variables.keys() >= own.keys()
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("COLDSTART_")}
@@ -105,6 +107,15 @@ def test_a_bundle_altered_in_the_store_fails_with_the_finding(
             assert runner.run(line)[0] == 0
             if "coldstart pull" in line:
                 alter(Store(tmp_path / variables["COLDSTART_CACHE_DIR"] / "bundles"), runner.bundle)
+
+
+@pytest.mark.parametrize(("variables", "lines"), list(jobs()))
+def test_the_wheel_is_the_one_that_make_dist_builds(variables: Mapping[str, str], lines: list[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    name, version, _, tags = parse_wheel_filename(variables["WHEEL"].rpartition("/")[2])
+    assert (name, str(version)) == (project["name"], project["version"])
+    assert {str(tag) for tag in tags} == {"py3-none-any"}
+    assert 'pip install "$WHEEL"' in lines
 
 
 def test_the_other_commands_are_ones() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
-from tools.locks import LOCKS, selection
+from coldstart.commands.cli import COMMANDS
+from tools.locks import LOCKS, pypi_alone, selection
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -97,10 +99,12 @@ def test_the_lock_satisfies_the_declared_ranges() -> None:
     from packaging.requirements import Requirement
 
     extras = PROJECT["project"]["optional-dependencies"]
-    declared = [*PROJECT["project"]["dependencies"], *extras["cpu"], *extras["dev"]]
-    declared += PROJECT["build-system"]["requires"]
+    declared = [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"]]
+    declared += [line for name, lines in extras.items() if name != "gpu" for line in lines]
     locked = _lock()
     for requirement in map(Requirement, declared):
+        if requirement.name == PROJECT["project"]["name"]:  # a reference to another extra
+            continue
         assert requirement.specifier.contains(locked[requirement.name.lower()]), requirement
 
 
@@ -112,3 +116,64 @@ def test_no_installed_package_lacks_another_except_the_absent_ones() -> None:
     # Where no CPU build of torch could be had, its CUDA build stands in; its version is the same.
     mismatches = [line for line in done.stdout.splitlines() if "has requirement" in line]
     assert all("has requirement torch==2.13.0+cpu" in line for line in mismatches), done.stdout
+
+
+@pytest.fixture(scope="module")
+def bare(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with an environment of the wheel and its dependencies from PyPI, without any extra."""
+    place = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", str(place / "environment")], check=True)
+    (wheel,) = built.glob("*.whl")
+    pip = [str(place / "environment/bin/python"), "-m", "pip", "install", "--no-compile", str(wheel)]
+    done = subprocess.run(pip, cwd=place, capture_output=True, text=True, check=False, env=pypi_alone())
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place
+
+
+@pytest.mark.slow
+def test_a_bare_install_runs_the_commands_of_the_core(bare: Path) -> None:
+    assert _run(bare, 0, "--version").startswith("coldstart 0.")
+    assert "No bundle" in _run(bare, 0, "list")
+    assert "coldstart install cpu" in _run(bare, 1, "doctor")
+    assert "Imported 1" in _run(bare, 0, "import", str(ROOT / "tests/golden/bundle-v1.tar"))
+    assert "org/tiny:v1" in _run(bare, 0, "list")
+    assert "tokenizer" in _run(bare, 0, "inspect", "org/tiny")
+    assert "1 valid" in _run(bare, 0, "validate", "org/tiny", "--level", "checksum")
+    assert "Exported 1" in _run(bare, 0, "export", "org/tiny", "--to", "one.tar")
+    assert "Imported 1" in _run(
+        bare, 0, "import", str(bare / "one.tar"), COLDSTART_CACHE_DIR=str(bare / "other")
+    )
+
+
+@pytest.mark.slow
+def test_a_bare_install_names_the_extra_when_a_command_needs_one(bare: Path) -> None:
+    profile = {"prefill": [[1, 0.01], [512, 0.05]], "decode": [[1, 0.01], [16, 0.012]]}
+    (bare / "profile.json").write_text(json.dumps(profile))
+    (bare / "trace.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,4,3\n")
+    replay = ("trace-replay", "trace.csv", "--simulate", "--profile", "profile.json")
+    replay += ("--trace-format", "azure-llm")
+    assert "coldstart trace-replay needs pandas" in (said := _run(bare, 2, *replay))
+    assert "hint: coldstart install lab" in said
+    assert "hint: coldstart install fleet" in _run(bare, 2, "fleet", "up")
+    page = ("validate", "org/tiny", "--export", "html=page.html")
+    assert "hint: coldstart install report" in _run(bare, 2, *page)
+
+
+@pytest.mark.slow
+def test_a_bare_install_shows_the_help_of_every_command(bare: Path) -> None:
+    for name in COMMANDS:
+        assert "Usage: coldstart" in _run(bare, 0, name, "--help")
+
+
+def _run(place: Path, code: int, *argv: str, **variables: str) -> str:
+    """Run a command of the bare environment, check its exit code and return its output."""
+    own = {"COLDSTART_CACHE_DIR": str(place / "cache"), "XDG_STATE_HOME": str(place / "state")}
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(place), **own, **variables}
+    command = [str(place / "environment/bin/coldstart"), *argv]
+    done = subprocess.run(
+        command, cwd=place, capture_output=True, text=True, check=False, env=environment, timeout=60
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == code, said
+    assert "Traceback" not in said and "internal error" not in said
+    return said

