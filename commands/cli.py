@@ -206,20 +206,21 @@ def _report(error: Exception) -> int:
         traceback.print_exception(error)
     from coldstart.commands._output import complain
 
-    message, hint, code = _explain(error)
-    complain(message, hint)
+    lines, hint, code = _explain(error)
+    complain(lines, hint)
     return code
 
 
-def _explain(error: Exception) -> tuple[str, str | None, int]:
+def _explain(error: Exception) -> tuple[Sequence[str], str | None, int]:
     if isinstance(error, ColdstartError):
         code = getattr(error, "code", None)
-        return error.message + (f" [{code}]" if code else ""), error.hint, error.exit_code
+        *before, last = error.lines
+        return [*before, last + (f" [{code}]" if code else "")], error.hint, error.exit_code
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
-        return f"{place}{error.strerror}.", None, ERROR
+        return [f"{place}{error.strerror}."], None, ERROR
     return (
-        f"internal error: {type(error).__name__}: {error}",
+        [f"internal error: {type(error).__name__}: {error}"],
         "run it again with COLDSTART_DEBUG=1 and report what it prints",
         ERROR,
     )

@@ -8,7 +8,7 @@ import typer
 from coldstart.artifacts.bundle import Bundle
 from coldstart.commands._options import Common, group
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import table
+from coldstart.commands._output import one_line, table
 
 from coldstart.errors import CommandFailedError
 from coldstart.models import inspection
@@ -87,4 +87,4 @@ def _why(bundle: Bundle, verdict: trust.Verdict) -> str:
         lines.append("it is the version of its key that is taken")
     else:
         lines.append(f"of its key v{verdict.taken.version} is taken: trusted, and made last")
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))

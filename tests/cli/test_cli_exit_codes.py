@@ -44,7 +44,7 @@ def test_a_traceback_only_on_demand(
 ) -> None:
     monkeypatch.setenv("COLDSTART_DEBUG", "1")
     cli._report(UsageError("x"))
-    assert "Usage: x" in capsys.readouterr().err
+    assert "UsageError: x" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

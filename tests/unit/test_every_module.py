@@ -42,7 +42,7 @@ THROUGH = {
     "coldstart.commands": {
         "_fleet_live": "cli/test_fleet_command.py",
         "_fleet_manifest": "cli/test_fleet_command.py",
-        "_host_table": "cli/test_host_command.py", "_received": "cli/test_cli_store.py",
+        "_received": "cli/test_cli_store.py",
         "inspect": "cli/test_cli_store.py",
         "pull": REGISTRY, "push": REGISTRY,
     },
