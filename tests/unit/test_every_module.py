@@ -66,7 +66,6 @@ THROUGH = {
         "proc.locked_directory": "unit/system/test_scratch.py", "trust.trust_cache": "attacks/test_untrusted_code.py",
         "trust.trusted_keys": "attacks/test_untrusted_code.py",
     },
-    "coldstart.models": {"hub": "unit/models/test_models.py"},
     "coldstart.scheduling": {
         "baselines": "unit/scheduling/test_mlfq.py", "queues": "unit/scheduling/test_mlfq.py",
         "placement.room": RULES, "placement.loads": RULES,
