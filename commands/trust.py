@@ -1,4 +1,4 @@
-"""Say whose bundles may run code here: list the trusted keys, add one, show this machine's own, explain a verdict."""
+"""Say whose bundles may run code here: list the trusted keys, add or remove one, show this machine's own, explain a verdict."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -23,10 +23,10 @@ app = group(__doc__)
 def list_keys(common: Common) -> None:
     """List the keys whose bundles may run code here."""
     keys = trust.listed()
-    rows = [(key.fingerprint or key.problem, "own" if key.own else "", key.file) for key in keys]
+    rows = [(key.name, key.fingerprint or key.problem, "own" if key.own else "", key.file) for key in keys]
     brief = "\n".join(key.fingerprint for key in keys if key.fingerprint)
     data = {"keys": [asdict(key) for key in keys]}
-    common.out.result(data, lambda: table(("fingerprint", "", "file"), rows), brief=brief)
+    common.out.result(data, lambda: table(("name", "fingerprint", "", "file"), rows), brief=brief)
 
 
 @app.command("add")
@@ -40,6 +40,22 @@ def add_key(
     key = trust.add(file, name)
     common.out.result(asdict(key), str(key.fingerprint))
     common.out.success("Trusted a key", where=str(paths.state_dir()), then="coldstart trust list")
+
+
+@app.command("remove")
+@declare()
+def remove_key(
+    common: Common,
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME|FINGERPRINT", help="As trust list shows it; 12 digits are enough."),
+    ],
+) -> None:
+    """Trust a key no more: bundles that it alone signed run no code here."""
+    removed = trust.remove(name)
+    listed = "\n".join(one_line(f"{key.fingerprint or key.problem}  {key.file}") for key in removed)
+    common.out.result({"removed": [asdict(key) for key in removed]}, listed)
+    common.out.success("Removed a key", where=str(paths.state_dir()), then="coldstart trust list")
 
 
 @app.command("show")
