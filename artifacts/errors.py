@@ -7,7 +7,7 @@ another rule.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -21,15 +21,19 @@ AUTH_REQUIRED = 4
 class ColdstartError(Exception):
     """Root of all errors that a user can meet.
 
-    `message` states what failed, on which object and why. `hint` is what the user can do next, or None. `exit_code` is the exit
-    code of a command that ends with the error.
+    `message` states what failed, on which object and why; it is given as one line, or as several of ours. `lines` are these
+    lines: a line break within one of them came from outside. `hint` is what the user can do next, or None. `exit_code` is the
+    exit code of a command that ends with the error.
     """
 
     exit_code: int = ERROR
 
-    def __init__(self, message: str, *, hint: str | None = None, exit_code: int | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+    def __init__(
+        self, message: str | Sequence[str], *, hint: str | None = None, exit_code: int | None = None
+    ) -> None:
+        self.lines = (message,) if isinstance(message, str) else tuple(message)
+        self.message = "\n".join(self.lines)
+        super().__init__(self.message)
         self.hint = hint
         if exit_code is not None:
             self.exit_code = exit_code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from coldstart.artifacts.oci_registry import Repository
 
 OCI, HUB, DIRECTORY = "oci://", "hf://", "dir://"
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def push(bundle: Bundle, address: str, *, memory: bool = False) -> str:
@@ -90,6 +92,12 @@ def source(address: str) -> BundleSource:
 
 
 def _directory(address: str) -> Path:
+    scheme = _SCHEME.match(address)
+    if scheme and scheme[0] != DIRECTORY:
+        raise InvalidReferenceError(
+            f"unknown scheme {scheme[0]} in an address of bundles",
+            hint=f"write {OCI}HOST/NAME[:TAG], {HUB}ORG/REPO[:TAG], {DIRECTORY}PATH, or a path",
+        )
     return Path(address.removeprefix(DIRECTORY))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import Key, Mismatch
 from coldstart.commands import _graphs
-from coldstart.commands._output import human_bytes, public, table
+from coldstart.commands._output import human_bytes, one_line, public, table
 
 from coldstart.models import contents, inspection
 from coldstart.models.contents import SectionFile
@@ -84,7 +84,7 @@ def _compare_graphs(left: Bundle, right: Bundle) -> Mapping[str, Any] | None:
 
 def _render_bundle(bundle: Bundle, graphs: Mapping[str, Any] | None) -> str:
     manifest = bundle.manifest
-    facts = "\n".join(f"{name:<10} {value}" for name, value in _list_facts(bundle))
+    facts = "\n".join(one_line(f"{name:<10} {value}") for name, value in _list_facts(bundle))
     sections = [(s.type, s.version, human_bytes(s.size), s.digest) for s in manifest.sections]
     listed = table(("section", "version", "size", "digest"), sections)
     shown = [_graphs.text(graphs)] if graphs else []
@@ -165,7 +165,9 @@ def _render_files(bundle: Bundle, trees: Mapping[str, Sequence[SectionFile]]) ->
     lines = [f"{bundle.name}:v{bundle.version}"]
     for entry in bundle.manifest.sections:
         lines.append(f"  {entry.type} ({human_bytes(entry.size)})")
-        lines += [f"    {file.path}  {human_bytes(file.size)}" for file in trees.get(entry.type, ())]
+        lines += [
+            f"    {one_line(file.path)}  {human_bytes(file.size)}" for file in trees.get(entry.type, ())
+        ]
     return "\n".join(lines)
 
 

@@ -65,6 +65,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     ),
     "trust list": ("coldstart trust list", "coldstart trust list --format json"),
     "trust add": ("coldstart trust add maker.pem", "coldstart trust add maker.pem --name build-farm"),
+    "trust remove": ("coldstart trust remove build-farm", "coldstart trust remove 0123456789ab"),
     "trust show": ("coldstart trust show", "coldstart trust show --output maker.pem"),
     "trust why": ("coldstart trust why tiny-llama", "coldstart trust why tiny-llama:v2 --format json"),
     "trace-replay": (

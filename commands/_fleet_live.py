@@ -1,7 +1,7 @@
 """`coldstart fleet up` and what is asked of the fleet that runs. Nothing here imports Ray: the gateway is asked over HTTP."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -224,53 +224,63 @@ def status(common: Common, url: Url = None, admin_key: Key = None) -> None:
     """One document."""
     from coldstart.commands._fleet_table import render
 
-    found = _asked("GET", "/fleet/status", url, admin_key)
+    found = _ask(common, url, admin_key, "/fleet/status")
     common.out.result(found, lambda: render(found))
 
 
 def down(common: Common, url: Url = None, admin_key: Key = None) -> None:
     """The servers, the controller and the gateway that is asked."""
-    _asked("POST", "/fleet/down", url, admin_key)
+    _ask(common, url, admin_key, "/fleet/down", {})
     common.out.success("Ended the fleet")
 
 
 def _ordered(common: Common, url: str | None, key: str | None, method: str, *args: Any) -> None:
-    found = _asked("POST", "/fleet/order", url, key, {"method": method, "args": list(args)})
+    found = _ask(common, url, key, "/fleet/order", {"method": method, "args": list(args)})
     if common.out.format == "json":
         common.out.result(found, "")
 
 
-def _asked(
-    verb: str, path: str, url: str | None, key: str | None, body: Mapping[str, Any] | None = None
-) -> Mapping[str, Any]:
-    """Raises CommandFailedError where no fleet answers, and with what it refuses."""
-    from urllib import error, request
+def _ask(common: Common, url: str | None, key: str | None, path: str, order: object = None) -> dict[str, Any]:
+    """Return the fleet's answer to a GET, or to a POST of `order`.
 
-    if url is None or key is None:
-        from coldstart.fleet.live import local_state
+    Raises:
+        CommandFailedError: no fleet answers, or the fleet refuses.
+    """
+    from coldstart.artifacts.net.http_client import RemoteUnreachableError
+    from coldstart.commands._client import ServerClient
 
-        known = local_state.require() if url is None else local_state.load()
-        url = url or (known.url if known else None)
-        key = key or (known.admin_key if known and known.url == url else "")
-    assert url is not None
-    data = None if body is None else json.dumps(body).encode()
-    asked = request.Request(url.rstrip("/") + path, data, {HEADER: key or ""}, method=verb)
+    url, key = _locate(url, key)
+    server = ServerClient(url, {HEADER: key} if key else {}, common.out, wait_s=60)
     try:
-        try:
-            with request.urlopen(asked, timeout=60) as answer:
-                status, content = answer.status, answer.read()
-        except error.HTTPError as refused:
-            status, content = refused.code, refused.read()
-        found = json.loads(content)
-    except (OSError, ValueError) as problem:
+        reply = server.get(path) if order is None else server.post(path, json.dumps(order).encode())
+        found = json.loads(reply.body)
+    except (RemoteUnreachableError, ValueError, RecursionError) as error:
+        reason = str(error) if isinstance(error, RemoteUnreachableError) else "its answer is not JSON"
         raise CommandFailedError(
-            f"No fleet answers at {url}: {type(problem).__name__}", hint="coldstart fleet up --memory 60GiB"
-        ) from problem
-    if status == 401:
-        raise CommandFailedError(f"{url} asks for another key.", hint="--admin-key KEY")
-    if status != 200:
+            f"No fleet answers at {url}: {reason}.", hint="coldstart fleet up --memory 60GiB"
+        ) from error
+    if reply.status == 401:
+        raise CommandFailedError(f"{url} asks for another key.", hint="--admin-key-file FILE")
+    if not isinstance(found, dict):
+        raise CommandFailedError(
+            f"{url} answers, but it is no fleet (status {reply.status}).", hint="--url URL"
+        )
+    if reply.status != 200:
         raise CommandFailedError(f"The fleet refuses: {found.get('error', found)}", hint=found.get("hint"))
-    return dict(found)
+    return found
+
+
+def _locate(url: str | None, key: str | None) -> tuple[str, str]:
+    """Return the address and the admin key, from this user's fleet where they are not given."""
+    from coldstart.fleet.live import local_state
+
+    if url is not None and key is not None:
+        return url, key
+    known = local_state.require() if url is None else local_state.load()
+    if known is None or (url is not None and url != known.url):
+        assert url is not None
+        return url, key or ""
+    return known.url, key or known.admin_key
 
 
 COMMANDS: dict[Callable[..., None], str] = {

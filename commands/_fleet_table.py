@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from coldstart.commands._output import human_bytes
+from coldstart.commands._output import human_bytes, one_line
 
 
 def render(status: Mapping[str, Any]) -> str:
@@ -34,7 +34,7 @@ def render(status: Mapping[str, Any]) -> str:
             f"model {model['name']}: {model['least']} to {model['most']} workers, waiting {model['waiting']}{error}"
         )
         lines += [_group(group) for group in model["groups"]]
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))
 
 
 def _group(group: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from coldstart.commands._output import human_bytes, printable
+from coldstart.commands._output import human_bytes, one_line
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -49,15 +49,15 @@ def drawn(status: Mapping[str, Any]) -> Group:
     for model in status["models"]:
         table.add_row(*_row(model))
     failed = [
-        Text(printable(f"{model['name']}: {model['error']}"), style="red")
+        Text(one_line(f"{model['name']}: {model['error']}"), style="red")
         for model in status["models"]
         if model["error"]
     ]
     if status["host"]["config"]["error"]:
         failed.append(
-            Text(printable(f"configuration not taken: {status['host']['config']['error']}"), style="red")
+            Text(one_line(f"configuration not taken: {status['host']['config']['error']}"), style="red")
         )
-    return Group(*(Text(line) for line in _head(status)), table, *failed)
+    return Group(*(Text(one_line(line)) for line in _head(status)), table, *failed)
 
 
 def _head(status: Mapping[str, Any]) -> list[str]:
@@ -81,9 +81,9 @@ def _row(model: Mapping[str, Any]) -> list[Text]:
     state = model["state"] + (" (pinned)" if model["pinned"] else "")
     memory = human_bytes(model["held_bytes"] or model["memory_bytes"])
     cells = [
-        Text(printable(model["name"])),
-        Text(state, style=_COLOURS.get(model["state"], "")),
-        Text(model["tier"]),
+        Text(one_line(model["name"])),
+        Text(one_line(state), style=_COLOURS.get(model["state"], "")),
+        Text(one_line(model["tier"])),
         Text(memory if model["held_bytes"] else f"({memory})"),
     ]
     numbers = (model["held"], model["in_flight"], model["requests"])
@@ -102,7 +102,7 @@ def _last(start: Mapping[str, Any] | None) -> str:
         return ""
     longest = sorted(start["phases"].items(), key=lambda item: -float(item[1]))[:_PHASES]
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in longest)
-    return printable(f"{start['mode']} {start['seconds']:.2f} s" + (f" ({phases})" if phases else ""))
+    return one_line(f"{start['mode']} {start['seconds']:.2f} s" + (f" ({phases})" if phases else ""))
 
 
 def _percent(ratio: float | None) -> str:

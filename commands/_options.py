@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from coldstart.artifacts.net.origin import without_secrets
+from coldstart.commands import _keys
 from coldstart.commands._output import Format, Output, Progress
 
 from coldstart.contract import environment
@@ -195,6 +196,7 @@ def command(
             if rest and not takes_vllm_args:
                 raise UsageError(f"{ctx.info_name} takes nothing after --, found {' '.join(rest)!r}.")
             common = _common(**{name: given.pop(name) for name in SHARED})
+            _keys.resolve(ctx, given, common[0])
             if chooses_scheduler:
                 given["choice"] = _choice(given)
             if exports:
@@ -202,6 +204,7 @@ def command(
             function(Common(*common, vllm_args=rest), **given)
 
         own = [one for one in _parameters(function) if one.name not in ("common", "choice", "exports")]
+        own = _keys.add_file_options(own)
         scheduling = _scheduler_options() if chooses_scheduler else []
         exporting = _parameters(_exporting) if exports else []
         _declare(run, [*own, *scheduling, *exporting, *_parameters(_common)])

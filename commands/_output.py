@@ -65,10 +65,11 @@ class Output:
         """A line on stderr that -q does not keep back."""
         _err(f"warning: {message}")
 
-    def detail(self, message: str) -> None:
-        """A line on stderr that only -v shows."""
+    def detail(self, *lines: str) -> None:
+        """Lines on stderr that only -v shows."""
         if self.verbose and not self.quiet:
-            _err(message)
+            for line in lines:
+                _err(line)
 
     @contextmanager
     def phase(self, name: str, expected_s: float | None = None) -> Iterator[Callable[[str], None]]:
@@ -117,7 +118,7 @@ def public(data: Mapping[str, object]) -> dict[str, Any]:
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Rows under ``headers`` in aligned columns; numbers to the right."""
-    cells = [[printable(str(cell)).replace("\n", "\\n").replace("\t", "\\t") for cell in row] for row in rows]
+    cells = [[one_line(str(cell)) for cell in row] for row in rows]
     widths = [max(len(line[i]) for line in [list(headers), *cells]) for i in range(len(headers))]
     right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(headers))]
     lines = [
@@ -156,24 +157,35 @@ def _spinner(name: str) -> Iterator[Callable[[str], None]]:
     from rich.text import Text
 
     console = Console(stderr=True)
-    with console.status(Text(printable(name))) as status:
-        yield lambda step: status.update(Text(printable(secrets.text(f"{name}: {step}"))))
+    with console.status(Text(one_line(name))) as status:
+        yield lambda step: status.update(Text(one_line(secrets.text(f"{name}: {step}"))))
 
 
 def _err(message: str) -> None:
-    sys.stderr.write(printable(secrets.text(message)) + "\n")
+    sys.stderr.write(one_line(secrets.text(message)) + "\n")
     sys.stderr.flush()
 
 
-def complain(message: str, hint: str | None) -> None:
-    """Print the error that ends a command, and its hint."""
-    _err(f"error: {message}" + (f"\nhint: {hint}" if hint else ""))
+def complain(lines: Sequence[str], hint: str | None) -> None:
+    """Print the error that ends a command, and its hint. Only the hint begins a line with its label."""
+    first, *more = lines
+    _err(f"error: {first}")
+    for line in more:
+        _err(f"  {line}")
+    if hint:
+        _err(f"hint: {hint}")
+
+
+def one_line(text: str) -> str:
+    """Return `text` as one line of a terminal: line ends and tabs are written as escapes, too."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def printable(text: str) -> str:
-    """`text` as a terminal may have it: what would move its cursor, reverse its order or hide is written as an escape.
+    """Return `text` with escapes for what would move a terminal's cursor, reverse its order or hide text.
 
-    Such characters come from registries, weights servers and bundles. Line ends and tabs stay.
+    Such characters come from registries, weights servers and bundles. Line ends and tabs stay: this is for texts of
+    several lines of ours, of which each that holds text from outside went through `one_line`.
     """
     return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
 

@@ -209,12 +209,14 @@ def _report(error: Exception, argv: Sequence[str] = ()) -> int:
     from coldstart.commands._output import complain
 
     missing = _explain_missing(error, argv) if isinstance(error, ModuleNotFoundError) else None
-    message, hint, code = missing or _explain(error)
-    complain(message, hint)
+    lines, hint, code = missing or _explain(error)
+    complain(lines, hint)
     return code
 
 
-def _explain_missing(error: ModuleNotFoundError, argv: Sequence[str]) -> tuple[str, str, int] | None:
+def _explain_missing(
+    error: ModuleNotFoundError, argv: Sequence[str]
+) -> tuple[Sequence[str], str, int] | None:
     """Name the extra that provides the missing module; return None if none does."""
     from coldstart.system.installation import find_extras
 
@@ -225,18 +227,19 @@ def _explain_missing(error: ModuleNotFoundError, argv: Sequence[str]) -> tuple[s
     command = next((word for word in argv if word in COMMANDS), None)
     extra = EXTRAS[command] if command and EXTRAS.get(command) in extras else extras[0]
     asking = f"coldstart {command}" if command else "this command"
-    return f"{asking} needs {module}, which is not installed", f"coldstart install {extra}", ERROR
+    return [f"{asking} needs {module}, which is not installed"], f"coldstart install {extra}", ERROR
 
 
-def _explain(error: Exception) -> tuple[str, str | None, int]:
+def _explain(error: Exception) -> tuple[Sequence[str], str | None, int]:
     if isinstance(error, ColdstartError):
         code = getattr(error, "code", None)
-        return error.message + (f" [{code}]" if code else ""), error.hint, error.exit_code
+        *before, last = error.lines
+        return [*before, last + (f" [{code}]" if code else "")], error.hint, error.exit_code
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
-        return f"{place}{error.strerror}.", None, ERROR
+        return [f"{place}{error.strerror}."], None, ERROR
     return (
-        f"internal error: {type(error).__name__}: {error}",
+        [f"internal error: {type(error).__name__}: {error}"],
         "run it again with COLDSTART_DEBUG=1 and report what it prints",
         ERROR,
     )

@@ -14,6 +14,8 @@ from typer.core import TyperGroup
 from coldstart.errors import CommandFailedError, UsageError
 
 if TYPE_CHECKING:
+    from coldstart.commands._client import ServerClient
+
     from coldstart.host.configuration import HostFile
 
 RUN = "run"
@@ -194,40 +196,44 @@ def status(
     ] = None,
 ) -> None:
     """Print the status once, or refresh it."""
+    from coldstart.commands._client import ServerClient
     from coldstart.commands._host_table import render, watching
 
+    key = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    server = ServerClient(url, key, common.out, wait_s=10)
     if watch is None:
-        found = _ask(url, api_key)
+        found = _ask(server, url)
         common.out.result(found, lambda: render(found))
         return
     if watch <= 0:
         raise UsageError("--watch needs seconds above 0.", hint="--watch 1")
     if common.out.format == "json":
         raise UsageError("--watch shows a table.", hint="leave --format json away, or --watch")
-    watching(lambda: _ask(url, api_key), watch)
+    watching(lambda: _ask(server, url), watch)
 
 
-def _ask(url: str, api_key: str | None) -> Mapping[str, Any]:
-    """The host's status. Raises CommandFailedError where nobody answers as a host does."""
-    import urllib3
+def _ask(server: "ServerClient", url: str) -> Mapping[str, Any]:
+    """Return the status of a host.
 
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    Raises:
+        CommandFailedError: no host answers at `url`.
+    """
+    from coldstart.artifacts.net.http_client import RemoteUnreachableError
+
     try:
-        answer = urllib3.request(
-            "GET", f"{url.rstrip('/')}/status", headers=headers, timeout=10, retries=False
-        )
-    except urllib3.exceptions.HTTPError as error:
+        reply = server.get("/status")
+    except RemoteUnreachableError as error:
         raise CommandFailedError(
-            f"No host answers at {url}: {type(error).__name__}", hint="coldstart host MODEL..., or --url URL"
+            f"No host answers at {url}: {error}.", hint="coldstart host MODEL..., or --url URL"
         ) from error
-    if answer.status == 401:
-        raise CommandFailedError(f"{url} asks for a key.", hint="--api-key KEY")
+    if reply.status == 401:
+        raise CommandFailedError(f"{url} asks for a key.", hint="--api-key-file FILE")
     try:
-        found = json.loads(answer.data)
-        if answer.status != 200 or not {"host", "models"} <= found.keys():
+        found = json.loads(reply.body)
+        if reply.status != 200 or not {"host", "models"} <= found.keys():
             raise ValueError
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CommandFailedError(
-            f"{url} answers, but it is no host (status {answer.status}).", hint="--url URL"
+            f"{url} answers, but it is no host (status {reply.status}).", hint="--url URL"
         ) from error
     return dict(found)

@@ -130,7 +130,7 @@ def command(
             recorded.started()
             report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
             _say(common, report, ready_file)
-            common.out.detail(draw(recorded.timeline))
+            common.out.detail(*draw(recorded.timeline).splitlines())
             code = supervise.stay(started.running.process)
     raise typer.Exit(code)
 

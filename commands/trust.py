@@ -1,4 +1,4 @@
-"""Say whose bundles may run code here: list the trusted keys, add one, show this machine's own, explain a verdict."""
+"""Say whose bundles may run code here: list the trusted keys, add or remove one, show this machine's own, explain a verdict."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +8,7 @@ import typer
 from coldstart.artifacts.bundle import Bundle
 from coldstart.commands._options import Common, group
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import table
+from coldstart.commands._output import one_line, table
 
 from coldstart.errors import CommandFailedError
 from coldstart.models import inspection
@@ -23,10 +23,10 @@ app = group(__doc__)
 def list_keys(common: Common) -> None:
     """List the keys whose bundles may run code here."""
     keys = trust.listed()
-    rows = [(key.fingerprint or key.problem, "own" if key.own else "", key.file) for key in keys]
+    rows = [(key.name, key.fingerprint or key.problem, "own" if key.own else "", key.file) for key in keys]
     brief = "\n".join(key.fingerprint for key in keys if key.fingerprint)
     data = {"keys": [asdict(key) for key in keys]}
-    common.out.result(data, lambda: table(("fingerprint", "", "file"), rows), brief=brief)
+    common.out.result(data, lambda: table(("name", "fingerprint", "", "file"), rows), brief=brief)
 
 
 @app.command("add")
@@ -40,6 +40,22 @@ def add_key(
     key = trust.add(file, name)
     common.out.result(asdict(key), str(key.fingerprint))
     common.out.success("Trusted a key", where=str(paths.state_dir()), then="coldstart trust list")
+
+
+@app.command("remove")
+@declare()
+def remove_key(
+    common: Common,
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME|FINGERPRINT", help="As trust list shows it; 12 digits are enough."),
+    ],
+) -> None:
+    """Trust a key no more: bundles that it alone signed run no code here."""
+    removed = trust.remove(name)
+    listed = "\n".join(one_line(f"{key.fingerprint or key.problem}  {key.file}") for key in removed)
+    common.out.result({"removed": [asdict(key) for key in removed]}, listed)
+    common.out.success("Removed a key", where=str(paths.state_dir()), then="coldstart trust list")
 
 
 @app.command("show")
@@ -87,4 +103,4 @@ def _why(bundle: Bundle, verdict: trust.Verdict) -> str:
         lines.append("it is the version of its key that is taken")
     else:
         lines.append(f"of its key v{verdict.taken.version} is taken: trusted, and made last")
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))

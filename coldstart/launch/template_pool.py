@@ -141,7 +141,7 @@ def _spawn_logged(
         shutil.rmtree(directory, ignore_errors=True)
         if isinstance(error, CommandFailedError):
             raise CommandFailedError(
-                f"{error.message} The end of its log:\n{tail}", hint=error.hint
+                [f"{error.message} The end of its log:", *tail.splitlines()], hint=error.hint
             ) from error
         raise
 

@@ -181,9 +181,8 @@ class Assembly:
                 _require_fast_path(running.report, sections, canary="canary" in info)
                 memory = processes.memory_bytes(process.pid)
             except CommandFailedError as error:
-                raise CommandFailedError(
-                    f"{error.message} Its end:\n{logs.end(self.work / 'proof.log')}"
-                ) from error
+                tail = logs.end(self.work / "proof.log").splitlines()
+                raise CommandFailedError([f"{error.message} Its end:", *tail]) from error
             finally:
                 process.signal(signal.SIGTERM)
                 process.wait()
@@ -294,7 +293,6 @@ def _run_child(command: list[str], log: Path, events: Path, say: Steps = progres
             raise
     if code != 0:
         said = logs.words(log)
-        raise CommandFailedError(
-            f"vLLM gives up: {said}\n" * bool(said)
-            + f"The engine's offline run ended with exit code {code}. Its end:\n{logs.end(log)}"
-        )
+        cause = [f"vLLM gives up: {said}"] if said else []
+        end = f"The engine's offline run ended with exit code {code}. Its end:"
+        raise CommandFailedError([*cause, end, *logs.end(log).splitlines()])

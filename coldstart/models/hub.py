@@ -1,9 +1,12 @@
 """The Hugging Face hub, through huggingface_hub alone, with its errors turned into ours.
 
-huggingface_hub is imported on use: local models never pay for it. It reads HF_HOME, HF_TOKEN, HF_ENDPOINT and
-HF_HUB_OFFLINE itself.
+The hub is asked once and never again and again: where it does not answer, a complete copy in the local cache is used, and an
+incomplete one is an error that names the missing files. huggingface_hub is imported on use: local models never pay for it. It
+reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE itself.
 """
 
+import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +16,8 @@ from coldstart.errors import AuthRequiredError, ColdstartError
 _PAGE = "https://huggingface.co/{repo_id}"
 # One form of the weights is enough; formats of other frameworks never load in vLLM.
 _IGNORE = ["*.msgpack", "*.h5", "*.onnx", "*.tflite", "original/*", "consolidated*", "*.ot", "*.mlmodel"]
-
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_TIMEOUT_S = 5.0
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
 
@@ -22,40 +26,126 @@ class ModelNotFoundError(Exception):
     """The hub has no such repository, revision or file; the caller knows what the user meant."""
 
 
+class HubUnreachableError(ColdstartError):
+    """The hub does not answer, and the local cache has no complete copy (exit code 2)."""
+
+
 def config_dir(repo_id: str, revision: str | None, offline: bool) -> Path:
-    """The local snapshot directory that holds config.json.
+    """Return the local snapshot directory that holds config.json.
 
-    Raises ModelNotFoundError, or AuthRequiredError when gated, or when offline and not cached.
+    Raises:
+        ModelNotFoundError: the hub has no such repository or revision.
+        AuthRequiredError: the repository is gated, or not cached and the network is off.
+        HubUnreachableError: the repository is not cached, and the hub does not answer.
     """
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
+    offline = offline or _is_offline()
+    cached = isinstance(try_to_load_from_cache(repo_id, "config.json", revision=revision), str)
+    pinned = revision is not None and _COMMIT.fullmatch(revision)
+    # huggingface_hub tries for half a minute to reach the hub for a file that is not cached.
+    if not offline and not cached and _list_files(repo_id, revision) is None:
+        raise _unreachable(repo_id, "the local cache holds no copy")
+    local = offline or bool(cached and pinned)
     with _named_errors(repo_id):
-        file = hf_hub_download(repo_id, "config.json", revision=revision, local_files_only=offline)
+        file = hf_hub_download(
+            repo_id, "config.json", revision=revision, local_files_only=local, etag_timeout=_TIMEOUT_S
+        )
     return Path(file).parent
 
 
 def snapshot(repo_id: str, revision: str | None, offline: bool, *, weights: bool = True) -> Path:
-    """The local directory of the whole repository (or all but its ``weights``) at ``revision``, downloading what is missing.
+    """Return the local directory of the repository (or all but its `weights`) at `revision`, downloading what is missing.
 
-    Raises ModelNotFoundError, or AuthRequiredError when gated, or when offline and not cached.
+    Raises:
+        ModelNotFoundError: the hub has no such repository or revision.
+        AuthRequiredError: the repository is gated, or its copy is incomplete and the network is off.
+        HubUnreachableError: the copy in the local cache is incomplete, and the hub does not answer.
     """
-    from huggingface_hub import list_repo_files, snapshot_download
+    from huggingface_hub import snapshot_download
 
+    offline = offline or _is_offline()
+    files = None if offline else _list_files(repo_id, revision)
     ignore = [*_IGNORE, *(() if weights else WEIGHT_PATTERNS)]
+    if files is not None and weights and any(file.endswith(".safetensors") for file in files):
+        ignore += ["*.bin", "*.pt", "*.pth"]
+    if files is None:
+        return _cached(repo_id, revision, offline, weights)
     with _named_errors(repo_id):
-        if weights and not offline and _has_safetensors(list_repo_files(repo_id, revision=revision)):
-            ignore += ["*.bin", "*.pt", "*.pth"]
-        path = Path(
-            snapshot_download(repo_id, revision=revision, ignore_patterns=ignore, local_files_only=offline)
-        )
-    # Offline, the hub's client returns a snapshot of which only the configuration was ever fetched.
-    if weights and offline and not any(any(path.glob(pattern)) for pattern in WEIGHT_PATTERNS):
-        raise _not_cached(repo_id)
-    return path
+        return Path(snapshot_download(repo_id, revision=revision, ignore_patterns=ignore))
 
 
-def _has_safetensors(files: list[str]) -> bool:
-    return any(file.endswith(".safetensors") for file in files)
+def list_missing(directory: Path, *, weights: bool = True) -> list[str]:
+    """Return the names of files that a snapshot directory lacks, as far as its own links and indexes show."""
+    missing = {
+        str(path.relative_to(directory))
+        for path in directory.rglob("*")
+        if not path.exists() and (weights or not any(map(path.match, WEIGHT_PATTERNS)))
+    }
+    if weights:
+        missing |= set(_list_missing_weights(directory))
+    return sorted(missing)
+
+
+def _list_missing_weights(directory: Path) -> list[str]:
+    # The form of the weights that vLLM prefers decides; an index names the files of its form.
+    for pattern in WEIGHT_PATTERNS:
+        index = next(directory.glob(f"{pattern}.index.json"), None)
+        if index is not None:
+            named = _read_index(index)
+            if missing := [name for name in named if not (directory / name).exists()]:
+                return missing
+        if index is not None or any(directory.glob(pattern)):
+            return []
+    return [f"weights ({', '.join(WEIGHT_PATTERNS)})"]
+
+
+def _read_index(index: Path) -> set[str]:
+    try:
+        return {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {index.name}
+
+
+def _cached(repo_id: str, revision: str | None, offline: bool, weights: bool) -> Path:
+    path = config_dir(repo_id, revision, offline=True)
+    missing = list_missing(path, weights=weights)
+    if not missing:
+        return path
+    reason = f"its copy in the local hub cache lacks {', '.join(missing)}"
+    raise _not_cached(repo_id, reason) if offline else _unreachable(repo_id, reason)
+
+
+def _list_files(repo_id: str, revision: str | None) -> list[str] | None:
+    """Return the names of the repository's files, or None where the hub does not answer."""
+    from huggingface_hub import model_info
+
+    with _named_errors(repo_id):
+        try:
+            found = model_info(repo_id, revision=revision, timeout=_TIMEOUT_S)
+        except Exception as error:
+            if not _is_unreachable(error):
+                raise
+            return None
+    return [file.rfilename for file in found.siblings or ()]
+
+
+def _is_unreachable(error: Exception) -> bool:
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code >= 500
+    # The name of the package of huggingface_hub's HTTP client depends on its release.
+    return any(
+        kind.__name__ == "TransportError" and kind.__module__.startswith("httpx")
+        for kind in type(error).__mro__
+    )
+
+
+def _is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 @contextmanager
@@ -71,7 +161,7 @@ def _named_errors(repo_id: str) -> Iterator[None]:
             hint=f"ask for access at {page}, then: hf auth login",
         ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        raise _not_cached(repo_id) from error
+        raise _not_cached(repo_id, "it is not in the local hub cache") from error
     except errors.HFValidationError as error:
         raise ModelNotFoundError(str(error)) from error
     except (errors.RevisionNotFoundError, errors.RemoteEntryNotFoundError) as error:
@@ -82,10 +172,21 @@ def _named_errors(repo_id: str) -> Iterator[None]:
         ) from error
     except errors.HfHubHTTPError as error:
         raise ColdstartError(f"The hub failed for {repo_id}: {str(error).splitlines()[0]}") from error
+    except Exception as error:
+        if not _is_unreachable(error):
+            raise
+        raise _unreachable(repo_id, f"the download stopped: {type(error).__name__}") from error
 
 
-def _not_cached(repo_id: str) -> AuthRequiredError:
+def _not_cached(repo_id: str, reason: str) -> AuthRequiredError:
     return AuthRequiredError(
-        f"{repo_id} is not in the local hub cache, and the hub is not reachable (or --offline is set).",
+        f"cannot use {repo_id} offline: {reason}.",
         hint=f"on a machine with network: hf download {repo_id}; or name a local directory",
+    )
+
+
+def _unreachable(repo_id: str, reason: str) -> HubUnreachableError:
+    return HubUnreachableError(
+        f"cannot fetch {repo_id}: the hub does not answer, and {reason}.",
+        hint=f"check the network, HF_ENDPOINT and the proxy; or on another machine: hf download {repo_id}",
     )

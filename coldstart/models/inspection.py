@@ -161,11 +161,13 @@ def miss(lookup: Lookup) -> NoBundleError:
         )
     if lookup.nearest is None:
         detail = "and none for this model under another key"
+        differences: list[str] = []
     else:
-        lines = [f"\n  {m.field}: wanted {m.wanted}, found {m.found}" for m in lookup.mismatches]
-        detail = f"the nearest, {lookup.nearest.name}:v{lookup.nearest.version}, differs in" + "".join(lines)
+        detail = f"the nearest, {lookup.nearest.name}:v{lookup.nearest.version}, differs in"
+        differences = [f"{m.field}: wanted {m.wanted}, found {m.found}" for m in lookup.mismatches]
+    summary = f"No bundle for {lookup.model.name} with key {lookup.key.short} in the store; {detail}"
     return NoBundleError(
-        f"No bundle for {lookup.model.name} with key {lookup.key.short} in the store; {detail}",
+        [summary, *differences],
         hint=shlex.join(["coldstart", "materialize", lookup.model.argument, *_after(lookup.vllm_args)]),
     )
 
@@ -179,7 +181,8 @@ def require(lookup: Lookup, *, bundle: bool, signed_by: Trust | None = None) -> 
         missing = miss(lookup)
         if bundle:
             raise missing
-        return missing.message
+        summary, *differences = missing.lines
+        return f"{summary} {'; '.join(differences)}".rstrip()
     if signed_by is not None and not (judged := signed_by(lookup.bundle)).ok:
         raise CommandFailedError(
             f"{lookup.bundle.ref} is not signed by anyone trusted here: {judged.reason}.",

@@ -31,6 +31,8 @@ _COUNTS = re.compile(
     r"(?:_\w+)?_tokens?$|^(?:spec|special|added)_tokens?$|^tokenizer",
     re.IGNORECASE,
 )
+# Plurals and rates count a language model's tokens where their values are figures.
+_FIGURES = re.compile(r"tokens$|_per_(?:\w+_)?token$", re.IGNORECASE)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://[^\s\"'<>]+")
 _HEADER = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=\-]{8,}", re.IGNORECASE)
 # Forms that are secret whatever name they stand under: Hugging Face, AWS, GitHub, OpenAI-like, a JSON web token, a PEM key.
@@ -82,10 +84,25 @@ def without(argv: Sequence[str]) -> list[str]:
 def document(value: object) -> object:
     """A JSON value with HIDDEN for its secret members, its texts as `text` leaves them."""
     if isinstance(value, Mapping):
-        return {key: HIDDEN if named(str(key)) and item else document(item) for key, item in value.items()}
+        return {
+            key: HIDDEN if item and _is_secret(str(key), item) else document(item)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [document(item) for item in value]
     return text(value) if isinstance(value, str) else value
+
+
+def _is_secret(name: str, value: object) -> bool:
+    return named(name) and not (_FIGURES.search(name) and _is_figure(value))
+
+
+def _is_figure(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_figure, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_figure, value))
+    return isinstance(value, int | float)
 
 
 def text(message: str, environment: Mapping[str, str] | None = None) -> str:

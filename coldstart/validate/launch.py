@@ -38,7 +38,10 @@ class ServerDiedError(CommandFailedError):
 
     def __init__(self, mode: str, status: int, tail: str) -> None:
         super().__init__(
-            f"the {mode} server ended with status {status} before its first token; the end of its log:\n{tail}",
+            [
+                f"the {mode} server ended with status {status} before its first token; the end of its log:",
+                *tail.splitlines(),
+            ],
             hint="coldstart doctor",
         )
         self.status = status
@@ -206,7 +209,10 @@ def serving(launcher: Launcher, directory: Path) -> Iterator[Server]:
     except NoAnswerError as error:
         server.check()
         raise CommandFailedError(
-            f"the {launcher.mode} server gave no answer: {error}; the end of its log:\n{server.tail()}",
+            [
+                f"the {launcher.mode} server gave no answer: {error}; the end of its log:",
+                *server.tail().splitlines(),
+            ],
             hint="coldstart doctor",
         ) from error
     finally:

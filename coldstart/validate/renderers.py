@@ -61,7 +61,8 @@ def text(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
         verdict = "invalid" if report.fails(fail_level) else "valid"
         lines.append(f"{report.ref}: {verdict} at level {report.level}")
         for finding in report.findings:
-            lines.append(f"  {finding.severity} {finding.code} [{finding.subject}] {finding.message}")
+            message = "\n      | ".join(finding.message.splitlines())  # the end of a log has several lines
+            lines.append(f"  {finding.severity} {finding.code} [{finding.subject}] {message}")
             lines += [f"    hint: {finding.hint}"] if finding.hint else []
     return "\n".join(lines)
 

@@ -15,7 +15,7 @@ REFRESH = bool(os.environ.get("COLDSTART_REFRESH_GOLDEN"))
 PAGES = [
     (),
     *((name,) for name in COMMANDS),
-    *(("trust", name) for name in ("list", "add", "show", "why")),
+    *(("trust", name) for name in ("list", "add", "remove", "show", "why")),
     *(
         ("fleet", name)
         for name in (

@@ -1,15 +1,18 @@
 """The commands over the store, from the outside."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from tools.bundles import CODE, key, publish
+from tools.bundles import CODE, key, provenance, publish
 from tools.shell import Run
 
-from coldstart.system import runtime
+from coldstart.models import inspection
+from coldstart.system import paths, runtime
 from coldstart.system.paths import Cache
 
 
@@ -116,6 +119,67 @@ def test_trust_travels_by_public_key(run: Run, home: Path, monkeypatch: pytest.M
     keys = json.loads(run("trust", "list", "--format", "json").stdout)["keys"]
     assert {entry["own"] for entry in keys} == {True, False}
     assert shown["fingerprint"] in {entry["fingerprint"] for entry in keys}
+
+
+def _pem(home: Path, name: str) -> str:
+    (home / f"{name}.pub").write_bytes(sign.public_pem(home / f"state-of-{name}"))
+    return f"{name}.pub"
+
+
+def test_trust_remove_refuses_a_bundle_when_its_verification_was_remembered(run: Run, home: Path) -> None:
+    maker = sign.host_key(home / "state-of-maker")
+    with Store(Cache.at().bundles).begin(key()) as draft:
+        draft.add_json("kv", {"blocks": 3})
+        made = draft.publish(provenance(), signer=maker)
+    for name in ("maker", "again"):  # one key under two names
+        run("trust", "add", _pem(home, "maker"), "--name", name)
+    assert inspection.trust(made).ok
+    assert list((paths.state_dir() / "verdicts").iterdir())
+    assert inspection.trust(made).ok
+    removed = json.loads(run("trust", "remove", "maker", "--format", "json").stdout)["removed"]
+    assert {key["name"] for key in removed} == {"maker", "again"}
+    assert not inspection.trust(made).ok
+    assert "is not trusted" in run("trust", "why", made.ref, code=1).stderr
+    assert maker.fingerprint not in run("trust", "list").stdout
+
+
+def test_trust_remove_names_its_key_by_name_file_or_fingerprint(run: Run, home: Path) -> None:
+    for form in (str, lambda mark: mark[8:20], lambda _: "friend", lambda mark: f"friend-{mark[8:]}.pub"):
+        mark = run("trust", "add", _pem(home, "friend"), "--name", "friend").stdout.strip()
+        assert mark in run("trust", "remove", form(mark)).stdout
+        assert mark not in run("trust", "list").stdout
+
+
+def test_trust_remove_fails_when_the_key_is_unknown_own_or_ambiguous(run: Run, home: Path) -> None:
+    own = run("trust", "list", "-q").stdout.strip()
+    for word in ("nobody", own[8:19], "", "../signing/host"):
+        assert "No trusted key" in run("trust", "remove", word, code=2).stderr
+    assert "own key" in run("trust", "remove", own, code=2).stderr
+    for name in ("one", "two"):
+        run("trust", "add", _pem(home, name), "--name", "same")
+    assert "several keys" in run("trust", "remove", "same", code=2).stderr
+    assert len(run("trust", "list", "-q").stdout.split()) == 3
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "", ".hidden", "a b", "a\nb", "x" * 65, "\u00e4"])
+def test_trust_add_refuses_a_name_when_it_is_no_slug(run: Run, home: Path, name: str) -> None:
+    file = _pem(home, "friend")
+    before = sorted(home.rglob("*.pub"))
+    assert "invalid name" in run("trust", "add", file, "--name", name, code=2).stderr
+    assert sorted(home.rglob("*.pub")) == before
+
+
+def test_trust_add_refuses_a_file_when_it_is_a_pipe_or_large(run: Run, home: Path) -> None:
+    os.mkfifo(home / "pipe")
+    with (home / "large").open("wb") as large:
+        large.truncate(1 << 30)
+    for file, reason in (
+        ("pipe", "not a regular file"),
+        ("large", "larger than"),
+        ("/dev/zero", "not a regular"),
+    ):
+        done = run("trust", "add", file, code=2)
+        assert reason in done.stderr and "coldstart trust show" in done.stderr
 
 
 def test_no_key_is_no_trust(run: Run, home: Path) -> None:

@@ -47,4 +47,10 @@ def test_prune_reclaims_what_fits_no_more(run: Run, image: Path) -> None:
 def test_discard(run: Run, image: Path) -> None:
     assert json.loads(run("template", "discard", "--format", "json").stdout)["discarded"] == 1
     assert not image.exists()
-    assert "No runtime is frozen here" in run("template", "discard", code=2).stderr
+    none = run("template", "discard")
+    assert (none.stdout, none.stderr) == ("discarded 0\n", "No runtime is frozen here.\n")
+
+
+def test_template_stop_succeeds_when_no_template_runs(run: Run) -> None:
+    done = run("template", "stop")
+    assert (done.stdout, done.stderr) == ("stopped 0\n", "No template runs.\n")

@@ -31,7 +31,7 @@ GPU = "../benchmarks/gpu/verify.py"  # where there is none, nothing has ever run
 FETCHING = "unit/weights/prefetch/test_prefetch_fetching.py"
 THROUGH = {
     "coldstart.artifacts": {
-        "commit": STORE, "fields": "unit/artifacts/test_artifacts_documents.py", "net.http_client": REGISTRY,
+        "commit": STORE, "fields": "unit/artifacts/test_artifacts_documents.py",
         "net.origin": REGISTRY, "oci_layout": MOVING, "receive": MOVING, "repair": REGISTRY, "selection": STORE,
         "staging": STORE,
     },
@@ -42,7 +42,7 @@ THROUGH = {
     "coldstart.commands": {
         "_fleet_live": "cli/test_fleet_command.py",
         "_fleet_manifest": "cli/test_fleet_command.py",
-        "_host_table": "cli/test_host_command.py", "_received": "cli/test_cli_store.py",
+        "_received": "cli/test_cli_store.py",
         "inspect": "cli/test_cli_store.py",
         "pull": REGISTRY, "push": REGISTRY,
     },
@@ -66,7 +66,6 @@ THROUGH = {
         "proc.locked_directory": "unit/system/test_scratch.py", "trust.trust_cache": "attacks/test_untrusted_code.py",
         "trust.trusted_keys": "attacks/test_untrusted_code.py",
     },
-    "coldstart.models": {"hub": "unit/models/test_models.py"},
     "coldstart.scheduling": {
         "baselines": "unit/scheduling/test_mlfq.py", "queues": "unit/scheduling/test_mlfq.py",
         "placement.room": RULES, "placement.loads": RULES,

@@ -94,6 +94,21 @@ def test_documents() -> None:
     assert shown == '{"env": {"HF_TOKEN": "***"}, "list": [{"password": "***"}], "n": 3, "token": null}'
 
 
+def test_document_shows_figures_when_a_member_counts_tokens() -> None:
+    figures = {
+        "tokens": 7,
+        "answers": [{"tokens": [[1, 2], [3]]}],
+        "output_tokens": {"p50": 1.5},
+        "time_per_output_token": 0.01,
+    }
+    assert secrets.document(figures) == figures
+
+
+def test_document_hides_text_and_single_tokens_when_a_member_counts_none() -> None:
+    shown = secrets.document({"tokens": ["abc"], "auth_tokens": {"a": "b"}, "token": 1234, "password": 1234})
+    assert shown == dict.fromkeys(("tokens", "auth_tokens", "token", "password"), secrets.HIDDEN)
+
+
 def test_the_harmless_part_of_an_environment() -> None:
     given = {
         "OMP_NUM_THREADS": "2",

@@ -3,6 +3,7 @@
 Invariant: a key is listed by the fingerprint of its content, never by what its file is called.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +13,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from coldstart.artifacts import selection, sign
 from coldstart.artifacts.bundle import Bundle, TrustResult
-from coldstart.artifacts.errors import BundleError
+from coldstart.artifacts.errors import BundleError, named_os_errors
+from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.store import Store
 from coldstart.errors import UsageError
 from coldstart.system import paths
+from coldstart.system.regular_file import read_regular
+
+_SLUG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+_DIGITS = re.compile(r"[0-9a-f]{12,32}")
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,7 @@ class TrustedKey:
     """One public key of the trust directory; ``problem`` says why it cannot be used, if it cannot."""
 
     file: str
+    name: str
     fingerprint: str | None
     own: bool
     problem: str | None = None
@@ -36,15 +43,63 @@ def listed() -> list[TrustedKey]:
 
 
 def add(file: Path, name: str) -> TrustedKey:
-    """Trust the public key (PEM) in ``file``. Raises UsageError if unreadable, InvalidSignatureError if no key."""
+    """Trust the public key (PEM) in ``file``.
+
+    Raises:
+        UsageError: `name` is not a slug, or the file is not a small regular file that can be read.
+        InvalidSignatureError: the file holds no public key.
+    """
+    if not _SLUG.fullmatch(name):
+        raise UsageError(
+            f"invalid name {name!r} of a key: expected up to 64 letters, digits and . _ -, not . or - first.",
+            hint="--name build-farm",
+        )
     state = paths.state_dir()
     try:
-        pem = file.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"{file} cannot be read: {error.strerror}.", hint="on the other machine: coldstart trust show"
-        ) from error
+        pem = read_regular(file, LIMITS.signature)
+    except UsageError as error:
+        raise UsageError(error.message, hint="on the other machine: coldstart trust show") from error
     return _read(sign.trust(sign.trust_dir(state), pem, name=name), sign.host_key(state).fingerprint)
+
+
+def remove(word: str) -> list[TrustedKey]:
+    """Stop trusting a key, whatever names it was added under.
+
+    Args:
+        word: Its name or file, its fingerprint, or 12 or more digits of the fingerprint.
+
+    Returns:
+        The entries of the trust directory that were removed.
+
+    Raises:
+        UsageError: no key or several keys are called so, or it is this machine's own.
+        ReadOnlyStoreError: the trust directory cannot be written.
+    """
+    keys = listed()
+    called = [key for key in keys if _is_called(key, word)]
+    marks = {key.fingerprint for key in called if key.fingerprint}
+    if not called:
+        raise UsageError(f"No trusted key is called {word!r}.", hint="coldstart trust list")
+    if len(marks) > 1:
+        raise UsageError(
+            f"{word!r} names several keys: {', '.join(sorted(marks))}.",
+            hint="coldstart trust remove FINGERPRINT",
+        )
+    if any(key.own for key in called):
+        raise UsageError(f"{word!r} is this machine's own key, which signs what is made here.")
+    doomed = [key for key in keys if key in called or key.fingerprint in marks]
+    with named_os_errors("removing a trusted key"):
+        for key in doomed:
+            (sign.trust_dir(paths.state_dir()) / key.file).unlink(missing_ok=True)
+    return doomed
+
+
+def _is_called(key: TrustedKey, word: str) -> bool:
+    if word in (key.name, key.file, key.fingerprint):
+        return True
+    digits = word.removeprefix(f"{sign.ALGORITHM}:")
+    mark = (key.fingerprint or "").removeprefix(f"{sign.ALGORITHM}:")
+    return bool(_DIGITS.fullmatch(digits)) and mark.startswith(digits)
 
 
 @dataclass(frozen=True)
@@ -85,10 +140,11 @@ def own_public_key() -> str:
 
 def _read(path: Path, own: str) -> TrustedKey:
     try:
-        public = serialization.load_pem_public_key(path.read_bytes())
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        return TrustedKey(path.name, None, False, f"no public key in PEM: {error}")
+        public = serialization.load_pem_public_key(read_regular(path, LIMITS.signature))
+    except (UsageError, ValueError, UnsupportedAlgorithm) as error:
+        return TrustedKey(path.name, path.stem, None, False, f"no public key in PEM: {error}")
     if not isinstance(public, Ed25519PublicKey):
-        return TrustedKey(path.name, None, False, "no ed25519 key")
+        return TrustedKey(path.name, path.stem, None, False, "no ed25519 key")
     mark = sign.fingerprint(public)
-    return TrustedKey(path.name, mark, mark == own)
+    name = path.stem.removesuffix(f"-{mark.removeprefix(f'{sign.ALGORITHM}:')}")
+    return TrustedKey(path.name, name, mark, mark == own)

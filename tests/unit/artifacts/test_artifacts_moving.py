@@ -7,6 +7,7 @@ import json
 import shutil
 import tarfile
 from collections.abc import Sequence
+from functools import partial
 from inspect import signature
 from pathlib import Path
 
@@ -102,6 +103,20 @@ def test_a_layout_whose_index_another_client_wrote_bare(store: Store, tmp_path: 
     _same(remote.pull(Store(tmp_path / "other"), str(store.root)), bundle, tmp_path)
     store.prune()
     assert store.list() == [bundle] and bundle.verify("checksum") == []
+
+
+@pytest.mark.parametrize("address", ["docker://foo/bar", "ftp://host/x", "file:///tmp/x", "OCI://host/x"])
+def test_remote_refuses_an_address_when_its_scheme_is_unknown(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bundle = publish(store, tmp_path)
+    before = set(tmp_path.iterdir())
+    for use in (partial(remote.push, bundle), partial(remote.pull, store), remote.source):
+        with pytest.raises(InvalidReferenceError, match="unknown scheme") as caught:
+            use(address)
+        assert all(scheme in (caught.value.hint or "") for scheme in ("oci://", "hf://", "dir://"))
+    assert set(tmp_path.iterdir()) == before
 
 
 def test_a_directory_that_is_no_layout(store: Store, tmp_path: Path) -> None:

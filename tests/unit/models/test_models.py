@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -23,6 +24,12 @@ def directory(tmp_path: Path) -> Path:
     place.mkdir()
     (place / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return place
+
+
+@pytest.fixture(autouse=True)
+def hub_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = SimpleNamespace(siblings=[SimpleNamespace(rfilename="config.json")])
+    monkeypatch.setattr(huggingface_hub, "model_info", lambda *_, **__: answer)
 
 
 def failing(error: Exception) -> Callable[..., str]:
@@ -128,12 +135,3 @@ def test_weights_must_be_there(directory: Path) -> None:
 def test_a_revision_of_a_directory_is_refused(directory: Path) -> None:
     with pytest.raises(UsageError, match="--revision"):
         resolution.resolve(str(directory), revision="main")
-
-
-def test_offline_without_weights_in_the_cache(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(directory))
-    model = resolution.ResolvedModel("opt-125m", directory, "facebook/opt-125m", COMMIT, {})
-    with pytest.raises(AuthRequiredError, match="not in the local hub cache"):
-        resolution.ensure_weights(model, offline=True)
-    (directory / "model.safetensors").write_bytes(b"")
-    assert resolution.ensure_weights(model, offline=True).path == directory

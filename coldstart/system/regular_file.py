@@ -1,0 +1,36 @@
+"""Read small files that a user names, without waiting for a pipe and without reading a device to its end."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from coldstart.errors import UsageError
+
+
+def read_regular(path: Path, cap: int) -> bytes:
+    """Return the bytes of a regular file.
+
+    Args:
+        path: The file, or a link to it.
+        cap: The largest size in bytes that is read.
+
+    Raises:
+        UsageError: the file cannot be read, is not a regular file, or is larger than `cap`.
+    """
+    try:
+        # Opening a pipe without O_NONBLOCK waits for a writer.
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UsageError(f"cannot read {path}: not a regular file.")
+            data = file.read(cap + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}.") from error
+    if len(data) > cap:
+        raise UsageError(f"cannot read {path}: larger than {cap} bytes.")
+    return data
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)

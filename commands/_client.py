@@ -1,0 +1,115 @@
+"""Requests of the command line to a running host or fleet.
+
+A key goes to the origin that the user named: no redirect is followed, no proxy receives a key in clear text, and
+no netrc is read. Bodies and times are bounded. This module does not interpret answers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.request import getproxies, proxy_bypass
+
+from coldstart.artifacts.net.http_client import Answer, ForbiddenError, HttpClient, redirected
+from coldstart.artifacts.net.origin import Origin, parse_origin, without_secrets
+from coldstart.artifacts.net.pace import Bounds
+from coldstart.commands._output import Output, human_bytes
+
+from coldstart.errors import CommandFailedError, UsageError
+
+MAX_BYTES = 16 << 20
+# A body of MAX_BYTES at the slowest pace that is accepted takes the window and as long again.
+_WINDOW_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The status and the complete body of one answer."""
+
+    status: int
+    body: bytes
+
+
+class ServerClient:
+    """Client of one server. `key` holds the headers that carry a key; they go to the origin of `url` alone."""
+
+    def __init__(self, url: str, key: Mapping[str, str], out: Output, *, wait_s: float) -> None:
+        """Check the address and the key.
+
+        Args:
+            url: Address of the server.
+            key: Headers that carry a key, empty for none.
+            out: Receives a warning where the key is not encrypted on the way.
+            wait_s: Time until the status and headers of an answer, in seconds. An answer ends at most 40 s later.
+
+        Raises:
+            UsageError: `url` is not http or https, the key cannot be a header, or a proxy would read it.
+        """
+        self._url = url.rstrip("/")
+        self._key = dict(key)
+        if key:
+            _check_key(_parse(url), key, out)
+        else:
+            _parse(url)
+        bounds = Bounds(connect_s=10, head_s=wait_s, window_s=_WINDOW_S, floor=MAX_BYTES / _WINDOW_S)
+        self._http = HttpClient(bounds)
+
+    def get(self, path: str) -> Reply:
+        """Return the answer to a GET. Raises as `post`."""
+        return self._request("GET", path, None)
+
+    def post(self, path: str, body: bytes = b"") -> Reply:
+        """Return the answer to a POST.
+
+        Raises:
+            RemoteUnreachableError: no answer, or a broken or slow one.
+            CommandFailedError: the answer is a redirect or too large.
+        """
+        return self._request("POST", path, body)
+
+    def _request(self, method: str, path: str, body: bytes | None) -> Reply:
+        url = self._url + path
+        answer = self._http.ask(method, url, headers=self._key, body=body, redirects=False)
+        if 300 <= answer.status < 400:
+            answer.close()
+            raise _redirect_error(url, answer)
+        content = answer.up_to(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise CommandFailedError(
+                f"{without_secrets(url)} answers with more than {human_bytes(MAX_BYTES)}."
+            )
+        return Reply(answer.status, content)
+
+
+def _parse(url: str) -> Origin:
+    try:
+        return parse_origin(url)
+    except ValueError as error:
+        raise UsageError(
+            f"invalid --url {without_secrets(url)}: {error}.", hint="--url http://HOST:PORT"
+        ) from error
+
+
+def _check_key(origin: Origin, key: Mapping[str, str], out: Output) -> None:
+    if not all(value.isascii() and value.isprintable() for value in key.values()):
+        raise UsageError("The key contains a character that is not printable ASCII.")
+    if origin.may_hear_secrets:
+        return
+    proxies = getproxies()
+    if (proxies.get("http") or proxies.get("all")) and not proxy_bypass(origin.host):
+        raise UsageError(
+            f"The key would go to {origin} in clear text through a proxy.",
+            hint=f"NO_PROXY={origin.host}, or an https:// address",
+        )
+    out.warn(f"the key goes to {origin} without TLS")
+
+
+def _redirect_error(url: str, answer: Answer) -> CommandFailedError:
+    location = answer.headers.get("Location", "")
+    try:
+        target = redirected(url, location)
+    except ForbiddenError:
+        target = location
+    return CommandFailedError(
+        f"{without_secrets(url)} redirects to {without_secrets(target) or 'no address'} (status {answer.status});"
+        " redirects are not followed, because a key goes to the named server alone.",
+        hint="name the server that answers itself: --url URL",
+    )

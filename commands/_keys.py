@@ -1,0 +1,85 @@
+"""Options for keys: a command that takes `api_key` or `admin_key` also takes a file that holds the key."""
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from coldstart.commands._output import Output
+
+from coldstart.errors import UsageError
+from coldstart.system.regular_file import read_regular
+
+KEYS = ("api_key", "admin_key")
+_CAP = 16 << 10
+
+
+def add_file_options(options: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:
+    """Return `options` with a file option after each option for a key."""
+    added: list[inspect.Parameter] = []
+    for option in options:
+        added.append(option)
+        if option.name in KEYS:
+            added.append(_declare_file(option.name))
+    return added
+
+
+def resolve(ctx: typer.Context, given: dict[str, Any], out: Output) -> None:
+    """Replace each key in `given` by the content of its file, and warn about a key on the command line.
+
+    Raises:
+        UsageError: a key and its file are both on the command line, or the file holds no key.
+    """
+    for name in KEYS:
+        if name not in given:
+            continue
+        file = given.pop(f"{name}_file")
+        typed = _is_typed(ctx, name)
+        if typed and _is_typed(ctx, f"{name}_file"):
+            raise UsageError(f"{_flag(name)} and {_flag(name)}-file are both given.", hint="leave one away")
+        if typed and given[name] is not None:
+            variable = f"{ctx.auto_envvar_prefix}_{name.upper()}"
+            out.warn(
+                f"{_flag(name)} shows the key in the list of processes; use {_flag(name)}-file FILE or {variable}"
+            )
+        elif file is not None:
+            given[name] = read_key(file)
+
+
+def read_key(file: Path) -> str:
+    """Return the key that a file holds, without surrounding white space.
+
+    Raises:
+        UsageError: the file cannot be read, or holds anything but one line of printable ASCII.
+    """
+    try:
+        key = read_regular(file, _CAP).decode("ascii").strip()
+    except UnicodeDecodeError:
+        key = ""
+    if not key or not key.isprintable():
+        raise UsageError(
+            f"cannot read a key from {file}: expected one line of ASCII.", hint="write the key alone"
+        )
+    return key
+
+
+def _declare_file(name: str) -> inspect.Parameter:
+    annotation = Annotated[
+        Path | None,
+        typer.Option(
+            f"{_flag(name)}-file", metavar="FILE", help=f"File that holds this key; default: {_flag(name)}."
+        ),
+    ]
+    return inspect.Parameter(
+        f"{name}_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _is_typed(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

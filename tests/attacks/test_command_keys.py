@@ -1,0 +1,164 @@
+"""Keys of the command line go to the named server alone, and its answers are bounded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from coldstart.commands._client import MAX_BYTES, ServerClient
+from coldstart.commands._output import Output
+from tools.raw_server import Asked, RawServer, answer, answering, dribble, flood, say
+from tools.shell import Run
+
+from coldstart.errors import UsageError
+
+KEY = "typed-admin-key-0123456789"
+STATUS = [
+    (("fleet", "status", "--admin-key-file", "key"), "x-coldstart-admin-key", KEY),
+    (("host", "status", "--api-key-file", "key"), "authorization", f"Bearer {KEY}"),
+]
+
+
+@pytest.fixture(autouse=True)
+def key_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    file = home / "key"
+    file.write_text(f"{KEY}\n")
+    return file
+
+
+def _redirect(to: RawServer, status: int = 302) -> Callable[..., None]:
+    return lambda connection, asked: answer(connection, status, {"Location": f"{to.url}{asked.path}"})
+
+
+def _serve(connection: object, asked: Asked) -> None:
+    say(connection, {"host": {}, "models": []})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("words", "header", "value"), STATUS)
+@pytest.mark.parametrize("status", [302, 307])
+def test_key_does_not_follow_a_redirect_to_another_origin(
+    run: Run, words: tuple[str, ...], header: str, value: str, status: int
+) -> None:
+    with answering(_serve) as other, answering(_redirect(other, status)) as server:
+        done = run(*words, "--url", server.url, code=1)
+        assert server.asked[0].headers[header] == value
+        assert other.asked == []
+        assert f"redirects to {other.url}" in done.stderr and KEY not in done.stderr
+
+
+def test_redirected_order_fails_and_is_not_sent_again_as_a_get(run: Run) -> None:
+    def turn(connection: object, asked: Asked) -> None:
+        if asked.path == "/fleet/down":
+            answer(connection, 302, {"Location": "/elsewhere"})  # type: ignore[arg-type]
+        else:
+            say(connection, {})  # type: ignore[arg-type]
+
+    with answering(turn) as server:
+        done = run("fleet", "down", "--url", server.url, "--admin-key-file", "key", code=1)
+        assert [(one.method, one.path) for one in server.asked] == [("POST", "/fleet/down")]
+        assert f"redirects to {server.url}/elsewhere" in done.stderr and "Ended" not in done.stderr
+
+
+@pytest.mark.parametrize(("words", "header", "value"), STATUS)
+def test_proxy_receives_no_key_for_loopback(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], header: str, value: str
+) -> None:
+    with answering(_serve) as proxy, answering(_redirect(proxy)) as server:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+        run(*words, "--url", server.url, code=1)
+        assert server.asked[0].headers[header] == value
+        assert proxy.heard == b""
+
+
+@pytest.mark.parametrize("words", [words for words, *_ in STATUS])
+def test_proxy_receives_no_key_in_clear_text_for_another_machine(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    with answering(_serve) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        done = run(*words, "--url", "http://host.invalid:8000", code=2)
+        assert proxy.heard == b""
+        assert "in clear text through a proxy" in done.stderr and "NO_PROXY=host.invalid" in done.stderr
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_netrc_neither_replaces_nor_adds_a_key(run: Run, home: Path, typed: bool) -> None:
+    (home / ".netrc").write_text("machine 127.0.0.1\nlogin someone\npassword from-netrc\n")
+    (home / ".netrc").chmod(0o600)
+    with answering(lambda c, _: say(c, {}, 401)) as server:
+        run("host", "status", "--url", server.url, *(("--api-key-file", "key") if typed else ()), code=1)
+        (asked,) = server.asked
+        assert asked.headers.get("authorization") == (f"Bearer {KEY}" if typed else None)
+        assert b"c29tZW9uZTpmcm9tLW5ldHJj" not in asked.raw  # someone:from-netrc
+
+
+@pytest.mark.parametrize("words", [words for words, *_ in STATUS])
+def test_endless_body_is_read_to_a_limit(run: Run, words: tuple[str, ...]) -> None:
+    sent: list[int] = []
+
+    def pour(connection: object, asked: Asked) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")  # type: ignore[attr-defined]
+        for _ in range(64):
+            flood(connection, b" " * (1 << 20), 1 << 20)  # type: ignore[arg-type]
+            sent.append(1 << 20)
+
+    with answering(pour) as server:
+        assert "answers with more than 16.0 MiB" in run(*words, "--url", server.url, code=1).stderr
+        assert sum(sent) < 2 * MAX_BYTES
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n["])
+def test_answer_without_an_end_is_given_up_at_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    from coldstart.artifacts.net.http_client import RemoteUnreachableError
+    from coldstart.commands import _client
+
+    monkeypatch.setattr(_client, "_WINDOW_S", 0.4)
+    with answering(lambda c, _: dribble(c, head, 0.005)) as server:
+        client = ServerClient(server.url, {}, Output(), wait_s=0.4)
+        with pytest.raises(RemoteUnreachableError):
+            client.get("/status")
+
+
+def test_key_of_the_command_line_is_used_with_a_warning(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(lambda c, _: say(c, {}, 401)) as server:
+        url = ("host", "status", "--url", server.url)
+        typed = run(*url, "--api-key", KEY, code=1).stderr
+        assert "use --api-key-file FILE or COLDSTART_HOST_STATUS_API_KEY" in typed
+        assert "both given" in run(*url, "--api-key", KEY, "--api-key-file", "key", code=2).stderr
+        assert "warning" not in run(*url, "--api-key-file", "key", code=1).stderr
+        monkeypatch.setenv("COLDSTART_HOST_STATUS_API_KEY", KEY)
+        assert "warning" not in run(*url, code=1).stderr
+        assert [one.headers["authorization"] for one in server.asked] == [f"Bearer {KEY}"] * 3
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"two\nlines", b"\xff\xfe", b"a" * 20_000])
+def test_key_file_is_refused_when_it_holds_no_key(run: Run, key_file: Path, content: bytes) -> None:
+    key_file.write_bytes(content)
+    with answering(_serve) as server:
+        done = run("host", "status", "--url", server.url, "--api-key-file", "key", code=2)
+        assert "cannot read" in done.stderr and server.asked == []
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://host:notaport"])
+def test_address_is_refused_when_it_is_not_http(run: Run, url: str) -> None:
+    assert "invalid --url" in run("host", "status", "--url", url, code=2).stderr
+
+
+def test_key_to_another_machine_without_tls_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    ServerClient("http://host.invalid", {"x": KEY}, Output(), wait_s=1)
+    assert "the key goes to http://host.invalid without TLS" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="not printable ASCII"):
+        ServerClient("https://host.invalid", {"x": "a\r\nb: c"}, Output(), wait_s=1)
+
+
+def test_answer_that_is_no_document_of_a_fleet_is_refused(run: Run) -> None:
+    for body in (b"[]", b"not json", json.dumps("text").encode(), b"[" * 100_000):
+        with answering(lambda c, _, body=body: answer(c, 200, {}, body)) as server:  # type: ignore[misc]
+            assert "fleet" in run("fleet", "status", "--url", server.url, code=1).stderr

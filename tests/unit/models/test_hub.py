@@ -1,0 +1,91 @@
+"""The hub without a network: a complete copy in the local cache is used at once, an incomplete one is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+_SCRIPT = """
+import sys
+from coldstart.errors import ColdstartError
+from coldstart.models import hub, resolution
+try:
+    model = resolution.resolve("acme/tiny", revision=sys.argv[2] or None, offline=sys.argv[1] == "offline")
+    print(resolution.ensure_weights(model, offline=sys.argv[1] == "offline").path)
+except ColdstartError as error:
+    print(error.exit_code, error.message)
+"""
+_UNREACHABLE = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A hub cache with a sharded acme/tiny, as `hf download` leaves it; the snapshot directory."""
+    repository = tmp_path / "hub" / "models--acme--tiny"
+    snapshot = repository / "snapshots" / COMMIT
+    for directory in (snapshot, repository / "refs", repository / "blobs"):
+        directory.mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    shards = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    index = json.dumps({"weight_map": {f"t{n}": shard for n, shard in enumerate(shards)}})
+    files = {"config.json": "{}", "tokenizer.json": "{}", "model.safetensors.index.json": index}
+    for name, text in {**files, **dict.fromkeys(shards, "weights")}.items():
+        (repository / "blobs" / name).write_text(text)
+        (snapshot / name).symlink_to(f"../../blobs/{name}")
+    return snapshot
+
+
+def _resolve(
+    cache: Path, environment: dict[str, str], mode: str = "online", revision: str = ""
+) -> tuple[str, float]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    command = [sys.executable, "-c", _SCRIPT, mode, revision]
+    env = inherited | {"HF_HOME": str(cache.parents[3])} | environment
+    began = time.monotonic()
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=50)
+    return done.stdout.strip(), time.monotonic() - began
+
+
+@pytest.mark.parametrize("revision", ["", "main", COMMIT])
+@pytest.mark.parametrize(
+    ("environment", "mode"),
+    [(_UNREACHABLE, "online"), ({"HF_HUB_OFFLINE": "1"}, "online"), (_UNREACHABLE, "offline")],
+)
+def test_complete_cache_is_used_at_once_without_the_hub(
+    cache: Path, environment: dict[str, str], mode: str, revision: str
+) -> None:
+    found, seconds = _resolve(cache, environment, mode, revision)
+    assert found == str(cache) and seconds < 15
+
+
+@pytest.mark.parametrize(("environment", "code"), [(_UNREACHABLE, "2"), ({"HF_HUB_OFFLINE": "1"}, "4")])
+@pytest.mark.parametrize("is_linked", [True, False])
+def test_error_names_the_missing_shard_when_the_cache_is_incomplete(
+    cache: Path, environment: dict[str, str], code: str, is_linked: bool
+) -> None:
+    link = cache / "model-00002-of-00002.safetensors"
+    link.resolve().unlink()
+    if not is_linked:
+        link.unlink()
+    found, seconds = _resolve(cache, environment)
+    assert found.startswith(f"{code} cannot ") and f"lacks {link.name}." in found and seconds < 15
+
+
+def test_error_names_the_weights_when_only_the_configuration_is_cached(cache: Path) -> None:
+    for path in cache.glob("model*"):
+        path.unlink()
+    assert "lacks weights (*.safetensors" in _resolve(cache, _UNREACHABLE)[0]
+
+
+def test_error_has_no_code_of_a_login_when_the_hub_is_unreachable_and_nothing_is_cached(
+    tmp_path: Path,
+) -> None:
+    found, seconds = _resolve(tmp_path / "hub" / "a" / "b" / "c", _UNREACHABLE)
+    assert found.startswith("2 cannot fetch acme/tiny: the hub does not answer") and seconds < 15
