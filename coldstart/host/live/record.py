@@ -1,4 +1,4 @@
-"""Facts about the models of a host, for its status, metrics and log."""
+"""Facts about the models of a host, recorded for its status, metrics and log."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class Record:
         self.log.say("start failed", model=name, seconds=round(seconds, 4), reason=reason)
 
     def record_end(self, name: str) -> None:
-        """Record that no server of the model runs."""
+        """Record that the model has no running server."""
         facts = self.facts.of(name)
         facts.mode = facts.pid = None
 
     def count_request(self, name: str, hit: bool) -> None:
-        """Count an admitted request; `hit`: its model served."""
+        """Count an admitted request; `hit` means that its model was ready."""
         facts = self.facts.of(name)
         facts.requests += 1
         facts.hits += hit
 
     def describe(self, file: HostFile) -> None:
-        """Record the models of a configuration, from now on."""
+        """Record the models of a new configuration."""
         for name, launch in file.catalogue.launches.items():
             facts = self.facts.of(name)
             facts.aliases = [given for given, _ in launch.names() if given not in (name, *launch.adapters)]
@@ -67,7 +67,7 @@ class Record:
                 facts.memory_source = file.sources.get(name, "file")
 
     def forget_others(self, models: Set[str]) -> None:
-        """Drop the facts of all models but these."""
+        """Drop the facts of all models except these."""
         for name in self.facts.models.keys() - models:
             del self.facts.models[name]
 

@@ -90,7 +90,7 @@ def test_other_tokens_than_before_end_the_stream_with_an_error() -> None:
     stream.take(_said([11], "a", first=True) + _said([12, 200], "b"))
     stream.request(COMPLETIONS)
     assert stream.take(_said([99], "x") + _said([12], "y")) == b""
-    assert "other tokens" in stream.broken and not stream.resumable
+    assert "different tokens" in stream.broken and not stream.resumable
 
 
 def test_what_is_sampled_goes_on_only_from_where_the_client_is() -> None:
@@ -176,7 +176,7 @@ def test_a_stream_that_has_all_its_tokens_needs_no_server() -> None:
         ("/v1/responses", {}, [], "/v1/responses"),
         (CHAT, {}, [], ""),
         (CHAT, {"tools": [{"type": "function"}]}, [], "tools"),
-        (CHAT, {}, ["--reasoning-parser", "x"], "a parser of the server's"),
+        (CHAT, {}, ["--reasoning-parser", "x"], "a parser of the server"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, [], "messages"),
     ],
 )

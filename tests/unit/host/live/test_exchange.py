@@ -177,9 +177,9 @@ def test_a_server_that_dies_before_it_answered_is_a_502_and_starts_again(tmp_pat
             stage.servers.of("a").stop()
             status, _, body = await asked
             assert status == 502 and body["error"]["message"].startswith(
-                "the server of a broke off (request "
+                "the server of a disconnected (request "
             )
-            await until(lambda: not stage.driver.residences)
+            await until(lambda: not stage.driver.lifecycle.residences)
             await until(lambda: stage.driver.core.models["a"].retry_at < stage.driver.clock())
             assert (await stage.ask(model="a", prompt="y"))[0] == 200
 
