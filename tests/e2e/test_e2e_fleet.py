@@ -72,7 +72,7 @@ def test_a_node_whose_disk_is_full_serves_on_and_the_other_one_takes_what_is_new
             assert not asking.failed and {answer["pid"] for answer in asking.answers} == {first}
         finally:
             subprocess.run(["umount", "-l", directory], check=True)
-        assert "no server can be started: No space left on device" in (tmp_path / "recording").read_text()
+        assert "cannot start a server: No space left on device" in (tmp_path / "recording").read_text()
 
 
 def test_a_killed_controller_costs_no_warm_request_and_finds_everything_again(fleet: Fleet) -> None:

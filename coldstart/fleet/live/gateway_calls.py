@@ -1,6 +1,6 @@
-"""Calls of gateways to the controller: attach, pull, report; and the core's orders to them.
+"""Calls of gateways to the controller: attach, pull, report; and the core's orders to the gateways.
 
-Invariant: the core receives one arrival or route, and one end, for each request of a gateway that lives.
+Invariant: the core receives one arrival or route, and one end, for each request of a living gateway.
 """
 
 from __future__ import annotations

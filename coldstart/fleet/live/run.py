@@ -1,8 +1,8 @@
-"""The process of `fleet up`: the gateway, and where no cluster was named, a Ray of its own on this machine.
+"""Process of `fleet up`: the gateway, and its own Ray on this machine if no cluster is named.
 
-SIGTERM or SIGINT: nothing new is taken, what is in flight is answered, and the process ends; a second one ends it at once. With
-a Ray of its own all servers end too, and where that Ray ends, so does the process within a minute, and says why; a cluster that
-was named goes on as it is, and another gateway may come.
+On SIGTERM or SIGINT, new requests are rejected, running requests are answered, and the process ends; a second signal
+ends it at once. All servers of an own Ray end too. If that Ray ends, the process ends within a minute and reports the
+reason. A named cluster continues to run, and another gateway may connect.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from coldstart.system.paths import Cache
 
 DOWN_S, WATCH_S = 30.0, 0.5
 WARM_S = 60.0
-"""So long Ray's other nodes live without its first one."""
+"""Time in seconds for which other nodes of Ray live without the first node."""
 
 
 @dataclass(frozen=True)
 class FleetUpOptions:
-    """Where to listen, and where Ray is (None: here, with `server` as what this machine can).
+    """Address to listen on, and Ray's address (None: on this machine, with `server` as its labels).
 
-    `state` is the controller's file; `servers` names what starts model servers there, `module:function`, for tests."""
+    `state` is the controller's file; `servers` names the factory of model servers, `module:function`, for tests.
+    """
 
     cache: Cache
     settings: FleetSettings
@@ -57,7 +58,7 @@ class FleetUpOptions:
 
 
 class FleetUp:
-    """One run. `announce` is told where the fleet is, once requests are taken."""
+    """One run of `fleet up`. `announce` gets the fleet's address once the gateway listens."""
 
     def __init__(self, options: FleetUpOptions, log: Log, announce: Callable[[LocalFleet], None]) -> None:
         self.options, self.log, self.announce = options, log, announce
@@ -66,9 +67,12 @@ class FleetUp:
         self.admin_key = options.admin_key or secrets.token_hex(32)
 
     def run(self) -> int:
-        """Until a signal, or `fleet down`; the exit code.
+        """Run until a signal or `fleet down`; return the exit code.
 
-        Raises UsageError where it cannot listen, CommandFailedError where a Ray of its own does not start, or ends."""
+        Raises:
+            UsageError: The gateway cannot listen.
+            CommandFailedError: The own Ray does not start, or ends.
+        """
         options = self.options
         with (
             listen(options.host, options.port) as sock,
@@ -129,7 +133,7 @@ class FleetUp:
         )
 
     async def _watch(self, ray: OwnRay) -> None:
-        """Without its Ray a fleet does not come back; what serves on other nodes does so for a while yet."""
+        """Wait for the end of the own Ray, which the fleet does not survive; then serve from other nodes while they live."""
         while not ray.node.ended():
             await asyncio.sleep(WATCH_S)
         self.ray_ended = True

@@ -240,9 +240,9 @@ def test_a_server_that_cannot_be_used_is_named_with_the_reason_until_it_can(tmp_
             control = stage.rig.control
             assert control is not None
             node = stage.rig.nodes["s0"]
-            control.unreached("s0", "/run/long is too long a path for sockets")
+            control.unreached("s0", "/run/long is too long for a unix socket")
             said = await stage.front.refreshed()
-            assert said["unusable"] == {"s0": "/run/long is too long a path for sockets"}
+            assert said["unusable"] == {"s0": "/run/long is too long for a unix socket"}
             assert [one["name"] for one in said["servers"]] == ["s1"]  # type: ignore[attr-defined]
             assert "server s0 cannot be used: /run/long is too long" in render(said)
             control.joined(node.spec, node)

@@ -133,7 +133,7 @@ def test_a_stream_that_was_begun_says_that_its_server_went(tmp_path: Path) -> No
         async with fleet(tmp_path) as stage:
             await stage.deploy(deployment("a"))
             broken = await stage.events("a", pieces=5, break_after=2)
-            assert b"broke off" in broken[-1] and len([one for one in broken if b"number" in one]) == 2
+            assert b"disconnected" in broken[-1] and len([one for one in broken if b"number" in one]) == 2
             assert stage.front.again_count == 0
 
     run(work())

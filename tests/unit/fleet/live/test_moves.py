@@ -190,7 +190,7 @@ def test_a_rank_that_dies_while_the_whole_model_serves_takes_only_the_pipeline(t
             beside.gate.set()
             await until(lambda: stage.rig.groups("leaving") == ["a#1"])
             ranks[0].over.set()
-            assert b"broke off" in (await stays)[-1]
+            assert b"disconnected" in (await stays)[-1]
             await until(lambda: all(rank.ended.done() for rank in ranks))
             await until(lambda: not stage.rig.groups("leaving"))
             assert stage.rig.groups() == ["a#1.0/whole"]
@@ -261,7 +261,7 @@ def test_a_server_that_dies_in_the_middle_of_streams_breaks_none_that_can_go_on(
             first.over.set()
             for n, lines in enumerate(await asyncio.gather(*asked)):
                 assert _ids(lines) == generated(f"p{n}", 40)
-            assert b"broke off" in (await lost)[-1]
+            assert b"disconnected" in (await lost)[-1]
             assert stage.front.resumed_count == 10 and stage.front.moves.count == 0
             text = stage.front.metrics.text()
             assert (

@@ -37,7 +37,7 @@ def test_a_server_comes_up_and_goes(tmp_path: Path) -> None:
         assert isinstance(ended, RankEnded) and ended.ordered
         assert await node.heard(node.found().seq, 0.01) == []
         await node.stop("nobody")
-        assert (await node.heard(node.found().seq - 1))[0][1] == RankEnded("nobody", "it was not there", True)
+        assert (await node.heard(node.found().seq - 1))[0][1] == RankEnded("nobody", "unknown worker", True)
 
     run(work())
 
@@ -49,7 +49,7 @@ def test_one_that_cannot_start_and_one_that_dies_say_why(tmp_path: Path) -> None
         servers.full = True
         await node.launch(_order())
         assert (await node.heard(0))[0][1] == RankEnded(
-            "a#1.0", "no server can be started: No space left on device", False
+            "a#1.0", "cannot start a server: No space left on device", False
         )
         servers.full = False
         servers.failing["a"] = "no weights"

@@ -53,7 +53,7 @@ def test_one_that_ends_at_once_is_refused_with_its_own_reason(tmp_path: Path) ->
 def test_one_that_says_nothing(tmp_path: Path) -> None:
     made = node(tmp_path, "")
     made.process.wait()
-    assert made.ended() and made.last_words() == "it did not say why"
+    assert made.ended() and made.last_words() == "its log is empty"
 
 
 def test_one_that_does_not_listen_to_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
