@@ -1,4 +1,4 @@
-"""Replay a trace against running servers or the simulator, and report what the requests experienced."""
+"""Replay of a trace against running servers or the simulator, with a report of the requests' latencies."""
 
 from coldstart.lab.replay.metrics import Slo, summarize
 from coldstart.lab.replay.open_loop import Replay, ReplaySettings, replay
