@@ -1,4 +1,4 @@
-"""Decisions of the model host, without I/O: `on(event, now)` returns the actions that follow.
+"""Decisions of the model host, without I/O: `handle(event, now)` returns the actions that follow.
 
 Invariants, after each event: requests go only to a ready model, in order of arrival by model; no model with requests
 in flight is ordered to leave its tier; reserved memory never exceeds the machine's memory; the model with the oldest
@@ -38,7 +38,7 @@ class Core:
     def models(self) -> dict[str, Model]:
         return self.residents.models
 
-    def on(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: Event, now: float) -> list[Action]:
         """Process an event and return the actions to carry out.
 
         Raises IllegalTransitionError for an event that its model's state forbids.
@@ -66,7 +66,7 @@ class Core:
             case events.Configured(specs, settings):
                 yield from self._configured(specs, settings or self.settings, now)
             case events.TemplateHeld(memory):
-                self.residents.keep(memory)
+                self.residents.record_template(memory)
                 self._giving_up = self._giving_up and memory > 0
                 self._next_check = -inf if self.residents.unsettled() else self._next_check
                 yield from self._given_up(*self.models.values())
@@ -86,11 +86,11 @@ class Core:
                 self.residents.ready(model, now, seconds, memory)
             case events.Failed() if model.leaving:
                 # The host had already ordered this process to end.
-                self.residents.left(model, now)
+                self.residents.complete_leave(model, now)
             case events.Failed(_, reason):
                 yield from self._failed(model, reason, now)
             case events.Left():
-                self.residents.left(model, now)
+                self.residents.complete_leave(model, now)
             case events.Measured(_, memory, tier) if tier != AWAKE or model.state is State.READY:
                 self.residents.measured(model, memory, tier)
             case events.Outdated() if model.state in (State.READY, State.ASLEEP):
@@ -114,7 +114,7 @@ class Core:
         if name is None:
             self.pending.drop(request)
         elif name in self.models:
-            self.models[name].ended(request, now)
+            self.models[name].end_request(request, now)
             self._watch(self.models[name])
 
     def _failed(self, model: Model, reason: str, now: float) -> Iterator[Action]:
@@ -197,7 +197,7 @@ class Core:
                 continue
             if self.residents.starting() >= self.settings.loaders:
                 return
-            if self.residents.most_for(model) < model.observed.memory:
+            if self.residents.max_memory(model) < model.observed.memory:
                 yield from self._too_large(model)
                 continue
             yield from self._given_up(model)
@@ -229,7 +229,7 @@ class Core:
 
     def _ordered(self) -> Iterator[Action]:
         """Order each draining model without requests in flight into its target tier, once."""
-        for model in self.residents.on_the_way_out():
+        for model in self.residents.list_draining():
             if model.leave() and model.target is not None:
                 self.departures += 1
                 yield events.Leave(model.spec.name, model.target)

@@ -83,7 +83,7 @@ class Model:
         self.leaving = self.leaving or given
         return given
 
-    def left(self, now: float) -> None:
+    def complete_leave(self, now: float) -> None:
         self._only("left", State.DRAINING)
         if self.in_flight or self.target is None:
             raise IllegalTransitionError(
@@ -99,7 +99,7 @@ class Model:
         self.retry_at = now + min(backoff_max_s, backoff_s * 2 ** min(self.failures - 1, 60))
         self._enter(State.FAILED, now)
 
-    def ended(self, request: str, now: float) -> None:
+    def end_request(self, request: str, now: float) -> None:
         """Remove a request that is no longer in flight."""
         self.in_flight.discard(request)
         if self.idle:

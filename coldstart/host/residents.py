@@ -102,26 +102,26 @@ class Residents:
     def draining(self) -> int:
         return len(self._draining)
 
-    def on_the_way_out(self) -> list[Model]:
+    def list_draining(self) -> list[Model]:
         return list(self._draining.values())
 
-    def most_for(self, model: Model) -> int:
+    def max_memory(self, model: Model) -> int:
         """Return the device bytes that the model could have if all other models that are not pinned were evicted."""
         others = (self.models[name] for name in self.pinned if name != model.spec.name)
         return self.device.capacity - sum(other.observed.memory for other in others)
 
-    def kept(self) -> int:
+    def template_memory(self) -> int:
         """Return the device bytes of the host's own template process."""
         return self.device.reserved(_OWN)
 
-    def keep(self, memory: int) -> None:
+    def record_template(self, memory: int) -> None:
         """Record the device bytes of the host's own template process; 0: it has none."""
         self.device.record(_OWN, memory)
 
     def crowded_out(self, model: Model) -> bool:
         """Return whether the model fits only without the host's own process."""
-        memory, most = model.observed.memory, self.most_for(model)
-        return most - self.kept() < memory <= most
+        memory, most = model.observed.memory, self.max_memory(model)
+        return most - self.template_memory() < memory <= most
 
     def wanted(self, model: Model) -> int:
         """Return the device bytes that serving takes beyond those that the model holds."""
@@ -141,12 +141,12 @@ class Residents:
         return self._freed(self.models[name], self.down(name, stop))
 
     def _freed(self, model: Model, target: Tier) -> int:
-        return max(0, self.device.reserved(model.spec.name) - model.observed.held(target))
+        return max(0, self.device.reserved(model.spec.name) - model.observed.memory_in(target))
 
     def price(self, model: Model) -> None:
         """Update the model's cost for the policy: the bytes that the next lower tier frees, and the added start time."""
         top, down = self._top(model), self.next_down(model)
-        freed = model.observed.held(top) - model.observed.held(down)
+        freed = model.observed.memory_in(top) - model.observed.memory_in(down)
         lost = model.observed.penalty_s(down) - model.observed.penalty_s(top)
         self.costs[model.spec.name] = ModelCost(max(1, freed), max(1e-6, lost))
 
@@ -156,9 +156,9 @@ class Residents:
     def next_down(self, model: Model) -> Tier:
         """Return the tier with the shortest penalty that frees device memory and whose host memory is available."""
         tiers, top = model.spec.tiers, self._top(model)
-        held, below = model.observed.held(top), tiers[tiers.index(top) + 1 :]
+        held, below = model.observed.memory_in(top), tiers[tiers.index(top) + 1 :]
         room = self.beside.free() + self.beside.reserved(model.spec.name)
-        fits = (t for t in below if t.host_memory <= room and model.observed.held(t) < held)
+        fits = (t for t in below if t.host_memory <= room and model.observed.memory_in(t) < held)
         return next(fits, tiers[-1])
 
     def may_leave(self, busy: bool = False) -> list[str]:
@@ -195,11 +195,11 @@ class Residents:
             self.beside.reserve(model.spec.name, size)
             self._reprice()
 
-    def left(self, model: Model, now: float) -> None:
-        model.left(now)
+    def complete_leave(self, model: Model, now: float) -> None:
+        model.complete_leave(now)
         self._draining.pop(model.spec.name, None)
         self._book_beside(model, model.tier.host_memory)
-        self.device.record(model.spec.name, model.observed.held(model.tier))
+        self.device.record(model.spec.name, model.observed.memory_in(model.tier))
         self.price(model)
         if self.device.reserved(model.spec.name):
             self.policy.loaded(model.spec.name, now)
@@ -216,7 +216,7 @@ class Residents:
             return
         model.observed.measured(tier, memory)
         if model.state is State.READY or (model.state is State.ASLEEP and model.tier.name == tier):
-            self.device.record(model.spec.name, model.observed.held(model.tier))
+            self.device.record(model.spec.name, model.observed.memory_in(model.tier))
         self.price(model)
 
     def failed(self, model: Model, reason: str, now: float) -> None:

@@ -144,7 +144,7 @@ class Observed:
     def penalty_s(self, tier: Tier) -> float:
         return self._penalty_s[tier.name]
 
-    def held(self, tier: Tier) -> int:
+    def memory_in(self, tier: Tier) -> int:
         """Return the device bytes in this tier, at most those of awake."""
         return min(self._memory[tier.name], self.memory)
 

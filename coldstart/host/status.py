@@ -61,7 +61,7 @@ class LastStart:
     phases: Mapping[str, float] = field(default_factory=dict)
     fallbacks: tuple[Fallback, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def build_document(self) -> dict[str, Any]:
         """Return the status document's `last_start`."""
         return asdict(self) | {"fallbacks": fallback.to_json(self.fallbacks)}
 
@@ -100,7 +100,7 @@ class HostFacts:
     recent_starts: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=RECENT))
     models: dict[str, ModelFacts] = field(default_factory=dict)
 
-    def of(self, model: str) -> ModelFacts:
+    def get_model(self, model: str) -> ModelFacts:
         """Return the facts of a model, created on first use."""
         return self.models.setdefault(model, ModelFacts())
 
@@ -128,7 +128,8 @@ def document(core: Core, facts: HostFacts, now: float, unix_s: float) -> dict[st
         },
         "recent_starts": list(facts.recent_starts),
         "models": [
-            _model(core, model, facts.of(name), waiting[name], now) for name, model in core.models.items()
+            _model(core, model, facts.get_model(name), waiting[name], now)
+            for name, model in core.models.items()
         ],
     }
 
@@ -144,7 +145,7 @@ def _host(core: Core, facts: HostFacts, now: float) -> dict[str, Any]:
         "policy": settings.policy,
         "memory_bytes": residents.device.capacity,
         "memory_used_bytes": residents.device.used,
-        "runtime_template_bytes": residents.kept(),
+        "runtime_template_bytes": residents.template_memory(),
         "host_memory_bytes": residents.beside.capacity,
         "host_memory_used_bytes": residents.beside.used,
         "max_held": settings.max_held,
@@ -187,7 +188,7 @@ def _model(core: Core, model: Model, facts: ModelFacts, waiting: int, now: float
         "idle_s": model.spec.idle_s,
         "mode": facts.mode,
         "pid": facts.pid,
-        "last_start": facts.last_start.to_json() if facts.last_start else None,
+        "last_start": facts.last_start.build_document() if facts.last_start else None,
     }
 
 

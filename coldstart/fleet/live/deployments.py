@@ -60,7 +60,7 @@ def made(launch: Launch, wanted: DeployWords, cache: Cache, *, offline: bool) ->
     Raises:
         UsageError: A required value is unknown. A look-up may raise other errors, and NoBundleError.
     """
-    found = lookups.of_launch(launch, cache, offline=offline)
+    found = lookups.look_up_launch(launch, cache, offline=offline)
     if wanted.memory is None and not runtime.targets_cpu():
         raise UsageError("bundles do not contain the GPU memory of a model", hint="--memory 24GB")
     shares: dict[int, tuple[int, ...]] = {}
@@ -75,7 +75,7 @@ def made(launch: Launch, wanted: DeployWords, cache: Cache, *, offline: bool) ->
         )
     memory, start_s = parse_size(wanted.memory) if wanted.memory else 0, wanted.start_s
     if not memory or start_s is None:
-        known = profiles.of_lookup(launch, found)
+        known = profiles.choose_profile(launch, found)
         memory, start_s = memory or known.memory, known.start_s if start_s is None else start_s
     spec = FleetModel(
         launch.name,

@@ -82,7 +82,7 @@ class FleetFront:
                 )
             raise self._counted(unknown(asked))
         self.total += 1
-        facts = self.facts.of(route.model)
+        facts = self.facts.get_model(route.model)
         facts.requests += 1
         ticket = self._enter(route)
         facts.hits += ticket.hit
@@ -123,7 +123,7 @@ class FleetFront:
         if known.target is not None:
             self.targets.free(known.target)
 
-    async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
+    async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """Admit a request again at another group, or at one that the controller starts (Front)."""
         assert isinstance(ticket, FleetTicket) and isinstance(replica, FleetReplica)
         if self.moves.rolled_back(ticket, str(error)):

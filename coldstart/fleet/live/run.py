@@ -26,7 +26,7 @@ from coldstart.fleet.live.local_state import LocalFleet
 from coldstart.fleet.live.ray_process import OwnRay, own_ray
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.live.app import HEARTBEAT_S, Gateway
-from coldstart.host.live.http_server import create_server, listen, loop_factory, url_of
+from coldstart.host.live.http_server import create_server, format_url, listen, loop_factory
 from coldstart.host.live.log import Log
 from coldstart.system.paths import Cache
 
@@ -98,7 +98,7 @@ class FleetUp:
         }
         self.connection = RayConnection({"address": address, "controller": controller}, env, self.log)
         self.front = FleetFront(self.connection, log=self.log)
-        self.front.facts.url = url_of(sock)
+        self.front.facts.url = format_url(sock)
         self.server = create_server(self._app())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop, number)

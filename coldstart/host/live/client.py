@@ -31,7 +31,7 @@ async def read(receive: Receive, limit: int = MAX_BODY) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def with_client(receive: Receive, work: Callable[[], Any]) -> None:
+async def run_while_connected(receive: Receive, work: Callable[[], Any]) -> None:
     """Run `work` while the client is connected.
 
     Raises:

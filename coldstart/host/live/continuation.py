@@ -103,7 +103,7 @@ class Continuation:
         self._ahead = self._since = ""
 
     @classmethod
-    def of(cls, path: str, document: Mapping[str, Any], arguments: Arguments) -> Self | None:
+    def create(cls, path: str, document: Mapping[str, Any], arguments: Arguments) -> Self | None:
         """Return a continuation, or None for a stream that cannot continue at another server."""
         return None if obstacle(path, document, arguments) else cls(path, document)
 

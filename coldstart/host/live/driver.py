@@ -96,7 +96,7 @@ class Driver:
         if self._tickets.pop(ticket.number, None) is not None:
             self.emit(events.Ended(ticket.number))
 
-    async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
+    async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """Admit a stream again that can continue at the next server of its model; return None if it cannot.
 
         A request whose answer had not begun is not admitted: it may have killed its server, and its client can repeat
@@ -136,7 +136,7 @@ class Driver:
 
     def emit(self, event: Event) -> None:
         """Send an event to the core and carry out the resulting actions."""
-        for action in self.core.on(event, self.clock()):
+        for action in self.core.handle(event, self.clock()):
             self._do(action)
         self._rearm()
 

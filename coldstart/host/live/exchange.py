@@ -15,7 +15,7 @@ from typing import Any
 
 from coldstart.host.live import answers, headers
 from coldstart.host.live.answers import Headers, Receive, Scope, Send
-from coldstart.host.live.client import ClientGoneError, read, with_client
+from coldstart.host.live.client import ClientGoneError, read, run_while_connected
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.front import Front
 from coldstart.host.live.tickets import AdmissionRefusedError, Ticket
@@ -47,7 +47,7 @@ class Exchange:
             await self._error(413, str(error))
             return
         with suppress(ClientGoneError):
-            await with_client(self.receive, self._answer)
+            await run_while_connected(self.receive, self._answer)
 
     async def _answer(self) -> None:
         try:
@@ -108,7 +108,7 @@ class Exchange:
                     continue
                 # The answer has not begun, or its stream is resumable: another server may answer.
                 open_ = self.first_s is None or (self.stream is not None and self.stream.resumable)
-                again = await self.front.again(ticket, replica, error) if open_ else None
+                again = await self.front.readmit(ticket, replica, error) if open_ else None
                 if again is None:
                     await self._broken(replica, error)
                     return
@@ -119,7 +119,7 @@ class Exchange:
         path, arguments = self._path(), self.front.catalogue.launches[ticket.route.model].args
         if self.front.resumes and self.streams:
             document = {**self.document, "model": ticket.route.served}
-            self.stream = Continuation.of(path, document, arguments)
+            self.stream = Continuation.create(path, document, arguments)
 
     def _path(self) -> str:
         return str(self.scope["raw_path"].partition(b"?")[0].decode("ascii"))
@@ -169,7 +169,7 @@ class Exchange:
                 passed = headers.forward_answer(answer.headers, streams=self.streams)
                 own = headers.build_for_answer(self.id, replica.mode, self._timing(replica, ticket))
                 await self._start(answer.status, [*passed, *own])
-            facts, send, next_piece = self.front.facts.of(replica.name), self.send, answer.piece
+            facts, send, next_piece = self.front.facts.get_model(replica.name), self.send, answer.piece
             if self.stream is not None:
                 await self._kept(self.stream, answer, piece)
                 return
@@ -190,7 +190,7 @@ class Exchange:
 
     async def _kept(self, stream: Continuation, answer: UpstreamAnswer, piece: bytes) -> None:
         """Pass on complete events and record them. Raises DisconnectedError if the stream ends too early."""
-        facts = self.front.facts.of(self.ticket.route.model) if self.ticket else None
+        facts = self.front.facts.get_model(self.ticket.route.model) if self.ticket else None
         while piece:
             if passed := stream.take(piece):
                 await self.send({"type": "http.response.body", "body": passed, "more_body": True})

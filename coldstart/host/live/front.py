@@ -34,7 +34,7 @@ class Front(Protocol):
     def leave(self, ticket: Ticket) -> None:
         """Forget a request that was answered, or whose client disconnected."""
 
-    async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
+    async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """Admit a request again after its server failed, if its answer had not begun or its stream can continue elsewhere.
 
         Returns None if no other server can answer it.

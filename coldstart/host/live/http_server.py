@@ -57,7 +57,7 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
         yield sock
 
 
-def url_of(sock: socket.socket) -> str:
+def format_url(sock: socket.socket) -> str:
     """Return the URL of a bound socket for clients on this machine."""
     host, port = sock.getsockname()[:2]
     return addresses.url(host, port)

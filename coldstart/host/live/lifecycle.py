@@ -85,7 +85,7 @@ class Lifecycle:
             return
         launch, began = self.launches[model], self.clock()
         self.log.say("start", model=model, tier=tier)
-        await self.templates.before(launch)
+        await self.templates.prepare(launch)
         server = self._begin(launch, began)
         if server is not None:
             await self._live(Residence(launch, server, began, observer=self, log=self.log, clock=self.clock))
@@ -111,7 +111,7 @@ class Lifecycle:
             reason = str(late)
         except OSError as error:  # no descriptor, no disk, no process
             reason = f"cannot start a server: {error.strerror or error}"
-        self.on_start_failed(launch.name, reason, self.clock() - began)
+        self.report_failed_start(launch.name, reason, self.clock() - began)
         self._tasks.spawn(self._end(launch.name, events.Failed(launch.name, reason)))
         return None
 
@@ -130,27 +130,27 @@ class Lifecycle:
         await self.templates.drop(model)
         self.emit(events.Left(model))
 
-    def on_ready(self, launch: Launch, ready: Ready, mode: str, seconds: float) -> None:
+    def report_ready(self, launch: Launch, ready: Ready, mode: str, seconds: float) -> None:
         """Record a server that is ready (ServerObserver)."""
         self.record.record_start(launch.name, ready, mode, seconds)
         self.emit(events.Started(launch.name, seconds))
         if self._is_outdated(launch) or self.templates.ends(ready):
             self.emit(events.Outdated(launch.name))
 
-    def on_start_failed(self, model: str, reason: str, seconds: float) -> None:
+    def report_failed_start(self, model: str, reason: str, seconds: float) -> None:
         """Record a failed start (ServerObserver)."""
         if not self.facts.stopping:
             self.record.record_failed_start(model, reason, seconds)
 
-    def on_asleep(self, launch: Launch) -> None:
+    def report_asleep(self, launch: Launch) -> None:
         """Report that a server is asleep (ServerObserver)."""
         self.emit(events.Left(launch.name))
         if self._is_outdated(launch):
             self.emit(events.Outdated(launch.name))
 
-    def on_measured(self, model: str, memory: int) -> None:
+    def report_memory(self, model: str, memory: int) -> None:
         """Report the measured memory of a server (ServerObserver)."""
-        self.facts.of(model).memory_source = "observed"
+        self.facts.get_model(model).memory_source = "observed"
         self.emit(events.Measured(model, memory))
 
     def measure(self, model: str, pid: int) -> int | None:
@@ -191,6 +191,6 @@ class Lifecycle:
 
     async def close(self) -> None:
         """Wait until every server and template has ended."""
-        await self._tasks.settled()
+        await self._tasks.wait()
         await self.templates.close()
         await self.servers.close()

@@ -11,7 +11,7 @@ from coldstart.models.inspection import Lookup
 from coldstart.system.paths import Cache
 
 
-def by_words(
+def look_up_model(
     model: str,
     args: Sequence[str],
     *,
@@ -30,9 +30,9 @@ def by_words(
     return found.without_weights() if weights_from and not found.model.weight_files else found
 
 
-def of_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
+def look_up_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
     """Look up the bundle of a launch. Raises what inspection.look_up raises, and NoBundleError if `on_miss` is "fail"."""
-    found = by_words(
+    found = look_up_model(
         launch.model,
         launch.args,
         revision=launch.revision,

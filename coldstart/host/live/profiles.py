@@ -33,7 +33,7 @@ _STILL_TO_DO = ("start engine", "build app", "first token")
 _DONE_WITHIN = ("build worker",)
 
 
-def of_bundles(cache: Cache, *, offline: bool) -> Profiles:
+def create_profiles(cache: Cache, *, offline: bool) -> Profiles:
     """Return profiles that are read from bundles.
 
     They raise what a look-up raises, NoBundleError if the launch requires a bundle, and UsageError if no source gives
@@ -51,7 +51,7 @@ def of_bundles(cache: Cache, *, offline: bool) -> Profiles:
                 f"models.{launch.name}: bundles do not contain the GPU memory of a model",
                 hint="write memory and start_s for it in the host file",
             )
-        known = of_lookup(launch, lookups.of_launch(launch, cache, offline=offline))
+        known = choose_profile(launch, lookups.look_up_launch(launch, cache, offline=offline))
         if launch.mode not in FORKED:
             return known
         return replace(known, shared=min(RUNTIME_TEMPLATE_BYTES, known.memory * 3 // 4))
@@ -59,13 +59,13 @@ def of_bundles(cache: Cache, *, offline: bool) -> Profiles:
     return profile
 
 
-def of_lookup(launch: Launch, found: Lookup) -> Profile:
+def choose_profile(launch: Launch, found: Lookup) -> Profile:
     """Return the profile of the bundle, else an assumed one. Raises UsageError if there are no local weights either."""
-    known = None if found.bundle is None else of_bundle(found.bundle)
+    known = None if found.bundle is None else read_profile(found.bundle)
     return known or assumed(launch, found.model.path)
 
 
-def of_bundle(bundle: Bundle) -> Profile | None:
+def read_profile(bundle: Bundle) -> Profile | None:
     """Return memory and seconds of the bundle's proof start; None if the bundle does not contain them."""
     try:
         stages: Any = bundle.json("stages")

@@ -26,7 +26,7 @@ class Record:
 
     def record_start(self, name: str, ready: Ready, mode: str, seconds: float) -> None:
         """Record that a server is ready, or awake again."""
-        facts, document = self.facts.of(name), ready.document
+        facts, document = self.facts.get_model(name), ready.document
         facts.starts += 1
         facts.mode, facts.pid = ready.mode, ready.pid
         phases, fallbacks = document.get("phases", {}), fallback.from_json(document.get("fallbacks"))
@@ -48,19 +48,19 @@ class Record:
 
     def record_end(self, name: str) -> None:
         """Record that the model has no running server."""
-        facts = self.facts.of(name)
+        facts = self.facts.get_model(name)
         facts.mode = facts.pid = None
 
     def count_request(self, name: str, hit: bool) -> None:
         """Count an admitted request; `hit` means that its model was ready."""
-        facts = self.facts.of(name)
+        facts = self.facts.get_model(name)
         facts.requests += 1
         facts.hits += hit
 
     def describe(self, file: HostFile) -> None:
         """Record the models of a new configuration."""
         for name, launch in file.catalogue.launches.items():
-            facts = self.facts.of(name)
+            facts = self.facts.get_model(name)
             facts.aliases = [given for given, _ in launch.names() if given not in (name, *launch.adapters)]
             facts.adapters = list(launch.adapters)
             if facts.memory_source != "observed":

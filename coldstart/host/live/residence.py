@@ -64,10 +64,10 @@ class Residence(Replica):
         except StartFailedError as reason:
             await self.server.ended
             self._reason = self._reason or str(reason)
-            self.observer.on_start_failed(self.name, self._reason, self.clock() - self.began)
+            self.observer.report_failed_start(self.name, self._reason, self.clock() - self.began)
             return False
         self.start_s, self.mode = self.clock() - self.began, self.ready.mode
-        self.observer.on_ready(self.launch, self.ready, self.mode, self.start_s)
+        self.observer.report_ready(self.launch, self.ready, self.mode, self.start_s)
         return True
 
     async def _serve(self) -> None:
@@ -81,7 +81,7 @@ class Residence(Replica):
             with suppress(OSError):
                 memory = await asyncio.to_thread(self.observer.measure, self.name, self.ready.pid)
                 if memory is not None and not self.server.ended.done():
-                    self.observer.on_measured(self.name, memory)
+                    self.observer.report_memory(self.name, memory)
 
     def end_event(self) -> events.Left | events.Failed:
         """Return the event of the server's end: ordered, or a failure."""
@@ -99,19 +99,19 @@ class Residence(Replica):
             await self.end()
             return
         self.log.say("sleep", model=self.name, tier=tier)
-        self.observer.on_asleep(self.launch)
+        self.observer.report_asleep(self.launch)
 
     async def wake(self, tier: str) -> None:
         """Wake the server up; end it if that fails."""
         began = self.clock()
         if await self._post("/wake_up"):
             self.start_s = self.clock() - began
-            self.observer.on_ready(self.launch, self.ready, tier, self.start_s)
+            self.observer.report_ready(self.launch, self.ready, tier, self.start_s)
             return
         reason = "the server did not wake up"
         self.start_s = 0.0
         self._reason = reason
-        self.observer.on_start_failed(self.name, reason, self.clock() - began)
+        self.observer.report_failed_start(self.name, reason, self.clock() - began)
         await self.end()
 
     async def _post(self, path: str) -> bool:

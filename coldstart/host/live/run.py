@@ -21,7 +21,7 @@ from coldstart.host.live.app import HEARTBEAT_S, Gateway
 from coldstart.host.live.driver import Driver
 from coldstart.host.live.explanation import explain
 from coldstart.host.live.host_routes import host_routes
-from coldstart.host.live.http_server import create_server, listen, loop_factory, url_of
+from coldstart.host.live.http_server import create_server, format_url, listen, loop_factory
 from coldstart.host.live.log import Log
 from coldstart.host.live.meter import Meter, ProcessorMemory
 from coldstart.host.live.profiles import RUNTIME_TEMPLATE_BYTES
@@ -108,7 +108,7 @@ class ModelHost:
 
     def _facts(self, sock: socket.socket) -> None:
         facts = self.driver.facts
-        facts.url = url_of(sock)
+        facts.url = format_url(sock)
         facts.config_path = str(self.options.config) if self.options.config else None
         facts.config_loaded_unix_s = time.time()
 

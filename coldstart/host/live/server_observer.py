@@ -11,16 +11,16 @@ from coldstart.host.live.servers import Ready
 class ServerObserver(Protocol):
     """Observer of the servers of a host."""
 
-    def on_ready(self, launch: Launch, ready: Ready, mode: str, seconds: float) -> None:
+    def report_ready(self, launch: Launch, ready: Ready, mode: str, seconds: float) -> None:
         """Report that the server is ready, or awake again, `seconds` after the order."""
 
-    def on_start_failed(self, model: str, reason: str, seconds: float) -> None:
+    def report_failed_start(self, model: str, reason: str, seconds: float) -> None:
         """Report that the start, or the wake-up, failed after `seconds`."""
 
-    def on_asleep(self, launch: Launch) -> None:
+    def report_asleep(self, launch: Launch) -> None:
         """Report that the server sleeps."""
 
-    def on_measured(self, model: str, memory: int) -> None:
+    def report_memory(self, model: str, memory: int) -> None:
         """Report that the server and its template hold `memory` bytes."""
 
     def measure(self, model: str, pid: int) -> int | None:

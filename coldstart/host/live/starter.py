@@ -152,7 +152,7 @@ def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeReq
 
     # Set the environment before any code looks for a device.
     os.environ.update(message["environment"])
-    found = lookups.by_words(
+    found = lookups.look_up_model(
         message["model"],
         message["args"],
         revision=message["revision"],

@@ -27,7 +27,7 @@ class Tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.log.say("internal error", reason=f"{type(error).__name__}: {error}")
 
-    async def settled(self) -> None:
+    async def wait(self) -> None:
         """Wait until no task is left, including tasks that were spawned meanwhile."""
         while self._tasks:
             await asyncio.wait(self._tasks)

@@ -143,7 +143,7 @@ class Templates:
         owned = self.runtime is not None and self.runtime.pid != 0
         return self._given_up and owned and _is_forked(server)
 
-    async def before(self, launch: Launch) -> None:
+    async def prepare(self, launch: Launch) -> None:
         """Prepare the template for a start of this model, if the start should wait for it. Does not raise."""
         if launch.engine_template:
             if not self.holds(launch.name):
@@ -221,7 +221,7 @@ class Templates:
             await self.drop(name)
         if self.runtime is not None:
             self.runtime.process.stop()
-        await self._tasks.settled()
+        await self._tasks.wait()
 
     def _begin(self, launch: Launch, level: str) -> TemplateProcess | None:
         self.log.say("template", model=launch.name, level=level)

@@ -202,7 +202,7 @@ class _Connection(asyncio.Protocol):
         answer.wake()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.upstream.lost(self)
+        self.upstream.forget(self)
         if self._idle is not None:
             self._idle.cancel()
         if self._answer is not None:
@@ -300,7 +300,7 @@ class Upstream:
             self._idle.append(connection)
         return not self._closed
 
-    def lost(self, connection: _Connection) -> None:
+    def forget(self, connection: _Connection) -> None:
         """Forget a closed connection."""
         self._all.discard(connection)
         if connection in self._idle:

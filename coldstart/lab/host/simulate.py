@@ -136,7 +136,7 @@ class _Host:
 
     def _tell(self, event: Event, now: float) -> None:
         self.outcome.end_s = now
-        for action in self.core.on(event, now):
+        for action in self.core.handle(event, now):
             self._do(action, now)
         self.outcome.peak_memory = max(self.outcome.peak_memory, self.core.residents.device.used)
         if self.outcome.series is not None:

@@ -119,10 +119,10 @@ def test_only_what_was_sent_may_be_why_its_server_died(
             gone, broken = NothingSentError("refused"), DisconnectedError("closed")
             for error in [gone] * unsent + [broken] * sent:
                 assert ticket is not None
-                ticket = await stage.front.again(ticket, replica, error)
+                ticket = await stage.front.readmit(ticket, replica, error)
             assert ticket is not None
             last = gone if unsent == TRIES_UNSENT else broken
-            assert await stage.front.again(ticket, replica, last) is None
+            assert await stage.front.readmit(ticket, replica, last) is None
             stage.front.leave(ticket)
 
     run(work())

@@ -171,7 +171,7 @@ def test_a_stream_that_the_worker_does_not_take_goes_on_in_the_pipeline(
             ranks[0].servers = replace(ranks[0].servers, pause_s=0.02)
             beside.servers = replace(beside.servers, **fault)
             moved = asyncio.create_task(stage.events("a", "s", max_tokens=60, temperature=0))
-            streams = stage.front.facts.of("a")
+            streams = stage.front.facts.get_model("a")
             await until(lambda: streams.chunks_streamed)
             beside.gate.set()
             assert _ids(await moved) == generated("s", 60) and stage.front.moves.count == 0
@@ -256,7 +256,7 @@ def test_a_server_that_dies_in_the_middle_of_streams_breaks_none_that_can_go_on(
             ]
             lost = asyncio.create_task(stage.events("a", "x", max_tokens=40, temperature=0, logprobs=1))
             await until(lambda: any(len(server.asked) == 11 for server in stage.rig.servers()))
-            await until(lambda: stage.front.facts.of("a").chunks_streamed >= 44)
+            await until(lambda: stage.front.facts.get_model("a").chunks_streamed >= 44)
             (first,) = stage.rig.servers()
             first.over.set()
             for n, lines in enumerate(await asyncio.gather(*asked)):

@@ -250,7 +250,9 @@ def test_hundreds_of_streams_with_random_disconnects_do_not_mix_and_leave_nothin
             await until(stage.idle)
             tasks = [task for task in asyncio.all_tasks() if "watch" in repr(task.get_coro())]
             assert tasks == []
-            assert stage.driver.facts.of("a").requests + stage.driver.facts.of("b").requests == 400
+            assert (
+                stage.driver.facts.get_model("a").requests + stage.driver.facts.get_model("b").requests == 400
+            )
             connections = [residence.upstream for residence in stage.driver.lifecycle.residences.values()]
             # A connection that is aborted is gone at the loop's next turn.
             await until(lambda: not any(len(one._all) - len(one._idle) for one in connections))

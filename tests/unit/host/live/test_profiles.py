@@ -52,7 +52,7 @@ class Bundle:
     ],
 )
 def test_a_bundles_own_figures(stages: Any, expected: Profile | None) -> None:
-    assert profiles.of_bundle(Bundle(stages)) == expected  # type: ignore[arg-type]
+    assert profiles.read_profile(Bundle(stages)) == expected  # type: ignore[arg-type]
 
 
 def test_without_a_bundle_the_weights_and_the_kv_cache_are_counted(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_model_without_a_bundle_is_refused_unless_that_is_wanted(
     monkeypatch.setattr(
         profiles.lookups.inspection, "miss", lambda _: NoBundleError("no bundle", hint="make one")
     )
-    profile = profiles.of_bundles(Cache(tmp_path), offline=True)
+    profile = profiles.create_profiles(Cache(tmp_path), offline=True)
     with pytest.raises(NoBundleError):
         profile(Launch("m", "m"))
     found_ = profile(Launch("m", "m", on_miss="warn"))
