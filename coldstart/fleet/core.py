@@ -1,4 +1,4 @@
-"""Decisions of the fleet, without I/O: `on(event, now)` returns the actions that follow.
+"""Decisions of the fleet, without I/O: `handle(event, now)` returns the actions that follow.
 
 Invariants, after each event: a request goes only to a group whose workers are all ready, in order of arrival by
 model; a worker is stopped only while no group uses it; reservations on a device or a link never exceed its capacity;
@@ -48,7 +48,7 @@ class FleetCore:
             self._deployed(model)
 
     @property
-    def held(self) -> int:
+    def waiting_count(self) -> int:
         """Return the number of waiting requests."""
         return self._requests.held
 
@@ -62,7 +62,7 @@ class FleetCore:
         """Return the number of streams handed over so far."""
         return self._lives.moves
 
-    def on(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: Event, now: float) -> list[Action]:
         """Process an event and return the actions to carry out."""
         return [*self._note(event, now), *self._timed(now), *self._growth.advance(now), *self.roster.shares()]
 
@@ -127,7 +127,7 @@ class FleetCore:
                 for name in list(worker.groups):
                     yield from self._lives.begin_serving(self.groups[name], now)
             case events.Whole():
-                self.roster.whole(worker, model.spec, now)
+                self.roster.complete_worker(worker, model.spec, now)
                 self._recheck.free()
                 yield from self._lives.consolidate(worker, now)
             case events.WorkerDied(_, reason, own):
@@ -139,7 +139,7 @@ class FleetCore:
                 self.roster.released(worker, model.spec, name)
                 self._recheck.free()
             case events.Stopped():
-                self.roster.gone(worker, now)
+                self.roster.remove_worker(worker, now)
                 self._recheck.free()
 
     def _arrived(self, request: str, name: str, now: float) -> Iterator[Action]:
@@ -148,8 +148,8 @@ class FleetCore:
             return
         if model is None or model.retired:
             yield Refuse(request, 404, f"model {name} is not deployed")
-        elif self.held >= self.settings.max_held:
-            yield Refuse(request, 429, f"{self.held} requests already wait", 1.0)
+        elif self.waiting_count >= self.settings.max_held:
+            yield Refuse(request, 429, f"{self.waiting_count} requests already wait", 1.0)
         else:
             model.window.arrived(now)
             self._requests.wait(request, name, now)

@@ -101,7 +101,8 @@ class Growth:
         demand, batch = model.spec.demand(0.0, self.settings.beside), model.spec.batch
         groups = model.groups.values()
         return any(
-            self.lives.consolidation.keeps_more(one, batch, demand.whole(len(one.workers))) for one in groups
+            self.lives.consolidation.keeps_more(one, batch, demand.full_memory(len(one.workers)))
+            for one in groups
         )
 
     def _reclaim(self, model: Deployment, now: float, avoided: Collection[str]) -> Iterator[Action]:

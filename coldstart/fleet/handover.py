@@ -96,7 +96,7 @@ class Handover:
         )
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         return self.phase in (HandoverPhase.RESUMED, HandoverPhase.ROLLED_BACK)
 
     def prepare(self, now: float, patience_s: float) -> bool:

@@ -123,7 +123,7 @@ class GroupLives:
 
     def end_worker(self, worker: FleetWorker, reason: str, now: float, *, own: bool) -> Iterator[Action]:
         names = list(worker.groups)
-        self.roster.gone(worker, now)
+        self.roster.remove_worker(worker, now)
         self.recheck.free()
         if worker.stopping:
             return
@@ -167,7 +167,7 @@ class GroupLives:
         if known.tries > self.settings.retries or self.models[known.model].retired:
             yield self._given_up(request, known, reason)
         else:
-            self.requests.wait_again(request, now)
+            self.requests.requeue(request, now)
 
     def _given_up(self, request: str, known: TrackedRequest, reason: str) -> Refuse:
         self.requests.forget(request)

@@ -59,7 +59,7 @@ def _single(demand: Demand, offers: Iterable[Offer], first: bool = False) -> Sch
     if not timed:
         return None
     term, offer = timed[0] if first else min(timed, key=lambda one: (one[0], one[1].free, one[1].server))
-    ttft = timing.ttft_s(demand.costs_of(1), term, 1, 1, demand.waited_s)
+    ttft = timing.ttft_s(demand.group_costs(1), term, 1, 1, demand.waited_s)
     tpot = timing.tpot_s(demand.costs, 1, 1)
     meets = ttft <= demand.ttft_s and tpot <= demand.tpot_s
     return Scheme((Place(offer.server, demand.size, demand.memory, True),), term, ttft, tpot, meets)

@@ -44,7 +44,7 @@ class Requests:
         self._models[model].waiting[request] = now
         self._hold(request, model, now)
 
-    def wait_again(self, request: str, now: float) -> None:
+    def requeue(self, request: str, now: float) -> None:
         """Put a request whose group failed back in the queue, in its old position."""
         known = self.open[request]
         known.group = None

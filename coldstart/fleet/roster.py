@@ -101,7 +101,7 @@ class Roster:
         if not scheme.meets or self.settings.placement != PIPELINE:
             return inf
         ranks = len(scheme.places)
-        after = timing.ttft_s(demand.costs_of(ranks), 0.0, ranks, scheme.full, demand.waited_s)
+        after = timing.ttft_s(demand.group_costs(ranks), 0.0, ranks, scheme.full, demand.waited_s)
         term = demand.ttft_s - after
         return timing.fetch_budget_s(demand.costs, place.size, load, term)
 
@@ -124,7 +124,7 @@ class Roster:
             server.reservations.trail(worker.name + REST, size, now)
         return FetchRest(worker.name, size)
 
-    def whole(self, worker: FleetWorker, model: FleetModel, now: float) -> None:
+    def complete_worker(self, worker: FleetWorker, model: FleetModel, now: float) -> None:
         worker.whole = True
         server = self.cluster.servers[worker.server]
         server.reservations.finished(worker.name + REST, now)
@@ -163,7 +163,7 @@ class Roster:
             self._release_link(worker, now)
             yield Stop(worker.name)
 
-    def gone(self, worker: FleetWorker, now: float) -> None:
+    def remove_worker(self, worker: FleetWorker, now: float) -> None:
         """Free the memory and link of a worker whose process has ended."""
         if self.workers.pop(worker.name, None) is None or worker.server not in self.cluster.servers:
             return

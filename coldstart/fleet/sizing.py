@@ -50,7 +50,7 @@ class Demand:
     beside: bool = False
     joins: Mapping[int, float] = field(default_factory=dict)
 
-    def costs_of(self, count: int) -> Costs:
+    def group_costs(self, count: int) -> Costs:
         """Return the costs of a group of `count` ranks, with the measured join time if there is one."""
         seen = self.joins.get(count)
         return self.costs if seen is None else replace(self.costs, join_s=seen / count)
@@ -61,7 +61,7 @@ class Demand:
             return self.shares[count]
         return tuple(self.size * (r + 1) // count - self.size * r // count for r in range(count))
 
-    def whole(self, count: int) -> int:
+    def full_memory(self, count: int) -> int:
         """Return the device bytes of a full worker in a group of `count`."""
         return self.memory + (max(self.ranks(count)) if self.beside and count > 1 else 0)
 
@@ -140,7 +140,7 @@ def considered(
 
 def _ordered(demand: Demand, offers: Sequence[Offer], ranks: int) -> list[tuple[float, Offer]]:
     """Return the servers that fit a part, by term; among equals the fullest first, so that empty devices stay free."""
-    size, least = max(demand.ranks(ranks)), demand.part(ranks) if ranks > 1 else demand.whole(1)
+    size, least = max(demand.ranks(ranks)), demand.part(ranks) if ranks > 1 else demand.full_memory(1)
     timed = [
         (timing.loaded_s(demand.costs, size, offer.fetch, offer.load), offer)
         for offer in offers
@@ -152,14 +152,14 @@ def _ordered(demand: Demand, offers: Sequence[Offer], ranks: int) -> list[tuple[
 def _scheme(demand: Demand, ordered: list[tuple[float, Offer]], ranks: int, full: int) -> Scheme | None:
     if len(ordered) < ranks:
         return None
-    memory = demand.whole(ranks)
+    memory = demand.full_memory(ranks)
     whole = [one for one in ordered if one[1].free >= memory][:full]
     if len(whole) < full:
         return None
     taken = {offer.server for _, offer in whole}
     parts = [one for one in ordered if one[1].server not in taken][: ranks - full]
     term = max(term for term, _ in (*whole, *parts))
-    ttft = timing.ttft_s(demand.costs_of(ranks), term, ranks, full, demand.waited_s)
+    ttft = timing.ttft_s(demand.group_costs(ranks), term, ranks, full, demand.waited_s)
     tpot = timing.tpot_s(demand.costs, ranks, full)
     meets = ttft <= demand.ttft_s and tpot <= demand.tpot_s
     places = _dealt(demand, [(offer, True) for _, offer in whole] + [(offer, False) for _, offer in parts])
@@ -173,7 +173,7 @@ def _dealt(demand: Demand, chosen: list[tuple[Offer, bool]]) -> tuple[Place, ...
     quickest = sorted(chosen, key=lambda one: (-one[0].fetch, not one[1]))
     largest = sorted(range(count), key=lambda rank: (-sizes[rank], rank))
     dealt = dict(zip(largest, quickest, strict=True))
-    memory = {True: demand.whole(count), False: demand.part(count)}
+    memory = {True: demand.full_memory(count), False: demand.part(count)}
     return tuple(
         Place(dealt[rank][0].server, sizes[rank], memory[dealt[rank][1]], dealt[rank][1])
         for rank in range(count)

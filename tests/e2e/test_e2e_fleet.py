@@ -180,7 +180,9 @@ def test_the_recorded_events_give_the_same_actions_to_the_simulators_core(fleet:
     # The second life began with what the state file had: the first one's deployments.
     core = FleetCore(FleetSettings(most_ranks=1, consolidate=False, backoff_s=0.2))
     for row in lives[0]:
-        assert wire.document(core.on(wire.thing(row["event"]), row["now"])) == row["actions"], row["event"]
+        assert wire.document(core.handle(wire.thing(row["event"]), row["now"])) == row["actions"], row[
+            "event"
+        ]
 
 
 def test_nothing_is_left_when_it_goes_down(fleet: Fleet) -> None:

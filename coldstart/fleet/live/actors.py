@@ -78,9 +78,9 @@ class ServerActor:
                 self._stack = stack.pop_all()
         return self._node
 
-    async def found(self) -> NodeReport:
+    async def report(self) -> NodeReport:
         """Return the report of NodeServers."""
-        return self._servers().found()
+        return self._servers().report()
 
     async def heard(self, after: int) -> list[tuple[int, WorkerEvent]]:
         """Return the next worker events of NodeServers."""
@@ -179,7 +179,7 @@ class ControllerActor:
 
     async def _first(self, spec: ServerSpec, actor: Any) -> tuple[ServerSpec, NodeReport | None]:
         with suppress(RayError, TimeoutError):
-            return spec, await asyncio.wait_for(actor.found.remote(), FIRST_S)
+            return spec, await asyncio.wait_for(actor.report.remote(), FIRST_S)
         return spec, None
 
     async def _nodes(self) -> dict[str, tuple[ServerSpec, Any]]:
@@ -224,7 +224,7 @@ class ControllerActor:
             for name in [name for name in self._followed if name not in nodes]:
                 self._followed.pop(name).cancel()
                 del self._actors[name]
-                control.lost(name)
+                control.lose_server(name)
             for name, (spec, _) in nodes.items():
                 if name not in self._followed:
                     self._follow(control, spec, None)
@@ -251,17 +251,17 @@ async def followed(
         actor = actors[spec.name]
         try:
             if report is None:
-                report = await actor.found.remote()
+                report = await actor.report.remote()
                 if report.workers:
                     # It continued to run while it was counted as lost: its requests have moved to other
                     # servers.
                     await actor.clear.remote()
-                    report = await actor.found.remote()
+                    report = await actor.report.remote()
                 control.joined(spec, RemoteNode(actor))
             after = report.seq
             while True:
                 for number, event in await actor.heard.remote(after):
-                    control.said(event)
+                    control.process_event(event)
                     after = number
         except RayError as error:
             # Report the cause, not Ray's description of its location.

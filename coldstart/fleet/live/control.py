@@ -67,7 +67,7 @@ class FleetControl:
         if self._closed:
             return
         now = self.clock()
-        actions = self.core.on(event, now)
+        actions = self.core.handle(event, now)
         if self.record is not None:
             self.record(now, event, actions)
         ranks: dict[str, list[LaunchRank]] = {}
@@ -117,9 +117,9 @@ class FleetControl:
                 if not self.calls.order(MoveRequest(request, target)):
                     asyncio.get_running_loop().call_soon(self.tell, events.Moved(request, False))
 
-    def said(self, event: WorkerEvent) -> None:
+    def process_event(self, event: WorkerEvent) -> None:
         """Process a worker event of a server."""
-        self.workers.said(event)
+        self.workers.process_event(event)
 
     def joined(self, spec: ServerSpec, node: Node) -> None:
         """Add a server without workers."""
@@ -135,10 +135,10 @@ class FleetControl:
         """Record that a server cannot be used though its node is alive: it is lost, and the status shows the reason."""
         if self.unusable.get(server) != reason:
             self.log.say("server unusable", server=server, reason=reason)
-        self.lost(server)
+        self.lose_server(server)
         self.unusable[server] = reason
 
-    def lost(self, server: str) -> None:
+    def lose_server(self, server: str) -> None:
         """Record that a server and all its workers were lost."""
         self.unusable.pop(server, None)
         if not self.workers.processes.lose(server):
@@ -152,7 +152,7 @@ class FleetControl:
         for spec, node, report in found:
             self.workers.processes.adopt(spec.name, node, report)
             servers.append(spec)
-        ranks = self.workers.processes.found_ranks()
+        ranks = self.workers.processes.list_ranks()
         if ranks:
             self.gateways.expect()
         self.log.say("rebuilt", servers=[spec.name for spec in servers], workers=len(ranks))

@@ -26,7 +26,7 @@ from coldstart.weights.load import stage, tensors
 
 
 @dataclass(frozen=True, slots=True)
-class DeployWords:
+class DeployArguments:
     """Arguments of `fleet deploy` as typed; sizes as text, `limits_s` are TTFT and TPOT in seconds."""
 
     least: int
@@ -54,7 +54,9 @@ def limits(text: str | None) -> tuple[float, float]:
     return found["ttft"], found["tpot"]
 
 
-def made(launch: Launch, wanted: DeployWords, cache: Cache, *, offline: bool) -> ModelDeployment:
+def build_deployment(
+    launch: Launch, wanted: DeployArguments, cache: Cache, *, offline: bool
+) -> ModelDeployment:
     """Return the deployment of a launch.
 
     Raises:

@@ -30,7 +30,7 @@ class NodeFetch:
         self.pace = PacedFetch(self.pace.name, rate, self.pace.background)
         self._changed.set()
 
-    async def ended(self) -> Mapping[str, Any]:
+    async def wait(self) -> Mapping[str, Any]:
         """Return the prefetcher's report after the fetch has ended; see `client.told`. Waits also for its begin."""
         while True:
             self._changed.clear()

@@ -66,7 +66,7 @@ class Gateways:
             before.news.set()
         return gateway
 
-    def of(self, request: str) -> GatewayRecord | None:
+    def find_gateway(self, request: str) -> GatewayRecord | None:
         """Return the gateway of a request: the request's name begins with the gateway's name."""
         return self.known.get(request.partition("/")[0])
 
@@ -117,7 +117,7 @@ class Gateways:
         now = self.clock()
         return (gateway for gateway in self.known.values() if now - gateway.seen < ALIVE_S)
 
-    def lost(self) -> list[GatewayRecord]:
+    def remove_lost(self) -> list[GatewayRecord]:
         """Forget the gateways that are lost, and return them."""
         alive = set(map(id, self._alive()))
         gone = [gateway for gateway in self.known.values() if id(gateway) not in alive]

@@ -119,7 +119,7 @@ class NodeServers:
 
     async def _fetched(self, worker: str, fetch: NodeFetch | None) -> None:
         if fetch is not None:
-            said = await fetch.ended()
+            said = await fetch.wait()
             self._say(RankFetched(worker, said["bytes"], said["seconds"], said["limited"]))
 
     async def stop(self, worker: str) -> None:
@@ -148,7 +148,7 @@ class NodeServers:
         self._said.append((self._seq, event))
         self._news.set()
 
-    def found(self) -> NodeReport:
+    def report(self) -> NodeReport:
         """Return a report of all workers."""
         workers = (FoundWorker(one.order.rank, one.up, one.stopping) for one in self.processes.values())
         return NodeReport(self.incarnation, self._seq, tuple(workers))

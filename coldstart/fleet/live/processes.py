@@ -58,7 +58,7 @@ class Processes:
             if worker.up is not None and worker.rank.rank == 0:
                 self.up[worker.up.worker] = worker.up
 
-    def found_ranks(self) -> tuple[events.FoundRank, ...]:
+    def list_ranks(self) -> tuple[events.FoundRank, ...]:
         """Return all found processes; a group is ready if its first rank is."""
         ready = {self.launched[name].group for name in self.up}
         return tuple(

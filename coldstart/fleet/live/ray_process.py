@@ -34,7 +34,7 @@ class RayProcess:
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self.log = process, log
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether the node has ended."""
         return self.process.poll() is not None
 
@@ -53,7 +53,7 @@ class RayProcess:
         end = time.monotonic() + START_S
         over = False
         while not over:
-            over = time.monotonic() > end or self.ended() or not go_on()
+            over = time.monotonic() > end or self.has_ended() or not go_on()
             text = self.log.read_text(errors="replace")
             if "Ray runtime started" in text:
                 # Ray chooses the address itself, even if loopback is requested.
@@ -159,7 +159,7 @@ class JoinedNode:
             except CommandFailedError as failed:
                 return 0.0, str(failed)
             self.log.say("joined", address=address)
-            while not node.ended() and not self._caught:
+            while not node.has_ended() and not self._caught:
                 time.sleep(LOOK_S)
             return time.monotonic(), f"Ray ended on this machine: {node.last_words()}"
 

@@ -116,7 +116,7 @@ class FleetUp:
             local_state.clear()
             if watched is not None:
                 watched.cancel()
-            if ray is not None and not ray.node.ended():
+            if ray is not None and not ray.node.has_ended():
                 await self._down()
             await self.front.close()
             await self.connection.close()
@@ -134,7 +134,7 @@ class FleetUp:
 
     async def _watch(self, ray: OwnRay) -> None:
         """Wait for the end of the own Ray, which the fleet does not survive; then serve from other nodes while they live."""
-        while not ray.node.ended():
+        while not ray.node.has_ended():
             await asyncio.sleep(WATCH_S)
         self.ray_ended = True
         self.log.say("ray ended", reason=ray.node.last_words())

@@ -56,7 +56,7 @@ def controller_status(core: FleetCore, processes: Processes, facts: ControllerFa
             "uptime_s": facts.uptime_s,
             "starts": core.starts,
             "gateways": facts.gateways,
-            "held": core.held,
+            "held": core.waiting_count,
         },
         "servers": [_server(server, facts.links) for server in core.roster.cluster.servers.values()],
         "unusable": dict(facts.unusable),

@@ -132,7 +132,7 @@ class Workers:
         names = (worker, worker + WHOLE)
         return [name for name in names if name in self.processes.launched and self._worker(name) == worker]
 
-    def said(self, event: WorkerEvent) -> None:
+    def process_event(self, event: WorkerEvent) -> None:
         """Process an event of a worker's process."""
         if isinstance(event, RankEnded):
             self._ended(event)

@@ -216,7 +216,7 @@ class _Fleet:
 
     def _tell(self, event: Event, now: float) -> None:
         self.outcome.end_s = now
-        actions = self.core.on(event, now)
+        actions = self.core.handle(event, now)
         if self.record is not None:
             self.record.append((now, event, actions))
         for action in actions:

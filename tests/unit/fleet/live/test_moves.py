@@ -138,7 +138,7 @@ def test_a_burst_is_served_by_the_pipeline_at_once_and_by_two_workers_afterwards
                 asyncio.create_task(stage.events("a", prompt, max_tokens=100, temperature=0))
                 for prompt in prompts
             ]
-            await until(lambda: stage.rig.control is not None and stage.rig.control.core.held == 5)
+            await until(lambda: stage.rig.control is not None and stage.rig.control.core.waiting_count == 5)
             await until(lambda: len(list(stage.rig.servers())) == 2)
             ranks = list(stage.rig.servers())
             for rank in ranks:
