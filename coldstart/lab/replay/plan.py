@@ -15,13 +15,13 @@ from coldstart.errors import UsageError
 from coldstart.lab.replay.client import Target
 from coldstart.lab.replay.http import Endpoint
 from coldstart.lab.replay.open_loop import Keep, Replay, ReplaySettings, replay
-from coldstart.lab.replay.simulated import record_of
+from coldstart.lab.replay.simulated import build_record
 from coldstart.lab.scheduling import Engine, SimSettings
 from coldstart.lab.traces import TraceReport, TraceRequest, read_trace
 from coldstart.lab.traces.arrivals import rearrive
 from coldstart.lab.traces.formats import Columns
 from coldstart.lab.traces.readers import DEFAULT_TOKENS
-from coldstart.lab.traces.transform import cap_tokens, cut, in_order, map_models, speed_up
+from coldstart.lab.traces.transform import cap_tokens, cut, map_models, sort_by_arrival, speed_up
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 
 
@@ -67,7 +67,7 @@ class TracePlan:
             strict=self.strict,
             report=report,
         )
-        ordered = in_order(rows)
+        ordered = sort_by_arrival(rows)
         if self.rate is not None:
             ordered = rearrive(ordered, self.rate, self.cv, self.seed)
         kept = cut(speed_up(ordered, self.speedup), self.duration_s, self.limit)
@@ -106,7 +106,7 @@ def run_simulated(
         UsageError: The policy is unknown, or a request never fits.
     """
     try:
-        engine = Engine(profile, settings, machine, finished=lambda job: keep(record_of(job)))
+        engine = Engine(profile, settings, machine, finished=lambda job: keep(build_record(job)))
         with _raising_on_ctrl_c():
             engine.run(plan.rows(report))
     except ValueError as problem:

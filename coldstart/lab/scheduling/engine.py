@@ -62,7 +62,7 @@ class Engine:
         while self.live or arrivals.next_s < math.inf:
             if not self.live:
                 self.now = max(self.now, arrivals.next_s)
-            for job in arrivals.until(self.now):
+            for job in arrivals.take_until(self.now):
                 self._admit(job)
             self._step(arrivals.next_s)
         self.outcome.finished_s = self.now
@@ -186,7 +186,7 @@ class _Arrivals:
     def next_s(self) -> float:
         return self._next[1].arrival_s + self._delay_s if self._next else math.inf
 
-    def until(self, now: float) -> Iterator[SimJob]:
+    def take_until(self, now: float) -> Iterator[SimJob]:
         while self._next and self.next_s <= now:
             number, row = self._next
             job = Job(str(number), row.arrival_s, row.prompt_tokens, row.output_tokens)

@@ -40,7 +40,7 @@ class Host:
         """Return the number of blocks that a load brings beyond the first `local`, which the device still has."""
         return max(0, job.host_to - local) if job.host_from <= local else 0
 
-    def left(self, job: SimJob) -> None:
+    def record_eviction(self, job: SimJob) -> None:
         """Record that the job was evicted."""
         self._near.pop(job, None)
         self.away[job] = None

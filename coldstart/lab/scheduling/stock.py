@@ -265,7 +265,7 @@ class StockScheduler:
             job.stored_step, job.stored_s = self.steps, 0.0
         self.prefills.pop(job, None)
         if self.keeps_kv:
-            self.host.left(job)
+            self.host.record_eviction(job)
             if not self.through:
                 return self._copy_out(job, hashed)
         self.pool.drop(job, hashed)

@@ -16,7 +16,7 @@ from coldstart.lab.traces.request import TraceError, TraceRequest
 MODEL_MAPPINGS = ("round-robin", "zipf", "column")
 
 
-def in_order(rows: Iterable[TraceRequest], window: int = 4096) -> Iterator[TraceRequest]:
+def sort_by_arrival(rows: Iterable[TraceRequest], window: int = 4096) -> Iterator[TraceRequest]:
     """Sort by arrival within a sliding window: traces are nearly sorted, some of them by completion."""
     heap: list[tuple[float, int, TraceRequest]] = []
     for number, row in enumerate(rows):
