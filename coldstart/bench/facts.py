@@ -42,7 +42,7 @@ def today() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def without_paths(arguments: Sequence[str]) -> list[str]:
+def strip_paths(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with every absolute or home path cut to its last part, also after `=`."""
     return [_cut(argument) for argument in arguments]
 

@@ -27,7 +27,7 @@ class Table:
     chunks: Callable[[], Iterator[DataFrame]]
 
     @classmethod
-    def from_rows(cls, columns: Mapping[str, str], rows: Sequence[Row]) -> Table:
+    def create(cls, columns: Mapping[str, str], rows: Sequence[Row]) -> Table:
         """Create a table whose rows fit in memory."""
 
         def chunks() -> Iterator[DataFrame]:
