@@ -19,7 +19,7 @@ def command_line() -> list[str]:
     """Return the command that runs the current benchmark again, without the paths in its arguments."""
     path = Path(sys.argv[0]).resolve()
     name = path.relative_to(HERE).with_suffix("") if path.is_relative_to(HERE) else path.stem
-    return ["python", "-m", "benchmarks", str(name), *facts.without_paths(sys.argv[1:])]
+    return ["python", "-m", "benchmarks", str(name), *facts.strip_paths(sys.argv[1:])]
 
 
 def load(name: str, results: Path = RESULTS) -> Any:

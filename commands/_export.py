@@ -45,7 +45,7 @@ class Result:
         cls, title: str, document: Mapping[str, Any], columns: Mapping[str, str], rows: Sequence[Row]
     ) -> "Result":
         """Create a result whose table fits in memory."""
-        return cls(title, document, Table.from_rows(columns, rows))
+        return cls(title, document, Table.create(columns, rows))
 
     def text(self, form: str) -> str:
         """Render the result in any form but parquet."""

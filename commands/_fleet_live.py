@@ -187,8 +187,10 @@ def deploy(
     from coldstart.host.launches import Launch
 
     launch = Launch(name or model, model, common.vllm_args, on_miss=on_miss, weights_from=weights_from)
-    wanted = deployments.DeployWords(least, most, deployments.limits(slo), idle, batch, memory, size, start)
-    made = deployments.made(launch, wanted, common.cache, offline=common.offline)
+    wanted = deployments.DeployArguments(
+        least, most, deployments.limits(slo), idle, batch, memory, size, start
+    )
+    made = deployments.build_deployment(launch, wanted, common.cache, offline=common.offline)
     _ordered(common, url, admin_key, "deploy", wire.document(made))
     common.out.success(f"Deployed {made.spec.name}", then="coldstart fleet status")
 

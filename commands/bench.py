@@ -62,7 +62,7 @@ def command(
     result = Result(
         f"Cold start of {document['model']}",
         document,
-        Table.from_rows(rows.COLUMNS, rows.records(document)),
+        Table.create(rows.COLUMNS, rows.records(document)),
         lambda: _page(document),
         lambda: markdown.render(document),
     )

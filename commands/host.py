@@ -126,7 +126,7 @@ def run(
 ) -> None:
     """Read the configuration, listen, and stay."""
     from coldstart.host import configuration
-    from coldstart.host.live.profiles import of_bundles
+    from coldstart.host.live.profiles import create_profiles
     from coldstart.units import parse_size
 
     if not models and host_file is None:
@@ -151,7 +151,7 @@ def run(
         | ({} if idle is None else {"idle_s": idle})
         for name in models or ()
     }
-    profiles = of_bundles(common.cache, offline=common.offline)
+    profiles = create_profiles(common.cache, offline=common.offline)
 
     def source() -> "HostFile":
         if host_file is not None:

@@ -42,16 +42,16 @@ class Load:
     def request(self, model: str) -> None:
         self.now, self.count = self.now + self.random.expovariate(1.0), self.count + 1
         begin = thread_time()
-        orders = self.core.on(Arrived(str(self.count), model), self.now)
+        orders = self.core.handle(Arrived(str(self.count), model), self.now)
         seconds = thread_time() - begin
         (self.chose if any(isinstance(order, Leave) for order in orders) else self.passed).append(seconds)
         while orders:
             order = orders.pop(0)
             if isinstance(order, Leave):
-                orders += self.core.on(Left(order.model), self.now)
+                orders += self.core.handle(Left(order.model), self.now)
             elif isinstance(order, Start):
-                orders += self.core.on(Started(order.model, 1.0), self.now)
-        self.core.on(Ended(str(self.count)), self.now)
+                orders += self.core.handle(Started(order.model, 1.0), self.now)
+        self.core.handle(Ended(str(self.count)), self.now)
 
 
 def _spec(name: str, random: Random) -> ModelSpec:

@@ -36,7 +36,7 @@ from benchmarks.scheduling.live.names import BASELINE, MLFQ
 from benchmarks.scheduling.live.servers import Fleet, Server, bind_client
 from benchmarks.scheduling.probes import Probes, pace, paces, probe
 from coldstart.bench import facts
-from coldstart.lab.replay import RequestRecord, records_of
+from coldstart.lab.replay import RequestRecord, build_records
 from coldstart.lab.scheduling import Outcome, SimSettings, simulate
 from coldstart.lab.traces import TraceRequest
 from coldstart.lab.traces.arrivals import rearrive
@@ -147,7 +147,7 @@ def simulated(
         "bundle-paced": (slower(bundle, pace_s / expected_s), settings),
         "bundle": (bundle, settings),
     }
-    return {source: marks(records_of(_simulated(rows, told, *times[source]))) for source in SOURCES}
+    return {source: marks(build_records(_simulated(rows, told, *times[source]))) for source in SOURCES}
 
 
 def slower(profile: IterationProfile, factor: float) -> IterationProfile:

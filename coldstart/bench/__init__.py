@@ -1,1 +1,1 @@
-"""Cold start as a user feels it: from process launch to the first token over HTTP, mode against mode."""
+"""Cold-start benchmark: time from the launch of a process to the first token over HTTP, for each start mode."""

@@ -1,6 +1,6 @@
-"""One bench from request to document: resolve the model, measure, compare, judge.
+"""Run one benchmark from request to document: resolve the model, measure, compare.
 
-The model's files are on this machine before anything is timed: a download is no part of a cold start.
+The model's files are fetched before anything is timed: a download is not part of a cold start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from coldstart.validate.prompts import PROMPTS
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """What to bench. `modes` None means all; a mode that was asked for by name has to run."""
+    """Request for a benchmark. `modes` None means all; a mode that is requested by name must run, or the benchmark fails."""
 
     model: str
     vllm_args: Sequence[str] = ()
@@ -42,16 +42,18 @@ class BenchRequest:
 
 
 def run(request: BenchRequest, progress: Progress) -> result.Document:
-    """The document; its `failures` say whether the bench passed.
+    """Run the benchmark; return its document, whose `failures` are empty if it passed.
 
-    Raises UsageError for an impossible request, NoBundleError, and what resolving the model raises.
+    Raises:
+        UsageError: The request is invalid.
+        NoBundleError: A mode finds no bundle. Resolution of the model may raise other errors.
     """
     modes = list(request.modes or run_order.MODES)
     try:
         run_order.check(modes, request.runs)
     except ValueError as error:
         raise UsageError(f"{error}.", hint="coldstart bench --help") from error
-    # Read before the long part: a wrong file name must not cost an hour.
+    # Read the baseline first: a wrong file name must not cost an hour.
     then = compare.load(request.baseline) if request.baseline else None
     document = _measure(request, subject(request), modes, progress)
     _judge(document, request, then)
@@ -59,7 +61,7 @@ def run(request: BenchRequest, progress: Progress) -> result.Document:
 
 
 def subject(request: BenchRequest) -> Subject:
-    """The model as coldstart and as vLLM are told of it, its files fetched."""
+    """Return the model in the form that coldstart and vLLM take, with its files fetched."""
     model = resolution.resolve(
         request.model, revision=request.revision, offline=request.offline, cache=request.cache
     )
@@ -89,7 +91,7 @@ def _judge(document: result.Document, request: BenchRequest, then: result.Docume
         raise TypeError("a bench document holds a list of failures and an object of modes")
     for mode in request.modes or ():
         if "unavailable" in modes[mode] and not any(why.startswith(f"{mode}:") for why in failures):
-            failures.append(f"{mode}: asked for, but {modes[mode]['unavailable']}")
+            failures.append(f"{mode}: requested, but {modes[mode]['unavailable']}")
     if then is not None:
         document["baseline"] = comparison = compare.compare(document, then, request.max_regress_pct)
         failures += compare.regressions(comparison)

@@ -1,8 +1,8 @@
-"""A result against a saved one: a regression only where the noise cannot explain it.
+"""Compare a result with a saved one; report a regression only if noise cannot explain it.
 
-change = median(now) / median(then) - 1 of the seconds to the first token, with its 95 % interval. The verdict
-is `regression` when the lower bound lies past the threshold, `ok` when the upper bound does not, and
-`inconclusive` otherwise, with too few samples, or on another machine.
+change = median(now) / median(then) - 1 of the seconds to the first token, with its 95 % interval. The verdict is
+`regression` if the lower bound is above the threshold, `ok` if the upper bound is not, and `inconclusive` otherwise,
+with too few samples, or on another machine.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from coldstart.bench.stats import MIN_SAMPLES, ratio_interval
 from coldstart.errors import UsageError
 
 REGRESSION, OK, INCONCLUSIVE = "regression", "ok", "inconclusive"
-MEND = "coldstart bench MODEL --export json -o FILE"
+HINT = "coldstart bench MODEL --export json -o FILE"
 
 
 @dataclass(frozen=True)
 class Change:
-    """One mode now against then; percentages, positive is slower."""
+    """Change of one mode from the baseline to now; percentages, positive is slower."""
 
     verdict: str
     change_pct: float | None
@@ -34,23 +34,23 @@ class Change:
 
 
 def load(path: Path) -> Document:
-    """A saved bench document. Raises UsageError when the file is none, or has another schema version."""
+    """Load a saved benchmark document. Raises UsageError if the file is not one, or has another schema version."""
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise UsageError(f"the baseline {path.name} cannot be read: {error}", hint=MEND) from error
+        raise UsageError(f"cannot read the baseline {path.name}: {error}", hint=HINT) from error
     if not isinstance(document, dict) or document.get("kind") != "bench":
-        raise UsageError(f"{path.name} is not a result of coldstart bench", hint=MEND)
+        raise UsageError(f"{path.name} is not a result of coldstart bench", hint=HINT)
     if document.get("schema_version") != SCHEMA_VERSION:
         raise UsageError(
-            f"the baseline has schema version {document.get('schema_version')}, wanted {SCHEMA_VERSION}",
-            hint=MEND,
+            f"the baseline has schema version {document.get('schema_version')}, expected {SCHEMA_VERSION}",
+            hint=HINT,
         )
     return document
 
 
 def compare(now: Mapping[str, Any], then: Mapping[str, Any], max_regress_pct: float) -> dict[str, object]:
-    """The verdict of every mode that both documents measured, for the document's `baseline`."""
+    """Return the verdict for every mode that both documents measured, as the document's `baseline`."""
     alike = facts.same_machine(now["machine"], then["machine"])
     both = [mode for mode in now["modes"] if _samples(now, mode) and _samples(then, mode)]
     changes = {
@@ -61,7 +61,7 @@ def compare(now: Mapping[str, Any], then: Mapping[str, Any], max_regress_pct: fl
 
 
 def change(now: list[float], then: list[float], max_regress_pct: float, *, alike: bool) -> Change:
-    """Compare two samples of seconds. `alike` says whether they come from like machines."""
+    """Compare two samples of seconds. `alike` is True if they come from comparable machines."""
     middle = 100 * (median(now) / median(then) - 1)
     if min(len(now), len(then)) < MIN_SAMPLES:
         return Change(INCONCLUSIVE, middle, None, f"fewer than {MIN_SAMPLES} samples")
@@ -73,7 +73,7 @@ def change(now: list[float], then: list[float], max_regress_pct: float, *, alike
 
 
 def regressions(comparison: Mapping[str, Any]) -> list[str]:
-    """One sentence per mode that regressed."""
+    """Return one sentence for each mode that regressed."""
     limit = comparison["max_regress_pct"]
     return [
         f"{mode}: {row['change_pct']:.1f} % slower than the baseline "

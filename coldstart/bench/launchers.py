@@ -1,4 +1,4 @@
-"""One launcher for each mode of the bench; templates and frozen runtimes are prepared here."""
+"""Launchers for the modes of the benchmark; they prepare templates and frozen runtimes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREPARE_S = 600.0
 
 @dataclass
 class TemplateLauncher:
-    """`coldstart serve` from a template, which `prepare` starts and `close` stops."""
+    """Launcher of `coldstart serve` from a template, which `prepare` starts and `close` stops."""
 
     subject: Subject
     mode: str
@@ -29,7 +29,7 @@ class TemplateLauncher:
     _started: bool = field(default=False, init=False)
 
     def prepare(self) -> None:
-        """Start the template. Raises NoBundleError, or CommandFailedError where it does not start."""
+        """Start the template. Raises NoBundleError, or CommandFailedError if it does not start."""
         subject = self.subject
         _run_template(self.mode, self.runtime, "start", subject.model, *self._level(), *subject.passed_args)
         self._started = True
@@ -38,7 +38,7 @@ class TemplateLauncher:
         return ServeLauncher(self.subject, self.mode, self.runtime).command(files)
 
     def close(self) -> None:
-        """Stop the template. Raises CommandFailedError where it does not stop."""
+        """Stop the template. Raises CommandFailedError if it does not stop."""
         if self._started:
             self._started = False
             _run_template(self.mode, self.runtime, "stop", *self._level())
@@ -49,7 +49,7 @@ class TemplateLauncher:
 
 @dataclass(frozen=True)
 class RuntimeLauncher:
-    """`coldstart serve` from a frozen runtime, which `prepare` makes."""
+    """Launcher of `coldstart serve` from a frozen runtime, which `prepare` creates."""
 
     subject: Subject
     runtime: Path
@@ -66,7 +66,7 @@ class RuntimeLauncher:
         return ServeLauncher(self.subject, self.mode, self.runtime).command(files)
 
     def close(self) -> None:
-        """Do nothing: a frozen runtime is no process."""
+        """Do nothing: a frozen runtime has no process."""
 
 
 def launchers(subject: Subject, modes: Sequence[str], work: Path) -> list[Launcher]:
@@ -77,7 +77,7 @@ def launchers(subject: Subject, modes: Sequence[str], work: Path) -> list[Launch
 def _launcher(subject: Subject, mode: str, work: Path) -> Launcher:
     if mode in run_order.BASELINES:
         return VllmLauncher(subject, work / "vllm" / "caches", mode == run_order.VLLM_WARM)
-    runtime = work / "run"  # short: the path of a unix socket below it may have 107 bytes
+    runtime = work / "run"  # short: the path of a unix socket is limited to 107 bytes
     if mode in (run_order.TEMPLATE_RUNTIME, run_order.TEMPLATE_ENGINE):
         return TemplateLauncher(subject, mode, runtime)
     if mode == run_order.RUNTIME_SNAPSHOT:
@@ -87,7 +87,7 @@ def _launcher(subject: Subject, mode: str, work: Path) -> Launcher:
 
 def _run_template(mode: str, runtime: Path, action: str, *arguments: str) -> None:
     environment = {**os.environ, **runtime_variables(runtime)}
-    # A file, not a pipe: the template that stays behind would keep a pipe open.
+    # Use a file, not a pipe: the template inherits the output and would keep a pipe open.
     log = runtime / f"{mode}-{action}.log"
     with log.open("wb") as output:
         done = subprocess.run(

@@ -1,7 +1,7 @@
-"""One run: launch, wait for the first token, take stock, compare tokens, measure the steady state, stop.
+"""One run: launch, wait for the first token, measure CPU and memory, compare tokens, measure the steady state, stop.
 
-Order matters: the CPU clocks are read right after the first token arrived, before anything else is asked, so
-that neither the tokens' check nor the steady state is charged to the start.
+The CPU clocks are read right after the first token, before further requests, so that neither the check of tokens nor
+the steady state counts as part of the start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LISTENING, ANSWERING = "until listening", "first request"
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The requests of every run. `ready_timeout_s` is the time from the launch to the first token, in seconds."""
+    """Requests of every run. `ready_timeout_s` is the time from the launch to the first token, in seconds."""
 
     prompts: Sequence[str]
     max_tokens: int = 64
@@ -52,9 +52,11 @@ class Run:
 
 
 def run(launcher: Launcher, directory: Path, settings: RunSettings, index: int) -> Run:
-    """Start the launcher's server once and measure it; it is stopped in every case.
+    """Start the launcher's server once and measure it; stop it in every case.
 
-    Raises ServerDiedError, or CommandFailedError when it gave no token in time or did not answer what it was asked.
+    Raises:
+        ServerDiedError: The server died.
+        CommandFailedError: It returned no token in time, or did not answer a request.
     """
     with serving(launcher, directory) as server:
         return _measure(launcher, server, settings, index)
@@ -94,7 +96,7 @@ def _timeline(server: Server, listening_s: float, token_s: float) -> Timeline:
     timeline.span(LISTENING, server.launched_s, listening_s, track=HARNESS)
     timeline.span(ANSWERING, listening_s, token_s, track=HARNESS)
     if server.files.events.exists():
-        # What a template or a snapshot did before this launch is not part of this start.
+        # Spans of a template or a snapshot before this launch are not part of this start.
         reported = Timeline.read(server.files.events).spans
         timeline.spans += [span for span in reported if span.end_s > server.launched_s]
     return timeline

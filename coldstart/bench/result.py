@@ -1,9 +1,9 @@
-"""The bench's JSON document, built from what was measured, and the reasons for which a bench fails.
+"""JSON document of a benchmark, built from its measurements, and the reasons for which a benchmark fails.
 
-`modes[m]` holds `first_token_s` and `cpu_s` (median, min, max, n), `ratio` (vllm-warm's median over this
-one's), `phases`, and what belongs to the mode; a mode that could not run holds `unavailable` alone.
-A ratio above 1 means a shorter start. Ratios of the steady state are this mode over vllm-warm: a latency
-ratio above 1 and a throughput ratio below 1 mean a slower server.
+`modes[m]` contains `first_token_s` and `cpu_s` (median, min, max, n), `ratio` (vllm-warm's median over this mode's),
+`phases`, and further members of the mode; a mode that could not run contains only `unavailable`. A ratio above 1
+means a shorter start. Ratios of the steady state are this mode over vllm-warm: a latency ratio above 1 and a
+throughput ratio below 1 mean a slower server.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Document = dict[str, object]
 def document(
     measured: BenchRuns, *, model: str, vllm_args: Sequence[str], command_line: Sequence[str]
 ) -> Document:
-    """The whole document; `failures` is empty exactly when the bench passed."""
+    """Return the complete document; `failures` is empty exactly if the benchmark passed."""
     floors = compute_floor(measured)
     result: Document = {
         "schema_version": SCHEMA_VERSION,
         "kind": "bench",
         "date": facts.today(),
-        "command_line": facts.without_paths(secrets.arguments(command_line)),
-        "model": facts.without_paths([model])[0],
-        "vllm_args": facts.without_paths(secrets.arguments(vllm_args)),
+        "command_line": facts.strip_paths(secrets.arguments(command_line)),
+        "model": facts.strip_paths([model])[0],
+        "vllm_args": facts.strip_paths(secrets.arguments(vllm_args)),
         "machine": facts.machine(),
         "versions": facts.versions(),
         "tokens_identical": tokens_identical(measured),
@@ -47,7 +47,7 @@ def document(
 
 
 def tokens_identical(measured: BenchRuns) -> bool | None:
-    """Whether every run of every mode gave vllm-warm's tokens; None without vllm-warm or another mode."""
+    """Return whether every run of every mode returned vllm-warm's tokens; None without vllm-warm or another mode."""
     verdicts = [_same_tokens(mode, measured) for mode in measured.runs]
     if len(verdicts) < 2 or None in verdicts:
         return None
@@ -55,19 +55,19 @@ def tokens_identical(measured: BenchRuns) -> bool | None:
 
 
 def failures(measured: BenchRuns) -> list[str]:
-    """Why the answer is no: a server that died, tokens that differ, a fast path that was not taken."""
+    """Return the reasons for a failure: a server that died, different tokens, a fast path that was not used."""
     reasons = [f"{mode}: {measured.unavailable[mode]}" for mode in measured.modes if mode in measured.failed]
     for mode, runs in measured.runs.items():
         if _same_tokens(mode, measured) is False:
-            reasons.append(f"{mode}: its tokens differ from {run_order.REFERENCE}'s")
-        reasons += [f"{mode}: the fast path was not taken: {reason}" for reason in slow_paths(runs)]
+            reasons.append(f"{mode}: its tokens differ from those of {run_order.REFERENCE}")
+        reasons += [f"{mode}: the fast path was not used: {reason}" for reason in slow_paths(runs)]
     if not measured.runs and not reasons:
         reasons.append("no mode could run")
     return reasons
 
 
 def slow_paths(runs: Iterable[Run]) -> list[str]:
-    """Each distinct reason for which a coldstart run did not take its fast path; baselines have none."""
+    """Return each distinct reason for which a coldstart run did not use its fast path; baselines have none."""
     reasons: dict[str, None] = {}
     for run in runs:
         if run.mode not in run_order.BASELINES:
@@ -76,7 +76,7 @@ def slow_paths(runs: Iterable[Run]) -> list[str]:
 
 
 def compute_floor(measured: BenchRuns) -> floor.Floor:
-    """Service time from the warm vLLM server where there is one, else from the first mode that tells."""
+    """Return the floor; service time is that of the warm vLLM server if it ran, else of the first mode that measured it."""
     order = [run_order.REFERENCE, *measured.beside]
     served = (measured.beside.get(mode, ()) for mode in order)
     service = next((summarize([pair.mine.one_token_s for pair in pairs]) for pairs in served if pairs), None)
@@ -87,7 +87,7 @@ def compute_floor(measured: BenchRuns) -> floor.Floor:
 def _mode(mode: str, measured: BenchRuns, floors: floor.Floor) -> Document:
     runs = measured.runs.get(mode)
     if not runs:
-        return {"unavailable": measured.unavailable.get(mode, "it was not run")}
+        return {"unavailable": measured.unavailable.get(mode, "not run")}
     reference = measured.runs.get(run_order.REFERENCE, [])
     first_token = summarize([run.first_token_s for run in runs])
     ratio = paired_ratio(_rounds(reference, _first_token), _rounds(runs, _first_token))
@@ -111,13 +111,13 @@ def _mode(mode: str, measured: BenchRuns, floors: floor.Floor) -> Document:
 
 
 def phases(runs: Sequence[Run]) -> dict[str, Summary]:
-    """Seconds by phase, over the runs that have it, in the order of their first appearance."""
+    """Return seconds by phase, over the runs that have it, in the order of their first appearance."""
     names = dict.fromkeys(name for run in runs for name in run.phases)
     return {name: summarize([run.phases[name] for run in runs if name in run.phases]) for name in names}
 
 
 def typical(runs: Sequence[Run]) -> Run:
-    """The run whose first token came nearest to the median."""
+    """Return the run whose first token is closest to the median."""
     middle = median(run.first_token_s for run in runs)
     return min(runs, key=lambda run: abs(run.first_token_s - middle))
 
@@ -146,7 +146,7 @@ def _steady(pairs: Sequence[Pair]) -> Document | None:
 
 
 def _against(pairs: Sequence[Pair], of: Callable[[Steady], float], *, worse: int) -> Document | None:
-    """This mode over vllm-warm; `worse` is the sign of a change for the worse."""
+    """Return the ratio of this mode to vllm-warm; `worse` is the sign of a change for the worse."""
     mine = {number: of(pair.mine) for number, pair in enumerate(pairs)}
     reference = {number: of(pair.reference) for number, pair in enumerate(pairs) if pair.reference}
     value = paired_ratio(mine, reference)

@@ -1,7 +1,7 @@
-"""Which mode runs when: every round holds each mode once, in an order that rotates from round to round.
+"""Order of the runs: every round contains each mode once, in an order that rotates from round to round.
 
-Interleaving gives every mode the same share of a machine's slow minutes; rotating the order keeps one mode
-from always running after the same other one (its page cache, its heat).
+Interleaving gives every mode the same share of slow periods of the machine; the rotation keeps one mode from always
+running after the same other mode (its page cache, its heat).
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ REFERENCE = VLLM_WARM
 
 
 def rounds(modes: Sequence[str], runs: int) -> list[list[str]]:
-    """`runs` rounds of all modes; round r starts at mode r modulo their number.
+    """Return `runs` rounds of all modes; round r starts at mode r modulo their number.
 
-    Raises ValueError for an unknown or repeated mode, or fewer than one run.
+    Raises:
+        ValueError: A mode is unknown or repeated, or `runs` is below 1.
     """
     check(modes, runs)
     return [rotated(modes, index) for index in range(runs)]
 
 
 def rotated(modes: Sequence[str], by: int) -> list[str]:
-    """The modes, starting at index `by` modulo their number; in their order, wrapped around."""
+    """Return the modes in cyclic order, starting at index `by` modulo their number."""
     start = by % len(modes) if modes else 0
     return [*modes[start:], *modes[:start]]
 
 
 def warmups(mode: str, wanted: int, *, cold_first: bool = False) -> int:
-    """Uncounted runs before the first round.
+    """Return the number of uncounted runs before the first round.
 
-    A cold start has none, since warming is what it must not have; warm caches need one start to exist at all, and with
-    `cold_first` the first round's cold start is that one.
+    A cold start has none, because it must not be warm. Warm caches need at least one earlier start; with `cold_first`
+    the cold start of the first round is that start.
     """
     if mode == VLLM_COLD:
         return 0
@@ -60,7 +61,7 @@ def warmups(mode: str, wanted: int, *, cold_first: bool = False) -> int:
 
 
 def is_process_of_its_own(mode: str) -> bool:
-    """Whether a start in this mode begins with an empty interpreter, and thus has to import."""
+    """Return whether a start in this mode begins with an empty interpreter, and so has to import."""
     return mode in (*BASELINES, FRESH)
 
 
@@ -71,4 +72,4 @@ def check(modes: Sequence[str], runs: int) -> None:
     if len(set(modes)) != len(modes) or not modes:
         raise ValueError("name at least one mode, and each mode once")
     if runs < 1:
-        raise ValueError(f"at least one run is needed, not {runs}")
+        raise ValueError(f"runs must be 1 or more, found {runs}")

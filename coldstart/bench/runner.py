@@ -1,7 +1,7 @@
-"""The bench itself: prepare every mode, warm it up, run the interleaved rounds, hand back what was measured.
+"""Runner of a benchmark: prepare and warm up every mode, run the interleaved rounds, return the measurements.
 
-A mode that cannot run is set aside with its reason and the others go on; a server that dies is such a reason
-too, and makes the bench fail (see `result.failures`).
+A mode that cannot run is dropped with its reason and the others continue. A server that dies is also a reason, and
+makes the benchmark fail (see `result.failures`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ Progress = Callable[[str], None]
 
 @dataclass
 class BenchRuns:
-    """All counted runs by mode, the modes that could not run, and the servers that failed; `beside` holds what each mode
-    did past its start, beside vllm-warm.
+    """Counted runs by mode, modes that could not run, and servers that failed.
+
+    `beside` contains the steady state of each mode in pairs with vllm-warm's.
     """
 
     modes: Sequence[str]
@@ -41,13 +42,13 @@ class BenchRuns:
     fork: Summary | None = None
 
     def drop(self, mode: str, reason: str) -> None:
-        """Set a mode aside: what it measured before is not shown, for it would be half a result."""
+        """Drop a mode and its earlier measurements, which would be an incomplete result."""
         self.runs.pop(mode, None)
         self.beside.pop(mode, None)
         self.unavailable[mode] = reason
 
     def pair_rounds(self) -> None:
-        """Fill `beside` from the rounds, as far as their runs measured a steady state of their own."""
+        """Fill `beside` from the rounds if their runs measured a steady state."""
         asked = {
             mode: {run.round: run.steady for run in runs if run.steady} for mode, runs in self.runs.items()
         }
@@ -58,9 +59,9 @@ class BenchRuns:
 
 @dataclass
 class Bench:
-    """One bench over `launchers`; `work` is an empty directory for caches, logs and events.
+    """One benchmark over `launchers`; `work` is an empty directory for caches, logs and events.
 
-    With `two_at_once` the steady state of each mode is measured beside vllm-warm's, after the rounds.
+    With `two_at_once` the steady state of each mode is measured next to vllm-warm's, after the rounds.
     """
 
     launchers: Sequence[Launcher]
@@ -71,9 +72,11 @@ class Bench:
     two_at_once: bool = True
 
     def measure(self, runs: int, warmup: int) -> BenchRuns:
-        """Nothing that was started is alive afterwards, however it ends.
+        """Run the benchmark; every process that it started has ended afterwards, also on errors.
 
-        Raises NoBundleError when a coldstart mode finds no bundle, ValueError for an impossible plan.
+        Raises:
+            NoBundleError: A coldstart mode finds no bundle.
+            ValueError: The modes or numbers of runs are invalid.
         """
         modes = [launcher.mode for launcher in self.launchers]
         measured = BenchRuns(modes)
@@ -120,7 +123,7 @@ class Bench:
             if mode in measured.unavailable:
                 continue
             self._run(by_mode[mode], f"round-{index}", index, measured)
-            # The first cold start was to fill the warm caches.
+            # The first cold start should have filled the warm caches.
             cold_failed = mode == run_order.VLLM_COLD and index == 0 and mode in measured.failed
             if cold_failed and run_order.VLLM_WARM in by_mode:
                 self._warm(by_mode[run_order.VLLM_WARM], 1, measured)
@@ -141,9 +144,9 @@ class Bench:
         shutil.rmtree(directory)
 
     def _side_by_side(self, measured: BenchRuns, slices: int) -> None:
-        """Each mode's server beside one of vllm-warm; vllm-warm itself beside a second one, which shows what is noise.
+        """Measure each mode's server next to a vllm-warm server; vllm-warm next to a second one shows the noise.
 
-        vllm-cold differs from vllm-warm in its start alone, so it has no part in this.
+        vllm-cold differs from vllm-warm only in its start, so it is not measured here.
         """
         by_mode = {one.mode: one for one in self.launchers if one.mode in measured.runs}
         with ExitStack() as stack:

@@ -1,8 +1,8 @@
-"""Medians with their spread, and percentile-bootstrap confidence intervals of ratios of medians.
+"""Medians with their range, and percentile-bootstrap confidence intervals of ratios of medians.
 
-The interval is the 2.5th to 97.5th percentile of the statistic over resamples with replacement (Efron and
-Tibshirani, An Introduction to the Bootstrap, chapter 13). Paired: one resample draws whole rounds, so that
-what slowed a round cancels in the ratio. Resampling is seeded: the same samples give the same interval.
+The interval is the 2.5th to 97.5th percentile of the statistic over resamples with replacement (Efron and Tibshirani,
+An Introduction to the Bootstrap, chapter 13). Paired: one resample draws complete rounds, so that a slow round
+cancels in the ratio. Resampling is seeded: the same samples give the same interval.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Summary(TypedDict):
 
 
 def summarize(samples: Sequence[float]) -> Summary:
-    """Raises ValueError when there are no samples."""
+    """Return median and range of the samples. Raises ValueError without samples."""
     if not samples:
         raise ValueError("no samples to summarize")
     return {"median": median(samples), "min": min(samples), "max": max(samples), "n": len(samples)}
@@ -37,9 +37,9 @@ def summarize(samples: Sequence[float]) -> Summary:
 def paired_ratio(
     numerator: dict[int, float], denominator: dict[int, float]
 ) -> tuple[float, tuple[float, float]] | None:
-    """median(numerator) / median(denominator) over the rounds both have, and its 95 % interval.
+    """Return median(numerator) / median(denominator) over the common rounds, with its 95 % interval.
 
-    Arguments are samples by round. None when they share no round.
+    The arguments are samples by round. None if they have no common round.
     """
     pairs = [(numerator[key], denominator[key]) for key in sorted(numerator.keys() & denominator.keys())]
     if not pairs:
@@ -48,7 +48,7 @@ def paired_ratio(
 
 
 def ratio_interval(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the ratio of medians of two independent samples."""
+    """Return the 95 % interval of the ratio of medians of two independent samples."""
     return _interval(lambda draw: median(draw(numerator)) / median(draw(denominator)))
 
 
@@ -63,7 +63,7 @@ def _interval(statistic: Callable[[_Draw], float]) -> tuple[float, float]:
 
 
 class _Draw:
-    """A seeded resample with replacement, of the same size."""
+    """Seeded resampling with replacement, of the same size."""
 
     def __init__(self) -> None:
         self._random = random.Random(0)

@@ -1,8 +1,9 @@
 """CPU seconds of a start, as the difference between two snapshots of all processes.
 
-CPU time is conserved: the time of a process moves to its parent's `cutime + cstime` when the parent waits for it, so the sum of
-(own + reaped) over a tree loses nothing while no process leaves the tree. A server that a template forked or a snapshot
-restored is a new process: all of its time counts; of the template, the time between the snapshots counts.
+CPU time is conserved: the time of a process moves to its parent's `cutime + cstime` when the parent waits for it. So
+the sum of (own + reaped) over a tree loses nothing while no process leaves the tree. A server that a template forked
+or a snapshot restored is a new process: all of its time counts; of the template, the time between the snapshots
+counts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from coldstart.validate.process_tree import ProcessSample, Snapshot, find_earlie
 def cpu_between(before: Snapshot, after: Snapshot, served: int | None = None) -> float:
     """Return the CPU seconds of this process's descendants, and of the served process and its parent.
 
-    This process's own time (the client's polling) is left out; children that it reaped meanwhile count.
+    This process's own time (the client's polling) is excluded; children that it reaped meanwhile count.
     """
     me = os.getpid()
     pids = tree(after, [me])

@@ -1,7 +1,7 @@
-"""The phases that plain vLLM reports of its own start, read from its log.
+"""Phases that stock vLLM reports about its own start, read from its log.
 
-vLLM says how long some stages took, not when; what it does not say (imports, processes, the server) remains
-in the difference to the first token. Compilation happens within `init engine`, so the two are told apart.
+vLLM logs how long some stages took, not when. Other stages (imports, processes, the server) are the difference to the
+first token. Compilation is part of `init engine`, so it is subtracted there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _INIT = re.compile(r"init engine \([^)]*\) took ([\d.]+) s(?:econds)?(?: \(compi
 
 
 def phases(log: str) -> dict[str, float]:
-    """Seconds by phase; a line that vLLM did not write is a phase that is not there."""
+    """Return seconds by phase; phases without a log line are omitted."""
     seconds: dict[str, float] = {}
     if loaded := _LOAD.findall(log):
         seconds[LOAD] = sum(map(float, loaded))

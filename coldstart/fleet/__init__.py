@@ -1,1 +1,1 @@
-"""Many servers: which of them start a cold model together, how their links are shared, and when it is one server's again."""
+"""Decisions about many servers: which of them start a cold model together, and how they share their links."""

@@ -1,6 +1,6 @@
-"""The servers: free device memory, bandwidth reservations, and weights kept in host memory.
+"""Servers of a fleet: free device memory, bandwidth reservations, and weights cached in host memory.
 
-Invariant: what workers hold on a device and what is free there add up to its memory; a lost server holds nothing.
+Invariant: on each device, free memory and the memory of workers add up to its size; a lost server holds no memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from coldstart.fleet.specification import ServerSpec
 
 
 class FleetServer:
-    """One server as the controller knows it."""
+    """State of one server in the controller."""
 
     def __init__(self, spec: ServerSpec, now: float) -> None:
         self.spec, self.draining = spec, False
@@ -27,7 +27,11 @@ class FleetServer:
         return Offer(self.spec.name, fetch, self.spec.load, max(self.free))
 
     def take(self, memory: int) -> int:
-        """The device with the least room that is enough. Raises ValueError where none has it."""
+        """Allocate `memory` bytes on the device with the least sufficient free memory; return its number.
+
+        Raises:
+            ValueError: No device has enough free memory.
+        """
         fitting = [(free, number) for number, free in enumerate(self.free) if free >= memory]
         if not fitting:
             raise ValueError(f"no device of {self.spec.name} has {memory} bytes free")
@@ -39,7 +43,7 @@ class FleetServer:
         self.free[device] += memory
 
     def remember(self, model: str, size: int) -> None:
-        """Keep the weights in host memory; those used longest ago make room."""
+        """Cache the weights in host memory; evict the least recently used weights if they do not fit."""
         if size > self.spec.host_memory:
             return
         self.cached.pop(model, None)
@@ -48,7 +52,7 @@ class FleetServer:
             self.cached.popitem(last=False)
 
     def recall(self, model: str) -> bool:
-        """Whether the weights are in host memory; that is a use."""
+        """Return whether the weights are in host memory, and mark them as used."""
         if model not in self.cached:
             return False
         self.cached.move_to_end(model)
@@ -75,5 +79,5 @@ class Cluster:
         )
 
     def offers(self, now: float, least: int = 0, avoided: Collection[str] = ()) -> list[Offer]:
-        """Of every server with a device that has `least` bytes free."""
+        """Return the offer of every server with a device that has `least` bytes free."""
         return [server.offer(now) for server in self.open(avoided) if max(server.free) >= least]

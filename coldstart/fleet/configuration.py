@@ -1,26 +1,26 @@
-"""The fleet's one TOML file.
+"""Parse the fleet's TOML file.
 
-    placement = "pipeline"        # every member of FleetSettings may stand here
+placement = "pipeline"        # every member of FleetSettings is allowed here
 
-    [servers.a10]
-    count = 2                     # a10-0 and a10-1; without it one, called a10
-    devices = 4
-    memory = "24GB"               # of each device
-    network = "6.7GB"             # a second, shared by all that starts there
-    load = "12GB"                 # a second, from host memory to a device
-    host_memory = "500GB"         # optional: weights kept there
+[servers.a10]
+count = 2                     # servers a10-0 and a10-1; without it one, named a10
+devices = 4
+memory = "24GB"               # of each device
+network = "6.7GB"             # per second, shared by all starts on the server
+load = "12GB"                 # per second, from host memory to a device
+host_memory = "500GB"         # optional: cache of weights
 
-    [models.llama2-7b]            # every member of FleetModel and of Costs may stand here, and `count`
-    size = "13.5GB"
-    memory = "18GB"
-    container_s = 2.0
-    library_s = 4.0
-    prefill_s = 0.5
-    decode_s = 0.04
-    ttft_s = 7.5                  # optional limits
-    tpot_s = 0.2
+[models.llama2-7b]            # every member of FleetModel and of Costs is allowed here, and `count`
+size = "13.5GB"
+memory = "18GB"
+container_s = 2.0
+library_s = 4.0
+prefill_s = 0.5
+decode_s = 0.04
+ttft_s = 7.5                  # optional limits
+tpot_s = 0.2
 
-Invariant: a file that is accepted describes a fleet that can be simulated; every complaint names the file and the member.
+Invariant: an accepted file describes a fleet that can be simulated; every error names the file and the key.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FleetFile:
 
 
 def load(path: Path) -> FleetFile:
-    """Raises UsageError for a file that cannot be read or describes no fleet."""
+    """Load a fleet file. Raises UsageError if it cannot be read or is not a valid fleet configuration."""
     table = read_toml(path, "fleet")
     try:
         return parse(table)
@@ -62,7 +62,7 @@ def load(path: Path) -> FleetFile:
 
 
 def parse(table: Mapping[str, Any]) -> FleetFile:
-    """From the file's content. Raises UsageError."""
+    """Parse the content of a fleet file. Raises UsageError."""
     top = dict(table)
     servers, models = (_tables(top.pop(kind, {}), kind) for kind in ("servers", "models"))
     settings = FleetSettings(**_members("the fleet", top, FleetSettings, ()))
@@ -77,7 +77,10 @@ def parse(table: Mapping[str, Any]) -> FleetFile:
 
 def _tables(given: Any, kind: str) -> dict[str, dict[str, Any]]:
     if not isinstance(given, dict) or not given or not all(isinstance(one, dict) for one in given.values()):
-        raise UsageError(f"no [{kind}.NAME]", hint=f"write [{kind}.NAME] with its members below")
+        raise UsageError(
+            f"no {kind}: the table [{kind}.NAME] is missing",
+            hint=f"write [{kind}.NAME] with its members below",
+        )
     return given
 
 
@@ -103,12 +106,14 @@ def _names(what: str, name: str, given: Mapping[str, Any]) -> list[str]:
     if count is None:
         return [name]
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise UsageError(f"{what}: count = {count!r} is no number from 1", hint="write count = 2")
+        raise UsageError(
+            f"{what}: count: expected an integer of 1 or more, found {count!r}", hint="write count = 2"
+        )
     return [f"{name}-{number}" for number in range(count)]
 
 
 def _members(what: str, given: dict[str, Any], kind: type, wanted: tuple[str, ...]) -> dict[str, Any]:
-    """The table's members as `kind` takes them; `count` is nobody's."""
+    """Return the table's values by the types of the fields of `kind`; `count` is not a field."""
     own = {field.name: field for field in fields(kind) if field.name not in NOT_WRITTEN}
     table = {name: value for name, value in given.items() if name != "count" or kind is FleetSettings}
     reject_unknown_keys(table, own.keys(), what)
@@ -124,11 +129,11 @@ def _value(what: str, field: Field[Any], given: Any) -> Any:
         return parse_at(where, parse_seconds, given)
     if field.name == "overlap":
         if given not in tuple(Overlap):
-            raise UsageError(f"{where} = {given!r}", hint=f"one of {', '.join(Overlap)}")
+            raise UsageError(f"{where}: unknown value {given!r}", hint=f"use one of: {', '.join(Overlap)}")
         return Overlap(given)
     kind, example = _KINDS[str(field.type)]
     if type(given) is not kind:
-        raise UsageError(f"{where} = {given!r} is not of the kind {kind.__name__}", hint=f"write {example}")
+        raise UsageError(f"{where}: expected {kind.__name__}, found {given!r}", hint=f"write {example}")
     return given
 
 

@@ -1,8 +1,8 @@
-"""From a pipeline to single workers (ParaServe, section 6): which remain, and which stream goes to whom.
+"""Consolidation of a pipeline into single workers (ParaServe, section 6).
 
-Scaling down keeps one worker, scaling up as many as the load asks for, of those that have the memory or find it now; the
-switch comes when all of them hold the whole model. Streams that cannot move end in the pipeline, which goes when its last one
-has.
+Scaling down retains one worker. Scaling up retains as many as the load requires, among those with enough memory. The
+switch happens when all of them hold the full model. Streams that cannot move end in the pipeline, which stops after
+its last stream.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from coldstart.fleet.roster import Roster
 
 
 class Consolidation:
-    """`moving` has the group to which each stream on its way goes; it counts there already. `left` has, by the name of a
-    pipeline that was split, the groups that its workers are now."""
+    """Consolidation of all pipelines.
+
+    `moving` maps each moving stream to its target group, which already counts it. `left` maps the name of a split
+    pipeline to the groups of its workers.
+    """
 
     def __init__(self, roster: Roster) -> None:
         self.roster = roster
@@ -24,9 +27,10 @@ class Consolidation:
         self.left: dict[str, list[str]] = {}
 
     def keeps_more(self, group: Group, batch: int, memory: int) -> bool:
-        """Have one more worker of a pipeline that starts remain of it; whether there was one.
+        """Let one more worker of a starting pipeline remain after consolidation; return whether there was one.
 
-        A worker that is not full becomes so for that where its device still has room for `memory` bytes in all."""
+        A worker that does not hold the full model is enlarged if its device has `memory` bytes in total for it.
+        """
         if len(group.workers) < 2 or group.phase is not GroupPhase.STARTING:
             return False
         full = [worker for worker in group.workers if worker.full]
@@ -39,7 +43,7 @@ class Consolidation:
         return True
 
     def begin(self, group: Group, wanted: int, batch: int, now: float) -> Iterator[FetchRest]:
-        """The pipeline serves: its first full workers fetch the rest; more of them where `wanted` came on top."""
+        """Start consolidation of a ready pipeline: full workers fetch the rest; `wanted` more remain if possible."""
         full = sum(worker.full for worker in group.workers)
         group.keep = max(1, min(full, group.keep + wanted))
         group.capacity = batch * group.keep
@@ -51,7 +55,7 @@ class Consolidation:
         return len(group.workers) > 1 and bool(remaining) and all(worker.whole for worker in remaining)
 
     def split(self, group: Group, batch: int, now: float) -> list[Group]:
-        """Each that remains is a group of its own; the old one takes nothing new."""
+        """Split the pipeline: each remaining worker becomes its own group, and the old group accepts no new request."""
         group.phase = GroupPhase.LEAVING
         singles = []
         for worker in group.remaining():
@@ -64,11 +68,11 @@ class Consolidation:
         return singles
 
     def moves(self, group: Group, groups: Mapping[str, Group]) -> list[Move]:
-        """Every stream of a pipeline that was split."""
+        """Return a move for every stream of a pipeline that was split."""
         return [move for request in group.in_flight for move in self.move(request, group.name, groups)]
 
     def move(self, request: str, group: str, groups: Mapping[str, Group]) -> list[Move]:
-        """One of its streams to the single worker with the fewest; nothing where it was not split, or none of them serves."""
+        """Return the move of a stream to the single worker with the fewest streams; empty if none serves."""
         singles = [groups[name] for name in self.left.get(group, ()) if name in groups]
         if not singles:
             self.left.pop(group, None)

@@ -1,9 +1,9 @@
-"""Every decision of the fleet, without I/O: `on(event, now)` gives the actions that follow.
+"""Decisions of the fleet, without I/O: `handle(event, now)` returns the actions that follow.
 
-Invariants, after each event: a request goes only to a group all of whose workers are ready, in order of arrival by model;
-a worker is told to stop only when nobody uses it; what is promised on a device or a link never exceeds it; a model whose
-group died has its requests back in the queue, at their old places. Events of workers that are no more mean nothing, so a
-controller that starts again may be told everything twice.
+Invariants, after each event: a request goes only to a group whose workers are all ready, in order of arrival by
+model; a worker is stopped only while no group uses it; reservations on a device or a link never exceed its capacity;
+the requests of a group that died are back in the queue in their old positions. Events of unknown workers are ignored,
+so a restarted controller may receive events twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from coldstart.fleet.window import Window
 
 
 class FleetCore:
-    """The decisions of one fleet. `now` is in seconds on one clock that never goes back."""
+    """Decisions of one fleet. `now` is in seconds on one monotonic clock."""
 
     def __init__(
         self,
@@ -48,29 +48,27 @@ class FleetCore:
             self._deployed(model)
 
     @property
-    def held(self) -> int:
-        """Number of requests that wait."""
+    def waiting_count(self) -> int:
+        """Return the number of waiting requests."""
         return self._requests.held
 
     @property
     def starts(self) -> int:
-        """Number of groups launched so far."""
+        """Return the number of groups launched so far."""
         return self._growth.starts
 
     @property
     def moves(self) -> int:
-        """Number of streams handed over so far."""
+        """Return the number of streams handed over so far."""
         return self._lives.moves
 
-    def on(self, event: Event, now: float) -> list[Action]:
-        """Take note, then order what can be done now."""
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Process an event and return the actions to carry out."""
         return [*self._note(event, now), *self._timed(now), *self._growth.advance(now), *self.roster.shares()]
 
     def deadline(self) -> float:
-        """When `Tick` is due at the latest; infinity where nothing waits for time to pass."""
+        """Return when `Tick` is due at the latest; infinity if nothing depends on time."""
         return self._timers.next()
-
-    # What happened.
 
     def _note(self, event: Event, now: float) -> Iterator[Action]:
         match event:
@@ -129,7 +127,7 @@ class FleetCore:
                 for name in list(worker.groups):
                     yield from self._lives.begin_serving(self.groups[name], now)
             case events.Whole():
-                self.roster.whole(worker, model.spec, now)
+                self.roster.complete_worker(worker, model.spec, now)
                 self._recheck.free()
                 yield from self._lives.consolidate(worker, now)
             case events.WorkerDied(_, reason, own):
@@ -141,7 +139,7 @@ class FleetCore:
                 self.roster.released(worker, model.spec, name)
                 self._recheck.free()
             case events.Stopped():
-                self.roster.gone(worker, now)
+                self.roster.remove_worker(worker, now)
                 self._recheck.free()
 
     def _arrived(self, request: str, name: str, now: float) -> Iterator[Action]:
@@ -150,16 +148,17 @@ class FleetCore:
             return
         if model is None or model.retired:
             yield Refuse(request, 404, f"model {name} is not deployed")
-        elif self.held >= self.settings.max_held:
-            yield Refuse(request, 429, f"{self.held} requests wait already", 1.0)
+        elif self.waiting_count >= self.settings.max_held:
+            yield Refuse(request, 429, f"{self.waiting_count} requests already wait", 1.0)
         else:
             model.window.arrived(now)
             self._requests.wait(request, name, now)
 
     def _routed(self, request: str, name: str, group: str, now: float) -> Iterator[Action]:
-        """Count it where it is. One that was sent to a pipeline as that was left follows the others.
+        """Count a request that a gateway has sent to a group.
 
-        Any other whose group is gone is its gateway's affair.
+        A request for a pipeline that has been split follows the pipeline's other streams. The gateway itself handles
+        a request whose group has ended in any other way.
         """
         known = self.groups.get(group)
         if request in self._requests.open or name not in self.models or (known and known.model != name):
@@ -174,8 +173,6 @@ class FleetCore:
         self._lives.moves += len(moves)
         yield from moves
 
-    # What follows.
-
     def _timed(self, now: float) -> Iterator[Action]:
         for kind, name in self._timers.due(now):
             if kind == HOLD and self._requests.waits(name):
@@ -185,8 +182,6 @@ class FleetCore:
                 yield from self._lives.stop_idle(self.groups[name], now)
             elif kind == RETRY:
                 self._recheck.touch(name)
-
-    # Models.
 
     def _deployed(self, spec: FleetModel) -> None:
         known = self.models.get(spec.name)

@@ -1,6 +1,7 @@
-"""One deployed model as the core keeps it: its requests that wait, in order of arrival, and its groups.
+"""One deployed model in the core: its waiting requests, in order of arrival, and its groups.
 
-Invariant: a request waits for at most one model, once; what was sent and came back waits at its old place.
+Invariant: a request waits for at most one model, once; a request that was sent and came back waits in its old
+position.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from coldstart.fleet.window import Window, required
 
 @dataclass(slots=True)
 class Deployment:
-    """`failures` in a row; nothing starts before `retry_at`, and on a server of `failed_on` only if no other will do."""
+    """State of one deployed model.
+
+    `failures` counts failures in a row. No group starts before `retry_at`, and none on a server of `failed_on` unless
+    no other server is suitable.
+    """
 
     spec: FleetModel
     window: Window
@@ -28,15 +33,15 @@ class Deployment:
     number: int = 0
 
     def live(self) -> int:
-        """Workers that serve or will, as they will be in the end."""
+        """Return the number of workers that serve or will serve after consolidation."""
         return sum(group.keep for group in self.groups.values() if group.phase is not GroupPhase.LEAVING)
 
     def spares(self, group: Group) -> bool:
-        """Return whether the model has its least workers without the group."""
+        """Return whether the model has its minimum number of workers without the group."""
         return self.live() - group.keep >= self.spec.least
 
     def wanted(self, now: float) -> int:
-        """Workers to start now."""
+        """Return the number of workers to start now."""
         if self.retired or now < self.retry_at:
             return 0
         room = sum(group.spare for group in self.groups.values())
@@ -48,7 +53,7 @@ class Deployment:
         return next(iter(self.waiting.values()), None)
 
     def next_to_send(self) -> tuple[str, Group] | None:
-        """The request that waits longest, and the first group with room for it."""
+        """Return the request that waits longest and the first group with room for it, or None."""
         request = next(iter(self.waiting), None)
         if request is None:
             return None
@@ -57,12 +62,12 @@ class Deployment:
         return None if group is None else (request, group)
 
     def back(self, request: str, since: float) -> None:
-        """It was sent and has to be sent again."""
+        """Queue a request again that was already sent, in its old position."""
         again = [*self.waiting.items(), (request, since)]
         self.waiting = dict(sorted(again, key=lambda one: one[1]))
 
     def avoided(self, now: float) -> frozenset[str]:
-        """Servers where its start failed by itself lately: it may be their disk that is full, and not the model that is bad."""
+        """Return the servers where a start failed recently: the cause may be the server (a full disk), not the model."""
         self.failed_on = {server: until for server, until in self.failed_on.items() if now < until}
         return frozenset(self.failed_on)
 

@@ -1,6 +1,7 @@
-"""What the fleet's core is told, and what it orders. A live controller and the simulator speak nothing else to it.
+"""Events that the fleet's core receives and actions that it returns.
 
-Requests arrive, end, are dispatched and refused in the host's own words.
+A live controller and the simulator use no other interface to the core. Events and actions for the arrival, end,
+dispatch and rejection of requests are those of the host.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from coldstart.host.events import Arrived, Ended, Refuse, Tick
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A server is there, or there again, empty."""
+    """A server joined, or joined again, without workers."""
 
     server: ServerSpec
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLost:
-    """A server is gone with all that was on it."""
+    """A server and all its workers were lost."""
 
     server: str
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """A server is to take nothing new."""
+    """A server accepts no new worker."""
 
     server: str
 
@@ -44,7 +45,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A server's link as measured, in bytes/s."""
+    """Measured bandwidth of a server's link, in bytes/s."""
 
     server: str
     bandwidth: float
@@ -52,28 +53,28 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A worker's own part is in host memory."""
+    """A worker's own part of the weights is in host memory."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class RankReady:
-    """A worker has its part loaded and its runtime up."""
+    """A worker has loaded its part and its runtime is ready."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A worker holds the whole model: it can serve alone."""
+    """A worker holds the full model and can serve alone."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """A worker's process ended by itself, or never came up; not by its `own` doing where its server could not be reached."""
+    """A worker's process died or did not start; `own` is False if the cause is that its server could not be reached."""
 
     worker: str
     reason: str
@@ -82,7 +83,7 @@ class WorkerDied:
 
 @dataclass(frozen=True, slots=True)
 class ProcessDied:
-    """Of a worker that serves two groups, what it ran for that one ended by itself; for the other it goes on."""
+    """A worker that serves two groups lost its process for one of them; the other process continues."""
 
     worker: str
     group: str
@@ -91,7 +92,7 @@ class ProcessDied:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The order to release was carried out: what the worker ran for that group is no more."""
+    """A release order was carried out: the worker has no process for that group."""
 
     worker: str
     group: str
@@ -99,14 +100,14 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The order to stop was carried out: its memory is free."""
+    """A stop order was carried out: the worker's memory is free."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A stream's move ended: on the worker, or rolled back to the group."""
+    """A stream's move ended: at the worker, or rolled back to the group."""
 
     request: str
     done: bool
@@ -114,7 +115,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """A request that a gateway has sent to that group already, by the routes it knows."""
+    """A gateway has already sent a request to that group, using the routes that it knows."""
 
     request: str
     model: str
@@ -123,9 +124,10 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class LaunchRank:
-    """Start a rank: fetch `fetch` of its `size` bytes (what is not in host memory), and load them on that device.
+    """Start a rank: fetch `fetch` of its `size` bytes (those not in host memory), and load all onto the device.
 
-    `deadline` is when the fetch must have ended; infinity where nothing is promised. `Share` follows where it fetches.
+    `deadline` is the time at which the fetch must have ended; infinity without a reservation. `Share` follows if it
+    fetches.
     """
 
     worker: str
@@ -144,7 +146,7 @@ class LaunchRank:
 
 @dataclass(frozen=True, slots=True)
 class FoundRank:
-    """A worker that outlived the controller: as it was launched, whether it is ready, and whether it was told to stop."""
+    """A worker that outlived the controller: its launch, whether it is ready, and whether it is stopping."""
 
     launch: LaunchRank
     ready: bool
@@ -153,7 +155,7 @@ class FoundRank:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """The servers with all that they have, told once by a controller that has started again; `drained` take nothing new."""
+    """All servers and their workers, sent once by a restarted controller; servers in `drained` accept no new worker."""
 
     servers: tuple[ServerSpec, ...]
     ranks: tuple[FoundRank, ...] = ()
@@ -185,7 +187,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A worker that fetches has this part of its server's link from now on, in bytes/s; None: all there is."""
+    """Rate of a worker's fetch on its server's link from now on, in bytes/s; None: no limit."""
 
     worker: str
     rate: float | None
@@ -193,7 +195,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class FetchRest:
-    """Fetch the other ranks' `size` bytes behind everybody else's, and load them beside."""
+    """Fetch the `size` bytes of the other ranks at a lower priority than other fetches, and load them."""
 
     worker: str
     size: int
@@ -201,7 +203,7 @@ class FetchRest:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """End what the worker runs for that group: it serves on for another one. `Released` follows."""
+    """End the worker's process for that group; it continues to serve another group. `Released` follows."""
 
     worker: str
     group: str
@@ -209,14 +211,14 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the worker; nobody uses it. `Stopped` follows."""
+    """End the worker, which no group uses. `Stopped` follows."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send the request to that group now; one that had begun elsewhere goes on from the tokens it has."""
+    """Send the request to that group now; one that began elsewhere continues after its last token."""
 
     request: str
     group: str
@@ -224,7 +226,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Hand the stream over from the group to the worker. `Moved` follows, unless it ends before."""
+    """Hand the stream over from the group to the worker. `Moved` follows, unless the stream ends first."""
 
     request: str
     source: str

@@ -1,9 +1,9 @@
-"""Workers and the groups that serve with them, pure.
+"""Workers and the groups that serve with them, without I/O.
 
-A group is a pipeline of one or more workers; each is on another server. When a pipeline is consolidated, every worker that
-remains becomes a group of its own, beside the old one until the last stream has moved.
+A group is a pipeline of one or more workers, each on another server. When a pipeline is consolidated, every remaining
+worker becomes its own group, in addition to the old group until the last stream has moved.
 
-    starting --all ready--> serving --consolidated, idle or removed--> leaving;  any --a worker died--> gone
+starting --all ready--> serving --consolidated, idle or removed--> leaving;  any --a worker died--> removed
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 WHOLE = "/whole"
-"""Ends the name of a worker's own group, and of the engine that it has for it, beside the one of its rank."""
+"""Suffix of the name of a worker's own group and of its full-model engine, next to the engine of its rank."""
 
 
 class GroupPhase(StrEnum):
@@ -23,7 +23,11 @@ class GroupPhase(StrEnum):
 
 @dataclass(slots=True)
 class FleetWorker:
-    """A rank on a device; `memory` is what it has there, `rest` the bytes of the other ranks. `groups` it works for."""
+    """A rank on a device.
+
+    `memory` is its device memory in bytes, `rest` the bytes of the other ranks, `groups` the groups that it serves.
+    `full`: its device memory suffices for the full model; `whole`: it holds the full model.
+    """
 
     name: str
     model: str
@@ -41,10 +45,11 @@ class FleetWorker:
 
 @dataclass(slots=True)
 class Group:
-    """`keep` workers are to remain of it; `capacity` requests at once; `since` is when it became idle or began.
+    """A group of workers.
 
-    `predicted_s` until its first token were predicted when it was launched, with what its oldest request had waited; None
-    for one that was found.
+    `keep` workers remain after consolidation; `capacity` is its limit of concurrent requests; `since` is the time at
+    which it became idle or began. `predicted_s` is the predicted time to its first token at launch, including the
+    wait of its oldest request; None for a group found after a restart of the controller.
     """
 
     name: str
@@ -71,9 +76,9 @@ class Group:
 
     @property
     def single(self) -> bool:
-        """Whether it is a worker's own, out of a pipeline."""
+        """Return whether it is the own group of one worker of a former pipeline."""
         return self.name.endswith(WHOLE)
 
     def remaining(self) -> list[FleetWorker]:
-        """The workers that are to become the whole model."""
+        """Return the workers that will hold the full model."""
         return [worker for worker in self.workers if worker.full][: self.keep]

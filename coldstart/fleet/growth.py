@@ -1,6 +1,6 @@
-"""Send requests that wait to groups with room, and launch groups where there are too few.
+"""Growth of models: send waiting requests to groups with room, and launch groups where there are too few.
 
-A model for which no server has room waits until room becomes free, or until an idle group of another model has stopped.
+A model that fits on no server waits until memory becomes free, or until an idle group of another model has stopped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Growth:
         self._reclaimed: dict[str, str] = {}
 
     def advance(self, now: float) -> Iterator[Action]:
-        """Look at every model that has changed, until none has."""
+        """Process every model that has changed, until none has."""
         while names := self.recheck.take():
             room = self._largest() if len(names) > 1 else None
             for name in names:
@@ -62,7 +62,8 @@ class Growth:
             demand = self._demand(model, now)
             fits = room is None or demand.part(self.settings.most_ranks) <= room
             scheme = None
-            # Where its start failed it is tried again only if no other server has room, or can make some.
+            # A server where a start failed is tried again only if no other server has memory, or can free
+            # some.
             for avoided in dict.fromkeys((model.avoided(now), frozenset[str]())):
                 if fits:
                     scheme = place(name, demand, self.roster.cluster, self.settings, need, now, avoided)
@@ -91,17 +92,21 @@ class Growth:
         yield from orders
 
     def _scale_up(self, model: Deployment) -> bool:
-        """Whether a pipeline of the model that starts can take more by one more of its workers: no start is as soon there."""
+        """Let a starting pipeline serve more with one more of its workers; return whether one could.
+
+        This is faster than a new start.
+        """
         if not self.settings.consolidate:
             return False
         demand, batch = model.spec.demand(0.0, self.settings.beside), model.spec.batch
         groups = model.groups.values()
         return any(
-            self.lives.consolidation.keeps_more(one, batch, demand.whole(len(one.workers))) for one in groups
+            self.lives.consolidation.keeps_more(one, batch, demand.full_memory(len(one.workers)))
+            for one in groups
         )
 
     def _reclaim(self, model: Deployment, now: float, avoided: Collection[str]) -> Iterator[Action]:
-        """Let the group that is idle longest go, if its device will then hold the model; one at a time by model."""
+        """Stop the longest idle group whose device then fits the model; at most one at a time per model."""
         name, memory = model.spec.name, model.spec.memory
         if not self.settings.reclaim or self._leaving_for(name):
             return

@@ -1,10 +1,10 @@
-"""One stream's way from a pipeline to the single worker that takes over (ParaServe, section 6.2), pure.
+"""Handover of one stream from a pipeline to a single worker (ParaServe, section 6.2), without I/O.
 
-    attached --prepare--> preparing --ready--> draining(k) --drained--> moving(kv or recompute) --first token--> resumed
-    preparing, draining, moving --timeout or failure--> rolled back: the group goes on
+attached --prepare--> preparing --ready--> draining(k) --drained--> moving(kv or recompute) --first token--> resumed
+preparing, draining, moving --timeout or failure--> rolled back: the group continues
 
-The gateway asks of every token whether it is to be sent. Invariant: the client gets tokens 0, 1, 2, ... once each and in
-order, whoever makes them and whenever they come; what a side that is no longer asked still sends is dropped.
+The gateway asks for every token whether to send it. Invariant: the client gets tokens 0, 1, 2, ... once each and in
+order, whichever side generates them; later tokens of a side that no longer owns the stream are dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class HandoverPhase(StrEnum):
 
 
 class Means(StrEnum):
-    """How the state gets there: its KV is sent, or the prompt and what was generated are computed again."""
+    """Method of moving the state: its KV cache is sent, or the prompt and the generated tokens are computed again."""
 
     KV = "kv"
     RECOMPUTE = "recompute"
@@ -36,11 +36,11 @@ class StreamSide(StrEnum):
 
 @dataclass(slots=True)
 class HandoverPace:
-    """How many streams move to one worker at once: one more while each of so many came through within `target_s`, half as
-    many after one that did not (additive increase, multiplicative decrease; RFC 5681's congestion avoidance).
+    """Number of streams that move to one worker at once (additive increase, multiplicative decrease; RFC 5681).
 
-    Those that move share the worker's steps with each other, and its device with the pipeline that still serves: the more,
-    the longer each client waits; who is not moved yet waits for nothing.
+    The number grows by one after as many moves within `target_s`, and is halved after a slower move. Moving streams
+    share the worker's iterations with each other, and its device with the pipeline that still serves: more moves at
+    once make each client wait longer, and a stream that has not moved yet does not wait.
     """
 
     target_s: float = 0.35
@@ -49,7 +49,7 @@ class HandoverPace:
     _since: int = 0
 
     def moved(self, gap_s: float) -> None:
-        """A stream came through, `gap_s` seconds after it was stopped."""
+        """Record the move of a stream that paused for `gap_s` seconds."""
         if gap_s > self.target_s:
             self.at_once, self._since = max(1, self.at_once // 2), 0
             return
@@ -64,7 +64,7 @@ class TokenGapError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What of a request decides whether it can be moved: another sampler state or other answers could come out of it."""
+    """Properties of a request that decide whether it can move without a different sampler state or answer."""
 
     choices: int = 1
     logprobs: bool = False
@@ -78,7 +78,7 @@ class Request:
 
 @dataclass(slots=True)
 class Handover:
-    """A stream; `sent` tokens have gone to the client. Times in seconds on one clock."""
+    """One stream; `sent` tokens have been sent to the client. Times in seconds on one clock."""
 
     request: Request
     phase: HandoverPhase = HandoverPhase.ATTACHED
@@ -88,7 +88,7 @@ class Handover:
 
     @property
     def owner(self) -> StreamSide:
-        """Whose tokens count."""
+        """Return the side whose tokens are sent to the client."""
         return (
             StreamSide.WORKER
             if self.phase in (HandoverPhase.MOVING, HandoverPhase.RESUMED)
@@ -96,32 +96,32 @@ class Handover:
         )
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         return self.phase in (HandoverPhase.RESUMED, HandoverPhase.ROLLED_BACK)
 
     def prepare(self, now: float, patience_s: float) -> bool:
-        """Whether the stream will move; one that cannot stays with the group until it ends, and the group with it."""
+        """Start a move and return True, or return False if the stream must remain with the group until its end."""
         if self.phase not in (HandoverPhase.ATTACHED, HandoverPhase.ROLLED_BACK) or not self.request.movable:
             return False
         self.phase, self.deadline = HandoverPhase.PREPARING, now + patience_s
         return True
 
     def ready(self) -> int | None:
-        """The worker can take it: the group is to stop it. The number of tokens sent so far."""
+        """Return the number of tokens sent so far, now that the worker is ready and the group must stop the stream."""
         if self.phase is not HandoverPhase.PREPARING:
             return None
         self.phase = HandoverPhase.DRAINING
         return self.sent
 
     def drained(self, means: Means) -> int | None:
-        """The group has stopped: the worker is asked to go on from this token."""
+        """Return the first token that the worker must generate, now that the group has stopped."""
         if self.phase is not HandoverPhase.DRAINING:
             return None
         self.phase, self.means = HandoverPhase.MOVING, means
         return self.sent
 
     def token(self, side: StreamSide, index: int) -> bool:
-        """Whether token `index` of that side goes to the client. Raises Gap where the owner skipped one."""
+        """Return whether token `index` of that side goes to the client. Raises TokenGapError if the owner skipped one."""
         if side is not self.owner or index < self.sent:
             return False
         if index > self.sent:
@@ -132,12 +132,12 @@ class Handover:
         return True
 
     def failed(self) -> int | None:
-        """It did not come about: the group is to go on from this token, by computing again what it has dropped."""
+        """Roll the move back; return the token from which the group continues by recomputation, or None."""
         if self.phase in (HandoverPhase.ATTACHED, HandoverPhase.RESUMED, HandoverPhase.ROLLED_BACK):
             return None
         self.phase, self.deadline = HandoverPhase.ROLLED_BACK, float("inf")
         return self.sent
 
     def tick(self, now: float) -> int | None:
-        """As `failed`, once the deadline is past."""
+        """Roll the move back, as `failed` does, if the deadline has passed."""
         return self.failed() if now >= self.deadline else None

@@ -1,4 +1,7 @@
-"""What a server can, as labels of its Ray node, and back. Values are plain numbers: a label has 63 characters and no spaces."""
+"""Conversion between a server's properties and the labels of its Ray node.
+
+Values are plain numbers: a label has at most 63 characters and no spaces.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,22 @@ _MEMBERS = ("memory", "network", "load", "devices", "host_memory")
 
 
 def labels(server: ServerSpec) -> dict[str, str]:
-    """By them a node is known for a server; rates in whole bytes/s."""
+    """Return the labels of a server; rates in whole bytes/s."""
     return {_label(member): str(round(getattr(server, member))) for member in _MEMBERS}
 
 
 def server(name: str, given: Mapping[str, str]) -> ServerSpec | None:
-    """The server that these labels describe, None for a node that is none.
+    """Return the server that a node's labels describe, or None if the node is not a server.
 
-    Raises UsageError for labels that describe nothing.
+    Raises:
+        UsageError: The labels are incomplete or not numbers.
     """
     if _label("memory") not in given:
         return None
     try:
         figures = {member: int(given[_label(member)]) for member in _MEMBERS}
     except (KeyError, ValueError) as error:
-        raise UsageError(f"node {name}: its labels describe no server: {error}") from error
+        raise UsageError(f"node {name}: invalid server labels: {error}") from error
     return ServerSpec(name, **figures)
 
 

@@ -1,4 +1,4 @@
-"""Groups and their workers from launch to end; each method yields the orders that follow from one fact."""
+"""Life cycle of groups and their workers from launch to end; each method yields the orders that follow from one fact."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IDLE, RETRY = "idle", "retry"
 
 
 class GroupLives:
-    """All groups by name. `idle` are in the order in which they became so; `moves` counts streams handed over."""
+    """All groups by name. `idle` are in the order in which they became idle; `moves` counts streams handed over."""
 
     def __init__(
         self,
@@ -46,10 +46,8 @@ class GroupLives:
         group.in_flight[request] = None
         self.idle.pop(group.name, None)
 
-    # A group's requests, and its end.
-
     def drop_request(self, group: Group, request: str, now: float) -> Iterator[Action]:
-        """Remove a request from the group; an empty group becomes idle, or stops if it takes nothing new."""
+        """Remove a request from the group; an empty group becomes idle, or stops if it accepts no new requests."""
         group.in_flight.pop(request, None)
         self.recheck.touch(group.model)
         if group.in_flight:
@@ -61,14 +59,14 @@ class GroupLives:
             self._rest(group, now)
 
     def _rest(self, group: Group, now: float) -> None:
-        # A worker that has streams in its pipeline still does not idle.
+        # A worker that still has streams in its pipeline is not idle.
         if group.idle and not (group.single and len(group.workers[0].groups) > 1):
             self.idle.pop(group.name, None)
             self.idle[group.name] = None
             self.timers.add(now + self.models[group.model].spec.idle_s, IDLE, group.name)
 
     def _close(self, group: Group, now: float) -> Iterator[Action]:
-        """Nobody uses it: its workers stop, but those that serve on by themselves."""
+        """Remove a group without requests: its workers stop, except those that continue to serve alone."""
         self.groups.pop(group.name, None)
         self.models[group.model].groups.pop(group.name, None)
         self.idle.pop(group.name, None)
@@ -81,8 +79,6 @@ class GroupLives:
                 yield events.Release(worker.name, group.name)
             for name in worker.groups:
                 self._rest(self.groups[name], now)
-
-    # A group's life.
 
     def begin_serving(self, group: Group, now: float) -> Iterator[Action]:
         if group.phase is not GroupPhase.STARTING or not group.ready:
@@ -127,7 +123,7 @@ class GroupLives:
 
     def end_worker(self, worker: FleetWorker, reason: str, now: float, *, own: bool) -> Iterator[Action]:
         names = list(worker.groups)
-        self.roster.gone(worker, now)
+        self.roster.remove_worker(worker, now)
         self.recheck.free()
         if worker.stopping:
             return
@@ -138,7 +134,7 @@ class GroupLives:
             yield from self.fail(self.groups[name], f"{worker.name}: {reason}", now, counts=own)
 
     def fail(self, group: Group, reason: str, now: float, *, counts: bool = True) -> Iterator[Action]:
-        """End the group, as any rank's end does; its requests wait again, at their old places.
+        """End the group, as the end of any rank does; its requests wait again, in their old positions.
 
         The failure `counts` against the model and its requests unless their server was lost.
         """
@@ -163,7 +159,7 @@ class GroupLives:
         known = self.requests.open[request]
         target = self.consolidation.moving.pop(request, None)
         if known.group != group.name:
-            # It was only on its way here: the group it is in has it still.
+            # It was only moving here: its current group still has it.
             return
         if target in self.groups:
             yield from self.drop_request(self.groups[target], request, now)
@@ -171,7 +167,7 @@ class GroupLives:
         if known.tries > self.settings.retries or self.models[known.model].retired:
             yield self._given_up(request, known, reason)
         else:
-            self.requests.wait_again(request, now)
+            self.requests.requeue(request, now)
 
     def _given_up(self, request: str, known: TrackedRequest, reason: str) -> Refuse:
         self.requests.forget(request)
@@ -186,14 +182,12 @@ class GroupLives:
             if group in self.groups:
                 yield from self.drop_request(self.groups[group], request, now)
 
-    # Servers and models.
-
     def rebuild(self, ranks: tuple[events.FoundRank, ...], now: float) -> Iterator[Action]:
-        """Adopt the groups of ranks that were found; stop ranks of no model and of incomplete groups."""
+        """Adopt the groups of found ranks; stop ranks of unknown models and of incomplete groups."""
         by_group: dict[str, list[events.FoundRank]] = {}
         for found in ranks:
             by_group.setdefault(found.launch.group, []).append(found)
-        # Engines beside ranks first: their pipelines are not consolidated a second time.
+        # Adopt engines beside ranks first: their pipelines must not be consolidated a second time.
         for name, parts in sorted(by_group.items(), key=lambda one: not one[0].endswith(WHOLE)):
             model = self.models.get(parts[0].launch.model)
             group = (
@@ -218,7 +212,7 @@ class GroupLives:
         for worker in self.roster.lose(server):
             for name in list(worker.groups):
                 if name in self.groups:
-                    reason = f"server {server} is gone"
+                    reason = f"server {server} was lost"
                     yield from self.fail(self.groups[name], reason, now, counts=False)
         self.recheck.free()
 
@@ -238,7 +232,7 @@ class GroupLives:
             yield from self._close(group, now)
 
     def stop_idle(self, group: Group, now: float) -> Iterator[Action]:
-        """Stop a group that has been idle for long, unless its model needs it."""
+        """Stop a group that has been idle for its `idle_s`, unless its model needs it."""
         model = self.models[group.model]
         if not group.idle or now < group.since + model.spec.idle_s:
             return

@@ -1,8 +1,8 @@
-"""One server's network link, shared: foreground fetches in equal parts, background ones with what those leave.
+"""Model of one server's network link: equal shares for foreground fetches; background fetches use the remainder.
 
-Invariant: the link moves `rate` bytes a second while anything is pending; time is cut at every end, so that shares are right
-across a departure (the paper's equation 4 is not). Bandwidth reservations predict with it, and the simulator moves bytes with
-it.
+Invariant: the link moves `rate` bytes a second while any fetch is pending; time is split at the end of every fetch,
+so that shares stay correct (unlike the paper's equation 4). Bandwidth reservations use it for predictions, and the
+simulator to move bytes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from math import inf
 
 CRUMB = 1e-3
-"""Bytes that rounding may leave."""
+"""Bytes that count as none, because of rounding."""
 
 
 @dataclass(slots=True)
 class NetworkLink:
-    """`moved` counts bytes; `pending` and `background` are what is left of each fetch."""
+    """One link. `moved` counts bytes; `pending` and `background` are the remaining bytes of each fetch."""
 
     rate: float
     now: float = 0.0
@@ -25,13 +25,14 @@ class NetworkLink:
     background: dict[str, float] = field(default_factory=dict)
 
     def advance(self, now: float) -> list[tuple[str, float]]:
-        """Fetches that ended until `now`, with when."""
+        """Move bytes until `now`; return the fetches that ended, with their times."""
         ended: list[tuple[str, float]] = []
         while self.now < now and self.rate > 0 and (active := self.pending or self.background):
             each = self.rate / len(active)
             least = min(active.values())
             end = self.now + least / each
-            # What ends now is subtracted as it is, so that no rounding of the clock can hold it back.
+            # Subtract the exact remainder of a fetch that ends now, so that rounding of the clock cannot
+            # delay its end.
             part, until = (least, end) if end <= now else ((now - self.now) * each, now)
             self.moved += part * len(active)
             self.now = until
@@ -44,17 +45,17 @@ class NetworkLink:
         return ended
 
     def add(self, name: str, size: float, *, background: bool = False) -> None:
-        """A fetch from `self.now` on. Raises ValueError for a name that fetches already."""
+        """Add a fetch at the time `self.now`. Raises ValueError for a name that is already in use."""
         if name in self.pending or name in self.background:
             raise ValueError(f"{name} fetches already")
         (self.background if background else self.pending)[name] = float(size)
 
     def drop(self, name: str) -> None:
-        """It fetches no more, done or not."""
+        """Remove a fetch, whether it is complete or not."""
         self.pending.pop(name, None)
         self.background.pop(name, None)
 
     def next_end(self) -> float:
-        """When the next fetch ends if none is added; infinity where none is pending."""
+        """Return when the next fetch ends if none is added; infinity if none is pending."""
         active = self.pending or self.background
         return self.now + min(active.values()) * len(active) / self.rate if active and self.rate > 0 else inf

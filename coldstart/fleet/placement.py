@@ -1,8 +1,8 @@
-"""Where a cold model starts: ParaServe's way and the two it is compared with.
+"""Placement of a cold model: ParaServe's algorithm and two baselines.
 
-`pipeline`: where its weights lie in host memory, else by Algorithm 1 over the offers of the bandwidth reservations
-(Algorithm 2). `first-fit`: one worker on the first server with room, whatever its link carries. `locality`: one worker where
-it would be loaded first.
+`pipeline`: a server that caches the weights, else Algorithm 1 over the offers of the bandwidth reservations
+(Algorithm 2). `first-fit`: one worker on the first server with room, regardless of its link. `locality`: one worker
+where it is loaded first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def place(
     now: float,
     avoided: Collection[str] = (),
 ) -> Scheme | None:
-    """The scheme to start by, or None where the model has to wait; on none of the servers that are `avoided`."""
+    """Return the scheme of the start, or None if the model must wait; servers in `avoided` are not used."""
     room = [server for server in cluster.open(avoided) if max(server.free) >= demand.memory]
     if settings.placement == FIRST_FIT:
         return _single(demand, map(_shared, room), first=True)
@@ -49,7 +49,7 @@ def _at_hand(server: FleetServer) -> Offer:
 
 
 def _shared(server: FleetServer) -> Offer:
-    """An equal share of the link, whoever that makes late."""
+    """Return an offer of an equal share of the link, without a check of the deadlines of other fetches."""
     share = server.reservations.link.rate / (len(server.reservations.link.pending) + 1)
     return Offer(server.spec.name, share, server.spec.load, max(server.free))
 
@@ -59,7 +59,7 @@ def _single(demand: Demand, offers: Iterable[Offer], first: bool = False) -> Sch
     if not timed:
         return None
     term, offer = timed[0] if first else min(timed, key=lambda one: (one[0], one[1].free, one[1].server))
-    ttft = timing.ttft_s(demand.costs_of(1), term, 1, 1, demand.waited_s)
+    ttft = timing.ttft_s(demand.group_costs(1), term, 1, 1, demand.waited_s)
     tpot = timing.tpot_s(demand.costs, 1, 1)
     meets = ttft <= demand.ttft_s and tpot <= demand.tpot_s
     return Scheme((Place(offer.server, demand.size, demand.memory, True),), term, ttft, tpot, meets)

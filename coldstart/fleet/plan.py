@@ -1,4 +1,4 @@
-"""What would be placed where on an empty fleet, and why: every scheme that was weighed, with its prediction."""
+"""Plan of placements on an empty fleet: every scheme that was considered, with its prediction."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from coldstart.fleet.specification import PIPELINE, FleetModel
 
 
 def planned(file: FleetFile, names: tuple[str, ...] = (), required: int = 1) -> list[dict[str, Any]]:
-    """A document for each model named, or for all. Raises UsageError for one that the file does not know."""
+    """Return a document for each named model, or for all. Raises UsageError for an unknown model."""
     known = {model.name: model for model in file.models}
     if unknown := [name for name in names if name not in known]:
-        raise UsageError(
-            f"the fleet knows no model {', '.join(unknown)}", hint=f"it knows {', '.join(known)}"
-        )
+        raise UsageError(f"unknown model {', '.join(unknown)}", hint=f"known models: {', '.join(known)}")
     return [_planned(file, known[name], required) for name in names or known]
 
 
@@ -53,7 +51,7 @@ def _scheme(scheme: Scheme) -> dict[str, Any]:
 
 
 def text(plans: list[dict[str, Any]]) -> str:
-    """For people."""
+    """Format the plans as text."""
     return "\n".join(line for plan in plans for line in _lines(plan))
 
 

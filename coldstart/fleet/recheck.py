@@ -1,12 +1,12 @@
-"""Models whose demand or room has changed: the core looks at these after each event, and at no other."""
+"""Models whose demand or available memory has changed; after each event the core processes only these."""
 
 from __future__ import annotations
 
 
 class Recheck:
-    """Names of models to look at, in the order in which they were touched.
+    """Names of models to process, in the order in which they were touched.
 
-    A model that found no room is blocked: it is looked at again once room has become free anywhere.
+    A model that found no room is blocked: it is processed again once memory has become free on any server.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class Recheck:
         self._touched[model] = None
 
     def free(self) -> None:
-        """Note that a device or a link may have more room than before."""
+        """Record that a device or a link may have more room than before."""
         self._freed = True
 
     def block(self, model: str) -> None:
@@ -28,7 +28,7 @@ class Recheck:
         self._blocked.pop(model, None)
 
     def take(self) -> dict[str, None]:
-        """Return the models to look at now, and begin anew; empty when nothing has changed."""
+        """Return the models to process now, and reset; empty if nothing has changed."""
         names = self._touched | (self._blocked if self._freed else {})
         self._touched, self._freed = {}, False
         return names

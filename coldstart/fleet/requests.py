@@ -1,6 +1,6 @@
 """Open requests of the fleet: those that wait for a group of their model, and those that a group has.
 
-Invariant: `held` counts the requests that wait; each of them is in the queue of its model, and no other request is.
+Invariant: `held` counts the waiting requests; each of them is in the queue of its model, and no other request is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ HOLD = "hold"
 
 @dataclass(slots=True)
 class TrackedRequest:
-    """A request of `model` that arrived at `since`; `group` has it, None while it waits. `tries` are groups that failed it."""
+    """A request of `model` that arrived at `since`; `group` has it, None while it waits.
+
+    `tries` counts groups that failed.
+    """
 
     model: str
     since: float
@@ -26,7 +29,7 @@ class TrackedRequest:
 
 
 class Requests:
-    """All open requests by name; a request that waits for more than `hold_s` is due at a HOLD timer."""
+    """All open requests by name; a request that waits for more than `hold_s` seconds is due at a HOLD timer."""
 
     def __init__(
         self, models: Mapping[str, Deployment], hold_s: float, timers: Timers, recheck: Recheck
@@ -41,8 +44,8 @@ class Requests:
         self._models[model].waiting[request] = now
         self._hold(request, model, now)
 
-    def wait_again(self, request: str, now: float) -> None:
-        """Put a request that its group failed back in the queue, at its old place."""
+    def requeue(self, request: str, now: float) -> None:
+        """Put a request whose group failed back in the queue, in its old position."""
         known = self.open[request]
         known.group = None
         self._models[known.model].back(request, known.since)
@@ -54,7 +57,7 @@ class Requests:
         self._recheck.touch(model)
 
     def send(self, request: str, group: str) -> None:
-        """Give a request that waits to a group."""
+        """Assign a waiting request to a group."""
         known = self.open[request]
         del self._models[known.model].waiting[request]
         self.held -= 1

@@ -1,12 +1,12 @@
 """Reserve bandwidth of a server's link so that every admitted fetch meets its deadline (ParaServe, Algorithm 2, corrected).
 
-A new fetch beside N others is offered B/(N+1) (the paper's B/N divides by zero on an idle server) if every admitted fetch
-still ends in time with that share (equation 3). Pending bytes are aged first, event by event. Background fetches after
-start-up use the bandwidth that is left over and do not count in N.
+A new fetch next to N others is offered B/(N+1) (the paper's B/N divides by zero on an idle server) if every admitted
+fetch still ends in time with that share (equation 3). Pending bytes are aged first, event by event. Background
+fetches after start-up use the remaining bandwidth and do not count in N.
 
-Invariant: under exact processor sharing no admitted fetch ends after its deadline, because a share only grows until the next
-fetch is admitted, and admission checks all deadlines. A fetch that is too late anyway gets no deadline: with one it would
-block every later fetch.
+Invariant: under exact processor sharing no admitted fetch ends after its deadline, because a share only grows until
+the next fetch is admitted, and admission checks all deadlines. A fetch that is already too late gets no deadline:
+with one it would block every later fetch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BandwidthReservations:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody fetches in the foreground, as far as is known without looking at the clock."""
+        """Return whether no foreground fetch is pending as of the last update."""
         return not self.link.pending
 
     def _age(self, now: float) -> None:
@@ -33,42 +33,42 @@ class BandwidthReservations:
             self.deadlines.pop(name, None)
 
     def offer(self, now: float) -> float:
-        """Bytes/s that a newcomer would have; 0 where it would make another late."""
+        """Return the bytes/s for a new fetch; 0 if it would make another fetch late."""
         self._age(now)
         share = self.link.rate / (len(self.link.pending) + 1)
         safe = all(size <= share * (self.deadlines[name] - now) for name, size in self.link.pending.items())
         return share if safe else 0.0
 
     def claim(self, name: str, size: float, deadline: float, now: float) -> None:
-        """Let it fetch in the foreground. Raises ValueError where it would make another late, or be late itself."""
+        """Admit a foreground fetch. Raises ValueError if it would make another fetch late, or be late itself."""
         share = self.offer(now)
-        # One part in a thousand million of grace: the deadline was computed from the same offer.
+        # Allow a relative error of 1e-9: the deadline was computed from the same offer.
         if share <= 0 or size > share * (deadline - now) * (1 + 1e-9) + 1e-3:
             raise ValueError(f"{name} cannot fetch {size:.0f} bytes by {deadline:.3f} beside the others")
         self.link.add(name, size)
         self.deadlines[name] = deadline
 
     def join(self, name: str, size: float, now: float) -> None:
-        """A fetch without a deadline, for one that is too late already, or whose scheme asks for none."""
+        """Admit a fetch without a deadline, because it is already too late or its scheme needs none."""
         self._age(now)
         self.link.add(name, size)
         self.deadlines[name] = inf
 
     def trail(self, name: str, size: float, now: float) -> None:
-        """A background fetch."""
+        """Admit a background fetch."""
         self._age(now)
         self.link.add(name, size, background=True)
 
     def finished(self, name: str, now: float) -> None:
-        """It fetches no more, whatever was believed to be left of it."""
+        """Remove a fetch, whatever its estimated remainder."""
         self._age(now)
         self.link.drop(name)
         self.deadlines.pop(name, None)
 
     def news(self) -> list[tuple[str, float | None]]:
-        """Foreground fetches whose part of the link is another than when last asked, with it in bytes/s.
+        """Return the foreground fetches whose rate changed since the last call, with the new rate in bytes/s.
 
-        None for one that has the link to itself: it may take all there is, which shows how fast the link is.
+        The rate is None for a fetch that has the link to itself: without a limit it measures the speed of the link.
         """
         count = len(self.link.pending)
         each = None if count == 1 else self.link.rate / max(1, count)
@@ -76,6 +76,6 @@ class BandwidthReservations:
         return [(name, each) for name in self._said if name not in said or said[name] != each]
 
     def measured(self, bandwidth: float, now: float) -> None:
-        """The link's rate as observed, from now on."""
+        """Set the measured rate of the link in bytes/s."""
         self._age(now)
         self.link.rate = bandwidth

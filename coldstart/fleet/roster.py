@@ -1,6 +1,6 @@
-"""Workers by name and what they hold: every change of memory and of a link's claims goes through here.
+"""Workers by name and their resources: every change of device memory and link reservations goes through this module.
 
-Invariant: a worker holds its device memory from its launch until its process is known to be gone, and no longer.
+Invariant: a worker holds its device memory from its launch until its process is known to have ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from coldstart.fleet.sizing import Demand, Place, Scheme
 from coldstart.fleet.specification import PIPELINE, FleetModel, FleetSettings
 
 REST = "+rest"
-"""Marks the background fetch of a worker in its server's bandwidth reservations."""
+"""Suffix of the background fetch of a worker in its server's bandwidth reservations."""
 
 
 class Roster:
@@ -28,21 +28,21 @@ class Roster:
         self._stirred: dict[str, None] = {}
 
     def shares(self) -> Iterator[Share]:
-        """What has become of the parts of links since this was last asked."""
+        """Yield the rates of fetches that changed since the last call."""
         stirred, self._stirred = self._stirred, {}
         for server in stirred:
             if server in self.cluster.servers:
                 yield from itertools.starmap(Share, self.cluster.servers[server].reservations.news())
 
     def _reservations(self, server: FleetServer) -> BandwidthReservations:
-        """To change it."""
+        """Return the server's reservations for a change."""
         self._stirred[server.spec.name] = None
         return server.reservations
 
     def launch(
         self, name: str, model: FleetModel, demand: Demand, scheme: Scheme, keep: int, now: float
     ) -> tuple[Group, list[LaunchRank]]:
-        """Take memory and links for a scheme."""
+        """Allocate memory and links for a scheme; return its group and the launch orders."""
         keep = min(keep, max(1, scheme.full))
         group = Group(name, model.name, [], keep, 0, since=now, predicted_s=scheme.ttft_s)
         group.capacity = model.batch * group.keep
@@ -70,9 +70,9 @@ class Roster:
         return LaunchRank(name, group.name, model.name, rank, len(scheme.places), scheme.full, *where)
 
     def adopt(self, parts: list[FoundRank], model: FleetModel, now: float) -> Group | None:
-        """A group that was launched before this controller was; None where it is no longer whole.
+        """Adopt a group that an earlier controller launched; return None if it is incomplete.
 
-        What is stopping, or will be, is known as such, and holds its memory until it has.
+        A worker that is stopping, or will be stopped, retains its memory until it has ended.
         """
         first = parts[0].launch
         whole = len(parts) == first.ranks and not any(part.stopping for part in parts)
@@ -84,7 +84,7 @@ class Roster:
             if server is None or launch.worker in self.workers:
                 continue
             rest, full = model.size - launch.size, launch.memory >= model.memory
-            # An engine beside it has its memory by itself.
+            # An engine beside it reserves its own memory.
             beside = launch.worker + WHOLE in self.workers
             memory = max(launch.size, launch.memory - model.memory) if beside and full else launch.memory
             server.free[launch.device] -= memory
@@ -97,16 +97,16 @@ class Roster:
         return group if whole else None
 
     def _budget(self, demand: Demand, scheme: Scheme, place: Place, load: float) -> float:
-        """Seconds in which the rank must be fetched; the paper's D less now."""
+        """Return the seconds in which the rank must be fetched: the paper's D minus the current time."""
         if not scheme.meets or self.settings.placement != PIPELINE:
             return inf
         ranks = len(scheme.places)
-        after = timing.ttft_s(demand.costs_of(ranks), 0.0, ranks, scheme.full, demand.waited_s)
+        after = timing.ttft_s(demand.group_costs(ranks), 0.0, ranks, scheme.full, demand.waited_s)
         term = demand.ttft_s - after
         return timing.fetch_budget_s(demand.costs, place.size, load, term)
 
     def measured(self, server: str, bandwidth: float, now: float) -> None:
-        """How fast a server's link is."""
+        """Record the measured speed of a server's link, in bytes/s."""
         if (known := self.cluster.servers.get(server)) is not None:
             self._reservations(known).measured(bandwidth, now)
 
@@ -124,7 +124,7 @@ class Roster:
             server.reservations.trail(worker.name + REST, size, now)
         return FetchRest(worker.name, size)
 
-    def whole(self, worker: FleetWorker, model: FleetModel, now: float) -> None:
+    def complete_worker(self, worker: FleetWorker, model: FleetModel, now: float) -> None:
         worker.whole = True
         server = self.cluster.servers[worker.server]
         server.reservations.finished(worker.name + REST, now)
@@ -132,7 +132,7 @@ class Roster:
             server.remember(model.name, model.size)
 
     def grown(self, worker: FleetWorker, memory: int) -> bool:
-        """If its device has it free, the worker holds so much from now on and may become the whole model."""
+        """Enlarge the worker to `memory` bytes for the full model; return whether its device had them free."""
         free, more = self.cluster.servers[worker.server].free, memory - worker.memory
         if free[worker.device] < more:
             return False
@@ -141,18 +141,18 @@ class Roster:
         return True
 
     def shrink(self, worker: FleetWorker, memory: int) -> None:
-        """The worker holds so much from now on, and no more."""
+        """Reduce the worker's device memory to `memory` bytes."""
         if memory < worker.memory:
             self.cluster.servers[worker.server].give(worker.device, worker.memory - memory)
             worker.memory = memory
 
     def released(self, worker: FleetWorker, model: FleetModel, group: str) -> None:
-        """What it ran for that group is no more: its rank, or the whole model beside it."""
+        """Free the memory of the worker's process for that group: its rank, or the full model beside it."""
         left = max(worker.size, worker.memory - model.memory) if group.endswith(WHOLE) else model.memory
         self.shrink(worker, left)
 
     def stop(self, group: Group, now: float) -> Iterator[Stop]:
-        """Order those to stop that work for no other group."""
+        """Order the workers of a group to stop, unless they work for another group."""
         group.phase = GroupPhase.LEAVING
         for worker in group.workers:
             if group.name in worker.groups:
@@ -163,15 +163,15 @@ class Roster:
             self._release_link(worker, now)
             yield Stop(worker.name)
 
-    def gone(self, worker: FleetWorker, now: float) -> None:
-        """Its process is no more."""
+    def remove_worker(self, worker: FleetWorker, now: float) -> None:
+        """Free the memory and link of a worker whose process has ended."""
         if self.workers.pop(worker.name, None) is None or worker.server not in self.cluster.servers:
             return
         self._release_link(worker, now)
         self.cluster.servers[worker.server].give(worker.device, worker.memory)
 
     def lose(self, server: str) -> list[FleetWorker]:
-        """The server's workers, which are no more."""
+        """Remove a lost server; return its workers."""
         self.cluster.lose(server)
         lost = [worker for worker in self.workers.values() if worker.server == server]
         for worker in lost:

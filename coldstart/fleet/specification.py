@@ -1,6 +1,6 @@
-"""What the fleet is told: its servers, its models, and how it decides.
+"""Specification of a fleet: its servers, models and settings.
 
-Invariant: a model that is accepted can be started on some server that is big enough; figures are in bytes and seconds.
+Invariant: a valid model can be started on some sufficiently large server; values are in bytes and seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PLACEMENTS = (PIPELINE, FIRST_FIT, LOCALITY)
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """`devices` of `memory` bytes each behind one link; `host_memory` bytes keep the weights of models that went."""
+    """`devices` of `memory` bytes each behind one link; `host_memory` bytes cache the weights of stopped models."""
 
     name: str
     memory: int
@@ -42,9 +42,10 @@ class ServerSpec:
 
 @dataclass(frozen=True, slots=True)
 class FleetModel:
-    """`size` bytes of weights, `memory` device bytes to serve with; at least `least` and at most `most` workers; one goes
-    after `idle_s` without a request. `batch` requests at once in a worker. `joins`, by number of ranks, are seconds that
-    starts took once their weights were there, as observed: they stand for `join_s` of the costs.
+    """`size` bytes of weights, `memory` device bytes to serve; between `least` and `most` workers.
+
+    A worker stops after `idle_s` without a request and serves `batch` concurrent requests. `joins` are measured
+    seconds from loaded weights to ready, by number of ranks; they replace `join_s` of the costs.
     """
 
     name: str
@@ -64,7 +65,9 @@ class FleetModel:
         if not 0 < self.size <= self.memory:
             raise UsageError(f"model {self.name}: its memory must hold its {self.size} bytes")
         if self.batch < 1 or not 0 <= self.least <= self.most or self.most < 1 or self.idle_s < 0:
-            raise UsageError(f"model {self.name}: batch and most from 1, least from 0 to most, idle_s from 0")
+            raise UsageError(
+                f"model {self.name}: batch and most must be 1 or more, least from 0 to most, idle_s 0 or more"
+            )
         for ranks, shares in self.shares.items():
             if len(shares) != ranks or min(shares) <= 0:
                 raise UsageError(f"model {self.name}: {len(shares)} shares for {ranks} ranks")
@@ -85,11 +88,13 @@ class FleetModel:
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """How the fleet decides. `pipeline` is ParaServe; `first-fit` takes the first server with room, `locality` the one where
-    the model would be soonest, weights in host memory counted: the two baselines.
+    """Settings of the fleet's decisions.
 
-    `beside` counts the device memory of an engine that loads beside its rank (what vLLM needs); without it the worker grows in
-    place, as in the paper. `reclaim` lets idle workers go before their time when another model finds no room.
+    Placement `pipeline` is ParaServe. Two baselines: `first-fit` uses the first server with room; `locality` the
+    server where the model is loaded first, with weights in host memory counted.
+
+    `beside` counts the device memory of an engine that loads beside its rank (required by vLLM); without it the
+    worker grows in place, as in the paper. `reclaim` stops idle workers early when another model finds no room.
     """
 
     placement: str = PIPELINE
@@ -107,6 +112,10 @@ class FleetSettings:
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
-            raise UsageError(f"placement {self.placement!r}", hint=f"one of {', '.join(PLACEMENTS)}")
+            raise UsageError(
+                f"unknown placement {self.placement!r}", hint=f"use one of: {', '.join(PLACEMENTS)}"
+            )
         if not 1 <= self.most_ranks <= 16 or self.window_s < 0 or self.hold_s <= 0 or self.retries < 0:
-            raise UsageError("most_ranks from 1 to 16, window_s and retries from 0, hold_s above 0")
+            raise UsageError(
+                "most_ranks must be from 1 to 16, window_s and retries 0 or more, hold_s above 0"
+            )

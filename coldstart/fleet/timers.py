@@ -1,4 +1,4 @@
-"""What is due by time alone: a heap whose entries are looked at again when they are due, and may then mean nothing."""
+"""Timers in a heap; an entry is not removed when it becomes irrelevant, so its receiver checks it when it is due."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Timers:
         return self._heap[0][0] if self._heap else inf
 
     def due(self, now: float) -> Iterator[tuple[str, str]]:
-        """Those of now and before, in order; what is added meanwhile waits for the next time."""
+        """Yield the timers that are due, in order; timers added meanwhile are left for the next call."""
         last = self._number
         while self._heap and self._heap[0][0] <= now and self._heap[0][1] <= last:
             _, _, kind, name = heappop(self._heap)

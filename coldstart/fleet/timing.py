@@ -1,17 +1,17 @@
-"""When a model that starts on several servers at once gives its first token (ParaServe, equations 1, 2 and 5).
+"""Time to first token of a model that starts on several servers at once (ParaServe, equations 1, 2 and 5).
 
-    TTFT = t_w + max over ranks x of term_x + t_j s + t_p (s - w + w/s) + t_n s
-    TPOT = t_d (s - w + w/s) + t_n s
+TTFT = t_w + max over ranks x of term_x + t_j s + t_p (s - w + w/s) + t_n s
+TPOT = t_d (s - w + w/s) + t_n s
 
-with s ranks, w of them with the memory, and so the compute share, of a whole model. term_x is the time until rank x has its m_x
-bytes loaded, with b_x bytes/s from the network and p_x to the device:
+with s ranks, w of them with the memory, and so the compute share, of a full model. term_x is the time until rank x
+has loaded its m_x bytes, with b_x bytes/s from the network and p_x to the device:
 
-    sequential    t_cc + t_cu + t_l + m_x/b_x + m_x/p_x               (equation 1)
-    after-import  max(t_cc + t_cu + t_l, m_x/b_x) + m_x/p_x           fetched ahead, loaded once the libraries are there
-    full          max(t_cc + t_cu + max(m_x/p_x, t_l), m_x/b_x)       (equation 5)
+sequential    t_cc + t_cu + t_l + m_x/b_x + m_x/p_x               (equation 1)
+after-import  max(t_cc + t_cu + t_l, m_x/b_x) + m_x/p_x           fetched early, loaded after the imports
+full          max(t_cc + t_cu + max(m_x/p_x, t_l), m_x/b_x)       (equation 5)
 
-t_j, once per rank and start, is not in the paper: what it takes ranks to find each other is no part of what each token pays.
-Seconds, bytes and bytes per second throughout.
+t_j, once per rank and start, is not in the paper: the time that ranks take to connect is not part of the cost of a
+token. All values are in seconds, bytes and bytes per second.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from math import inf
 
 
 class Overlap(StrEnum):
-    """What of a cold start runs beside the fetch."""
+    """Parts of a cold start that run concurrently with the fetch."""
 
     SEQUENTIAL = "sequential"
     AFTER_IMPORT = "after-import"
@@ -31,8 +31,10 @@ class Overlap(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """A model's measured times: container (t_cc), device context (t_cu), libraries (t_l), joining (t_j) and one hop (t_n) for
-    each rank, prefill (t_p) and one decode iteration (t_d) on a whole device.
+    """Measured times of a model in seconds.
+
+    Per rank: container (t_cc), device context (t_cu), libraries (t_l), joining (t_j) and one hop (t_n). On a full
+    device: prefill (t_p) and one decode iteration (t_d).
     """
 
     container_s: float = 0.0
@@ -46,22 +48,22 @@ class Costs:
 
     @property
     def runtime_s(self) -> float:
-        """Everything but the weights."""
+        """Return the time for everything except the weights."""
         return self.container_s + self.context_s + self.library_s
 
 
 def fetch_s(size: float, rate: float) -> float:
-    """Seconds to move `size` bytes; endless at no rate, none for no bytes."""
+    """Return the seconds to move `size` bytes; infinity at rate 0, 0 for no bytes."""
     return size / rate if rate > 0 else (inf if size else 0.0)
 
 
 def loaded_s(costs: Costs, size: float, fetch: float, load: float) -> float:
-    """term_x: seconds from the decision until a rank of `size` bytes is loaded."""
+    """Return term_x: seconds from the decision until a rank of `size` bytes is loaded."""
     return loaded_after(costs, size, load, fetched_s=fetch_begin_s(costs) + fetch_s(size, fetch))
 
 
 def loaded_after(costs: Costs, size: float, load: float, fetched_s: float) -> float:
-    """term_x where the last byte arrives `fetched_s` after the decision."""
+    """Return term_x if the last byte arrives `fetched_s` after the decision."""
     copy = fetch_s(size, load)
     match costs.overlap:
         case Overlap.SEQUENTIAL:
@@ -73,30 +75,33 @@ def loaded_after(costs: Costs, size: float, load: float, fetched_s: float) -> fl
 
 
 def fetch_begin_s(costs: Costs) -> float:
-    """When the fetch begins: with the decision, but in a sequential start, where the worker itself fetches."""
+    """Return when the fetch begins: at the decision, or after the runtime in a sequential start, where the worker fetches."""
     return costs.runtime_s if costs.overlap is Overlap.SEQUENTIAL else 0.0
 
 
 def fetch_budget_s(costs: Costs, size: float, load: float, term_s: float) -> float:
-    """The latest end of the fetch with which the rank is loaded within `term_s`: less the load where that comes after."""
+    """Return the latest end of the fetch, in seconds, with which the rank is loaded within `term_s`.
+
+    The load time is subtracted unless the load overlaps the fetch.
+    """
     return term_s if costs.overlap is Overlap.FULL else term_s - fetch_s(size, load)
 
 
 def slowdown(ranks: int, full: int) -> float:
-    """s - w + w/s: a full rank computes its 1/s of the layers at full speed, another one at 1/s of it."""
+    """Return s - w + w/s: a full rank computes its 1/s of the layers at full speed, another one at 1/s of it."""
     return ranks - full + full / ranks
 
 
 def first_token_s(costs: Costs, ranks: int, full: int) -> float:
-    """From the group ready to the first token."""
+    """Return the seconds from the ready group to the first token."""
     return costs.prefill_s * slowdown(ranks, full) + costs.hop_s * ranks
 
 
 def tpot_s(costs: Costs, ranks: int, full: int) -> float:
-    """Equation 2."""
+    """Return the time per output token (equation 2)."""
     return costs.decode_s * slowdown(ranks, full) + costs.hop_s * ranks
 
 
 def ttft_s(costs: Costs, slowest_s: float, ranks: int, full: int, waited_s: float = 0.0) -> float:
-    """Equations 1 and 5, by the overlap with which `slowest_s`, the largest term, was made."""
+    """Return the time to first token (equations 1 and 5) from `slowest_s`, the largest term."""
     return waited_s + slowest_s + costs.join_s * ranks + first_token_s(costs, ranks, full)

@@ -1,1 +1,1 @@
-"""Many models behind one endpoint of one machine: which are resident, and what leaves when another is asked for."""
+"""Decisions about many models on one machine: admission, start, eviction. `host.live` runs them."""

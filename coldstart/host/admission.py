@@ -1,4 +1,4 @@
-"""Which requests are refused, with what status, and when to come again."""
+"""Admission of requests: the HTTP status, reason and retry time of each rejected request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _END = re.compile(r"(?<=[.;])\s|\s\(hint: |\n")
 def refusal(
     residents: Residents, pending: PendingRequests, request: str, name: str, now: float
 ) -> Refuse | None:
-    """Why this new request is not taken, if it is not."""
+    """Return the rejection of a new request, or None if it is admitted."""
     model = residents.models.get(name)
     if model is None or model.retired:
         return unknown(request, name)
@@ -27,33 +27,33 @@ def refusal(
         return failed(model, request, now)
     if model.state is State.READY:
         return None
-    if residents.most_for(model) < model.observed.memory:
+    if residents.max_memory(model) < model.observed.memory:
         return too_large(residents, request, model)
     if len(pending) >= residents.settings.max_held:
-        reason = f"{len(pending)} requests wait for models already"
+        reason = f"{len(pending)} requests already wait for models"
         return Refuse(request, 429, reason, _turn(residents, pending, model))
     return None
 
 
 def unknown(request: str, name: str) -> Refuse:
-    return Refuse(request, 404, f"model {name} is not one of this host's")
+    return Refuse(request, 404, f"unknown model {name}: not in this host's configuration")
 
 
 def too_large(residents: Residents, request: str, model: Model) -> Refuse:
-    wanted, most = model.observed.memory / GIB, residents.most_for(model) / GIB
+    wanted, most = model.observed.memory / GIB, residents.max_memory(model) / GIB
     return Refuse(
         request, 507, f"model {model.spec.name} needs {wanted:.2f} GiB; the host has {most:.2f} GiB for it"
     )
 
 
 def failed(model: Model, request: str, now: float) -> Refuse:
-    """Why it did not start, to nobody but those who asked for it: in brief, the whole is the log's."""
+    """Return the rejection of a request whose model failed to start, with a short reason; `detail` has the full error."""
     reason = f"model {model.spec.name} did not start: {brief(model.error)}"
     return Refuse(request, 503, reason, float(ceil(max(1.0, model.retry_at - now))), model.error)
 
 
 def brief(error: str) -> str:
-    """The first sentence of an error without paths and addresses, at most LONGEST characters."""
+    """Return the first sentence of an error without paths and addresses, at most LONGEST characters."""
     sentence = _WHERE.sub("<path>", _END.split(error.strip(), maxsplit=1)[0]).rstrip(".:; ")
     return sentence if len(sentence) <= LONGEST else sentence[:LONGEST].rsplit(" ", 1)[0] + " ..."
 
@@ -69,7 +69,7 @@ def full(residents: Residents, pending: PendingRequests, request: str, model: Mo
 
 
 def _turn(residents: Residents, pending: PendingRequests, model: Model) -> float:
-    """Seconds until the models that are waited for, and this one, could have started in turn."""
+    """Return the seconds until all models with pending requests, and this one, could have started one after another."""
     ahead = {waiting.model for waiting in pending.oldest_of_each_model()} | {model.spec.name}
     waited = (residents.models[name] for name in ahead)
     return float(ceil(max(1.0, sum(one.observed.penalty_s(one.tier) for one in waited))))

@@ -1,23 +1,23 @@
-"""The host's one TOML file.
+"""Parse and validate the host's TOML configuration file.
 
-    memory = "60GiB"            # of all models together; every member of HostSettings may stand here
-    policy = "predictive"
-    idle_s = 900                # of each model that says nothing else
+memory = "60GiB"            # of all models together; every member of HostSettings is allowed here
+policy = "predictive"
+idle_s = 900                # default for models without their own idle_s
 
-    [models.llama2-7b]
-    memory = "14GiB"            # memory and start_s: a live host takes them from the bundle where they are not given
-    start_s = 8.0               # from stopped until it serves
-    idle_s = 600                # optional, like pinned = true
-    model = "meta-llama/Llama-2-7b-hf"  # what is served, by default what the table is called
-    args = ["--max-model-len", "4096"]  # vLLM's
-    aliases = ["llama"]         # further names; mode, on_miss, revision, untrusted: as for `coldstart serve`
-    engine_template = false     # true: a live host keeps the built engine as well, and forks its servers from that
+[models.llama2-7b]
+memory = "14GiB"            # a live host takes memory and start_s from the bundle by default
+start_s = 8.0               # from stopped until ready
+idle_s = 600                # optional, like pinned = true
+model = "meta-llama/Llama-2-7b-hf"  # model to serve, by default the name of the table
+args = ["--max-model-len", "4096"]  # vLLM arguments
+aliases = ["llama"]         # more names; mode, on_miss, revision, untrusted: as for `coldstart serve`
+engine_template = false     # true: a live host also retains the built engine and forks its servers from it
 
-    [[models.llama2-7b.tiers]]  # optional, between awake and stopped, the quickest return first
-    name = "asleep-1"
-    memory = "1GiB"
-    penalty_s = 0.5
-    host_memory = "14GiB"
+[[models.llama2-7b.tiers]]  # optional, between awake and stopped, in order of increasing penalty_s
+name = "asleep-1"
+memory = "1GiB"
+penalty_s = 0.5
+host_memory = "14GiB"
 
 Invariant: a file that is accepted describes a host that can run; every error names the file and the key.
 """
@@ -47,10 +47,10 @@ from coldstart.host.tables import (
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What is known of a model before it was ever started here: bytes when awake, seconds from stopped, and from where.
+    """Estimates for a model that never started here: bytes when awake, seconds from stopped, and their source.
 
-    `forked_s` are the seconds from its engine template, where that is known; `shared` are bytes of `memory` that it shares
-    with a runtime template of which it is forked.
+    `forked_s` is the start time in seconds from the engine template, if known. `shared` is the part of `memory`, in
+    bytes, that a server forked from a runtime template shares with the template.
     """
 
     memory: int
@@ -65,7 +65,7 @@ Profiles = Callable[[Launch], Profile]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Memory, times and tiers that the file gives for a model; a profile supplies `memory` and `start_s` that are None."""
+    """Memory, times and tiers that the file sets for a model; a profile supplies `memory` and `start_s` that are None."""
 
     memory: Size | None = None
     start_s: Seconds | None = None
@@ -81,7 +81,7 @@ _FIGURE_KEYS = {field.name for field in fields(Figures)}
 
 @dataclass(frozen=True, slots=True)
 class HostFile:
-    """`sources` says of each model where its memory is known from: the file, or its profile's source."""
+    """Parsed configuration of a host; `sources` maps each model to the source of its memory size: the file or a profile."""
 
     settings: HostSettings
     models: tuple[ModelSpec, ...]
@@ -90,10 +90,10 @@ class HostFile:
 
 
 def load(path: Path, profiles: Profiles | None = None, typed: Mapping[str, Any] | None = None) -> HostFile:
-    """Return the host that a file describes, with `typed` from the command line on top of it.
+    """Load a host configuration; values of `typed`, from the command line, take precedence over the file.
 
     Raises:
-        Usage: The file cannot be read or describes no host.
+        UsageError: The file cannot be read or is not a valid host configuration.
     """
     table = read_toml(path, "host")
     try:
@@ -103,7 +103,7 @@ def load(path: Path, profiles: Profiles | None = None, typed: Mapping[str, Any] 
 
 
 def merge(table: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `table` with the keys and models of `typed` in place of its own."""
+    """Return `table` with its keys and models replaced by those of `typed`."""
     models = table.get("models", {})
     if isinstance(models, dict):
         models = {**models, **typed.get("models", {})}
@@ -111,10 +111,10 @@ def merge(table: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse(table: Mapping[str, Any], profiles: Profiles | None = None) -> HostFile:
-    """Return the host that the content of a file describes; `profiles` supplies the figures that it lacks.
+    """Parse the content of a host configuration; `profiles` supplies the estimates that it lacks.
 
     Raises:
-        Usage: The content describes no host. `profiles` may raise other errors.
+        UsageError: The content is not a valid host configuration. `profiles` may raise other errors.
     """
     top = dict(table)
     models, idle_s = _model_tables(top.pop("models", {})), top.pop("idle_s", None)
@@ -137,7 +137,8 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None) -> HostFil
 def _model_tables(given: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(given, dict) or not given:
         raise UsageError(
-            "no [models.NAME]", hint='write [models.NAME] with memory = "14GiB" and start_s = 8.0'
+            "no model: the table [models.NAME] is missing",
+            hint='write [models.NAME] with memory = "14GiB" and start_s = 8.0',
         )
     return {name: expect_table(one, f"models.{name}") for name, one in given.items()}
 

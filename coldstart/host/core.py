@@ -1,8 +1,8 @@
-"""Every decision of the model host, without I/O: `on(event, now)` gives the actions that follow.
+"""Decisions of the model host, without I/O: `handle(event, now)` returns the actions that follow.
 
-Invariants, after each event: requests go only to a ready model, in order of arrival by model; no order to leave
-concerns a model with requests in flight; what is promised never exceeds the machine's memory; the model whose request
-waits longest starts first, and nobody overtakes it to the memory that is being freed for it.
+Invariants, after each event: requests go only to a ready model, in order of arrival by model; no model with requests
+in flight is ordered to leave its tier; reserved memory never exceeds the machine's memory; the model with the oldest
+pending request starts first, and no other model takes the memory that is being freed for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coldstart.host.specification import AWAKE, REFUSE, HostSettings, ModelSpec
 
 
 class Core:
-    """One machine's models. `now` is in seconds on one clock that never goes back."""
+    """Models of one machine. `now` is in seconds on one monotonic clock."""
 
     def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings) -> None:
         self.residents = Residents(specs, settings)
@@ -38,13 +38,16 @@ class Core:
     def models(self) -> dict[str, Model]:
         return self.residents.models
 
-    def on(self, event: Event, now: float) -> list[Action]:
-        """Take note, then order what can be done now. Raises model_state.Illegal for an event out of place."""
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Process an event and return the actions to carry out.
+
+        Raises IllegalTransitionError for an event that its model's state forbids.
+        """
         self._now = now
         return [*self._note(event, now), *self._advance(now)]
 
     def deadline(self) -> float:
-        """When `Tick` is due at the latest; infinity where nothing waits for time to pass."""
+        """Return when `Tick` is due at the latest; infinity if nothing depends on time."""
         oldest = self.pending.oldest()
         if oldest is None:
             return self._next_check
@@ -63,7 +66,7 @@ class Core:
             case events.Configured(specs, settings):
                 yield from self._configured(specs, settings or self.settings, now)
             case events.TemplateHeld(memory):
-                self.residents.keep(memory)
+                self.residents.record_template(memory)
                 self._giving_up = self._giving_up and memory > 0
                 self._next_check = -inf if self.residents.unsettled() else self._next_check
                 yield from self._given_up(*self.models.values())
@@ -82,12 +85,12 @@ class Core:
             case events.Started(_, seconds, memory):
                 self.residents.ready(model, now, seconds, memory)
             case events.Failed() if model.leaving:
-                # It was to end anyway.
-                self.residents.left(model, now)
+                # The host had already ordered this process to end.
+                self.residents.complete_leave(model, now)
             case events.Failed(_, reason):
                 yield from self._failed(model, reason, now)
             case events.Left():
-                self.residents.left(model, now)
+                self.residents.complete_leave(model, now)
             case events.Measured(_, memory, tier) if tier != AWAKE or model.state is State.READY:
                 self.residents.measured(model, memory, tier)
             case events.Outdated() if model.state in (State.READY, State.ASLEEP):
@@ -111,7 +114,7 @@ class Core:
         if name is None:
             self.pending.drop(request)
         elif name in self.models:
-            self.models[name].ended(request, now)
+            self.models[name].end_request(request, now)
             self._watch(self.models[name])
 
     def _failed(self, model: Model, reason: str, now: float) -> Iterator[Action]:
@@ -131,7 +134,7 @@ class Core:
 
     def _advance(self, now: float) -> Iterator[Action]:
         yield from self._expired(now)
-        # Before anybody is found idle: who waits for a model makes it busy.
+        # Dispatch first: a model with pending requests is not idle.
         yield from self._dispatched()
         if now >= self._next_check:
             yield from self._checked(now)
@@ -144,7 +147,7 @@ class Core:
             yield admission.too_long(oldest, now)
 
     def _checked(self, now: float) -> Iterator[Action]:
-        """Look at all models: late starts, idle ones, those no longer configured, memory beyond what was promised."""
+        """Check all models: late starts, idle and retired models, memory above the reservations."""
         self.residents.forget_retired()
         evict_excess(self.residents, now)
         for name, model in self.models.items():
@@ -168,7 +171,7 @@ class Core:
             self._next_check = min(self._next_check, due)
 
     def _due(self, model: Model) -> float:
-        """When the model's state changes by time alone."""
+        """Return when the model's state changes by time alone."""
         if model.state is State.STARTING and not model.aborted:
             return model.since + self.settings.start_deadline_s
         if model.retired and model.state in (State.READY, State.ASLEEP):
@@ -194,7 +197,7 @@ class Core:
                 continue
             if self.residents.starting() >= self.settings.loaders:
                 return
-            if self.residents.most_for(model) < model.observed.memory:
+            if self.residents.max_memory(model) < model.observed.memory:
                 yield from self._too_large(model)
                 continue
             yield from self._given_up(model)
@@ -208,7 +211,7 @@ class Core:
                 return
 
     def _given_up(self, *models: Model) -> Iterator[Action]:
-        """The host's own process goes for a model that fits only without it; ordered once."""
+        """Order the end of the host's template process, once, if a model fits only without it."""
         if not self._giving_up and any(map(self.residents.crowded_out, models)):
             self._giving_up = True
             yield events.GiveUp()
@@ -225,8 +228,8 @@ class Core:
             yield admission.full(self.residents, self.pending, one.request, model)
 
     def _ordered(self) -> Iterator[Action]:
-        """To each model that drains and has nothing left in flight, once."""
-        for model in self.residents.on_the_way_out():
+        """Order each draining model without requests in flight into its target tier, once."""
+        for model in self.residents.list_draining():
             if model.leave() and model.target is not None:
                 self.departures += 1
                 yield events.Leave(model.spec.name, model.target)

@@ -1,4 +1,7 @@
-"""What the host is told, and what it orders. The live host and the simulator speak nothing else to the core."""
+"""Events that the host's core receives and actions that it returns.
+
+The live host and the simulator use no other interface to the core.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from coldstart.host.specification import AWAKE, HostSettings, ModelSpec, Tier
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A request; ids are unique."""
+    """A new request; ids are unique."""
 
     request: str
     model: str
@@ -17,14 +20,14 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request was answered, failed, or its client went; held or in flight."""
+    """A pending or running request was answered, failed, or its client disconnected."""
 
     request: str
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The model serves, `seconds` after the order; `memory` as measured, in bytes."""
+    """The model is ready, `seconds` after the start order; `memory` is the measured size in bytes."""
 
     model: str
     seconds: float
@@ -33,7 +36,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A start failed or a process died; nothing of the model is left."""
+    """A start failed or a server process died; no process of the model remains."""
 
     model: str
     reason: str
@@ -41,14 +44,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The order to leave was carried out."""
+    """A `Leave` order was carried out."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A model holds so many device bytes in that tier; as for `awake`, only while it serves."""
+    """Measured device memory of a model in a tier, in bytes; for `awake` only while it serves."""
 
     model: str
     memory: int
@@ -57,19 +60,19 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class TemplateHeld:
-    """The host itself keeps a warm process of so many device bytes, of which starts are forked; 0: none."""
+    """Device memory of the host's own template process, from which servers are forked, in bytes; 0: no such process."""
 
     memory: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed: due at `Core.deadline`."""
+    """Time passed; due at `Core.deadline`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """The models from now on, and the limits where these are given. Models no longer named drain and go."""
+    """New configuration: the models, and the limits if given. Models that are no longer listed drain and stop."""
 
     models: tuple[ModelSpec, ...]
     settings: HostSettings | None = None
@@ -77,9 +80,10 @@ class Configured:
 
 @dataclass(frozen=True, slots=True)
 class Outdated:
-    """What serves of the model was started by words that hold no longer: it finishes what it has, and stops.
+    """The running server of the model has outdated arguments: it finishes its requests and stops.
 
-    Requests that come meanwhile wait for the next start. Says nothing to a model that starts: tell it then.
+    Requests that arrive meanwhile wait for the next start. The core ignores this event for a model that is starting;
+    send it after the start.
     """
 
     model: str
@@ -90,7 +94,7 @@ Event = Arrived | Ended | Started | Failed | Left | Measured | TemplateHeld | Ti
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Bring the model from that tier to serving."""
+    """Bring the model from this tier to serving."""
 
     model: str
     tier: Tier
@@ -98,7 +102,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Put the model into that tier; nobody uses it."""
+    """Move the model into this tier; no request uses it."""
 
     model: str
     tier: Tier
@@ -106,7 +110,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The start passed its deadline: end it; `Failed` follows."""
+    """End a start that passed its deadline; `Failed` follows."""
 
     model: str
 
@@ -121,9 +125,9 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Answer the request with this HTTP status; `retry_after_s` where trying again may help.
+    """Answer the request with this HTTP status; `retry_after_s` if a retry may succeed.
 
-    `reason` is for the client, `detail` for the host's log: it may name what a client has no business to know.
+    `reason` is for the client. `detail` is for the host's log: it may contain facts that a client must not see.
     """
 
     request: str
@@ -135,7 +139,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The warm process that is held is in the way of a model: end it once nothing depends on it; `TemplateHeld(0)` follows."""
+    """End the template process once nothing depends on it, because a model needs its memory; `TemplateHeld(0)` follows."""
 
 
 Action = Start | Leave | Abort | Dispatch | Refuse | GiveUp

@@ -1,6 +1,7 @@
-"""By what words each model of a host is started, and by what names it is asked for.
+"""Launch specification and served model names of each hosted model.
 
-Invariant: a name means one model. Adapters are named as vLLM names them: `--lora-modules NAME=PATH` or its JSON form.
+Invariant: a name refers to one model. Adapters are named as vLLM names them: `--lora-modules NAME=PATH` or its JSON
+form.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from coldstart.launch.modes.template_runtime import TEMPLATE_RUNTIME
 
 MODES = (modes.AUTO, *modes.repeatable_names())
 FORKED = (modes.AUTO, TEMPLATE_RUNTIME.name)
-"""Those in which a server may be forked from a runtime template."""
+"""Modes in which a server may be forked from a runtime template."""
 FAIL, WARN = "fail", "warn"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What `coldstart serve` is told for the model `name`; `model` is an alias, a repository id or a directory.
+    """Launch specification of the model `name`; `model` is an alias, a repository id or a directory.
 
-    `on_miss` is "fail" or "warn" (vLLM's ordinary start where there is no bundle). With `engine_template` the host builds the
-    model's engine once, forks its servers from that, and keeps it while its memory is not needed: the tier `template`.
-    An `unlisted` model is not named in /v1/models. `weights_from` is where the weights come from on a machine that has none.
+    `on_miss` is "fail" or "warn" (start stock vLLM if no bundle matches). With `engine_template` the host builds the
+    model's engine once, forks its servers from it, and retains it as the tier `template` while its memory is not
+    needed. An `unlisted` model is not listed in /v1/models. `weights_from` is the source of the weights on a machine
+    without them.
     """
 
     name: str
@@ -44,44 +46,44 @@ class Launch:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UsageError(
-                f"models.{self.name}: unknown mode {self.mode!r}", hint=f"one of {', '.join(MODES)}"
+                f"models.{self.name}: unknown mode {self.mode!r}", hint=f"use one of: {', '.join(MODES)}"
             )
         if self.on_miss not in (FAIL, WARN):
             raise UsageError(
-                f"models.{self.name}: on_miss = {self.on_miss!r}", hint=f"write {FAIL} or {WARN}"
+                f"models.{self.name}: unknown on_miss {self.on_miss!r}", hint=f"write {FAIL} or {WARN}"
             )
         for flag in ("host", "port", "uds", "ssl_certfile", "ssl_keyfile"):
             if self.args.gives(flag):
                 where = f"--{flag.replace('_', '-')}"
                 raise UsageError(
-                    f"models.{self.name}: {where} is the host's to choose", hint="coldstart host run --help"
+                    f"models.{self.name}: {where} is set by the host", hint="coldstart host run --help"
                 )
 
     @cached_property
     def served_names(self) -> tuple[str, ...]:
-        """The names under which its server knows it, the first in its answers."""
+        """Return the names under which its server knows the model; answers contain the first."""
         given = self.args.value("served_model_name", self.name)
         return tuple(map(str, given)) if isinstance(given, list) else (str(given),)
 
     @property
     def served(self) -> str:
-        """The first of them."""
+        """Return the first served name."""
         return self.served_names[0]
 
     @cached_property
     def adapters(self) -> tuple[str, ...]:
-        """Names of its LoRA adapters."""
+        """Return the names of its LoRA adapters."""
         given = self.args.value("lora_modules", [])
         return tuple(_adapter(one) for one in (given if isinstance(given, list) else [given]))
 
     @property
     def same_server(self) -> tuple[object, ...]:
-        """Equal where a running server would be started again just as it is."""
-        words = (self.model, tuple(self.args), self.served_names)
-        return (*words, self.revision, self.untrusted, self.engine_template)
+        """Return a key that is equal for two launches whose servers would be started identically."""
+        arguments = (self.model, tuple(self.args), self.served_names)
+        return (*arguments, self.revision, self.untrusted, self.engine_template)
 
     def names(self) -> Iterator[tuple[str, str]]:
-        """(a name that it is asked for by, what its server calls that)."""
+        """Yield pairs of a name that requests can use and the name that its server uses for it."""
         yield from ((name, self.served) for name in (self.name, *self.served_names, *self.aliases))
         yield from ((name, name) for name in self.adapters)
 
@@ -92,14 +94,14 @@ def _adapter(given: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request goes: the host's model, and the name that its server knows."""
+    """Destination of a request: the host's model, and the model name that its server knows."""
 
     model: str
     served: str
 
 
 class Catalogue:
-    """All launches of a host, by name and by what is asked for. Raises UsageError where a name means two models."""
+    """Launches of a host, by model and by requested name. Raises UsageError if a name refers to two models."""
 
     def __init__(self, launches: Iterable[Launch]) -> None:
         self.launches: Mapping[str, Launch] = {launch.name: launch for launch in launches}
@@ -109,11 +111,15 @@ class Catalogue:
                 known = self._routes.setdefault(name, Route(launch.name, served))
                 if known.model != launch.name:
                     raise UsageError(
-                        f"{name!r} means {known.model} and {launch.name}", hint="give each its own aliases"
+                        f"{name!r} refers to two models, {known.model} and {launch.name}",
+                        hint="give each its own aliases",
                     )
 
     def route(self, asked: str | None) -> Route | None:
-        """Where a request for that name goes; one that names none goes to the only model, if there is one."""
+        """Return the route of a request for the model name `asked`, or None.
+
+        A request without a model name goes to the only model, if there is exactly one.
+        """
         if asked is None and len(self.launches) == 1:
             (launch,) = self.launches.values()
             return Route(launch.name, launch.served)

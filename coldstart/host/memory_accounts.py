@@ -1,7 +1,7 @@
 """Memory reservations of the models, on the device and in host memory.
 
-Invariant: `used` is the sum of all reservations. It exceeds the capacity only where a model was measured to hold more than
-was reserved; `reserve` rejects what does not fit.
+Invariant: `used` is the sum of all reservations. It exceeds the capacity only if a model was measured to hold more
+than was reserved; `reserve` rejects a size that does not fit.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class MemoryAccount:
         return self._reserved.get(model, 0)
 
     def free(self) -> int:
-        """Return the free bytes; negative where measurements exceed the capacity."""
+        """Return the free bytes; negative if measurements exceed the capacity."""
         return self.capacity - self.used
 
     def reserve(self, model: str, size: int) -> None:
-        """Reserve `size` bytes in total for `model`. Raises ValueError where they do not fit."""
+        """Reserve `size` bytes in total for `model`. Raises ValueError if they do not fit."""
         if size - self.reserved(model) > max(0, self.free()):
             raise ValueError(f"{model} needs {size} bytes, {self.free() + self.reserved(model)} are free")
         self.record(model, size)

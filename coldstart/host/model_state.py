@@ -1,10 +1,10 @@
-"""The state of one model on one host, pure.
+"""State machine of one model on one host, without I/O.
 
-    stopped, asleep --start--> starting --ready--> ready --drain--> draining --left--> asleep or stopped
-    starting --fail--> failed (for a while) --start--> starting;  any with a process --fail--> failed
+stopped, asleep --start--> starting --ready--> ready --drain--> draining --left--> asleep or stopped
+starting --fail--> failed (until retry_at) --start--> starting;  any with a process --fail--> failed
 
-Invariants: one start at a time however many ask; a model leaves only with no request in flight; after the n-th failure
-in a row it is not started again for backoff * 2^(n-1) seconds, at most `backoff_max`; a start that succeeds forgets them.
+Invariants: at most one start at a time; a model leaves only without requests in flight; after the n-th failure in a
+row it is not started for backoff * 2^(n-1) seconds, at most `backoff_max`; a successful start resets the count.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ STARTABLE = (State.STOPPED, State.ASLEEP, State.FAILED)
 
 
 class IllegalTransitionError(RuntimeError):
-    """An event that this state does not know: a fault of the driver, not of the model."""
+    """Event that the model's state forbids: an error of the driver, not of the model."""
 
 
 @dataclass(slots=True)
 class Model:
-    """`tier` is where the model is, or was when its start began; `target` where a draining one goes.
+    """State of one model.
 
-    `since` is when the state was entered, or the last request ended. A retired model is configured no longer.
+    `tier` is its current tier, or the tier that its start began from; `target` is the target tier of a draining
+    model. `since` is the time at which the state was entered or the last request ended. A retired model is no longer
+    configured.
     """
 
     spec: ModelSpec
@@ -69,19 +71,19 @@ class Model:
         self._enter(State.READY, now)
 
     def drain(self, target: Tier, now: float) -> None:
-        """Take no new request; `left` follows when the last one has ended and the process obeyed."""
+        """Accept no new request; `left` follows when the last request and the leave order are done."""
         self._only("drain", State.READY, State.ASLEEP)
         self.target = target
         self._enter(State.DRAINING, now)
 
     def leave(self) -> bool:
-        """Whether the order to leave may go out now. It is given once."""
+        """Return whether the leave order can be sent now; True at most once per drain."""
         self._only("leave", State.DRAINING)
         given = not self.leaving and not self.in_flight
         self.leaving = self.leaving or given
         return given
 
-    def left(self, now: float) -> None:
+    def complete_leave(self, now: float) -> None:
         self._only("left", State.DRAINING)
         if self.in_flight or self.target is None:
             raise IllegalTransitionError(
@@ -91,20 +93,20 @@ class Model:
         self._enter(State.STOPPED if self.tier is self.spec.tiers[-1] else State.ASLEEP, now)
 
     def fail(self, reason: str, now: float, backoff_s: float, backoff_max_s: float) -> None:
-        """The process is gone or never came; its requests end by themselves."""
+        """Record that the process died or did not start; its requests end on their own."""
         self._only("fail", *RESIDENT, State.ASLEEP)
         self.failures, self.error, self.tier = self.failures + 1, reason, self.spec.tiers[-1]
         self.retry_at = now + min(backoff_max_s, backoff_s * 2 ** min(self.failures - 1, 60))
         self._enter(State.FAILED, now)
 
-    def ended(self, request: str, now: float) -> None:
-        """A request that was in flight is no longer."""
+    def end_request(self, request: str, now: float) -> None:
+        """Remove a request that is no longer in flight."""
         self.in_flight.discard(request)
         if self.idle:
             self.since = now
 
     def respecify(self, spec: ModelSpec) -> None:
-        """Go on under another description; figures that were observed stay where the tiers are the same."""
+        """Apply a new specification; measured values are retained if the tiers are unchanged."""
         if spec.tiers != self.spec.tiers:
             names = {tier.name: tier for tier in spec.tiers}
             self.observed = Observed(spec)
@@ -127,4 +129,6 @@ class Model:
 
     def _only(self, event: str, *states: State) -> None:
         if self.state not in states:
-            raise IllegalTransitionError(f"{self.spec.name} is {self.state}: no {event}")
+            raise IllegalTransitionError(
+                f"event {event} is invalid for {self.spec.name} in state {self.state}"
+            )

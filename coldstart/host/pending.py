@@ -1,6 +1,6 @@
-"""Pending requests: those that wait for their model to serve, in order of arrival.
+"""Pending requests: those whose model is not ready, in order of arrival.
 
-Invariant: a request waits at most once.
+Invariant: a request is in the queue at most once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class PendingRequest:
 
 
 class PendingRequests:
-    """A queue of the pending requests of all models."""
+    """Queue of the pending requests of all models."""
 
     def __init__(self) -> None:
         self._all: dict[str, PendingRequest] = {}

@@ -1,7 +1,7 @@
-"""The models of one host with their memory: who may leave, for how much, and into which tier.
+"""Models of one host with their memory: which can be evicted, how much memory that frees, and into which tier they go.
 
-Invariant: a model in use, pinned, starting or already leaving is never among those that may leave; the policy hears of
-every load and every eviction once.
+Invariant: a model that is in use, pinned, starting or draining is never an eviction candidate; the policy is notified
+of every load and every eviction once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coldstart.host.model_state import Model, State
 from coldstart.host.policies import ModelCost, make
 from coldstart.host.specification import AWAKE, HostSettings, ModelSpec, Tier
 
-# What the host itself holds is booked under a name that no model has.
+# Account name of the host's own memory; no model has this name.
 _OWN = ""
 
 
@@ -41,7 +41,7 @@ class Residents:
             self.price(model)
 
     def configure(self, specs: Iterable[ModelSpec], settings: HostSettings, now: float) -> list[str]:
-        """The models and limits from now on; the names of models that are to go.
+        """Apply other models and limits; return the names of models that are no longer configured.
 
         Raises UsageError, and changes nothing then.
         """
@@ -62,7 +62,10 @@ class Residents:
         return gone
 
     def _resettle(self, settings: HostSettings, now: float) -> None:
-        """Other limits. A policy for another capacity, or another policy, begins with what is resident now."""
+        """Apply other limits.
+
+        A changed policy or capacity begins with a new policy object and the models that are resident now.
+        """
         before, self.settings = self.settings, settings
         self.device.capacity, self.beside.capacity = settings.memory, settings.host_memory
         if (before.policy, before.memory) == (settings.policy, settings.memory):
@@ -74,11 +77,11 @@ class Residents:
                 self.policy.loaded(name, now)
 
     def unsettled(self) -> bool:
-        """Whether more is held than there is, or something is left of a model that is to go."""
+        """Return whether reserved memory exceeds the capacity, or a retired model has not stopped yet."""
         return self.device.free() < 0 or self._retiring
 
     def forget_retired(self) -> None:
-        """Models of which nothing is left."""
+        """Delete the retired models that have stopped."""
         done = [n for n, m in self.models.items() if m.retired and m.state in (State.STOPPED, State.FAILED)]
         for name in done:
             del self.models[name], self.costs[name]
@@ -99,51 +102,51 @@ class Residents:
     def draining(self) -> int:
         return len(self._draining)
 
-    def on_the_way_out(self) -> list[Model]:
+    def list_draining(self) -> list[Model]:
         return list(self._draining.values())
 
-    def most_for(self, model: Model) -> int:
-        """Device bytes that the model could have if all others that may leave had left."""
+    def max_memory(self, model: Model) -> int:
+        """Return the device bytes that the model could have if all other models that are not pinned were evicted."""
         others = (self.models[name] for name in self.pinned if name != model.spec.name)
         return self.device.capacity - sum(other.observed.memory for other in others)
 
-    def kept(self) -> int:
-        """Device bytes of the host's own warm process."""
+    def template_memory(self) -> int:
+        """Return the device bytes of the host's own template process."""
         return self.device.reserved(_OWN)
 
-    def keep(self, memory: int) -> None:
-        """It holds so many bytes; 0: there is none."""
+    def record_template(self, memory: int) -> None:
+        """Record the device bytes of the host's own template process; 0: it has none."""
         self.device.record(_OWN, memory)
 
     def crowded_out(self, model: Model) -> bool:
-        """Whether the model fits only without the host's own process."""
-        memory, most = model.observed.memory, self.most_for(model)
-        return most - self.kept() < memory <= most
+        """Return whether the model fits only without the host's own process."""
+        memory, most = model.observed.memory, self.max_memory(model)
+        return most - self.template_memory() < memory <= most
 
     def wanted(self, model: Model) -> int:
-        """Device bytes that serving would take beyond what the model holds."""
+        """Return the device bytes that serving takes beyond those that the model holds."""
         return model.observed.memory - self.device.reserved(model.spec.name)
 
     def leaving(self) -> int:
-        """Device bytes that models under way out will free."""
+        """Return the device bytes that draining models will free."""
         return sum(self._freed(m, m.target) for m in self._draining.values() if m.target is not None)
 
     def down(self, name: str, stop: bool = False) -> Tier:
-        """Where the model would go: its next step down, or all the way."""
+        """Return the tier that the model would go to: the next lower tier, or `stopped` with `stop`."""
         model = self.models[name]
         return model.spec.tiers[-1] if stop else self.next_down(model)
 
     def freed(self, name: str, stop: bool = False) -> int:
-        """Device bytes that this would free."""
+        """Return the device bytes that the eviction of the model would free."""
         return self._freed(self.models[name], self.down(name, stop))
 
     def _freed(self, model: Model, target: Tier) -> int:
-        return max(0, self.device.reserved(model.spec.name) - model.observed.held(target))
+        return max(0, self.device.reserved(model.spec.name) - model.observed.memory_in(target))
 
     def price(self, model: Model) -> None:
-        """What the policy is to think of it: the bytes of its next step down, and what that costs later."""
+        """Update the model's cost for the policy: the bytes that the next lower tier frees, and the added start time."""
         top, down = self._top(model), self.next_down(model)
-        freed = model.observed.held(top) - model.observed.held(down)
+        freed = model.observed.memory_in(top) - model.observed.memory_in(down)
         lost = model.observed.penalty_s(down) - model.observed.penalty_s(top)
         self.costs[model.spec.name] = ModelCost(max(1, freed), max(1e-6, lost))
 
@@ -151,15 +154,15 @@ class Residents:
         return model.tier if model.state is State.ASLEEP else model.spec.tiers[0]
 
     def next_down(self, model: Model) -> Tier:
-        """The tier of the quickest return that frees device memory and whose host memory there is."""
+        """Return the tier with the shortest penalty that frees device memory and whose host memory is available."""
         tiers, top = model.spec.tiers, self._top(model)
-        held, below = model.observed.held(top), tiers[tiers.index(top) + 1 :]
+        held, below = model.observed.memory_in(top), tiers[tiers.index(top) + 1 :]
         room = self.beside.free() + self.beside.reserved(model.spec.name)
-        fits = (t for t in below if t.host_memory <= room and model.observed.held(t) < held)
+        fits = (t for t in below if t.host_memory <= room and model.observed.memory_in(t) < held)
         return next(fits, tiers[-1])
 
     def may_leave(self, busy: bool = False) -> list[str]:
-        """Models whose leaving would free device memory now; with `busy` those in use too."""
+        """Return the models whose eviction would free device memory now; with `busy` including those in use."""
         ready, asleep, held = State.READY, State.ASLEEP, self.device.reserved
         return [
             name
@@ -169,7 +172,7 @@ class Residents:
         ]
 
     def start(self, model: Model, now: float) -> Tier:
-        """Take the memory and begin; the tier that it starts from."""
+        """Reserve the memory and start the model; return the tier that it starts from."""
         known = self.device.reserved(model.spec.name) > 0
         self.device.reserve(model.spec.name, model.observed.memory)
         model.start(now)
@@ -183,20 +186,20 @@ class Residents:
         self.policy.evicted(model.spec.name, now)
         model.drain(target, now)
         self._draining[model.spec.name] = model
-        # What it holds there goes only when it has left.
+        # The memory beside the device is freed only after the model has left.
         self._book_beside(model, max(self.beside.reserved(model.spec.name), target.host_memory))
 
     def _book_beside(self, model: Model, size: int) -> None:
-        """The room beside the device decides into which tier others may go, and so what they cost."""
+        """Reserve memory beside the device, which decides the tiers available to other models, and so their costs."""
         if size != self.beside.reserved(model.spec.name):
             self.beside.reserve(model.spec.name, size)
             self._reprice()
 
-    def left(self, model: Model, now: float) -> None:
-        model.left(now)
+    def complete_leave(self, model: Model, now: float) -> None:
+        model.complete_leave(now)
         self._draining.pop(model.spec.name, None)
         self._book_beside(model, model.tier.host_memory)
-        self.device.record(model.spec.name, model.observed.held(model.tier))
+        self.device.record(model.spec.name, model.observed.memory_in(model.tier))
         self.price(model)
         if self.device.reserved(model.spec.name):
             self.policy.loaded(model.spec.name, now)
@@ -208,12 +211,12 @@ class Residents:
         self.measured(model, model.observed.memory)
 
     def measured(self, model: Model, memory: int, tier: str = AWAKE) -> None:
-        """Book what it really holds, be it more than there is; for a tier that it is not in, remember it."""
+        """Record the measured bytes, even above the capacity; those of another tier take effect when the model is in it."""
         if tier not in {one.name for one in model.spec.tiers}:
             return
         model.observed.measured(tier, memory)
         if model.state is State.READY or (model.state is State.ASLEEP and model.tier.name == tier):
-            self.device.record(model.spec.name, model.observed.held(model.tier))
+            self.device.record(model.spec.name, model.observed.memory_in(model.tier))
         self.price(model)
 
     def failed(self, model: Model, reason: str, now: float) -> None:
@@ -232,9 +235,7 @@ def _check(specs: tuple[ModelSpec, ...], settings: HostSettings) -> None:
     names = [spec.name for spec in specs]
     if len(set(names)) < len(names):
         twice = sorted(name for name, count in Counter(names).items() if count > 1)
-        raise UsageError(
-            f"models: {', '.join(twice)} is given twice", hint="give each model a name of its own"
-        )
+        raise UsageError(f"models: {', '.join(twice)} is defined twice", hint="give each model a unique name")
     pinned = sum(spec.tiers[0].memory for spec in specs if spec.pinned)
     if pinned > settings.memory:
         hint = "pin fewer models, or give the host more memory"

@@ -1,7 +1,7 @@
-"""What the host is told of each model and of the machine: tiers with their memory and way back, and the limits.
+"""Specification of the models and limits of a host: tiers with their memory and penalty.
 
-Invariant: a model's tiers begin with `awake` and end with `stopped`; each holds less device memory than the one before
-or as much, and takes longer or as long to come back from. Figures come from the bundle and are corrected later.
+Invariant: a model's tiers begin with `awake` and end with `stopped`; device memory does not increase and the penalty
+does not decrease from one tier to the next. The values come from the bundle and are corrected by measurements.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _LEAST = {"memory": 1, "host_memory": 0, "loaders": 1, "max_held": 0, "min_resid
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A way to be away (asleep-1, asleep-2, template, snapshot, stopped), or awake.
+    """Residency level of a model: awake, asleep-1, asleep-2, template, snapshot or stopped.
 
-    `memory` and `host_memory` are bytes held meanwhile on the device and beside it; `penalty_s` until it serves.
+    `memory` and `host_memory` are the bytes held on the device and beside it; `penalty_s` is the time until it is
+    ready.
     """
 
     name: str
@@ -38,7 +39,10 @@ def stopped(penalty_s: float) -> Tier:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """`idle_s` without a request ends in `stopped`; None never. A pinned model is started at once and never leaves."""
+    """Specification of a model. It stops after `idle_s` without a request; None: never.
+
+    A pinned model is started at once and never evicted.
+    """
 
     name: str
     tiers: tuple[Tier, ...]
@@ -66,18 +70,18 @@ class ModelSpec:
 
     @classmethod
     def simple(cls, name: str, memory: int, penalty_s: float, **more: object) -> ModelSpec:
-        """Awake or stopped, nothing between."""
+        """Return a specification with the tiers awake and stopped only."""
         return cls(name, (Tier(AWAKE, memory, 0.0), stopped(penalty_s)), **more)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """`memory` and `host_memory` in bytes for all models together; times in seconds.
+    """Limits of a host: `memory` and `host_memory` in bytes for all models together; times in seconds.
 
-    `when_full` says what becomes of a request whose model finds nobody that may leave: it waits, or is refused. One
-    that waits longer than `patience_s` makes busy models drain: they finish what they have, take nothing new, and leave.
-    With `runtime_template` a live host keeps a process with the runtime imported, of which its starts are forked. With
-    `resume_streams` a stream whose server died goes on, once, at the one that starts next.
+    `when_full` decides about a request whose model cannot evict another one: it waits, or is rejected. A request that
+    waits longer than `patience_s` makes busy models drain: they finish their requests, accept no new ones, and are
+    evicted. With `runtime_template` a live host retains a process with the runtime imported, from which starts are
+    forked. With `resume_streams` a stream whose server died continues, once, at the next server of its model.
     """
 
     memory: Size
@@ -117,7 +121,10 @@ def _require_at_least(key: str, found: int, least: int) -> None:
 
 @dataclass(slots=True)
 class Observed:
-    """A model's own figures: the spec's, corrected by what was seen. Penalties move by a third each time."""
+    """Memory and penalties of a model: those of its specification, corrected by measurements.
+
+    A measured penalty changes the estimate by WEIGHT times the difference.
+    """
 
     spec: ModelSpec
     _memory: dict[str, int] = field(init=False)
@@ -131,22 +138,22 @@ class Observed:
 
     @property
     def memory(self) -> int:
-        """Device bytes when awake."""
+        """Return the device bytes of the tier awake."""
         return self._memory[AWAKE]
 
     def penalty_s(self, tier: Tier) -> float:
         return self._penalty_s[tier.name]
 
-    def held(self, tier: Tier) -> int:
-        """Device bytes in that tier, never more than awake."""
+    def memory_in(self, tier: Tier) -> int:
+        """Return the device bytes in this tier, at most those of awake."""
         return min(self._memory[tier.name], self.memory)
 
     def measured(self, tier: str, memory: int) -> None:
-        """It holds so many bytes there."""
+        """Record the device bytes of a tier."""
         self._memory[tier] = memory
 
     def started(self, tier: Tier, seconds: float, memory: int | None) -> None:
-        """It came back from `tier` in so long, and holds `memory` bytes where that could be measured."""
+        """Record a start from `tier` after `seconds`; `memory` is the measured size in bytes, if known."""
         before = self._penalty_s[tier.name]
         self._penalty_s[tier.name] = before + self.WEIGHT * (seconds - before)
         if memory is not None and memory > 0:

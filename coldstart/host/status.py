@@ -1,37 +1,38 @@
-"""What a host says of itself: the document of `GET /status`, of `coldstart host status` and of the page at /ui.
+"""Status document of a host, for `GET /status`, `coldstart host status` and the page at /ui.
 
-    schema_version          1; members may be added, none goes or changes its meaning within a version
-    time_unix_s             when this was said
-    host                    url, pid, version, uptime_s, stopping (bool), policy,
-                            memory_bytes, memory_used_bytes    of all models: the limit, and what is booked
-                            runtime_template_bytes    of what is booked, the host's own template; 0 where it keeps none
-                            host_memory_bytes, host_memory_used_bytes    the same beside the device
-                            max_held, loaders, min_residents, max_residents (or null)
-                            config: {path (or null), loaded_unix_s, error}    error: why the file as it is now is not used
-    requests                total, hits, hit_ratio (0 to 1, null before the first), held, in_flight,
-                            refused: {HTTP status as text: count}
-    starts                  total, failed, seconds (of those that succeeded), departures
-    recent_starts           the last 100, oldest first: {model, at_unix_s, mode, seconds, error}    mode null where it failed
-    models                  in order of the configuration, each:
-      name, aliases, adapters          what it is asked for by
-      state                            stopped | starting | ready | draining | asleep | failed
-      tier                             awake | ... | stopped: where it is, or where its start began
-      pinned, retired                  retired: no longer configured, and on its way out
-      memory_bytes                     what it takes when awake, as far as known
-      memory_source                    file | bundle | assumed | observed
-      held_bytes                       what is booked for it now
-      penalty_s                        {tier: seconds until it would serve from there}
-      held, in_flight                  requests that wait for it; that it works on
-      requests, hits, hit_ratio        as above, of this model
-      chunks_streamed                  pieces of answers passed on (for a stream about its tokens)
-      starts, failures                 failures in a row; 0 after a start that succeeded
-      error, retry_in_s                why it is failed, and when it may start again (null: now)
-      since_s                          seconds in this state, or since its last request ended
-      idle_s                           idle time after which it stops (null: never)
-      mode, pid                        of the running server, null where none runs
-      last_start                       null, or {at_unix_s, mode, seconds, phases: {name: seconds}, fallbacks: [...]}
+schema_version          1; members may be added, none is removed or changes its meaning within a version
+time_unix_s             time of this document
+host                    url, pid, version, uptime_s, stopping (bool), policy,
+                        memory_bytes, memory_used_bytes    of all models: the limit, and the reserved memory
+                        runtime_template_bytes    reserved for the host's own template; 0 without one
+                        host_memory_bytes, host_memory_used_bytes    the same beside the device
+                        max_held, loaders, min_residents, max_residents (or null)
+                        config: {path (or null), loaded_unix_s, error}    error: why the current file is not used
+requests                total, hits, hit_ratio (0 to 1, null before the first), held, in_flight,
+                        refused: {HTTP status as text: count}
+starts                  total, failed, seconds (of successful starts), departures
+recent_starts           the last 100, oldest first: {model, at_unix_s, mode, seconds, error}    mode null for a failure
+models                  in order of the configuration, each:
+  name, aliases, adapters          names that requests can use
+  state                            stopped / starting / ready / draining / asleep / failed
+  tier                             awake / ... / stopped: the current tier, or the tier that its start began from
+  pinned, retired                  retired: no longer configured, and about to stop
+  memory_bytes                     memory when awake, as far as known
+  memory_source                    file / bundle / assumed / observed
+  held_bytes                       memory reserved for it now
+  penalty_s                        {tier: seconds from this tier until it is ready}
+  held, in_flight                  number of waiting requests; of requests in progress
+  requests, hits, hit_ratio        as above, of this model
+  chunks_streamed                  pieces of answers passed on (for a stream about its tokens)
+  starts, failures                 failures in a row; 0 after a successful start
+  error, retry_in_s                reason of the last failure, and seconds until it may start again (null: now)
+  since_s                          seconds in this state, or since its last request ended
+  idle_s                           idle time after which it stops (null: never)
+  mode, pid                        of the running server, null without one
+  last_start                       null, or {at_unix_s, mode, seconds, phases: {name: seconds}, fallbacks: [...]}
 
-All bytes are bytes, all times seconds. Pure: the driver of the live host hands over what the core cannot know.
+All sizes are in bytes, all times in seconds. This module does no I/O: the driver of the live host supplies the facts
+that the core does not know.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ RECENT = 100
 
 @dataclass(frozen=True, slots=True)
 class LastStart:
-    """A start that succeeded. `phases` in seconds by name, `fallbacks` as the server's ready file has them."""
+    """A successful start. `phases` in seconds by name, `fallbacks` from the server's ready file."""
 
     at_unix_s: float
     mode: str
@@ -60,14 +61,14 @@ class LastStart:
     phases: Mapping[str, float] = field(default_factory=dict)
     fallbacks: tuple[Fallback, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def build_document(self) -> dict[str, Any]:
         """Return the status document's `last_start`."""
         return asdict(self) | {"fallbacks": fallback.to_json(self.fallbacks)}
 
 
 @dataclass(slots=True)
 class ModelFacts:
-    """What the driver knows of one model beside the core's state."""
+    """Facts about one model that the core does not know."""
 
     aliases: Sequence[str] = ()
     adapters: Sequence[str] = ()
@@ -83,7 +84,7 @@ class ModelFacts:
 
 @dataclass(slots=True)
 class HostFacts:
-    """What the driver knows of the host beside the core's state. `began` and the core's times are on one clock."""
+    """Facts about the host that the core does not know. `began` and the core's times are on one clock."""
 
     url: str = ""
     pid: int = 0
@@ -99,13 +100,13 @@ class HostFacts:
     recent_starts: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=RECENT))
     models: dict[str, ModelFacts] = field(default_factory=dict)
 
-    def of(self, model: str) -> ModelFacts:
-        """The model's, made where there are none yet."""
+    def get_model(self, model: str) -> ModelFacts:
+        """Return the facts of a model, created on first use."""
         return self.models.setdefault(model, ModelFacts())
 
 
 def document(core: Core, facts: HostFacts, now: float, unix_s: float) -> dict[str, Any]:
-    """The status; its members are this module's own text."""
+    """Return the status document; the module docstring describes its members."""
     waiting = Counter(core.pending.count_by_model())
     return {
         "schema_version": SCHEMA_VERSION,
@@ -127,7 +128,8 @@ def document(core: Core, facts: HostFacts, now: float, unix_s: float) -> dict[st
         },
         "recent_starts": list(facts.recent_starts),
         "models": [
-            _model(core, model, facts.of(name), waiting[name], now) for name, model in core.models.items()
+            _model(core, model, facts.get_model(name), waiting[name], now)
+            for name, model in core.models.items()
         ],
     }
 
@@ -143,7 +145,7 @@ def _host(core: Core, facts: HostFacts, now: float) -> dict[str, Any]:
         "policy": settings.policy,
         "memory_bytes": residents.device.capacity,
         "memory_used_bytes": residents.device.used,
-        "runtime_template_bytes": residents.kept(),
+        "runtime_template_bytes": residents.template_memory(),
         "host_memory_bytes": residents.beside.capacity,
         "host_memory_used_bytes": residents.beside.used,
         "max_held": settings.max_held,
@@ -186,7 +188,7 @@ def _model(core: Core, model: Model, facts: ModelFacts, waiting: int, now: float
         "idle_s": model.spec.idle_s,
         "mode": facts.mode,
         "pid": facts.pid,
-        "last_start": facts.last_start.to_json() if facts.last_start else None,
+        "last_start": facts.last_start.build_document() if facts.last_start else None,
     }
 
 

@@ -39,7 +39,7 @@ Seconds = Annotated[float, parse_seconds]
 
 
 def read_toml(path: Path, kind: str) -> dict[str, Any]:
-    """Return the content of a file that errors call the `kind` file. Raises UsageError where it cannot be read."""
+    """Return the content of a file that errors call the `kind` file. Raises UsageError if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -55,12 +55,12 @@ def decode(kind: type[T], table: object, place: str = "", **given: object) -> T:
 
     Args:
         kind: Dataclass whose fields are the keys of the table.
-        table: What the file holds at `place`.
+        table: Content of the file at `place`.
         place: Dotted name of the table; empty for the file's top level.
         given: Fields that the caller sets and that the table must not.
 
     Raises:
-        Usage: A key is unknown or missing, or its value is not of the field's type.
+        UsageError: A key is unknown or missing, or its value has the wrong type.
     """
     content = expect_table(table, place)
     own = [field for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def decode(kind: type[T], table: object, place: str = "", **given: object) -> T:
 
 
 def expect_table(given: object, place: str) -> dict[str, Any]:
-    """Return `given`. Raises UsageError where it is no table."""
+    """Return `given`. Raises UsageError if it is not a table."""
     if not isinstance(given, dict):
         raise UsageError(
             f"{place}: expected a table, found {given!r}", hint=f"write [{place}] and its keys below"
@@ -82,21 +82,21 @@ def expect_table(given: object, place: str) -> dict[str, Any]:
 
 
 def reject_unknown_keys(table: Mapping[str, Any], known: Collection[str], place: str) -> None:
-    """Raise UsageError where the table has other keys than those `known`."""
+    """Raise UsageError if the table has keys other than those `known`."""
     if unknown := sorted(table.keys() - set(known)):
         message = f"unknown key {', '.join(unknown)}"
         raise UsageError(_named(place, message), hint=f"known keys: {', '.join(sorted(known))}")
 
 
 def require_keys(table: Mapping[str, Any], needed: Collection[str], place: str) -> None:
-    """Raise UsageError where one of the keys `needed` is missing."""
+    """Raise UsageError if one of the keys `needed` is missing."""
     if missing := sorted(set(needed) - table.keys()):
         where = f"[{place}]" if place else "the top of the file"
         raise UsageError(_named(place, f"missing key {', '.join(missing)}"), hint=f"add it to {where}")
 
 
 def parse_at(place: str, parse: Callable[[object], T], given: object) -> T:
-    """Return `given` as `parse` reads it. Raises its Usage with the place in front."""
+    """Parse `given` with `parse`; prefix the message of its UsageError with the place."""
     try:
         return parse(given)
     except UsageError as error:

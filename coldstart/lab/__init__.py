@@ -1,1 +1,1 @@
-"""Tools that explain and reproduce results, and that no server needs: traces, replays and simulators."""
+"""Tools that explain and reproduce results: traces, replays and simulators. No server needs them."""

@@ -105,7 +105,7 @@ def test_no_is_exit_1(behaviour: str, capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_mode_that_was_asked_for_has_to_run(capsys: pytest.CaptureFixture[str]) -> None:
     BEHAVIOUR["snapshot"] = "unavailable"
     assert bench("--format=json", modes="vllm-warm,snapshot") == 1
-    assert result(capsys)["failures"] == ["snapshot: asked for, but no CRIU here"]
+    assert result(capsys)["failures"] == ["snapshot: requested, but no CRIU here"]
 
 
 @pytest.mark.slow

@@ -22,11 +22,11 @@ def _said() -> dict[str, Any]:
     specs = [ModelSpec.simple("a", 3 << 30, 5.0), ModelSpec.simple("b", 1 << 30, 5.0)]
     core = Core(specs, HostSettings(memory=8 << 30, policy="lru", loaders=2))
     facts = HostFacts(url="http://127.0.0.1:1", pid=77)
-    core.on(Arrived("1", "a"), 0.0)
-    core.on(Started("a", 2.0), 2.0)
-    core.on(Arrived("2", "b"), 2.0)
-    core.on(Failed("b", "no weights \x1b[31m"), 3.0)
-    facts.of("a").last_start = LastStart(1e9, "snapshot", 2.0, {"load": 1.5, "thaw": 0.25})
+    core.handle(Arrived("1", "a"), 0.0)
+    core.handle(Started("a", 2.0), 2.0)
+    core.handle(Arrived("2", "b"), 2.0)
+    core.handle(Failed("b", "no weights \x1b[31m"), 3.0)
+    facts.get_model("a").last_start = LastStart(1e9, "snapshot", 2.0, {"load": 1.5, "thaw": 0.25})
     facts.config_error = "memory: invalid size 'much'"
     return status.document(core, facts, 4.0, 1e9)
 

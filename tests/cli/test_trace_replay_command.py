@@ -63,7 +63,7 @@ def test_two_policies_are_compared_by_baseline(run: Run, trace: Path) -> None:
     common = (*common, "--scheduler", "skip-join-mlfq")
     done = run(*common, "--baseline", "fcfs.json", "--format", "json")
     assert json.loads(done.stdout)["against_baseline"]["requests_per_s"] > 0
-    assert "against the baseline" in run(*common, "--baseline", "fcfs.json").stdout
+    assert "compared with the baseline" in run(*common, "--baseline", "fcfs.json").stdout
 
 
 def test_a_live_replay_measures_a_server(run: Run, trace: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_host_file_needs_the_simulation_and_its_own_models(run: Run, trace: Pa
     live = run("trace-replay", str(trace), "--target", "http://127.0.0.1:1", "--host", "host.toml", code=2)
     assert "--simulate --host" in live.stderr
     other = ["--simulate", "--profile", "profile.json", "--host", "host.toml", "--models", "nobody"]
-    assert "knows no model nobody" in run("trace-replay", str(trace), *other, code=2).stderr
+    assert "contains no model nobody" in run("trace-replay", str(trace), *other, code=2).stderr
 
 
 FLEET = """
@@ -222,4 +222,4 @@ def test_a_fleet_is_simulated_with_the_models_own_times(run: Run, trace: Path, h
     live = run("trace-replay", str(trace), "--target", "http://127.0.0.1:1", "--fleet", "fleet.toml", code=2)
     assert "--simulate --fleet" in live.stderr
     assert "give one of them" in run(*given, "--host", "host.toml", code=2).stderr
-    assert "knows no model nobody" in run(*given, "--models", "nobody", code=2).stderr
+    assert "contains no model nobody" in run(*given, "--models", "nobody", code=2).stderr

@@ -72,7 +72,7 @@ def test_a_node_whose_disk_is_full_serves_on_and_the_other_one_takes_what_is_new
             assert not asking.failed and {answer["pid"] for answer in asking.answers} == {first}
         finally:
             subprocess.run(["umount", "-l", directory], check=True)
-        assert "no server can be started: No space left on device" in (tmp_path / "recording").read_text()
+        assert "cannot start a server: No space left on device" in (tmp_path / "recording").read_text()
 
 
 def test_a_killed_controller_costs_no_warm_request_and_finds_everything_again(fleet: Fleet) -> None:
@@ -180,7 +180,9 @@ def test_the_recorded_events_give_the_same_actions_to_the_simulators_core(fleet:
     # The second life began with what the state file had: the first one's deployments.
     core = FleetCore(FleetSettings(most_ranks=1, consolidate=False, backoff_s=0.2))
     for row in lives[0]:
-        assert wire.document(core.on(wire.thing(row["event"]), row["now"])) == row["actions"], row["event"]
+        assert wire.document(core.handle(wire.thing(row["event"]), row["now"])) == row["actions"], row[
+            "event"
+        ]
 
 
 def test_nothing_is_left_when_it_goes_down(fleet: Fleet) -> None:

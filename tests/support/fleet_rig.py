@@ -125,7 +125,7 @@ class FleetRig:
         state = FleetState(self.directory / "state.json")
         control = FleetControl(self.settings, state, record=lambda *one: self.recording.append(one))
         reachable = [node for node in self.nodes.values() if not node.away]
-        reports = [(node.spec, node, node.node.found()) for node in reachable]
+        reports = [(node.spec, node, node.node.report()) for node in reachable]
         control.rebuild(reports)
         for node, (_, _, report) in zip(reachable, reports, strict=True):
             node.heard = asyncio.get_running_loop().create_task(self._hear(control, node, report.seq))
@@ -134,7 +134,7 @@ class FleetRig:
     async def _hear(self, control: FleetControl, node: RigNode, after: int) -> None:
         while True:
             for number, event in await node.node.heard(after):
-                control.said(event)
+                control.process_event(event)
                 after = number
 
     def servers(self) -> Iterator[Any]:

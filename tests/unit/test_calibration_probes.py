@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.scheduling import probes
-from coldstart.lab.replay import RequestRecord, records_of
+from coldstart.lab.replay import RequestRecord, build_records
 from coldstart.lab.scheduling import SimSettings, simulate
 from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import IterationProfile, SchedulerSettings
@@ -26,7 +26,7 @@ def test_the_parameters_come_back(name: str, monkeypatch: pytest.MonkeyPatch) ->
     settings = SchedulerSettings(name, batch=BATCH)
 
     def send(server: object, rows: Sequence[TraceRequest], seed: int) -> list[RequestRecord]:
-        return records_of(simulate(rows, TIMES, settings, TRUTH))
+        return build_records(simulate(rows, TIMES, settings, TRUTH))
 
     monkeypatch.setattr(probes, "send", send)
     server: Any = None

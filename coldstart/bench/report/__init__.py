@@ -1,1 +1,1 @@
-"""A bench document made readable: rows of a table, Markdown, plots, one self-contained HTML page; and any table written out."""
+"""Reports of a benchmark document: table rows, Markdown, plots, one self-contained HTML page; and export of any table."""

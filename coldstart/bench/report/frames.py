@@ -1,7 +1,7 @@
 """Tables of results as pandas frames, and writers of their chunks as CSV and Parquet.
 
-Invariant: all chunks of a table have the columns and types that it declares. pandas is imported when
-a chunk is read, never before.
+Invariant: all chunks of a table have the columns and types that it declares. pandas is imported only when a chunk is
+read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Row = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`columns` by name, each with its pandas type ("Float64", "Int64", "string", "boolean": all know missing values).
+    """A table: `columns` maps names to pandas types ("Float64", "Int64", "string", "boolean": all support missing values).
 
     `chunks` is called once for each file and yields frames that have at least these columns.
     """
@@ -27,7 +27,7 @@ class Table:
     chunks: Callable[[], Iterator[DataFrame]]
 
     @classmethod
-    def from_rows(cls, columns: Mapping[str, str], rows: Sequence[Row]) -> Table:
+    def create(cls, columns: Mapping[str, str], rows: Sequence[Row]) -> Table:
         """Create a table whose rows fit in memory."""
 
         def chunks() -> Iterator[DataFrame]:

@@ -1,6 +1,6 @@
-"""A bench document as an HTML page with plots inside.
+"""Benchmark document as an HTML page with plots.
 
-The document itself is embedded as JSON, so that a page found somewhere can be read by a program again.
+The document is embedded as JSON, so that a program can read it back from the page.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REST = "everything else"
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """The whole page."""
+    """Return the complete page."""
     measured = {mode: found for mode, found in document["modes"].items() if "unavailable" not in found}
     parts = [
         items([*rows.verdict(document), *rows.unavailable(document)]),
@@ -46,10 +46,10 @@ def render(document: Mapping[str, Any]) -> str:
 
 
 def stack(found: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds by phase that add up to the median first token.
+    """Return seconds by phase that add up to the median first token.
 
-    The phases that the server reported, and the rest; where they overlap (their sum is longer than the
-    start), the harness's own two, which never do.
+    These are the phases that the server reported and the rest. If reported phases overlap (their sum exceeds the
+    start), these are the harness's own two phases, which never overlap.
     """
     own = {str(span["name"]) for span in found["timeline"] if span["track"] == HARNESS}
     medians = {name: summary["median"] for name, summary in found["phases"].items()}

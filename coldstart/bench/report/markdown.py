@@ -1,4 +1,4 @@
-"""A bench document as Markdown: the table, what it was measured on, and what did not go well; and any table."""
+"""Benchmark document as Markdown: the table, machine and versions, and failures; and any table as Markdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coldstart.bench.report import rows
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """The whole report; cells are escaped so that no reason can break the table."""
+    """Return the complete report; cells are escaped so that no reason can break the table."""
     lines = [
         f"# Cold start of {_cell(str(document['model']))}",
         "",
@@ -22,7 +22,7 @@ def render(document: Mapping[str, Any]) -> str:
 
 
 def provenance(document: Mapping[str, Any]) -> str:
-    """One sentence: date, machine, versions, command."""
+    """Return one sentence with date, machine, versions and command."""
     machine = document["machine"]
     memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
     versions = ", ".join(f"{name} {number}" for name, number in document["versions"].items())
@@ -34,7 +34,7 @@ def provenance(document: Mapping[str, Any]) -> str:
 
 
 def table(headers: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table: its first column to the left, all others to the right."""
+    """Return the lines of a table: the first column left-aligned, all others right-aligned."""
     rule = ["---", *["---:"] * (len(headers) - 1)]
     return [_line(row) for row in [headers, rule, *cells]]
 

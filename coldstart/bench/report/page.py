@@ -1,6 +1,6 @@
-"""One HTML page that stands alone: its plots' library and data are inside, and it may ask the network for nothing.
+"""Self-contained HTML page: it includes the plotting library and the data, and makes no network request.
 
-Invariant: everything that is text is escaped; a policy in the page itself forbids every request, whatever a text says.
+Invariant: all text is escaped; a content security policy in the page forbids every request, whatever a text contains.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _numbers = count(1)
 
 
 def page(title: str, *parts: str) -> str:
-    """The whole page; `parts` are HTML. The library is inside only where a part is a plot."""
+    """Return the complete page; `parts` are HTML. The library is included only if a part is a plot."""
     body = "\n".join([f"<h1>{escape(title)}</h1>", *parts])
     script = f"<script>{library()}</script>" if PLOT in body else ""
     draw = f"<script>{_DRAW}</script>" if script else ""
@@ -40,7 +40,7 @@ def page(title: str, *parts: str) -> str:
 
 
 def head(title: str, policy: str, style: str = STYLE) -> str:
-    """The beginning of a page, up to and without the end of its head."""
+    """Return the beginning of a page up to, and without, the end of its head."""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
@@ -50,9 +50,10 @@ def head(title: str, policy: str, style: str = STYLE) -> str:
 
 @cache
 def library(*more: str) -> str:
-    """The plots' JavaScript as Bokeh's wheel has it, with its licence; `more` names further bundles, such as "api".
+    """Return the plotting JavaScript of Bokeh's wheel with its licence; `more` names further bundles, such as "api".
 
-    Read from the wheel without importing it, which takes a second and 50 MB. Raises FileNotFoundError without Bokeh.
+    It is read from the wheel without importing Bokeh, which takes a second and 50 MB. Raises FileNotFoundError
+    without Bokeh.
     """
     spec = find_spec("bokeh")
     if spec is None or not spec.submodule_search_locations:
@@ -63,7 +64,7 @@ def library(*more: str) -> str:
 
 
 def plot(figure: Figure, title: str = "") -> str:
-    """A figure in place, below its title."""
+    """Return the HTML of a figure below its title."""
     from bokeh.embed import json_item
 
     name = f"plot-{next(_numbers)}"
@@ -73,22 +74,22 @@ def plot(figure: Figure, title: str = "") -> str:
 
 
 def embedded(document: Any) -> str:
-    """JSON as it may stand inside a script element: "</script>" in a string would end it, so every "<" is escaped."""
+    """Return JSON that is safe inside a script element: "</script>" in a string would end it, so every "<" is escaped."""
     return json.dumps(document).replace("<", "\\u003c")
 
 
 def table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table of text."""
+    """Return a table of text."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in headers)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def items(texts: Iterable[str]) -> str:
-    """A list of text."""
+    """Return a list of text."""
     return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
 
 
 def section(title: str, content: str) -> str:
-    """A heading and the HTML below it."""
+    """Return a heading with the HTML below it."""
     return f"<section><h2>{escape(title)}</h2>{content}</section>"

@@ -1,10 +1,11 @@
-"""Plots of results: ranges, stacks of phases, timelines, distributions and time series, all with axes, units and hover values.
+"""Plots of results with axes, units and hover values: ranges, stacks of phases, timelines, distributions, time series.
 
-Library: Bokeh (BSD-3, NumFOCUS). Chosen over uPlot (50 kB, but no wheel of its own to pin, and bars, ranges and hover text by
-hand), Plotly (one inlined file of 4.8 MB) and Altair (whose pages stand alone only with a wheel of 33 MB): a pinned wheel that
-carries its own JavaScript (1.3 MB in a page), typed, with logarithmic and named axes, legends that hide a series, and hover.
+Library: Bokeh (BSD-3, NumFOCUS). Its pinned wheel includes its JavaScript (1.3 MB in a page); it is typed and has
+logarithmic and named axes, legends that hide a series, and hover. The alternatives were uPlot (50 kB, but no wheel to
+pin, and bars, ranges and hover text by hand), Plotly (one inlined file of 4.8 MB) and Altair (self-contained pages
+only with a wheel of 33 MB).
 
-Importing it takes a second: only what writes a page imports this module. Times in seconds throughout.
+Its import takes a second, so only modules that write pages import this module. All times are in seconds.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure as Figure
 
-# Okabe and Ito's palette: told apart by readers with any colour vision. The last two stand for "the rest".
+# Okabe and Ito's palette: distinguishable with any colour vision. The last two are for "the rest".
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999")
 DASHES = ("solid", "dashed", "dotted", "dotdash")
 ROW, FRAME, SERIES = 30, 90, 260
-"""Pixels: a row of bars, what an axis and its labels take, a plot over time."""
+"""Sizes in pixels: a row of bars, an axis with its labels, a plot over time."""
 
 WIDE = 20.0
-"""Values that lie further apart than this factor are shown on a logarithmic axis."""
+"""Ratio of the largest to the smallest value above which an axis is logarithmic."""
 
 Numbers = Sequence[float] | np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRange:
-    """A median with its range and the samples behind it; `note` is shown beside the values."""
+    """A median with its range and its samples; `note` is shown beside the values."""
 
     label: str
     value: float
@@ -62,7 +63,7 @@ class Series:
 
 
 def ranges(entries: Sequence[ValueRange], label: str, unit: str = "s") -> Figure:
-    """One row per entry: its median, its range as a whisker, its samples as small marks; `label` is the axis's."""
+    """Return a plot with one row per entry: median, range as a whisker, samples as small marks; `label` names the axis."""
     rows = [entry.label for entry in entries]
     low, high = _extent([v for e in entries for v in (e.low, e.high, *e.samples)])
     fig = _figure(
@@ -100,7 +101,7 @@ def ranges(entries: Sequence[ValueRange], label: str, unit: str = "s") -> Figure
 
 
 def stacks(entries: Mapping[str, Mapping[str, float]]) -> Figure:
-    """One stack of phases (seconds by name) per entry; a phase has the same colour everywhere."""
+    """Return a plot with one stack of phases (seconds by name) per entry; a phase has the same colour everywhere."""
     names = list(dict.fromkeys(name for phases in entries.values() for name in phases))
     rows = list(entries)
     total = max((sum(phases.values()) for phases in entries.values()), default=0.0)
@@ -128,9 +129,9 @@ def stacks(entries: Mapping[str, Mapping[str, float]]) -> Figure:
 
 
 def timeline(spans: Sequence[Mapping[str, Any]]) -> Figure:
-    """Spans (`name`, `track`, `start_s`, `end_s`) in order of their begin, coloured by track."""
+    """Return a plot of spans (`name`, `track`, `start_s`, `end_s`) in order of their start, coloured by track."""
     ordered = sorted(spans, key=lambda span: (float(span["start_s"]), -float(span["end_s"])))
-    # A name that comes twice gets two rows.
+    # Number the rows: a repeated name must not share a row.
     rows = [f"{number + 1}. {_short(str(span['name']))}" for number, span in enumerate(ordered)]
     end = max((float(span["end_s"]) for span in ordered), default=1.0)
     fig = _figure(
@@ -166,7 +167,7 @@ def timeline(spans: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def distributions(values: Mapping[str, Sequence[tuple[float, float]]], label: str, unit: str = "s") -> Figure:
-    """A cumulative distribution per name, from (value, share of all at most that) in order."""
+    """Return a plot of cumulative distributions by name, from ordered pairs (value, share of all values up to it)."""
     low, high = _extent([value for points in values.values() for value, _ in points])
     wide = _wide(low, high)
     fig = _figure(
@@ -191,7 +192,10 @@ def distributions(values: Mapping[str, Sequence[tuple[float, float]]], label: st
 def over_time(
     series: Sequence[Series], label: str, *, time: str = "time (s)", may_be_log: bool = False
 ) -> Figure:
-    """Quantities of one unit over time, from zero unless logarithmic; `label` names quantity and unit."""
+    """Return a plot of quantities with one unit over time, from zero unless logarithmic.
+
+    `label` names quantity and unit.
+    """
     low, high = _extent([float(value) for one in series for value in one.value] if may_be_log else [])
     wide = _wide(low, high)
     fig = _figure(
@@ -216,17 +220,17 @@ def over_time(
 
 
 def colour(number: int) -> str:
-    """The palette, repeated."""
+    """Return a colour of the palette, which repeats."""
     return COLOURS[number % len(COLOURS)]
 
 
 def _line(number: int) -> dict[str, str]:
-    """Colour, and another dash each time the colours are through."""
+    """Return colour and dash of a line; the dash changes each time the colours repeat."""
     return {"color": colour(number), "line_dash": DASHES[number // len(COLOURS) % len(DASHES)]}
 
 
 def _fill(number: int) -> dict[str, Any]:
-    """Colour, and a hatch from the second time on."""
+    """Return colour and hatch of a bar; the hatch changes each time the colours repeat."""
     hatch = (None, "/", "\\", "x")[number // len(COLOURS) % 4]
     return {"fill_color": colour(number), "line_color": "white", "hatch_pattern": hatch, "hatch_alpha": 0.5}
 
@@ -241,7 +245,7 @@ def _figure(**given: Any) -> Figure:
         min_border_right=20,
         **given,
     )
-    fig.toolbar.logo = None  # a link elsewhere
+    fig.toolbar.logo = None  # it links to another site
     fig.toolbar.autohide = True
     fig.output_backend = "canvas"
     for axis, kind in ((fig.xaxis, "x_axis_type"), (fig.yaxis, "y_axis_type")):
@@ -254,7 +258,7 @@ def _figure(**given: Any) -> Figure:
 
 
 def _legend(fig: Figure, place: str = "right") -> None:
-    """Beside the plot, whose series it hides and shows again; above it where plots are to keep one width."""
+    """Place the legend, whose entries hide and show series; above the plot if all plots must have the same width."""
     if not fig.legend:
         return
     legend = fig.legend[0]
@@ -268,7 +272,7 @@ def _legend(fig: Figure, place: str = "right") -> None:
 
 
 def _extent(values: Sequence[float]) -> tuple[float, float]:
-    """The least above zero and the greatest of `values`, 1 where there is none."""
+    """Return the smallest positive and the largest of `values`; 1 if none is positive."""
     positive = [value for value in values if value > 0 and math.isfinite(value)]
     return (min(positive), max(positive)) if positive else (1.0, 1.0)
 

@@ -1,6 +1,6 @@
-"""The bench's table: one row of text per mode, the same in the terminal, in Markdown and on the page.
+"""Table of a benchmark: one row of text per mode, the same in the terminal, in Markdown and on the page.
 
-A ratio above 1 is a shorter start than vllm-warm's; the steady state's ratios are this mode over vllm-warm's.
+A ratio above 1 is a shorter start than vllm-warm's; the ratios of the steady state are this mode over vllm-warm.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ COLUMNS = {
     "pss_bytes": "Float64",
     "tokens_identical": "boolean",
 }
-"""Of the table that is exported: one row per mode, medians where nothing else is said."""
+"""Columns of the exported table: one row per mode, medians unless the name says otherwise."""
 
 NONE = "-"
 
 
 def rows(document: Mapping[str, Any]) -> list[list[str]]:
-    """One row per mode that ran, in the document's order."""
+    """Return one row per mode that ran, in the document's order."""
     return [_row(mode, found) for mode, found in document["modes"].items() if "unavailable" not in found]
 
 
 def records(document: Mapping[str, Any]) -> list[dict[str, object]]:
-    """One row of COLUMNS per mode, those that could not run with the reason alone."""
+    """Return one row of COLUMNS per mode; unavailable modes have only the reason."""
     return [{"mode": mode, **_record(found)} for mode, found in document["modes"].items()]
 
 
@@ -79,7 +79,7 @@ def _record(found: Mapping[str, Any]) -> dict[str, object]:
 
 
 def unavailable(document: Mapping[str, Any]) -> list[str]:
-    """One sentence per mode that could not run."""
+    """Return one sentence per mode that could not run."""
     return [
         f"{mode} could not run: {found['unavailable']}"
         for mode, found in document["modes"].items()
@@ -88,7 +88,7 @@ def unavailable(document: Mapping[str, Any]) -> list[str]:
 
 
 def verdict(document: Mapping[str, Any]) -> list[str]:
-    """What a reader must know besides the table: tokens, baseline, failures."""
+    """Return what a reader must know besides the table: tokens, baseline, failures."""
     same = document["tokens_identical"]
     known = {True: "identical in all modes", False: "NOT identical", None: "not compared"}[same]
     compared = document.get("baseline", {}).get("modes", {})
@@ -97,7 +97,7 @@ def verdict(document: Mapping[str, Any]) -> list[str]:
 
 
 def seconds(value: float) -> str:
-    """Three significant digits, never in exponents."""
+    """Format seconds with three significant digits, without exponents."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 

@@ -1,1 +1,1 @@
-"""The live fleet on Ray: a controller, one actor per server, and a gateway that goes on without either."""
+"""Live fleet on Ray: a controller, one actor per server, and a gateway that can serve without either."""

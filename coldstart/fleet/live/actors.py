@@ -1,7 +1,7 @@
-"""The fleet's two kinds of Ray actors, and nothing but what makes them actors.
+"""Ray actors of the fleet: the controller and the server actors.
 
-One controller, detached, that starts again wherever its node is; one server actor on every node whose labels say that it is a
-server. Neither carries a token of any answer. What a server actor started ends with it: its leases end, and the kernel says so.
+One detached controller is restarted on its node. Every node whose labels describe a server has one server actor.
+Tokens do not pass through actors. The processes that a server actor started end with it: their leases end.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from coldstart.system.paths import Cache
 NAMESPACE, CONTROLLER, SERVER = "coldstart", "controller", "server-"
 LOOK_S = 1.0
 FIRST_S = 30.0
-"""So long a controller that has started waits for what the servers of living nodes have."""
+"""Time in seconds that a new controller waits for the reports of the servers."""
 
 
 def _servers(named: str | None) -> type[Starter]:
-    """What begins servers: ours, or what a test names as module:name."""
+    """Return the factory of servers: Starter, or the class that a test names as module:name."""
     if named is None:
         return Starter
     module, _, name = named.partition(":")
@@ -49,7 +49,7 @@ def _servers(named: str | None) -> type[Starter]:
 
 
 def _environment() -> dict[str, str]:
-    """The node's own: without Ray's token, and without the one OpenMP thread that Ray gives an actor without processors."""
+    """Return the node's environment without Ray's token and without the single OpenMP thread that Ray sets for this actor."""
     begun = Path("/proc/self/environ").read_bytes().split(b"\0")
     names = {os.fsdecode(one.partition(b"=")[0]) for one in begun}
     return {name: os.environ[name] for name in names & os.environ.keys() if not name.startswith("RAY_")}
@@ -57,7 +57,7 @@ def _environment() -> dict[str, str]:
 
 @ray.remote
 class ServerActor:
-    """The model servers of its node."""
+    """Actor for the model servers of its node."""
 
     def __init__(self, host: str, options: dict[str, Any]) -> None:
         self._host, self._options = host, options
@@ -65,11 +65,11 @@ class ServerActor:
         self._node: NodeServers | None = None
 
     def _servers(self) -> NodeServers:
-        """Made by the first call: what is here belongs to the loop that runs the calls, and to its thread."""
+        """Return the node's servers, created by the first call: they belong to the event loop and thread of the calls."""
         if self._node is None:
             made = _servers(self._options.get("servers"))
             offline = bool(self._options.get("offline"))
-            # Asked again and again where it cannot be made: each time its directory goes with it.
+            # If this fails it is repeated with each call: remove the directory each time.
             with ExitStack() as stack:
                 directory = stack.enter_context(own_directory())
                 starter = made(directory, Cache.at(), offline=offline, env=_environment())
@@ -78,62 +78,62 @@ class ServerActor:
                 self._stack = stack.pop_all()
         return self._node
 
-    async def found(self) -> NodeReport:
-        """As NodeServers."""
-        return self._servers().found()
+    async def report(self) -> NodeReport:
+        """Return the report of NodeServers."""
+        return self._servers().report()
 
     async def heard(self, after: int) -> list[tuple[int, WorkerEvent]]:
-        """As NodeServers."""
+        """Return the next worker events of NodeServers."""
         return await self._servers().heard(after)
 
     async def launch(self, order: RankOrder) -> None:
-        """As NodeServers."""
+        """Launch a rank (NodeServers)."""
         await self._servers().launch(order)
 
     async def pace(self, worker: str, rate: float | None) -> None:
-        """As NodeServers."""
+        """Set the rate of a worker's fetch (NodeServers)."""
         await self._servers().pace(worker, rate)
 
     async def stop(self, worker: str) -> None:
-        """As NodeServers."""
+        """Stop a worker (NodeServers)."""
         await self._servers().stop(worker)
 
     async def rendezvous(self) -> tuple[str, int]:
-        """As NodeServers."""
+        """Return an address and port for a rendezvous (NodeServers)."""
         return await self._servers().rendezvous()
 
     async def clear(self) -> int:
-        """As NodeServers; this process's id."""
+        """Stop all workers (NodeServers); return this process's id."""
         await self._servers().clear()
         return os.getpid()
 
 
 @dataclass(frozen=True)
 class RemoteNode:
-    """A server actor as the controller orders it about."""
+    """Server actor in the form in which the controller uses it."""
 
     actor: Any
 
     async def launch(self, order: RankOrder) -> None:
-        """As Node."""
+        """Launch a rank (Node)."""
         await _asked(self.actor.launch.remote(order))
 
     async def pace(self, worker: str, rate: float | None) -> None:
-        """As Node."""
+        """Set the rate of a worker's fetch (Node)."""
         await _asked(self.actor.pace.remote(worker, rate))
 
     async def stop(self, worker: str) -> None:
-        """As Node."""
+        """Stop a worker (Node)."""
         await _asked(self.actor.stop.remote(worker))
 
     async def rendezvous(self) -> tuple[str, int]:
-        """As Node."""
+        """Return an address and port for a rendezvous (Node)."""
         address, port = await _asked(self.actor.rendezvous.remote())
         return str(address), int(port)
 
 
 async def _asked(reference: Any) -> Any:
-    """What the actor answers. Raises NodeLostError."""
+    """Return the actor's reply. Raises NodeLostError."""
     try:
         return await reference
     except RayError as error:
@@ -142,7 +142,10 @@ async def _asked(reference: Any) -> Any:
 
 @ray.remote
 class ControllerActor:
-    """The controller. `options`: state and record (paths or null), settings (as wire has them), offline, servers."""
+    """Actor of the controller.
+
+    `options`: state and record (paths or null), settings (as `wire` encodes them), offline, servers.
+    """
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
@@ -176,11 +179,11 @@ class ControllerActor:
 
     async def _first(self, spec: ServerSpec, actor: Any) -> tuple[ServerSpec, NodeReport | None]:
         with suppress(RayError, TimeoutError):
-            return spec, await asyncio.wait_for(actor.found.remote(), FIRST_S)
+            return spec, await asyncio.wait_for(actor.report.remote(), FIRST_S)
         return spec, None
 
     async def _nodes(self) -> dict[str, tuple[ServerSpec, Any]]:
-        """Nodes that live and are servers, each with its actor."""
+        """Return the living nodes that are servers, each with its actor."""
         found = {}
         for node in await asyncio.to_thread(ray.nodes):
             if not node["Alive"]:
@@ -208,20 +211,20 @@ class ControllerActor:
         ).remote(node["NodeManagerAddress"], self._options)
 
     async def _watch(self, control: FleetControl) -> None:
-        """Nodes come and go."""
+        """Watch for nodes that join or are lost."""
         while True:
             await asyncio.sleep(LOOK_S)
             control.calls.forget_lost()
             try:
                 nodes = await self._nodes()
-            except Exception as error:  # noqa: BLE001 - whatever Ray raises, nodes are looked for again
+            except Exception as error:  # noqa: BLE001 - after any error of Ray, nodes are looked for again
                 Log().say("nodes not seen", reason=f"{type(error).__name__}: {error}")
                 continue
             self._actors |= {name: actor for name, (_, actor) in nodes.items()}
             for name in [name for name in self._followed if name not in nodes]:
                 self._followed.pop(name).cancel()
                 del self._actors[name]
-                control.lost(name)
+                control.lose_server(name)
             for name, (spec, _) in nodes.items():
                 if name not in self._followed:
                     self._follow(control, spec, None)
@@ -231,35 +234,37 @@ class ControllerActor:
         self._followed[spec.name] = task
 
     async def call(self, document: Any) -> Any:
-        """Answer one call; calls that wait for nothing are processed in the order in which they came."""
+        """Answer one call; calls that do not wait are processed in order of arrival."""
         return await calls.answer(await self._control(), document)
 
 
 async def followed(
     control: FleetControl, spec: ServerSpec, actors: Mapping[str, Any], report: NodeReport | None
 ) -> None:
-    """Hear what the server says. One that cannot be reached is lost, and joins anew, emptied, when it can.
+    """Forward the events of a server to the controller.
 
-    By the actor that `actors` has for it now: one that Ray could not place, since a node that has just come was not known
-    everywhere, is dead for good, and another has its name by then.
+    A server that cannot be reached is lost; when it can be reached again it joins without workers. The actor is read
+    from `actors` on each attempt: an actor that Ray could not place, because its new node was not yet known
+    everywhere, is dead, and a replacement has its name.
     """
     while True:
         actor = actors[spec.name]
         try:
             if report is None:
-                report = await actor.found.remote()
+                report = await actor.report.remote()
                 if report.workers:
-                    # It ran on while it was given up: whoever was there has gone elsewhere.
+                    # It continued to run while it was counted as lost: its requests have moved to other
+                    # servers.
                     await actor.clear.remote()
-                    report = await actor.found.remote()
+                    report = await actor.report.remote()
                 control.joined(spec, RemoteNode(actor))
             after = report.seq
             while True:
                 for number, event in await actor.heard.remote(after):
-                    control.said(event)
+                    control.process_event(event)
                     after = number
         except RayError as error:
-            # What it raised, not Ray's account of where.
+            # Report the cause, not Ray's description of its location.
             cause = getattr(error, "cause", None)
             control.unreached(spec.name, str(cause) if cause is not None else type(error).__name__)
             report = None
@@ -267,7 +272,7 @@ async def followed(
 
 
 def _recorder(path: str | None) -> Any:
-    """Writes each event with what followed as a line of JSON, for a replay."""
+    """Return a function that writes each event and its actions as a line of JSON for a replay, or None."""
     if path is None:
         return None
     file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 - as long as the actor
@@ -281,7 +286,7 @@ def _recorder(path: str | None) -> Any:
 
 
 def end_all() -> list[str]:
-    """End every actor of the fleet, the controller first, so that nothing is started any more; their names."""
+    """End every actor of the fleet, the controller first so that it starts nothing more; return their names."""
     named = [
         one["name"]
         for one in ray.util.list_named_actors(all_namespaces=True)

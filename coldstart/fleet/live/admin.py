@@ -1,7 +1,7 @@
-"""What those who run a fleet ask of its gateway, with a key of their own: whoever may deploy may start what they like.
+"""Operator routes of a fleet's gateway. They require a separate key, because a deployment can start any process.
 
 GET   /fleet/status
-POST  /fleet/order     {"method": deploy | remove | scale | drain, "args": [...]}, as wire writes them
+POST  /fleet/order     {"method": deploy / remove / scale / drain, "args": [...]}, as `wire` encodes them
 POST  /fleet/down      ends every server and the controller
 """
 
@@ -25,7 +25,7 @@ HEADER = "x-coldstart-admin-key"
 
 
 def routes(front: FleetFront, key: str, down: Callable[[], Awaitable[None]]) -> list[Route]:
-    """For the endpoint. `down` ends the gateway as well."""
+    """Return the routes; `down` ends the fleet and the gateway."""
 
     def guarded(work: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -36,7 +36,7 @@ def routes(front: FleetFront, key: str, down: Callable[[], Awaitable[None]]) -> 
             except ControllerAwayError as error:
                 return JSONResponse({"error": f"the controller cannot be reached: {error}"}, status_code=503)
             except (ValueError, KeyError, TypeError) as error:
-                return JSONResponse({"error": f"that is no order: {error}"}, status_code=400)
+                return JSONResponse({"error": f"invalid order: {error}"}, status_code=400)
             return JSONResponse(found, status_code=400 if "error" in found else 200)
 
         return answer

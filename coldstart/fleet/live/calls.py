@@ -14,7 +14,7 @@ async def answer(control: FleetControl, document: Any) -> Any:
     """Return the reply document.
 
     Raises:
-        msgspec.ValidationError: the document is no call.
+        msgspec.ValidationError: The document is not a valid call.
     """
     call: Call = messages.read(document, Call)
     match call:
@@ -31,7 +31,7 @@ async def answer(control: FleetControl, document: Any) -> Any:
 
 
 def _order(control: FleetControl, call: AdminOrder) -> dict[str, Any]:
-    """Return {}, or {"error", "hint"} if the controller refuses."""
+    """Return {}, or {"error", "hint"} if the controller rejects the order."""
     try:
         getattr(control, call.method)(*map(wire.thing, call.args))
     except (ColdstartError, ValueError, TypeError, OSError) as error:

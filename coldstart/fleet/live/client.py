@@ -25,7 +25,7 @@ CONNECT_S = 120.0
 
 
 def main(descriptor: int, options: dict[str, Any]) -> None:
-    """Until the gateway's end of the connection closes."""
+    """Forward calls until the gateway's end of the connection closes."""
     die_with_supervisor()
     _connect(str(options["address"]))
     controller = _controller(dict(options["controller"]))
@@ -33,7 +33,7 @@ def main(descriptor: int, options: dict[str, Any]) -> None:
 
 
 def _connect(address: str) -> None:
-    """A cluster that is just coming up is waited for. Raises ConnectionError, RuntimeError."""
+    """Connect to Ray; wait up to CONNECT_S for a starting cluster. Raises ConnectionError, RuntimeError."""
     end = time.monotonic() + CONNECT_S
     while True:
         try:
@@ -48,7 +48,7 @@ def _connect(address: str) -> None:
 
 
 def _controller(options: dict[str, Any]) -> Any:
-    """On this machine, where its state file is; it outlives this process and starts again by itself."""
+    """Return the controller on this machine, where its state file is; it outlives this process and restarts automatically."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return actors.ControllerActor.options(  # type: ignore[attr-defined]
         name=actors.CONTROLLER,

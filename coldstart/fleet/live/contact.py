@@ -1,4 +1,4 @@
-"""Contact of a gateway with the controller: reports events in order, and pulls orders and routes again and again."""
+"""Contact of a gateway with the controller: reports events in order, and pulls orders and routes in a loop."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Contact:
             except ControllerAwayError:
                 self.away()
                 await asyncio.sleep(AWAY_S)
-            except Exception as error:  # noqa: BLE001 - a bad reply must not end a gateway that serves
+            except Exception as error:  # noqa: BLE001 - a bad reply must not end a running gateway
                 self.log.say("internal error", reason=f"{type(error).__name__}: {error}")
                 self.away()
                 await asyncio.sleep(AWAY_S)

@@ -1,8 +1,8 @@
-"""The live controller: the fleet's core decides, this carries out. Ray is not needed for it, nor imported.
+"""Live controller: carries out the decisions of the fleet's core. It neither needs nor imports Ray.
 
-Invariant: every order of the core is answered by exactly one event: a launch by its ranks being ready or dead, a stop by
-Stopped, a release by Released, a move by Moved unless the request ends before. Everything runs on one event loop, so the core
-is never asked twice at once.
+Invariant: every order of the core results in exactly one event: a launch in ready or dead ranks, a stop in Stopped, a
+release in Released, a move in Moved unless the request ends first. All code runs on one event loop, so the core
+processes one event at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Recorder = Callable[[float, Event, list[Action]], None]
 
 
 class FleetControl:
-    """One fleet. `nodes` are reached through what `joined` was given; `record` is told every event and what followed."""
+    """Controller of one fleet. `record` receives every event and the resulting actions."""
 
     def __init__(
         self,
@@ -62,14 +62,12 @@ class FleetControl:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
-    # The core.
-
     def tell(self, event: Event) -> None:
-        """Tell the core, and carry out what it orders."""
+        """Send an event to the core and carry out the resulting actions."""
         if self._closed:
             return
         now = self.clock()
-        actions = self.core.on(event, now)
+        actions = self.core.handle(event, now)
         if self.record is not None:
             self.record(now, event, actions)
         ranks: dict[str, list[LaunchRank]] = {}
@@ -119,14 +117,12 @@ class FleetControl:
                 if not self.calls.order(MoveRequest(request, target)):
                     asyncio.get_running_loop().call_soon(self.tell, events.Moved(request, False))
 
-    def said(self, event: WorkerEvent) -> None:
-        """A server has something to say of a worker."""
-        self.workers.said(event)
-
-    # Servers.
+    def process_event(self, event: WorkerEvent) -> None:
+        """Process a worker event of a server."""
+        self.workers.process_event(event)
 
     def joined(self, spec: ServerSpec, node: Node) -> None:
-        """A server is there, empty."""
+        """Add a server without workers."""
         self.unusable.pop(spec.name, None)
         self.log.say("server joined", server=spec.name)
         self.workers.processes.nodes[spec.name] = node
@@ -136,14 +132,14 @@ class FleetControl:
             self.tell(events.Drained(spec.name))
 
     def unreached(self, server: str, reason: str) -> None:
-        """A server cannot be used, though its node is there: lost, and the status says why."""
+        """Record that a server cannot be used though its node is alive: it is lost, and the status shows the reason."""
         if self.unusable.get(server) != reason:
             self.log.say("server unusable", server=server, reason=reason)
-        self.lost(server)
+        self.lose_server(server)
         self.unusable[server] = reason
 
-    def lost(self, server: str) -> None:
-        """A server is gone with all that was on it."""
+    def lose_server(self, server: str) -> None:
+        """Record that a server and all its workers were lost."""
         self.unusable.pop(server, None)
         if not self.workers.processes.lose(server):
             return
@@ -151,12 +147,12 @@ class FleetControl:
         self.tell(events.ServerLost(server))
 
     def rebuild(self, found: Iterable[tuple[ServerSpec, Node, NodeReport]]) -> None:
-        """A controller that has started finds the servers with what they have; told once, before all else."""
+        """Rebuild the state after a restart from the servers and their workers; called once, before all else."""
         servers: list[ServerSpec] = []
         for spec, node, report in found:
             self.workers.processes.adopt(spec.name, node, report)
             servers.append(spec)
-        ranks = self.workers.processes.found_ranks()
+        ranks = self.workers.processes.list_ranks()
         if ranks:
             self.gateways.expect()
         self.log.say("rebuilt", servers=[spec.name for spec in servers], workers=len(ranks))
@@ -173,12 +169,10 @@ class FleetControl:
                 routes[group.name] = GroupRoute(*where)
         self.gateways.publish(routes, tuple(one.launch for one in self.state.models.values()))
 
-    # Those who run it.
-
     def deploy(self, deployment: ModelDeployment) -> None:
-        """Take a model, or another way to start or size one; what serves by other words goes once it is done.
+        """Deploy a model, or replace its launch or limits; servers with outdated arguments stop after their requests.
 
-        Raises UsageError for a name that means another model already.
+        Raises UsageError for a name that refers to another model.
         """
         name = deployment.spec.name
         before = self.state.models.get(name)
@@ -193,12 +187,12 @@ class FleetControl:
         self.tell(events.Deployed(deployment.spec))
 
     def scale(self, name: str, least: int, most: int) -> None:
-        """Raises UsageError for a model that is not deployed, and for numbers that make no sense."""
+        """Set the minimum and maximum number of workers. Raises UsageError for an unknown model or invalid limits."""
         known = self._known(name)
         self.deploy(replace(known, spec=replace(known.spec, least=least, most=most)))
 
     def remove(self, name: str) -> None:
-        """Raises UsageError for a model that is not deployed."""
+        """Remove a model. Raises UsageError if it is not deployed."""
         self._known(name)
         self.state.remove(name)
         self.tell(events.Removed(name))
@@ -209,7 +203,7 @@ class FleetControl:
         return self.state.models[name]
 
     def drain(self, server: str) -> None:
-        """Raises UsageError for a server that is not there."""
+        """Drain a server: it accepts no new worker. Raises UsageError for an unknown server."""
         if server not in self.workers.processes.nodes:
             raise UsageError(f"the fleet has no server {server}", hint="coldstart fleet status")
         self.state.drain(server)

@@ -1,8 +1,8 @@
 """Connection of a gateway to the controller, through a child process that is Ray's client.
 
-Ray ends processes that lose their cluster for too long, and its import takes seconds: neither may happen in the gateway. The
-child calls the controller: {"call": n, "message": document}, answered by {"reply": n, "value": document} or
-{"reply": n, "error": text}; {"call": n} ends the fleet. A child that ends is started again.
+Ray ends processes that lose their cluster for too long, and its import takes seconds: neither may happen in the
+gateway. The child calls the controller: {"call": n, "message": document}, answered by {"reply": n, "value": document}
+or {"reply": n, "error": text}; {"call": n} ends the fleet. A child that ends is started again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RayConnection:
         self._sent: asyncio.Lock = asyncio.Lock()
 
     async def call(self, call: Call) -> Any:
-        """As ControllerConnection."""
+        """Return the JSON document of the reply (ControllerConnection)."""
         return await self._call({"message": messages.document(call)})
 
     async def end_fleet(self) -> None:
@@ -70,7 +70,7 @@ class RayConnection:
         if self._channel is not None:
             return self._channel
         if loop.time() < self._not_before:
-            raise ControllerAwayError("its client has just ended")
+            raise ControllerAwayError("the Ray client has just ended")
         self._not_before = loop.time() + AGAIN_S
         ours, theirs = socket.socketpair()
         given = {str(environment.SUPERVISOR_PID): str(os.getpid()), **self.env}
@@ -115,10 +115,10 @@ class RayConnection:
         asyncio.get_running_loop().run_in_executor(None, self._process.wait)
         for answer in self._asked.values():
             if not answer.done():
-                answer.set_exception(ControllerAwayError("its client ended"))
+                answer.set_exception(ControllerAwayError("the Ray client ended"))
 
     async def close(self) -> None:
-        """End the child."""
+        """End the child process."""
         process, channel = self._process, self._channel
         if channel is not None:
             asyncio.get_running_loop().remove_reader(channel.socket)

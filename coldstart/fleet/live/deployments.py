@@ -1,6 +1,6 @@
-"""From the words of `fleet deploy` to what the fleet decides by: figures of the bundle, of the files, or as given.
+"""Convert the arguments of `fleet deploy` to a deployment, with values from the bundle, the weights or the command line.
 
-Where a start's parts are not known apart, all of it counts as the runtime's time: a start takes what the bundle's took.
+The duration of a start is counted as the runtime's time if its parts are not known.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from coldstart.weights.load import stage, tensors
 
 
 @dataclass(frozen=True, slots=True)
-class DeployWords:
-    """As typed. Sizes in words, `limits_s` of TTFT and TPOT."""
+class DeployArguments:
+    """Arguments of `fleet deploy` as typed; sizes as text, `limits_s` are TTFT and TPOT in seconds."""
 
     least: int
     most: int
@@ -40,7 +40,7 @@ class DeployWords:
 
 
 def limits(text: str | None) -> tuple[float, float]:
-    """TTFT and TPOT from `ttft=2,tpot=0.1`, infinite where not given. Raises UsageError."""
+    """Parse TTFT and TPOT limits in seconds from `ttft=2,tpot=0.1`; infinite if omitted. Raises UsageError."""
     found = {"ttft": inf, "tpot": inf}
     for word in filter(None, (text or "").split(",")):
         name, _, value = word.partition("=")
@@ -49,16 +49,22 @@ def limits(text: str | None) -> tuple[float, float]:
             if name not in found or seconds <= 0:
                 raise ValueError
         except ValueError as error:
-            raise UsageError(f"--slo {text!r} is no limit", hint="--slo ttft=2,tpot=0.1") from error
+            raise UsageError(f"--slo: invalid limits {text!r}", hint="--slo ttft=2,tpot=0.1") from error
         found[name] = seconds
     return found["ttft"], found["tpot"]
 
 
-def made(launch: Launch, wanted: DeployWords, cache: Cache, *, offline: bool) -> ModelDeployment:
-    """Raises what a look-up raises, NoBundleError where one is needed, UsageError where a figure is not known."""
-    found = lookups.of_launch(launch, cache, offline=offline)
+def build_deployment(
+    launch: Launch, wanted: DeployArguments, cache: Cache, *, offline: bool
+) -> ModelDeployment:
+    """Return the deployment of a launch.
+
+    Raises:
+        UsageError: A required value is unknown. A look-up may raise other errors, and NoBundleError.
+    """
+    found = lookups.look_up_launch(launch, cache, offline=offline)
     if wanted.memory is None and not runtime.targets_cpu():
-        raise UsageError("no bundle says how much of a GPU's memory a model takes", hint="--memory 24GB")
+        raise UsageError("bundles do not contain the GPU memory of a model", hint="--memory 24GB")
     shares: dict[int, tuple[int, ...]] = {}
     if wanted.size:
         weights = parse_size(wanted.size)
@@ -66,10 +72,12 @@ def made(launch: Launch, wanted: DeployWords, cache: Cache, *, offline: bool) ->
         shares = ranks_bytes(found)
         weights = profiles.weights_bytes(found.model.path) or (shares[1][0] if shares else 0)
     if not weights:
-        raise UsageError(f"{launch.name}: no weights lie here to say how large they are", hint="--size 24GB")
+        raise UsageError(
+            f"{launch.name}: cannot determine the size of its weights: no local weights", hint="--size 24GB"
+        )
     memory, start_s = parse_size(wanted.memory) if wanted.memory else 0, wanted.start_s
     if not memory or start_s is None:
-        known = profiles.of_lookup(launch, found)
+        known = profiles.choose_profile(launch, found)
         memory, start_s = memory or known.memory, known.start_s if start_s is None else start_s
     spec = FleetModel(
         launch.name,
@@ -87,7 +95,7 @@ def made(launch: Launch, wanted: DeployWords, cache: Cache, *, offline: bool) ->
 
 
 def ranks_bytes(found: Lookup) -> dict[int, tuple[int, ...]]:
-    """Bytes of the tensors that each rank needs, by number of ranks, as the bundle has them; {} where none says."""
+    """Return the bytes of the tensors of each rank, by number of ranks, from the bundle; {} if it contains no such plan."""
     try:
         plan: Any = found.weights_donor.json("weights") if found.weights_donor else None
         ordered = tensors.ordered(plan) if isinstance(plan, Mapping) else []

@@ -1,7 +1,7 @@
-"""One fetch of a model server that starts, as its node sees it: told its rate until it has ended, and what it came to.
+"""One weight fetch of a starting model server, controlled by its node.
 
-The prefetcher is another process, which may not run yet, or no more: so it is told the rate again whenever it is asked how
-far it is, and one that was started anew goes on at the right one.
+The prefetcher is another process, which may not have started or may restart. So each query of its progress repeats
+the current rate.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Tell = Callable[[PacedFetch], Mapping[str, Any] | None]
 
 
 class NodeFetch:
-    """That of `pace`, which `tell` tells the prefetcher."""
+    """Fetch `pace` of one server; `tell` sends it to the prefetcher."""
 
     def __init__(self, pace: PacedFetch, tell: Tell = client.told) -> None:
         self.pace, self._tell = pace, tell
         self._changed = asyncio.Event()
 
     def change(self, rate: float | None) -> None:
-        """Another rate from now on, in bytes/s; None: as it comes."""
+        """Change the rate, in bytes/s; None: no limit."""
         self.pace = PacedFetch(self.pace.name, rate, self.pace.background)
         self._changed.set()
 
-    async def ended(self) -> Mapping[str, Any]:
-        """What the prefetcher says of it once all is there; see `client.told`. Waits for as long as it is not begun."""
+    async def wait(self) -> Mapping[str, Any]:
+        """Return the prefetcher's report after the fetch has ended; see `client.told`. Waits also for its begin."""
         while True:
             self._changed.clear()
             said = None

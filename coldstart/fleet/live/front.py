@@ -1,7 +1,8 @@
-"""The fleet's gateway: a request for a model that serves goes to it by the routes known here, and the controller is told after.
+"""Gateway of the fleet: sends requests to groups by the routes that it knows, and reports them to the controller afterwards.
 
-Invariant: what is asked of a model that serves is never kept waiting for the controller, nor for Ray; only a request that needs
-a start is. The controller hears in order of each request's coming, going and end, or, where it was away, of all at once.
+Invariant: a request for a model that is ready never waits for the controller or for Ray; only a request that needs a
+start does. The controller receives the arrival, route and end of each request in order; after an outage, it receives
+all open requests at once.
 """
 
 from __future__ import annotations
@@ -69,21 +70,19 @@ class FleetFront:
         self.moves = Moves(self._tickets, self.targets, self._move_ended, self.clock, self.log)
         self._number = 0
 
-    # Requests.
-
     def enter(self, asked: str | None) -> Ticket:
-        """As Front."""
+        """Admit a request (Front)."""
         if self.facts.stopping:
             raise self._counted(AdmissionRefusedError(503, "the gateway is stopping", 5.0))
         route = self.catalogue.route(asked)
         if route is None:
             if not self.contact.incarnation:
                 raise self._counted(
-                    AdmissionRefusedError(503, "the fleet's controller is not there yet", 1.0)
+                    AdmissionRefusedError(503, "the fleet's controller has not started yet", 1.0)
                 )
             raise self._counted(unknown(asked))
         self.total += 1
-        facts = self.facts.of(route.model)
+        facts = self.facts.get_model(route.model)
         facts.requests += 1
         ticket = self._enter(route)
         facts.hits += ticket.hit
@@ -104,7 +103,7 @@ class FleetFront:
         return ticket
 
     def _free(self, model: str) -> FleetReplica | None:
-        """Return a group to send to; a full one only while no controller could start another one."""
+        """Return a group to send to; a full one only if no controller is available to start another group."""
         return self.targets.find(model, self.clock(), overload=not self.connected)
 
     def _granted(self, ticket: FleetTicket, target: FleetReplica) -> None:
@@ -115,7 +114,7 @@ class FleetFront:
         ticket.granted.set_result(target)
 
     def leave(self, ticket: Ticket) -> None:
-        """As Front."""
+        """Remove a request that has ended (Front)."""
         known = self._tickets.pop(ticket.number, None)
         if known is None:
             return
@@ -124,13 +123,14 @@ class FleetFront:
         if known.target is not None:
             self.targets.free(known.target)
 
-    async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """As Front: somewhere else, or where the controller starts another group."""
+    async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
+        """Admit a request again at another group, or at one that the controller starts (Front)."""
         assert isinstance(ticket, FleetTicket) and isinstance(replica, FleetReplica)
         if self.moves.rolled_back(ticket, str(error)):
             return ticket
         replica.suspect_until = self.clock() + SUSPECT_S
-        # What was never sent does no harm elsewhere; what was may be why its server died.
+        # A request that was never sent is harmless to other servers; one that was sent may have killed its
+        # server.
         unsent = ticket.unsent + isinstance(error, NothingSentError)
         if ticket.tries + 1 - unsent > TRIES or unsent > TRIES_UNSENT or self.facts.stopping:
             return None
@@ -143,31 +143,29 @@ class FleetFront:
         reason = str(error) or type(error).__name__
         self.log.say("again", number=ticket.number, tries=ticket.tries + 1, **said, reason=reason)
         if self._free(ticket.route.model) is None:
-            # The controller hears of the end in a moment; before that it would send it there again.
+            # Wait: until the controller learns of the group's end, it would send the request there again.
             await asyncio.sleep(min(AGAIN_MOST_S, AGAIN_S * 2**ticket.tries))
         return self._enter(ticket.route, ticket.tries + 1, unsent)
 
     def state(self, model: str) -> str:
-        """As Front."""
-        return "starting" if self.connected else "the controller is away"
+        """Return the model's state in one word, for a waiting client (Front)."""
+        return "starting" if self.connected else "the controller cannot be reached"
 
     def _counted(self, refused: AdmissionRefusedError) -> AdmissionRefusedError:
         self.facts.refused[refused.status] += 1
         return refused
 
-    # The controller.
-
     def begin(self) -> None:
-        """Find the controller, and stay in touch."""
+        """Find the controller, and stay in contact."""
         self.contact.begin()
 
     @property
     def connected(self) -> bool:
-        """Whether the controller answers."""
+        """Return whether the controller answers."""
         return self.contact.connected
 
     def known(self) -> tuple[tuple[str, ...], tuple[OpenRequest, ...]]:
-        """As Gatekeeper."""
+        """Return the groups that can be sent to, and all open requests (Gatekeeper)."""
         requests = (
             OpenRequest(one.number, one.route.model, one.target.group if one.target else None)
             for one in self._tickets.values()
@@ -175,13 +173,13 @@ class FleetFront:
         return tuple(self.targets.names()), tuple(requests)
 
     def alone(self) -> None:
-        """As Gatekeeper: what waits for the controller, and need not, does so no longer."""
+        """Continue without the controller: grant waiting requests that a known group can answer (Gatekeeper)."""
         for ticket in self._tickets.values():
             if not ticket.granted.done() and (target := self._free(ticket.route.model)) is not None:
                 self._granted(ticket, target)
 
     def obey(self, order: RequestOrder) -> None:
-        """As Gatekeeper."""
+        """Carry out an order of the controller (Gatekeeper)."""
         ticket = self._tickets.get(order.request)
         if ticket is None:
             return
@@ -201,10 +199,10 @@ class FleetFront:
         del self._tickets[ticket.number]
         refused = AdmissionRefusedError(order.status, order.reason, order.retry_s)
         ticket.granted.set_exception(self._counted(refused))
-        ticket.granted.exception()  # its client may be gone, and no one retrieves it
+        ticket.granted.exception()  # its client may be disconnected; otherwise asyncio logs it
 
     def _renew(self, ticket: FleetTicket) -> None:
-        """The same request as a new one of the controller's."""
+        """Send the same request to the controller again under a new number."""
         self.contact.emit(RequestEnded(ticket.number))
         del self._tickets[ticket.number]
         self._number += 1
@@ -213,7 +211,7 @@ class FleetFront:
         self.contact.emit(RequestArrived(ticket.number, ticket.route.model))
 
     def update(self, routes: tuple[GroupRoute, ...], launches: tuple[Launch, ...]) -> None:
-        """As Gatekeeper."""
+        """Replace the routes and launches (Gatekeeper)."""
         self.targets.update(routes)
         self.catalogue = Catalogue(launches)
 
@@ -223,10 +221,8 @@ class FleetFront:
     def _move_ended(self, request: str, moved: bool) -> None:
         self.contact.emit(MoveEnded(request, moved))
 
-    # All of it.
-
     def status(self) -> Mapping[str, object]:
-        """The gateway's part of the status; servers and models are the controller's."""
+        """Return the gateway's part of the status; the controller supplies servers and models."""
         held = sum(not one.granted.done() for one in self._tickets.values())
         return {
             "schema_version": SCHEMA_VERSION,
@@ -252,7 +248,7 @@ class FleetFront:
         }
 
     async def refreshed(self) -> Mapping[str, object]:
-        """The status with what the controller says now; with what it said last, while it is away."""
+        """Return the status with the controller's current part, or its last part if it cannot be reached."""
         if self.connected:
             try:
                 self.controlled = await asyncio.wait_for(self.contact.connection.call(GetStatus()), CONNECT_S)
@@ -278,7 +274,7 @@ class FleetFront:
             yield ModelLoad(name, open_[name, False], open_[name, True], groups[name])
 
     def drain(self) -> None:
-        """Take nothing new, and refuse what waits."""
+        """Reject new and waiting requests."""
         self.facts.stopping = True
         for ticket in list(self._tickets.values()):
             if not ticket.granted.done():
@@ -286,7 +282,7 @@ class FleetFront:
                 ticket.granted.exception()
 
     async def close(self) -> None:
-        """Leave the controller alone."""
+        """Close the connections and end the contact with the controller, which continues to run."""
         self.moves.close()
         await self.contact.close()
         self.targets.close()

@@ -1,6 +1,6 @@
-"""Calls of gateways to the controller: attach, pull, report; and the core's orders to them.
+"""Calls of gateways to the controller: attach, pull, report; and the core's orders to the gateways.
 
-Invariant: the core receives one arrival or route, and one end, for each request of a gateway that lives.
+Invariant: the core receives one arrival or route, and one end, for each request of a living gateway.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ class GatewayCalls:
 
     def order(self, order: RequestOrder) -> bool:
         """Send an order to the gateway of its request; return whether that gateway is attached."""
-        gateway = self._gateways.of(order.request)
+        gateway = self._gateways.find_gateway(order.request)
         if gateway is not None:
             gateway.send(order)
         return gateway is not None
 
     def forget_lost(self) -> None:
         """Forget gateways that have not pulled for long, with their requests."""
-        for gateway in self._gateways.lost():
+        for gateway in self._gateways.remove_lost():
             self._log.say("gateway lost", gateway=gateway.name)
             for request in gateway.open:
                 self._emit(events.Ended(request))

@@ -1,6 +1,6 @@
-"""The gateways as the controller sees them: what each is told, which groups it may send to, which requests it has.
+"""Gateways as the controller knows them: their orders, the groups that they may send to, and their open requests.
 
-Invariant: a group is let go for good only when no gateway that lives can send to it any more.
+Invariant: a group is released only when no living gateway can send to it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from coldstart.fleet.live.messages import GroupRoute, News, NumberedOrder, Reque
 from coldstart.host.launches import Launch
 
 ALIVE_S = 15.0
-"""A gateway asks every few seconds; one that did not for so long is gone."""
+"""Time in seconds after its last call at which a gateway counts as lost."""
 BACK_S = 2.0
-"""So long after a controller has begun again gateways that send to what it found may not have found it."""
+"""Time in seconds after a controller restart in which gateways may still attach."""
 
 
 @dataclass(eq=False, slots=True)
 class GatewayRecord:
-    """One gateway. `knows` are groups it was told of and has not let go; `open` the requests it has."""
+    """One gateway. `knows` are the groups that it has a route to and has not released; `open` are its requests."""
 
     name: str
     seen: float
@@ -34,7 +34,7 @@ class GatewayRecord:
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def send(self, order: RequestOrder) -> None:
-        """Keep an order for the gateway's next pull."""
+        """Queue an order for the gateway's next pull."""
         self.number += 1
         self.orders.append(NumberedOrder(self.number, order))
         self.news.set()
@@ -53,21 +53,21 @@ class Gateways:
         self._all_back = 0.0
 
     def expect(self) -> None:
-        """There are gateways that will attach: until then nobody knows what they send to."""
+        """Wait for gateways to attach after a restart: until then the groups that they send to are unknown."""
         self._all_back = self.clock() + BACK_S
 
     def attach(self, name: str, groups: Collection[str]) -> GatewayRecord:
-        """A gateway that is new, or has found this controller again; the groups are those it can send to."""
+        """Attach a gateway that is new or has found this controller again; `groups` are those that it can send to."""
         before = self.known.pop(name, None)
         gateway = self.known[name] = GatewayRecord(name, self.clock(), set(groups))
         if before is not None:
-            # What was ordered meanwhile was not heard yet.
+            # Orders since the last pull have not been received yet.
             gateway.orders, gateway.number = before.orders, before.number
             before.news.set()
         return gateway
 
-    def of(self, request: str) -> GatewayRecord | None:
-        """Whose request that is: its name begins with the gateway's."""
+    def find_gateway(self, request: str) -> GatewayRecord | None:
+        """Return the gateway of a request: the request's name begins with the gateway's name."""
         return self.known.get(request.partition("/")[0])
 
     def publish(self, routes: dict[str, GroupRoute], launches: tuple[Launch, ...]) -> None:
@@ -79,7 +79,7 @@ class Gateways:
             gateway.news.set()
 
     def touch(self, gateway: GatewayRecord) -> None:
-        """Note that the gateway lives."""
+        """Record that the gateway is alive."""
         gateway.seen = self.clock()
 
     async def news(self, gateway: GatewayRecord, after: int, wait_s: float) -> News:
@@ -99,12 +99,12 @@ class Gateways:
         return News(orders, tuple(self.routes.values()), self.launches)
 
     def released(self, gateway: GatewayRecord, group: str) -> None:
-        """The gateway has no request there and sends none."""
+        """Record that the gateway has no request at the group and sends none."""
         gateway.knows.discard(group)
         self._let_go.set()
 
     async def let_go(self, group: str, patience_s: float) -> None:
-        """Wait until no gateway that lives can send to that group, or for so long."""
+        """Wait until no living gateway can send to the group, at most `patience_s` seconds."""
         end = self.clock() + patience_s
         while (now := self.clock()) < end and (
             now < self._all_back or any(group in gateway.knows for gateway in self._alive())
@@ -117,8 +117,8 @@ class Gateways:
         now = self.clock()
         return (gateway for gateway in self.known.values() if now - gateway.seen < ALIVE_S)
 
-    def lost(self) -> list[GatewayRecord]:
-        """Gateways that are gone, which are forgotten."""
+    def remove_lost(self) -> list[GatewayRecord]:
+        """Forget the gateways that are lost, and return them."""
         alive = set(map(id, self._alive()))
         gone = [gateway for gateway in self.known.values() if id(gateway) not in alive]
         for gateway in gone:

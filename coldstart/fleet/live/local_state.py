@@ -14,7 +14,7 @@ from coldstart.system import paths
 
 @dataclass(frozen=True, slots=True)
 class LocalFleet:
-    """The gateway's URL, admin key and process id; Ray's address, and its token where `fleet up` started Ray."""
+    """URL, admin key and process id of the gateway; Ray's address, and its token if `fleet up` started Ray."""
 
     url: str
     admin_key: str
@@ -28,7 +28,7 @@ def _path() -> Path:
 
 
 def save(fleet: LocalFleet) -> None:
-    """Save this fleet in the place of any earlier one."""
+    """Save this fleet; replaces any earlier one."""
     files.write_atomic(_path(), json.dumps(asdict(fleet)).encode(), mode=0o600)
 
 
@@ -51,11 +51,11 @@ def require() -> LocalFleet:
     """Return the saved fleet.
 
     Raises:
-        CommandFailedError: no fleet is saved.
+        CommandFailedError: No fleet is saved.
     """
     found = load()
     if found is None:
         raise CommandFailedError(
-            "No fleet of yours runs on this machine.", hint="coldstart fleet up --memory 60GiB"
+            "no fleet of this user is running on this machine", hint="coldstart fleet up --memory 60GiB"
         )
     return found

@@ -1,6 +1,6 @@
-"""Link speeds and join times that starts show: saved in the fleet's state, and sent to the core.
+"""Link speeds and join times measured at starts: saved in the fleet's state and sent to the core.
 
-A measurement that cannot be saved still counts until the controller ends.
+A measurement that cannot be saved is used until the controller ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Measurements:
         self._state, self._models, self._emit, self._log = state, models, emit, log
 
     def record_fetch(self, server: str, size: int, seconds: float) -> None:
-        """Record a fetch of `size` bytes that had the server's link to itself."""
+        """Record a fetch of `size` bytes that used the server's link alone."""
         before = self._state.links.get(server)
         after = observed.speed(before, size, seconds)
         if after is not None and after != before:
@@ -32,7 +32,7 @@ class Measurements:
             self.emit_speed(server)
 
     def record_start(self, name: str, ranks: int, seconds: float) -> None:
-        """Record how long a group of so many ranks took to join once its weights were loaded."""
+        """Record the seconds that a group of `ranks` ranks took to join after its weights were loaded."""
         known = self._state.models.get(name)
         if known is None:
             return

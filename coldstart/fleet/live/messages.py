@@ -1,7 +1,7 @@
 """Messages between a gateway and the controller, which are two processes.
 
-A gateway attaches with what it has, then pulls orders and routes and reports events, each in order. Every message is a JSON
-document when it leaves its process; `document` and `read` convert, and `read` checks every field.
+A gateway attaches with its open requests, then pulls orders and routes and reports events, each in order. A message
+leaves its process as a JSON document; `document` and `read` convert, and `read` checks every field.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RequestArrived(msgspec.Struct, frozen=True, tag=True):
 
 
 class RequestRouted(msgspec.Struct, frozen=True, tag=True):
-    """The gateway has sent a request to a group by a route that it had."""
+    """The gateway has sent a request to a group by a known route."""
 
     request: str
     model: str
@@ -30,7 +30,7 @@ class RequestRouted(msgspec.Struct, frozen=True, tag=True):
 
 
 class RequestEnded(msgspec.Struct, frozen=True, tag=True):
-    """A request has ended, however it did."""
+    """A request has ended, for any reason."""
 
     request: str
 
@@ -59,7 +59,7 @@ class SendRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class RefuseRequest(msgspec.Struct, frozen=True, tag=True):
-    """Refuse a waiting request with an HTTP status; the client may retry after `retry_s` seconds."""
+    """Reject a waiting request with an HTTP status; the client may retry after `retry_s` seconds."""
 
     request: str
     status: int
@@ -96,7 +96,7 @@ class GroupRoute(msgspec.Struct, frozen=True):
 
 
 class OpenRequest(msgspec.Struct, frozen=True):
-    """A request that a gateway has; `group` is None while it waits."""
+    """An open request of a gateway; `group` is None while it waits."""
 
     request: str
     model: str
@@ -104,7 +104,7 @@ class OpenRequest(msgspec.Struct, frozen=True):
 
 
 class Attach(msgspec.Struct, frozen=True, tag=True):
-    """Attach a gateway with the groups that it can send to and its requests."""
+    """Attach a gateway with the groups that it can send to and its open requests."""
 
     gateway: str
     groups: tuple[str, ...]
@@ -169,11 +169,11 @@ def document(message: msgspec.Struct) -> Any:
 
 
 def read(given: Any, kind: Any) -> Any:
-    """Return the message of a JSON document; `kind` is a class or a union of classes.
+    """Return the message in a JSON document; `kind` is a class or a union of classes.
 
     Raises:
-        msgspec.ValidationError: the document is no message of this kind; a ValueError.
-        Usage: a launch in it is invalid.
+        msgspec.ValidationError: The document is not a valid message of this kind; a ValueError.
+        UsageError: A launch in it is invalid.
     """
     return msgspec.convert(given, kind, dec_hook=_decode)
 

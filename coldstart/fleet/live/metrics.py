@@ -1,4 +1,4 @@
-"""Prometheus metrics of a fleet's gateway: answers as a host counts them, and `coldstart_fleet_...` for the rest."""
+"""Prometheus metrics of a fleet's gateway: answers under the host's metric names, and `coldstart_fleet_...` for the rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREFIX = "coldstart_fleet_"
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """Requests of one model that wait and that are being answered, and the groups that serve it."""
+    """Waiting and running requests of one model, and the groups that serve it."""
 
     model: str
     waiting: int
@@ -23,7 +23,7 @@ class ModelLoad:
 
 @dataclass(frozen=True, slots=True)
 class GatewayFigures:
-    """All figures of one gateway at one moment; `refused` by HTTP status."""
+    """All values of one gateway at one moment; `refused` by HTTP status."""
 
     requests: int
     again: int
@@ -35,7 +35,7 @@ class GatewayFigures:
 
 
 class FleetCollector(Collector):
-    """Collector over the figures that `read` returns."""
+    """Collector over the values that `read` returns."""
 
     def __init__(self, read: Callable[[], GatewayFigures]) -> None:
         self._read = read
@@ -45,29 +45,35 @@ class FleetCollector(Collector):
         figures = self._read()
         yield from _counters(figures)
         yield GaugeMetricFamily(
-            f"{PREFIX}controller_up", "Whether the controller answers.", float(figures.connected)
+            f"{PREFIX}controller_up", "1 if the controller answers, else 0.", float(figures.connected)
         )
         yield from _loads(figures.models)
 
 
 def _counters(figures: GatewayFigures) -> Iterator[Metric]:
     for name, about, value in (
-        ("requests", "Requests for a deployed model.", figures.requests),
-        ("again", "Requests taken in anew, their server gone.", figures.again),
-        ("resumed", "Of these: streams that had begun.", figures.resumed),
-        ("moved", "Streams handed over to another worker.", figures.moved),
+        ("requests", "Number of requests for a deployed model.", figures.requests),
+        ("again", "Number of requests admitted again after their server failed.", figures.again),
+        ("resumed", "Number of admitted-again requests whose stream had begun.", figures.resumed),
+        ("moved", "Number of streams handed over to another worker.", figures.moved),
     ):
         yield CounterMetricFamily(PREFIX + name, about, value)
-    refused = CounterMetricFamily(f"{PREFIX}refused", "Requests refused, by status.", labels=["code"])
+    refused = CounterMetricFamily(
+        f"{PREFIX}refused", "Number of rejected requests, by HTTP status.", labels=["code"]
+    )
     for code, count in figures.refused.items():
         refused.add_metric([str(code)], count)
     yield refused
 
 
 def _loads(models: tuple[ModelLoad, ...]) -> Iterator[Metric]:
-    held = GaugeMetricFamily(f"{PREFIX}model_held", "Requests that wait.", labels=["model"])
-    busy = GaugeMetricFamily(f"{PREFIX}model_in_flight", "Requests that are answered.", labels=["model"])
-    groups = GaugeMetricFamily(f"{PREFIX}model_groups", "Groups that serve.", labels=["model"])
+    held = GaugeMetricFamily(
+        f"{PREFIX}model_held", "Number of requests that wait for the model.", labels=["model"]
+    )
+    busy = GaugeMetricFamily(f"{PREFIX}model_in_flight", "Number of requests in progress.", labels=["model"])
+    groups = GaugeMetricFamily(
+        f"{PREFIX}model_groups", "Number of groups that serve the model.", labels=["model"]
+    )
     for one in models:
         held.add_metric([one.model], one.waiting)
         busy.add_metric([one.model], one.in_flight)

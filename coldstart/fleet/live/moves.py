@@ -1,7 +1,8 @@
-"""Streams handed over from a pipeline to the worker that takes over, few at a time, by computing again (ParaServe, 6.2).
+"""Moves of streams from a pipeline to a single worker by recomputation, a few at a time (ParaServe, section 6.2).
 
-The target is first asked for one token after all that there is, while the pipeline goes on: so it has computed nearly all when
-the stream is stopped there and goes on here. A stream that cannot move, or does not come through, goes on in the pipeline.
+The target first generates one token after all tokens so far, while the pipeline continues. So it has computed nearly
+all of the stream when the pipeline is stopped and the target continues. A stream that cannot move, or whose move
+fails, continues in the pipeline.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ JSON = ((b"content-type", b"application/json"),)
 
 
 class _Turns:
-    """As many at a time as the pace says; `asked` wait or move."""
+    """Limit of concurrent moves to one worker, set by the pace; `asked` counts waiting and running moves."""
 
     def __init__(self) -> None:
         self.pace, self.asked, self._moving, self._changed = HandoverPace(), 0, 0, asyncio.Condition()
@@ -46,7 +47,7 @@ class _Turns:
 class Moves:
     """Moves of one gateway's streams; `count` succeeded.
 
-    `tickets` are the gateway's open requests by number, and `ended` is called with the number of each move's request and
+    `tickets` are the gateway's open requests by number. `ended` is called with the number of each move's request and
     whether it moved.
     """
 
@@ -64,7 +65,7 @@ class Moves:
         self._turns: dict[str, _Turns] = {}
 
     def order(self, ticket: FleetTicket, target: FleetReplica | None) -> None:
-        """Move that request, when it is its turn."""
+        """Move the request when a slot is free."""
         self._tasks.spawn(self._ordered(ticket, target))
 
     async def _ordered(self, ticket: FleetTicket, target: FleetReplica | None) -> None:
@@ -79,20 +80,20 @@ class Moves:
             self._ended(number, done)
 
     def _is_open(self, ticket: FleetTicket) -> bool:
-        """Return whether the request is still here, under its number."""
+        """Return whether the request is still open under its number."""
         return self._tickets.get(ticket.number) is ticket
 
     async def _moved(self, ticket: FleetTicket, target: FleetReplica, pace: HandoverPace) -> bool:
         source, stream = ticket.target, ticket.stream
         if source is None or stream is None or ticket.answer is None:
-            return self._stays(ticket, "it can only end where it began")
+            return self._stays(ticket, "the stream is not resumable")
         handover, clock = Handover(Request()), self._clock
         handover.prepare(clock(), PATIENCE_S)
         target.busy += 1
         done = False
         try:
             if stream.prompt is not None and not await self._warm(target, stream.warming()):
-                return self._stays(ticket, "the worker did not compute what there is")
+                return self._stays(ticket, "the worker did not compute the tokens so far")
             if not self._is_open(ticket) or stream.finished or not stream.resumable:
                 return False
             handover.sent = len(stream.tokens)
@@ -115,7 +116,7 @@ class Moves:
                 ticket.move = None
             return done
         finally:
-            # The one that it has left, or never came to.
+            # Free the group that the stream has left, or did not reach.
             self._targets.free(source if done else target)
 
     def _stays(self, ticket: FleetTicket, reason: str) -> bool:
@@ -129,11 +130,11 @@ class Moves:
                 async with asked as answer:
                     await answer.read()
                     return answer.status == 200
-        except OSError:  # TimeoutError is one
+        except OSError:  # includes TimeoutError
             return False
 
     def rolled_back(self, ticket: FleetTicket, reason: str) -> bool:
-        """The target broke off before it said anything: whether the stream was on its way there, and goes on in its group."""
+        """Roll back the stream's move if the target failed before its first token; return whether a move was in progress."""
         move = ticket.move
         if move is None or move.settled.done() or move.handover.failed() is None:
             return False
@@ -150,10 +151,10 @@ class Moves:
             ticket.answer.interrupt()
 
     def over(self, ticket: FleetTicket) -> None:
-        """The request is answered, or goes elsewhere."""
+        """End the request's move: the request was answered, or is sent elsewhere."""
         if ticket.move is not None and not ticket.move.settled.done():
             ticket.move.settled.set_result(False)
 
     def close(self) -> None:
-        """Leave everything where it is."""
+        """Cancel all moves."""
         self._tasks.cancel()

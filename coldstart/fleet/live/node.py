@@ -1,7 +1,7 @@
-"""The model servers of one machine of the fleet: begun, watched and ended by the same starter as a host's.
+"""Model servers of one machine of the fleet, started and supervised by the same starter as those of a host.
 
-Invariant: of every worker that was ordered, its end is said once; until then it is among those found. Everything said is
-kept until the controller asks for what comes after it, so that a controller that starts again misses nothing.
+Invariant: the end of every ordered worker is reported once; until then the worker is listed. Reports are retained
+until the controller asks for later ones, so that a restarted controller misses none.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Process:
 
 
 class NodeServers:
-    """Those of the machine whose address is `host`. With `shows_devices` a server sees the one GPU that it was given."""
+    """Servers of the machine with the address `host`. With `shows_devices` a server sees only its own GPU."""
 
     def __init__(
         self,
@@ -63,16 +63,16 @@ class NodeServers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def rendezvous(self) -> tuple[str, int]:
-        """As Node."""
+        """Return an address and port for a rendezvous (Node)."""
         return self.host, free_port(self.host)
 
     async def launch(self, order: RankOrder) -> None:
-        """As Node; an order that was obeyed already is obeyed."""
+        """Launch a rank (Node); an order that was already carried out is ignored."""
         worker = order.rank.worker
         if worker in self.processes:
             return
         listen = ("--host", self.host, "--port", str(free_port(self.host)))
-        # A name that no fetch before had: the prefetcher may outlive the server, and this actor.
+        # Use a unique name for the fetch: the prefetcher may outlive the server and this actor.
         pace = (
             PacedFetch(f"{worker} {uuid4().hex}", order.rate, order.behind)
             if order.launch.weights_from
@@ -81,7 +81,7 @@ class NodeServers:
         try:
             server = self.servers.begin(_words(order), order.deadline_s, listen, self._device(order), pace)
         except OSError as error:  # no descriptor, no disk, no process
-            self._say(RankEnded(worker, f"no server can be started: {error.strerror or error}", False))
+            self._say(RankEnded(worker, f"cannot start a server: {error.strerror or error}", False))
             return
         process = self.processes[worker] = _Process(order, server, NodeFetch(pace) if pace else None)
         task = asyncio.get_running_loop().create_task(
@@ -91,13 +91,13 @@ class NodeServers:
         task.add_done_callback(self._tasks.discard)
 
     async def pace(self, worker: str, rate: float | None) -> None:
-        """As Node; nothing happens where it fetches nothing."""
+        """Set the rate of a worker's fetch (Node); does nothing if it fetches nothing."""
         process = self.processes.get(worker)
         if process is not None and process.fetch is not None:
             process.fetch.change(rate)
 
     def _device(self, order: RankOrder) -> dict[str, str]:
-        """The one that the server is to see."""
+        """Return the environment that selects the server's GPU."""
         return {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)} if self.shows_devices else {}
 
     async def _live(self, worker: str, process: _Process, url: str) -> None:
@@ -119,14 +119,14 @@ class NodeServers:
 
     async def _fetched(self, worker: str, fetch: NodeFetch | None) -> None:
         if fetch is not None:
-            said = await fetch.ended()
+            said = await fetch.wait()
             self._say(RankFetched(worker, said["bytes"], said["seconds"], said["limited"]))
 
     async def stop(self, worker: str) -> None:
-        """As Node; returns when it has ended, or was asked a second time."""
+        """Stop a worker (Node); return after its end, or after the second stop signal."""
         process = self.processes.get(worker)
         if process is None:
-            self._say(RankEnded(worker, "it was not there", True))
+            self._say(RankEnded(worker, "unknown worker", True))
             return
         process.stopping = True
         process.server.stop()
@@ -134,7 +134,7 @@ class NodeServers:
         process.server.stop()
 
     async def clear(self) -> None:
-        """End everything at once: whoever counted on it has given it up."""
+        """End all workers at once: the controller no longer counts on them."""
         ended = [process.server.ended for process in self.processes.values()]
         for process in self.processes.values():
             process.stopping = True
@@ -148,13 +148,13 @@ class NodeServers:
         self._said.append((self._seq, event))
         self._news.set()
 
-    def found(self) -> NodeReport:
-        """All that is here now."""
+    def report(self) -> NodeReport:
+        """Return a report of all workers."""
         workers = (FoundWorker(one.order.rank, one.up, one.stopping) for one in self.processes.values())
         return NodeReport(self.incarnation, self._seq, tuple(workers))
 
     async def heard(self, after: int, wait_s: float = WAIT_S) -> list[tuple[int, WorkerEvent]]:
-        """What was said after that number, as soon as there is any; none after `wait_s`."""
+        """Return the events after number `after`; wait up to `wait_s` seconds if there are none."""
         while self._said and self._said[0][0] <= after:
             self._said.popleft()
         if not self._said:

@@ -1,4 +1,4 @@
-"""What the controller says to a server, and what a server says to it. All of it travels between actors as it is."""
+"""Orders of the controller to a server, and events of a server's workers. All are pickled between actors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class NodeLostError(Exception):
 class RankOrder:
     """Start this rank. `master` is the rendezvous of a pipeline's ranks: the first rank's address and a free port there.
 
-    Weights that are fetched come at `rate` bytes/s (None: as they come), `behind` all that others fetch on that server or not.
+    Weights are fetched at `rate` bytes/s (None: no limit); with `behind` at a lower priority than other fetches on
+    the server.
     """
 
     rank: LaunchRank
@@ -31,7 +32,7 @@ class RankOrder:
 
 @dataclass(frozen=True, slots=True)
 class RankUp:
-    """A worker answers at `url`; `mode`, `start_s` and `fallbacks` (faster ways that could not be taken) say how it came up."""
+    """A worker answers at `url`, started in `mode` within `start_s` seconds; `fallbacks` are the faster modes that failed."""
 
     worker: str
     url: str
@@ -43,7 +44,7 @@ class RankUp:
 
 @dataclass(frozen=True, slots=True)
 class RankFetched:
-    """All that a worker had fetched is there: `size` bytes, in `seconds` from the first to the last; `limited` by a rate."""
+    """A worker's fetch is complete: `size` bytes in `seconds` from the first to the last byte; `limited` by a rate."""
 
     worker: str
     size: int
@@ -53,7 +54,7 @@ class RankFetched:
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """A worker is no more; `ordered`: it was told to stop; not by its `own` doing where its server could not be reached."""
+    """A worker has ended; `ordered` if it was stopped; `own` is False if its server could not be reached."""
 
     worker: str
     reason: str
@@ -75,7 +76,7 @@ class FoundWorker:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """All that a server has; `seq` is the number of the last thing it said, `incarnation` this life of its actor."""
+    """All workers of a server; `seq` is the number of its last event, `incarnation` identifies this life of its actor."""
 
     incarnation: str
     seq: int
@@ -83,16 +84,16 @@ class NodeReport:
 
 
 class Node(Protocol):
-    """A server as the controller orders it about. Everything raises NodeLostError."""
+    """A server as the controller uses it. Every method raises NodeLostError."""
 
     async def launch(self, order: RankOrder) -> None:
-        """Begin; what becomes of it is said later."""
+        """Start a worker; its result is reported as an event."""
 
     async def pace(self, worker: str, rate: float | None) -> None:
-        """Let it fetch at another rate, in bytes/s; None: as it comes."""
+        """Set the rate of a worker's fetch, in bytes/s; None: no limit."""
 
     async def stop(self, worker: str) -> None:
-        """End it; that it has ended is said later, also of one that is not there."""
+        """End a worker; its end is reported as an event, also for an unknown worker."""
 
     async def rendezvous(self) -> tuple[str, int]:
         """Return its address and a free port there, for the ranks of a pipeline."""

@@ -1,4 +1,4 @@
-"""Processes of the fleet's workers by name, and the servers that they run on, as the controller knows them."""
+"""Processes of the fleet's workers by name, and their servers, as the controller knows them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from coldstart.fleet.live.orders import Node, NodeReport, RankFetched, RankUp
 class Processes:
     """Processes of one controller, by name.
 
-    `ordered` were sent to their server, `stopping` were ordered to stop, and `dying` wait for an engine's end. `rates` are the
-    rates that fetches were last given, in bytes/s; None means without a limit.
+    `ordered` were sent to their server, `stopping` were ordered to stop, and `dying` wait for an engine's end.
+    `rates` are the current rates of fetches in bytes/s; None means no limit.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Processes:
         self.dying: dict[str, str] = {}
 
     def answering(self, group: Group) -> RankUp | None:
-        """Return the process that answers for a group, once it is up."""
+        """Return the process that answers for a group, once it is ready."""
         return self.up.get(group.name if group.single else group.workers[0].name)
 
     def forget(self, name: str) -> None:
@@ -58,8 +58,8 @@ class Processes:
             if worker.up is not None and worker.rank.rank == 0:
                 self.up[worker.up.worker] = worker.up
 
-    def found_ranks(self) -> tuple[events.FoundRank, ...]:
-        """Return all processes as found; a group is ready when its first rank is."""
+    def list_ranks(self) -> tuple[events.FoundRank, ...]:
+        """Return all found processes; a group is ready if its first rank is."""
         ready = {self.launched[name].group for name in self.up}
         return tuple(
             events.FoundRank(rank, rank.group in ready, name in self.stopping)

@@ -1,4 +1,4 @@
-"""A node of Ray as our child process: its start, its end and what it said of it; the fleet's own first node is one."""
+"""Ray node as a child process: its start, its end and its last error. The fleet's own first node is one."""
 
 from __future__ import annotations
 
@@ -24,42 +24,46 @@ from coldstart.system.paths import Cache
 
 START_S, END_S, LOOK_S = 120.0, 30.0, 0.2
 FIRST_TRIES, LONGEST_PAUSE_S, GIVE_UP_S = 3, 30.0, 600.0
-# Ray's word for a node that reached its cluster and took too long over the rest (30 s, whatever the machine does meanwhile).
+# Ray's message for a node that reached its cluster and then took more than 30 s to start.
 SLOW = "timed out during startup"
 
 
 class RayProcess:
-    """One node. Ray ends all of it with any of its processes."""
+    """One Ray node. If one of its processes ends, Ray ends all of them."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self.log = process, log
 
-    def ended(self) -> bool:
-        """Whether it is no more."""
+    def has_ended(self) -> bool:
+        """Return whether the node has ended."""
         return self.process.poll() is not None
 
     def last_words(self) -> str:
-        """What it said of its end: the last error in its log, else the last line."""
+        """Return the reason of its end: the last error in its log, else the last line."""
         said = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line for line in said if "Error: " in line]
-        return (errors or said or ["it did not say why"])[-1]
+        return (errors or said or ["its log is empty"])[-1]
 
     def wait(self, go_on: Callable[[], bool] = lambda: True) -> str:
-        """Its address without the port, once it has started. Raises CommandFailedError, also where it is not to go on."""
+        """Wait for the start; return the node's address without the port.
+
+        Raises:
+            CommandFailedError: The node did not start, or `go_on` returned False.
+        """
         end = time.monotonic() + START_S
         over = False
         while not over:
-            over = time.monotonic() > end or self.ended() or not go_on()
+            over = time.monotonic() > end or self.has_ended() or not go_on()
             text = self.log.read_text(errors="replace")
             if "Ray runtime started" in text:
-                # Ray picks the address itself, whatever it is told of loopback.
+                # Ray chooses the address itself, even if loopback is requested.
                 where = next(line for line in text.splitlines() if "Local node IP:" in line)
                 return where.rpartition(":")[2].strip()
             time.sleep(LOOK_S)
         raise CommandFailedError(f"Ray did not start on this machine: {self.last_words()}")
 
     def end(self) -> None:
-        """End it, with all of its processes."""
+        """End the node with all of its processes."""
         self.process.terminate()
         try:
             self.process.wait(END_S)
@@ -70,7 +74,7 @@ class RayProcess:
 
 @contextmanager
 def _running(command: Sequence[str], env: Mapping[str, str], directory: Path) -> Iterator[RayProcess]:
-    """It ends with this process, however that ends."""
+    """Run a node that ends with this process, however this process ends."""
     log = directory / "node.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -90,7 +94,7 @@ def _running(command: Sequence[str], env: Mapping[str, str], directory: Path) ->
 
 @dataclass(frozen=True)
 class OwnRay:
-    """A fleet's own Ray: its first node, where it listens (HOST:PORT), and what its clients' environment needs."""
+    """A fleet's own Ray: its first node, its address (HOST:PORT), and the environment for its clients."""
 
     node: RayProcess
     address: str
@@ -99,7 +103,7 @@ class OwnRay:
 
 @contextmanager
 def own_ray(server: ServerSpec | None, cache: Cache) -> Iterator[OwnRay]:
-    """A started Ray with a token of its own; `server` is what this machine can serve. Raises CommandFailedError."""
+    """Run a Ray with its own token during the block; `server` sets this machine's labels. Raises CommandFailedError."""
     env = {
         **ray_node.ENVIRONMENT,
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -114,10 +118,10 @@ def own_ray(server: ServerSpec | None, cache: Cache) -> Iterator[OwnRay]:
 
 
 class JoinedNode:
-    """Another node of somebody's Ray, begun again where it ends: Ray itself ends one that was out of reach for some seconds.
+    """Additional node of another user's Ray, restarted when it ends: Ray ends a node that was unreachable for some seconds.
 
-    Given up after `FIRST_TRIES` starts if it was never there, else when it has not come back for `GIVE_UP_S`; one that is only
-    SLOW has as long to come.
+    It stops after `FIRST_TRIES` starts if it never joined, else after `GIVE_UP_S` seconds without a successful start.
+    A node that is only SLOW also has `GIVE_UP_S` seconds.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Log) -> None:
@@ -125,7 +129,7 @@ class JoinedNode:
         self._caught: list[int] = []
 
     def run(self) -> int:
-        """Until a signal; the exit code. Raises CommandFailedError where it is given up."""
+        """Run until a signal; return the exit code. Raises CommandFailedError if the node ends for good."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda caught, _: self._caught.append(caught))
         tries, pause_s, seen_s, began_s = 0, 1.0, 0.0, time.monotonic()
@@ -145,7 +149,7 @@ class JoinedNode:
         return 128 + self._caught[0]
 
     def _one(self) -> tuple[float, str]:
-        """When it was last there (0: never), and why it ended."""
+        """Run the node once; return when it last ran (0: never) and why it ended."""
         with (
             tempfile.TemporaryDirectory(prefix="coldstart-join-") as directory,
             _running(self.command, self.env, Path(directory)) as node,
@@ -155,7 +159,7 @@ class JoinedNode:
             except CommandFailedError as failed:
                 return 0.0, str(failed)
             self.log.say("joined", address=address)
-            while not node.ended() and not self._caught:
+            while not node.has_ended() and not self._caught:
                 time.sleep(LOOK_S)
             return time.monotonic(), f"Ray ended on this machine: {node.last_words()}"
 

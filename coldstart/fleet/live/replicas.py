@@ -1,4 +1,4 @@
-"""The groups that a gateway sends to, and its requests' places with them."""
+"""Groups that a gateway sends to, and the assignment of its requests to them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from coldstart.fleet.live.messages import GroupRoute
 from coldstart.host.live.tickets import Ticket
 from coldstart.host.live.upstream import Replica, Upstream
 
-# A connection within a data centre that takes longer has nobody at its other end.
+# Within a data centre, a connection that takes longer has no server at its other end.
 CONNECT_S = 2.5
 
 
 class FleetReplica(Replica):
-    """A group that serves. It takes `capacity` requests at once, has `busy`, and is not asked before `suspect_until`."""
+    """A group that serves. It accepts `capacity` concurrent requests, has `busy`, and gets none before `suspect_until`."""
 
     def __init__(self, route: GroupRoute) -> None:
         url = urlsplit(route.url)
@@ -28,7 +28,7 @@ class FleetReplica(Replica):
 
 @dataclass(eq=False)
 class MovingStream:
-    """A stream on its way to `target`; `settled`: whether it is there."""
+    """A stream that moves to `target`; `settled` is done when the move has ended, with its success."""
 
     target: FleetReplica
     handover: Handover
@@ -37,24 +37,28 @@ class MovingStream:
 
 @dataclass(eq=False)
 class FleetTicket(Ticket):
-    """`target` has it now; `move` is its way to another one. `unsent`: of its `tries`, those in which it was not sent."""
+    """Ticket of a fleet's gateway.
+
+    `target` has the request now; `move` is its move to another group. `unsent` counts those of its `tries` in which
+    it was not sent.
+    """
 
     target: FleetReplica | None = None
     move: MovingStream | None = None
     unsent: int = 0
 
     def grant(self, replica: FleetReplica) -> None:
-        """Have it go on there, whatever was granted before."""
+        """Let the request continue at this group, whatever was granted before."""
         self.granted = asyncio.get_running_loop().create_future()
         self.granted.set_result(replica)
 
     def interrupted(self) -> None:
-        """As Ticket: the pipeline makes no more of it, it goes on at the target; or where it was, if that was given up."""
+        """Continue at the target of the move, or at the current group if the move was rolled back (Ticket)."""
         if self.move is not None and self.move.handover.drained(Means.RECOMPUTE) is not None:
             self.grant(self.move.target)
 
     def went_on(self) -> None:
-        """As Ticket: a stream that was moved is there, also one of which nothing had come before."""
+        """Record the success of a move at the first piece from its target (Ticket)."""
         move = self.move
         if move is not None and move.handover.phase is HandoverPhase.MOVING and not move.settled.done():
             self.target = move.target

@@ -1,8 +1,8 @@
-"""The process of `fleet up`: the gateway, and where no cluster was named, a Ray of its own on this machine.
+"""Process of `fleet up`: the gateway, and its own Ray on this machine if no cluster is named.
 
-SIGTERM or SIGINT: nothing new is taken, what is in flight is answered, and the process ends; a second one ends it at once. With
-a Ray of its own all servers end too, and where that Ray ends, so does the process within a minute, and says why; a cluster that
-was named goes on as it is, and another gateway may come.
+On SIGTERM or SIGINT, new requests are rejected, running requests are answered, and the process ends; a second signal
+ends it at once. All servers of an own Ray end too. If that Ray ends, the process ends within a minute and reports the
+reason. A named cluster continues to run, and another gateway may connect.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from coldstart.fleet.live.local_state import LocalFleet
 from coldstart.fleet.live.ray_process import OwnRay, own_ray
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.live.app import HEARTBEAT_S, Gateway
-from coldstart.host.live.http_server import create_server, listen, loop_factory, url_of
+from coldstart.host.live.http_server import create_server, format_url, listen, loop_factory
 from coldstart.host.live.log import Log
 from coldstart.system.paths import Cache
 
 DOWN_S, WATCH_S = 30.0, 0.5
 WARM_S = 60.0
-"""So long Ray's other nodes live without its first one."""
+"""Time in seconds for which other nodes of Ray live without the first node."""
 
 
 @dataclass(frozen=True)
 class FleetUpOptions:
-    """Where to listen, and where Ray is (None: here, with `server` as what this machine can).
+    """Address to listen on, and Ray's address (None: on this machine, with `server` as its labels).
 
-    `state` is the controller's file; `servers` names what starts model servers there, `module:function`, for tests."""
+    `state` is the controller's file; `servers` names the factory of model servers, `module:function`, for tests.
+    """
 
     cache: Cache
     settings: FleetSettings
@@ -57,7 +58,7 @@ class FleetUpOptions:
 
 
 class FleetUp:
-    """One run. `announce` is told where the fleet is, once requests are taken."""
+    """One run of `fleet up`. `announce` gets the fleet's address once the gateway listens."""
 
     def __init__(self, options: FleetUpOptions, log: Log, announce: Callable[[LocalFleet], None]) -> None:
         self.options, self.log, self.announce = options, log, announce
@@ -66,9 +67,12 @@ class FleetUp:
         self.admin_key = options.admin_key or secrets.token_hex(32)
 
     def run(self) -> int:
-        """Until a signal, or `fleet down`; the exit code.
+        """Run until a signal or `fleet down`; return the exit code.
 
-        Raises UsageError where it cannot listen, CommandFailedError where a Ray of its own does not start, or ends."""
+        Raises:
+            UsageError: The gateway cannot listen.
+            CommandFailedError: The own Ray does not start, or ends.
+        """
         options = self.options
         with (
             listen(options.host, options.port) as sock,
@@ -94,7 +98,7 @@ class FleetUp:
         }
         self.connection = RayConnection({"address": address, "controller": controller}, env, self.log)
         self.front = FleetFront(self.connection, log=self.log)
-        self.front.facts.url = url_of(sock)
+        self.front.facts.url = format_url(sock)
         self.server = create_server(self._app())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
@@ -112,7 +116,7 @@ class FleetUp:
             local_state.clear()
             if watched is not None:
                 watched.cancel()
-            if ray is not None and not ray.node.ended():
+            if ray is not None and not ray.node.has_ended():
                 await self._down()
             await self.front.close()
             await self.connection.close()
@@ -129,8 +133,8 @@ class FleetUp:
         )
 
     async def _watch(self, ray: OwnRay) -> None:
-        """Without its Ray a fleet does not come back; what serves on other nodes does so for a while yet."""
-        while not ray.node.ended():
+        """Wait for the end of the own Ray, which the fleet does not survive; then serve from other nodes while they live."""
+        while not ray.node.has_ended():
             await asyncio.sleep(WATCH_S)
         self.ray_ended = True
         self.log.say("ray ended", reason=ray.node.last_words())

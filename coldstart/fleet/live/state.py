@@ -1,4 +1,4 @@
-"""What is wanted of the fleet, in one file: all that a controller which starts again cannot ask the servers for."""
+"""State file of the fleet: deployments and observations that a restarted controller cannot get from the servers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SCHEMA = 1
 
 
 class FleetState:
-    """Deployments by name, the servers that take nothing new, links' observed speeds (bytes/s) by server.
+    """Deployments by name, draining servers, and measured link speeds (bytes/s) by server.
 
-    Invariant: the file is written before a change is obeyed.
+    Invariant: the file is written before a change takes effect.
 
-    Without a path nothing is kept. Raises UsageError for a file that is not ours or cannot be read.
+    Without a path nothing is saved. Raises UsageError for a file that cannot be read or is not a fleet state.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -40,12 +40,13 @@ class FleetState:
             self.links = {str(name): float(speed) for name, speed in found.get("links", {}).items()}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f"the fleet's state {path} cannot be read: {error}", hint="move it away to begin anew"
+                f"cannot read fleet state {path}: {error}",
+                hint="move the file away to start with an empty fleet",
             ) from error
         self.models = {one.spec.name: one for one in models}
 
     def deploy(self, deployment: ModelDeployment) -> None:
-        """Keep it. Raises OSError: then it is as before."""
+        """Save a deployment. Raises OSError, and then the state is unchanged."""
         before, self.models = self.models, {**self.models, deployment.spec.name: deployment}
         try:
             self._save()
@@ -54,17 +55,17 @@ class FleetState:
             raise
 
     def remove(self, name: str) -> None:
-        """Forget it. Raises OSError."""
+        """Remove a deployment. Raises OSError."""
         if self.models.pop(name, None) is not None:
             self._save()
 
     def drain(self, server: str) -> None:
-        """Keep in mind that it takes nothing new. Raises OSError."""
+        """Record that the server accepts no new worker. Raises OSError."""
         self.drained.add(server)
         self._save()
 
     def observe(self, server: str, speed: float) -> None:
-        """Keep in mind how fast its link was. Raises OSError."""
+        """Record the measured speed of a server's link in bytes/s. Raises OSError."""
         self.links[server] = speed
         self._save()
 

@@ -1,20 +1,21 @@
-"""What a fleet says of itself: the document of `GET /fleet/status` and of `coldstart fleet status`.
+"""Status document of a fleet, for `GET /fleet/status` and `coldstart fleet status`.
 
-    schema_version    1; members may be added, none goes or changes its meaning within a version
-    gateway           url, pid, version, uptime_s, requests, in_flight, held, refused: {HTTP status: count},
-                      again (requests taken in anew), resumed (of these: streams that had begun), moved (streams handed over)
-    controller        null while it cannot be reached, else: incarnation, pid, uptime_s, starts (groups), gateways, held
-    servers           each: name, devices, memory_bytes (of a device), free_bytes: [...], network_bytes_s (as given), draining,
-                      observed_bytes_s (of fetches that had the link to themselves; null: none yet)
-    unusable          servers whose node is there and that cannot be used: their reasons by their names
-    models            each: name, least, most, idle_s, waiting, failures, error,
-                      groups: each: name, phase (starting | serving | leaving), in_flight, capacity, url, mode, start_s,
-                      predicted_s (until the first token, by the decision to start; null for one that was found),
-                      fallbacks: [...], as a server's ready file has them,
-                      workers: each: name, server, device, memory_bytes, ready,
-                      fetched_bytes, fetched_s (null where it fetches still, or nothing)
+schema_version    1; members may be added, none is removed or changes its meaning within a version
+gateway           url, pid, version, uptime_s, requests, in_flight, held, refused: {HTTP status: count},
+                  again (requests admitted again), resumed (of these: streams that had begun), moved (streams)
+controller        null if it cannot be reached, else: incarnation, pid, uptime_s, starts (groups), gateways, held
+servers           each: name, devices, memory_bytes (of a device), free_bytes: [...], network_bytes_s (as given), draining,
+                  observed_bytes_s (of fetches that used the link alone; null: none yet)
+unusable          {name: reason} of servers whose node is alive but that cannot be used
+models            each: name, least, most, idle_s, waiting, failures, error,
+                  groups: each: name, phase (starting / serving / leaving), in_flight, capacity, url, mode, start_s,
+                  predicted_s (until the first token, predicted at launch; null for a group found after a restart),
+                  fallbacks: [...], as in a server's ready file,
+                  workers: each: name, server, device, memory_bytes, ready,
+                  fetched_bytes, fetched_s (null while it fetches, or if it fetched nothing)
 
-Servers and models are the controller's, as last known where it cannot be reached. All bytes are bytes, all times seconds.
+If the controller cannot be reached, servers and models are those of its last reply. All sizes are in bytes, all times
+in seconds.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ControllerFacts:
-    """Facts of the controller that neither its core nor its workers have; `links` are observed speeds in bytes/s."""
+    """Facts of the controller that neither its core nor its workers know; `links` are measured speeds in bytes/s."""
 
     incarnation: str
     uptime_s: float
@@ -55,7 +56,7 @@ def controller_status(core: FleetCore, processes: Processes, facts: ControllerFa
             "uptime_s": facts.uptime_s,
             "starts": core.starts,
             "gateways": facts.gateways,
-            "held": core.held,
+            "held": core.waiting_count,
         },
         "servers": [_server(server, facts.links) for server in core.roster.cluster.servers.values()],
         "unusable": dict(facts.unusable),

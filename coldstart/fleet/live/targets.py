@@ -1,6 +1,6 @@
 """Groups that a gateway sends requests to, by the controller's routes.
 
-Invariant: a group whose route is withdrawn stays here until its last request has ended, and is then released once.
+Invariant: a group whose route is withdrawn remains here until its last request has ended, and is then released once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Targets:
     def find(self, model: str, now: float, *, overload: bool) -> FleetReplica | None:
         """Return the first group with room, as the controller would choose.
 
-        With `overload` a full group is better than none: the least busy one.
+        With `overload` return the least busy group if all are full.
         """
         known = [t for t in self.routed.values() if t.name == model and t.suspect_until <= now]
         first = next((target for target in known if target.busy < target.capacity), None)

@@ -1,6 +1,7 @@
-"""The fleet's events, orders and deployments as JSON, and back: for the state file, for what gateways send, for recordings.
+"""JSON encoding of the fleet's events, orders and deployments, for the state file, gateways and recordings.
 
-A dataclass is an object whose member `is` names it; what is no member of NAMES is not made. Sequences become tuples.
+A dataclass is an object whose member `is` contains its name; only classes in NAMES are created. Sequences become
+tuples.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from coldstart.host.launches import Launch
 
 @dataclass(frozen=True, slots=True)
 class ModelDeployment:
-    """What is started for a model, and what the fleet decides by."""
+    """Launch of a model, and the specification by which the fleet decides about it."""
 
     launch: Launch
     spec: FleetModel
@@ -36,7 +37,7 @@ NAMES: Mapping[str, type] = {
 
 
 def document(thing: Any) -> Any:
-    """What json.dumps takes."""
+    """Return `thing` as a document for json.dumps."""
     if is_dataclass(thing) and not isinstance(thing, type):
         members = {field.name: document(getattr(thing, field.name)) for field in fields(thing)}
         return {"is": type(thing).__name__, **members}
@@ -48,7 +49,7 @@ def document(thing: Any) -> Any:
 
 
 def thing(given: Any) -> Any:
-    """What `document` was given. Raises ValueError for what is none, and Usage for members that are no good."""
+    """Return the object of a document. Raises ValueError for an invalid document, and UsageError for invalid members."""
     if isinstance(given, list):
         return tuple(thing(one) for one in given)
     if not isinstance(given, dict):
@@ -58,7 +59,7 @@ def thing(given: Any) -> Any:
         return {thing(key): thing(value) for key, value in members["items"]}
     kind = NAMES.get(str(given.get("is")))
     if kind is None:
-        raise ValueError(f"{given.get('is')!r} is nothing of the fleet's")
+        raise ValueError(f"unknown type {given.get('is')!r} in a fleet document")
     made = {name: thing(value) for name, value in members.items()}
     if kind is Costs:
         made["overlap"] = Overlap(made["overlap"])

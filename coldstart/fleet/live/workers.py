@@ -1,8 +1,8 @@
-"""The processes of the fleet's workers as the controller orders them about, and what each one's end means for the core.
+"""Worker processes of the fleet: carries out the core's orders, and reports the end of each process to the core.
 
-A worker is one process, but for one out of a pipeline that loads the whole model (ParaServe, section 6): that has an engine
-beside the one of its rank, named and launched as a group of its own, and is gone when both are. Nothing in vLLM grows a rank
-into a whole model in place.
+A worker is one process, except a worker of a pipeline that loads the full model (ParaServe, section 6). That worker
+has a second engine in addition to that of its rank, named and launched as a separate group, and has ended when both
+have. vLLM cannot extend a rank to a full model in place.
 """
 
 from __future__ import annotations
@@ -43,15 +43,13 @@ class Workers:
         self._emit, self._tasks, self._log = emit, tasks, log
         self.processes = Processes()
 
-    # Orders.
-
     def launch(self, ranks: list[LaunchRank]) -> None:
         """Start a group."""
         self.processes.launched |= {rank.worker: rank for rank in ranks}
         self._tasks.spawn(self._launch(ranks))
 
     def load_whole(self, worker: str) -> None:
-        """Load the whole model beside the worker's rank. Where that fails the pipeline stays one."""
+        """Load the full model beside the worker's rank. If that fails the pipeline continues unchanged."""
         rank = self.processes.launched.get(worker)
         if rank is None:
             return
@@ -76,14 +74,14 @@ class Workers:
         await asyncio.gather(*map(self._launch_rank, orders))
 
     def share(self, worker: str, rate: float | None) -> None:
-        """It has another part of its server's link."""
+        """Set the rate of a worker's fetch, in bytes/s; None: no limit."""
         self.processes.rates[worker] = rate
         if worker in self.processes.ordered:
             self._tasks.spawn(self._paced(worker, rate))
 
     async def _paced(self, worker: str, rate: float | None) -> None:
         if (rank := self.processes.launched.get(worker)) is not None:
-            with suppress(NodeLostError, KeyError):  # gone, as will be said
+            with suppress(NodeLostError, KeyError):  # its end is reported separately
                 await self.processes.nodes[rank.server].pace(worker, rate)
 
     async def _launch_rank(self, order: RankOrder) -> None:
@@ -96,15 +94,15 @@ class Workers:
             self._unreached(rank.worker, rank.server, lost)
 
     def _unreached(self, worker: str, server: str, lost: Exception) -> None:
-        self._ended(RankEnded(worker, f"server {server} is gone: {lost}", False, own=False))
+        self._ended(RankEnded(worker, f"server {server} cannot be reached: {lost}", False, own=False))
 
     def stop(self, worker: str) -> None:
-        """End all that the worker is."""
+        """End all processes of the worker."""
         for name in self._names(worker):
             self._stop(name)
 
     def release(self, worker: str, group: str) -> None:
-        """End what the worker runs for that group."""
+        """End the worker's process for that group."""
         name = group if group.endswith(WHOLE) else worker
         if name in self.processes.launched:
             self._stop(name)
@@ -118,7 +116,7 @@ class Workers:
             self._tasks.spawn(self._stopped(name))
 
     async def _stopped(self, name: str) -> None:
-        """Once no gateway sends to it any more."""
+        """Stop a process once no gateway sends to it."""
         if (rank := self.processes.launched.get(name)) is not None:
             await self._gateways.let_go(rank.group, self._core.settings.hold_s)
             await self._asked_to_stop(name, rank)
@@ -128,16 +126,14 @@ class Workers:
         try:
             await self.processes.nodes[rank.server].stop(name)
         except (NodeLostError, KeyError):
-            self._ended(RankEnded(name, f"server {rank.server} is gone", True))
+            self._ended(RankEnded(name, f"server {rank.server} cannot be reached", True))
 
     def _names(self, worker: str) -> list[str]:
         names = (worker, worker + WHOLE)
         return [name for name in names if name in self.processes.launched and self._worker(name) == worker]
 
-    # What is said.
-
-    def said(self, event: WorkerEvent) -> None:
-        """A server has something to say of a process."""
+    def process_event(self, event: WorkerEvent) -> None:
+        """Process an event of a worker's process."""
         if isinstance(event, RankEnded):
             self._ended(event)
         elif isinstance(event, RankFetched):
@@ -146,7 +142,10 @@ class Workers:
             self._came_up(event, rank)
 
     def _has_fetched(self, fetched: RankFetched) -> None:
-        """What loads beside a rank has no part in its server's foreground, and says nothing of the link."""
+        """Record a completed fetch.
+
+        A fetch for an engine beside a rank runs in the background, so it shows nothing about the link's speed.
+        """
         name, rank = fetched.worker, self.processes.launched.get(fetched.worker)
         if rank is None:
             return
@@ -159,7 +158,7 @@ class Workers:
                 self._measurements.record_fetch(rank.server, fetched.size, fetched.seconds)
 
     def _came_up(self, up: RankUp, first: LaunchRank) -> None:
-        """The first rank answers only when all do: the others are up before they have done anything, and say so."""
+        """Record that a group is ready: its first rank answers only when all ranks do."""
         self.processes.up[up.worker] = up
         log = self._log
         log.say("ready", worker=up.worker, mode=up.mode, seconds=round(up.start_s, 4), url=up.url)
@@ -176,7 +175,7 @@ class Workers:
         self._has_joined(up, ranks)
 
     def _has_joined(self, up: RankUp, ranks: list[LaunchRank]) -> None:
-        """What the start took after its largest term; known only of one that fetched its weights, each rank its own."""
+        """Record the time after the largest term of a start; known only if each rank fetched its own weights."""
         costs = self._core.models[ranks[0].model].spec.costs
         servers = self._core.roster.cluster.servers
         if len(ranks) != ranks[0].ranks or any(one.worker not in self.processes.fetched for one in ranks):
@@ -192,7 +191,7 @@ class Workers:
         self._measurements.record_start(ranks[0].model, len(ranks), seconds)
 
     def _worker(self, name: str) -> str:
-        """Whose process that is. One found by a controller that began again is a worker by itself."""
+        """Return the worker of a process. One found by a restarted controller is a separate worker."""
         return name if name in self._core.roster.workers else name.removesuffix(WHOLE)
 
     def _ended(self, ended: RankEnded) -> None:
@@ -227,7 +226,7 @@ class Workers:
             self._log.say("not consolidated", worker=worker, reason=ended.reason, served=was_up)
 
     def _die(self, worker: str, left: list[str], reason: str) -> None:
-        """Its rank is no more: what loads beside it ends at once, and then it is gone."""
+        """End the engine beside a rank that has ended; the worker ends with it."""
         self.processes.dying[worker] = reason
         for name in left:
             self.processes.stopping.add(name)

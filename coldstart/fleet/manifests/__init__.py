@@ -1,1 +1,1 @@
-"""Kubernetes manifests of a fleet. Nothing here applies them."""
+"""Kubernetes manifests of a fleet: generates documents, and does not apply them."""

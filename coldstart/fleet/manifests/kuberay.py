@@ -1,7 +1,7 @@
-"""The fleet on KubeRay: a RayCluster whose head runs gateway and controller, and whose workers are the fleet's servers.
+"""Manifest of a fleet on KubeRay: a RayCluster whose head runs gateway and controller and whose workers are the servers.
 
-A worker's labels say what it can (bytes of a device, bytes/s of its link and to its device); by them the controller knows
-it for a server. There is no RayService: its applications are Ray Serve's, and no token of this fleet passes through Ray.
+The labels of a worker describe its server (bytes of a device, bytes/s of its link and to its device); the controller
+reads them. RayService is not used: it manages Ray Serve applications, and no token of this fleet passes through Ray.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from coldstart.fleet.manifests.manifest import Document, PodOptions
 from coldstart.fleet.specification import ServerSpec
 
 OVERWRITE = "ray.io/overwrite-container-cmd"
-"""With it the operator runs our words, and gives its own start command in KUBERAY_GEN_RAY_START_CMD."""
+"""Annotation with which the operator runs our command and passes its own in KUBERAY_GEN_RAY_START_CMD."""
 _START = 'ulimit -n 65536; eval "$KUBERAY_GEN_RAY_START_CMD"'
 
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """`servers` workers, each as `server` says; `most` is up to where an autoscaler may go. `head_memory` is the head's."""
+    """Fleet of `servers` workers with the properties `server`; `most` is the autoscaler's maximum.
+
+    `head_memory` is the memory of the head.
+    """
 
     server: ServerSpec
     servers: int = 1
@@ -33,17 +36,19 @@ class FleetOptions:
 
     def __post_init__(self) -> None:
         if self.servers < 0 or (self.most is not None and self.most < max(1, self.servers)):
-            raise UsageError("servers from 0, and no more than the most there may be")
+            raise UsageError(
+                f"invalid number of servers {self.servers}: must be from 0 to the maximum {self.most}"
+            )
 
 
 def documents(pods: PodOptions, fleet: FleetOptions) -> list[Document]:
-    """The RayCluster and the gateway's service."""
+    """Return the RayCluster and the gateway's service."""
     most = max(1, fleet.servers) if fleet.most is None else fleet.most
     spec: Document = {
-        # Whoever reaches the head's ports could run code there.
+        # Any client that reaches the head's ports could otherwise run code there.
         "authOptions": {"mode": "token"},
         "headGroupSpec": {
-            # Nothing but the controller is to be placed there.
+            # Only the controller is placed on the head.
             "rayStartParams": {"num-cpus": "0", "num-gpus": "0", "include-dashboard": "false"},
             "template": _head(pods, fleet),
         },
@@ -75,7 +80,8 @@ def _head(pods: PodOptions, fleet: FleetOptions) -> Document:
     up = f"coldstart fleet up --address auto --host 0.0.0.0 --port {manifest.PORT} --state {manifest.STATE}/fleet.json"
     container: Document = {
         "name": "head",
-        # Either one's end is the container's: the operator makes another head, the state file the fleet.
+        # If either process ends, the container ends: the operator creates a new head, which reads the state
+        # file.
         "command": ["/bin/bash", "-c", f"{_START} & {up} & wait -n"],
         "env": [
             *manifest.key(pods, f"{PREFIX}_FLEET_UP_API_KEY"),
@@ -99,6 +105,6 @@ def _head(pods: PodOptions, fleet: FleetOptions) -> Document:
 
 
 def _worker(pods: PodOptions) -> Document:
-    # Ray would have its actors, and so the model servers, run at the lowest priority but few.
+    # Ray's default would run its actors, and so the model servers, at a low priority.
     env = [{"name": "RAY_worker_niceness", "value": "0"}]
     return manifest.pod(pods, {"name": "server", "command": ["/bin/bash", "-c", _START], "env": env})

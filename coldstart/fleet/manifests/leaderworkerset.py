@@ -1,7 +1,7 @@
-"""One model on LeaderWorkerSet: a group of pods is one pipeline, and the operator ends the group when any pod of it ends.
+"""Manifest of one model on LeaderWorkerSet: a group of pods is one pipeline, and ends when any of its pods ends.
 
-Nothing of the fleet's controller is needed there: each replica is a group of `ranks` pods, whose leader serves. The operator
-sets LWS_LEADER_ADDRESS and LWS_WORKER_INDEX in every container; Kubernetes puts them in the place of $(NAME).
+The fleet's controller is not needed: each replica is a group of `ranks` pods, whose leader serves. The operator sets
+LWS_LEADER_ADDRESS and LWS_WORKER_INDEX in every container; Kubernetes substitutes them for $(NAME).
 """
 
 from __future__ import annotations
@@ -28,20 +28,24 @@ class GroupOptions:
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.replicas < 0:
-            raise UsageError("a group has 1 rank at least, and there are 0 groups or more")
+            raise UsageError(
+                f"invalid group: ranks must be 1 or more, found {self.ranks}; replicas 0 or more, found {self.replicas}"
+            )
         flags = {"--" + name.replace("_", "-") for name in OURS}
         if given := [word for word in self.args if word.partition("=")[0] in flags | {"-pp"}]:
-            raise UsageError(f"{', '.join(given)}: the manifest says it of each rank", hint="give --ranks N")
+            raise UsageError(
+                f"{', '.join(given)}: the manifest sets this for each rank", hint="give --ranks N"
+            )
 
 
 def documents(pods: PodOptions, group: GroupOptions) -> list[Document]:
-    """The LeaderWorkerSet and the service of its leaders."""
+    """Return the LeaderWorkerSet and the service of its leaders."""
     role = {"role": "leader"}
     leader = manifest.pod(pods, _leader(pods, group))
     leader["metadata"]["labels"] |= role
     template: Document = {
         "size": group.ranks,
-        # Any rank's end is the group's.
+        # The end of any rank ends the group.
         "restartPolicy": "RecreateGroupOnPodRestart",
         "leaderTemplate": leader,
         "workerTemplate": manifest.pod(pods, _worker(pods, group)),
@@ -72,9 +76,16 @@ def _worker(pods: PodOptions, group: GroupOptions) -> Document:
 
 
 def _serve(group: GroupOptions, listen: list[str], rank: str, *, headless: bool = False) -> list[str]:
-    words = ["coldstart", "serve", group.model, *listen, "--", *group.args]
+    command = ["coldstart", "serve", group.model, *listen, "--", *group.args]
     if group.ranks == 1:
-        return words
-    words += ["--pipeline-parallel-size", str(group.ranks), "--nnodes", str(group.ranks), "--node-rank", rank]
-    words += ["--master-addr", "$(LWS_LEADER_ADDRESS)", "--master-port", str(MASTER_PORT)]
-    return [*words, "--headless"] if headless else words
+        return command
+    command += [
+        "--pipeline-parallel-size",
+        str(group.ranks),
+        "--nnodes",
+        str(group.ranks),
+        "--node-rank",
+        rank,
+    ]
+    command += ["--master-addr", "$(LWS_LEADER_ADDRESS)", "--master-port", str(MASTER_PORT)]
+    return [*command, "--headless"] if headless else command

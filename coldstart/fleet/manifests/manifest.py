@@ -1,11 +1,11 @@
-"""What is the same in every pod that the fleet's Kubernetes manifests describe: container, cache, bundles, shared memory.
+"""Parts that all pods of the fleet's Kubernetes manifests share: container, cache, bundles, shared memory.
 
-Bundles come in one of two ways. As an image volume: an ordinary image that holds nothing but an image layout (the archive that
-`coldstart export` writes, added to an empty image); the kubelet mounts it, read-only, where the store is. By an init container:
-`coldstart pull` of each address into a volume that is empty at first. (An artifact as `coldstart push` makes it is not mounted
-by every container runtime.) Either way what is unpacked or compiled goes to a writable volume.
+Bundles are provided in one of two ways. An image volume mounts an ordinary image that contains only an image layout
+(the archive that `coldstart export` writes, added to an empty image) read-only at the bundle store. An init container
+runs `coldstart pull` for each address into a volume that is empty at first. (Not every container runtime can mount an
+artifact that `coldstart push` created.) Unpacked or compiled files go to a writable volume in both cases.
 
-Pure: documents in, documents out. Custom kinds are in `kuberay` and `leaderworkerset`.
+This module does no I/O. Custom resources are in `kuberay` and `leaderworkerset`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ _QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
 
 @dataclass(frozen=True, slots=True)
 class PodOptions:
-    """One pod of a fleet. `image` has coldstart and vLLM (and ray, for KubeRay); `bundle_image` is mounted, `bundles` are
-    pulled, `secret` has the clients' key as its member `api-key`; `hub_claim` is a volume claim with models of the hub.
+    """One pod of a fleet.
+
+    `image` contains coldstart and vLLM (and ray, for KubeRay). `bundle_image` is mounted; `bundles` are pulled.
+    `secret` names a secret with the clients' key as its member `api-key`. `hub_claim` is a volume claim with models
+    of the hub.
     """
 
     name: str
@@ -52,22 +55,24 @@ class PodOptions:
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:
             raise UsageError(
-                f"{self.name!r} is no name for Kubernetes",
-                hint="small letters, digits and hyphens, a letter first",
+                f"invalid Kubernetes name {self.name!r}",
+                hint="use lower-case letters, digits and hyphens, with a letter first",
             )
         for quantity in (self.memory, self.cpu, self.shm):
             if _QUANTITY.fullmatch(quantity) is None:
-                raise UsageError(f"{quantity!r} is no quantity of Kubernetes", hint="write such as 64Gi")
+                raise UsageError(
+                    f"invalid Kubernetes quantity {quantity!r}", hint="write a quantity such as 64Gi"
+                )
         if self.bundle_image and self.bundles:
             raise UsageError(
-                "the bundles come from an image volume or are pulled, not both", hint="leave one away"
+                "bundles come from an image volume or are pulled, not both", hint="set only one of the two"
             )
         if self.gpus < 0:
-            raise UsageError(f"{self.gpus} GPUs")
+            raise UsageError(f"invalid number of GPUs: {self.gpus}")
 
 
 def pod(options: PodOptions, container: Document) -> Document:
-    """A pod template whose one container is `container` (name, command, args, ports, probes) with everything else it needs."""
+    """Return a pod template with one container: `container` (name, command, args, ports, probes) and the shared parts."""
     mounts: list[Document] = [
         {"name": "cache", "mountPath": CACHE},
         {"name": "private", "mountPath": PRIVATE},
@@ -95,7 +100,7 @@ def pod(options: PodOptions, container: Document) -> Document:
 
 
 def variables(options: PodOptions) -> list[Document]:
-    """Variables of a container, the secret's by reference."""
+    """Return the environment variables of a container, without secrets."""
     given = {
         str(environment.CACHE_DIR): CACHE,
         "HF_HOME": HUB,
@@ -106,7 +111,7 @@ def variables(options: PodOptions) -> list[Document]:
 
 
 def key(options: PodOptions, variable: str, member: str = "api-key") -> list[Document]:
-    """The variable with that member of the secret, where there is a secret."""
+    """Return the variable that reads a member of the secret; empty without a secret."""
     if options.secret is None:
         return []
     where = {"secretKeyRef": {"name": options.secret, "key": member}}
@@ -114,7 +119,7 @@ def key(options: PodOptions, variable: str, member: str = "api-key") -> list[Doc
 
 
 def service(name: str, selector: dict[str, str]) -> Document:
-    """The endpoint of the pods with those labels."""
+    """Return the service for the pods with these labels."""
     ports = [{"name": "http", "port": PORT, "targetPort": "http", "protocol": "TCP"}]
     return {
         "apiVersion": "v1",
@@ -125,7 +130,7 @@ def service(name: str, selector: dict[str, str]) -> Document:
 
 
 def probes(start_s: int) -> Document:
-    """Of a server that answers /health; it has `start_s` seconds to come up."""
+    """Return the probes of a server that answers /health and has `start_s` seconds to start."""
     health = {"httpGet": {"path": "/health", "port": "http"}}
     return {
         "startupProbe": {**health, "periodSeconds": 2, "failureThreshold": max(1, start_s // 2)},
@@ -146,7 +151,7 @@ def _volumes(options: PodOptions) -> list[Document]:
         hub = {"persistentVolumeClaim": {"claimName": options.hub_claim, "readOnly": True}}
     volumes: list[Document] = [
         {"name": "cache", "emptyDir": {}},
-        # What is unpacked of a read-only or shared cache goes below a private directory here.
+        # Sections of a read-only or shared cache are unpacked below a private directory here.
         {"name": "private", "emptyDir": {}},
         {"name": "hub", **hub},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": options.shm}},
@@ -158,7 +163,7 @@ def _volumes(options: PodOptions) -> list[Document]:
 
 
 def _pulling(options: PodOptions) -> Document:
-    """Each address after the other; the first that cannot be pulled keeps the pod from starting, and says why."""
+    """Return the init container that pulls all bundles; the first failure prevents the pod's start and is logged."""
     script = 'set -eu; for address; do coldstart pull "$address"; done'
     return {
         "name": "bundles",
@@ -170,9 +175,11 @@ def _pulling(options: PodOptions) -> Document:
 
 
 def text(documents: list[Document]) -> str:
-    """YAML of several documents. Raises UsageError without PyYAML."""
+    """Return the documents as YAML. Raises UsageError without PyYAML."""
     try:
         import yaml
     except ImportError as missing:
-        raise UsageError("manifests are written by PyYAML", hint="coldstart install fleet") from missing
+        raise UsageError(
+            "cannot write manifests: PyYAML is not installed", hint="coldstart install fleet"
+        ) from missing
     return str(yaml.safe_dump_all(documents, sort_keys=False, width=120))

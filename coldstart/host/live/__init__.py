@@ -1,1 +1,1 @@
-"""The live host: one OpenAI-compatible endpoint, and the servers behind it that start and leave as the core decides."""
+"""Live host: one OpenAI-compatible endpoint and the model servers that the core starts and stops."""

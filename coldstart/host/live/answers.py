@@ -1,4 +1,4 @@
-"""What the gateway itself answers: errors in OpenAI's shape as vLLM writes them, and events within a stream."""
+"""Answers of the gateway itself: errors in the OpenAI format that vLLM uses, and server-sent events."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ _TYPES = {
 
 
 def error(status: int, reason: str, param: str | None = None) -> bytes:
-    """The body of an error."""
+    """Return the JSON body of an error."""
     kind = _TYPES.get(status, "InternalServerError" if status == 500 else "ServiceUnavailableError")
     content = {"message": reason, "type": kind, "param": param, "code": status}
     return json.dumps({"error": content}).encode()
 
 
 def not_found(reason: str) -> Response:
-    """Return a whole answer 404."""
+    """Return a complete 404 response."""
     return Response(error(404, reason), status_code=404, media_type="application/json")
 
 
 def event(data: bytes) -> bytes:
-    """One server-sent event."""
+    """Return `data` as one server-sent event."""
     return b"data: " + b"\ndata: ".join(data.splitlines() or [b""]) + b"\n\n"
 
 
 def comment(text: str) -> bytes:
-    """A line that keeps a connection alive and that every reader of events passes over."""
+    """Return a server-sent-events comment, which keeps the connection alive and which clients ignore."""
     return b": " + text.encode() + b"\n\n"
 
 
 def timing(marks: Iterable[tuple[str, float | None, str | None]]) -> str:
-    """A Server-Timing header's value from (name, seconds, description); what is None is left out."""
-    words = []
+    """Format a Server-Timing header value from (name, seconds, description); entries with None seconds are omitted."""
+    entries = []
     for name, seconds, about in marks:
         if seconds is not None:
-            words.append(f"{name};dur={seconds * 1000:.3f}" + (f';desc="{about}"' if about else ""))
-    return ", ".join(words)
+            entries.append(f"{name};dur={seconds * 1000:.3f}" + (f';desc="{about}"' if about else ""))
+    return ", ".join(entries)
 
 
 async def send_error(
@@ -64,7 +64,7 @@ async def send_error(
     headers: Headers | None = None,
     retry_after_s: float | None = None,
 ) -> None:
-    """A whole answer."""
+    """Send a complete error response."""
     more = list(headers or [])
     if retry_after_s is not None:
         more.append((b"retry-after", str(max(1, ceil(retry_after_s))).encode()))
@@ -72,7 +72,7 @@ async def send_error(
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:
-    """A whole answer of JSON."""
+    """Send a complete JSON response."""
     assert HTTPStatus(status)
     length = (b"content-length", str(len(body)).encode())
     named = [(b"content-type", b"application/json"), length, *(headers or [])]

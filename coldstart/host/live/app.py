@@ -1,14 +1,14 @@
-"""The endpoint: OpenAI's paths and vLLM's, routed by `model`.
+"""HTTP endpoint: OpenAI's and vLLM's paths, routed by `model`.
 
-    POST  PASSED                  to the model's server
-    GET   /v1/models, /v1/models/{name}    all that can be asked for, whether it serves now or not
-    GET   /health                 200, or 503 once the gateway is stopping; asks for no key
-    GET   /metrics                Prometheus text
-    GET   /status                 the status document of the host or the fleet
-    GET   /ui                     the same as a page; it holds nothing of the host, and asks for no key
+POST  PASSED                  to the model's server
+GET   /v1/models, /v1/models/{name}    all models and aliases, whether they are ready or not
+GET   /health                 200, or 503 once the gateway is stopping; needs no key
+GET   /metrics                Prometheus text
+GET   /status                 the status document of the host or the fleet
+GET   /ui                     the status as a page; the page contains no host data and needs no key
 
-A host adds the routes of `host_routes`, a fleet those of its operators.
-What changes a server (vLLM's /sleep, /v1/load_lora_adapter and such) is not passed on.
+A host adds the routes of `host_routes`, a fleet those of its operators. vLLM routes that change a server (/sleep,
+/v1/load_lora_adapter and similar) are not forwarded.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ PASSED = (
     "/detokenize",
 )
 OPEN = ("/health", "/ui")
-"""Asked for without a key: they say nothing of the models."""
+"""Paths that need no key: they reveal nothing about the models."""
 
 HEARTBEAT_S = 5.0
 
 
 class Gateway:
-    """The ASGI application over one front.
+    """ASGI application over one front.
 
-    The API key is required everywhere but at OPEN and at the routes `more`, which have keys of their own. `routes` are
-    further ones that require it.
+    The API key is required everywhere except at OPEN and at the routes `more`, which have keys of their own. `routes`
+    are additional routes that require it.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class Gateway:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Handle one ASGI scope."""
         if scope["type"] != "http":
             await self._own(scope, receive, send)
         elif not self._may(scope):
             await answers.send_error(send, 401, "the API key is missing or wrong")
         elif scope["path"] in self._passed:
-            # Not by way of the router: this is the path of every token.
+            # Bypass the router: every request for tokens takes this path.
             if scope["method"] != "POST":
                 await answers.send_error(send, 405, f"{scope['path']} takes POST")
                 return
@@ -104,7 +104,8 @@ class Gateway:
         if self._key is None or scope["path"] in self._open:
             return True
         given = dict(scope["headers"])
-        # As OpenAI's clients send it, or as Anthropic's do, whose /v1/messages vLLM has.
+        # OpenAI clients send the first header; Anthropic clients, which vLLM's /v1/messages serves, the
+        # second.
         key = given.get(b"authorization", b"").removeprefix(b"Bearer ") or given.get(b"x-api-key", b"")
         return hmac.compare_digest(key, self._key)
 
@@ -113,7 +114,7 @@ class Gateway:
         if known:
             await self._own(scope, receive, send)
         else:
-            await answers.send_error(send, 404, f"there is no {scope['path']} here")
+            await answers.send_error(send, 404, f"unknown path {scope['path']}")
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": self._cards()})
@@ -126,7 +127,10 @@ class Gateway:
         return answers.not_found(f"The model `{name}` does not exist.")
 
     def _cards(self) -> list[dict[str, Any]]:
-        """As vLLM shows them: each name is a model; an alias's `root`, and an adapter's `parent`, is the host's model."""
+        """Return model cards in vLLM's format, one for each name.
+
+        The host's model is the `root` of an alias and the `parent` of an adapter.
+        """
         cards = []
         for launch in self.front.catalogue.launches.values():
             if launch.unlisted:

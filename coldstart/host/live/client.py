@@ -1,4 +1,4 @@
-"""The client's side of an exchange, as ASGI has it: its body, and its going."""
+"""Client side of an exchange in ASGI: reads the body and watches for a disconnect."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MAX_BODY = 64 << 20
 
 
 class ClientGoneError(Exception):
-    """The client went."""
+    """The client disconnected."""
 
 
 async def read(receive: Receive, limit: int = MAX_BODY) -> bytes:
-    """The request's whole body. Raises Gone, and ValueError for more than `limit` bytes."""
+    """Return the complete request body. Raises ClientGoneError, and ValueError for more than `limit` bytes."""
     parts, size = [], 0
     while True:
         message = await receive()
@@ -25,14 +25,18 @@ async def read(receive: Receive, limit: int = MAX_BODY) -> bytes:
         part = message.get("body", b"")
         size += len(part)
         if size > limit:
-            raise ValueError(f"the body has more than {limit} bytes")
+            raise ValueError(f"the request body has more than {limit} bytes")
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def with_client(receive: Receive, work: Callable[[], Any]) -> None:
-    """Do `work` as long as the client is there. Raises Gone when it went first, after `work` was cancelled."""
+async def run_while_connected(receive: Receive, work: Callable[[], Any]) -> None:
+    """Run `work` while the client is connected.
+
+    Raises:
+        ClientGoneError: The client disconnected first; `work` was cancelled.
+    """
     ours = asyncio.current_task()
     assert ours is not None
     gone = False

@@ -1,13 +1,13 @@
-"""A stream that can go on at another server: what was asked, what the client has of it, what the next server is asked for.
+"""Stream that can continue at another server of its model.
 
-vLLM is asked for token ids (`return_token_ids`), which are kept here and taken out again where the client did not ask. The next
-server is asked to complete the prompt's ids and those that were generated, over /v1/completions, also for a chat, whose answer
-is then written as the chat's. It computes again what it has not; what comes out is the same where it would have been the same
-anyway: greedy, or sampled without a seed, whose next token hangs on those before it alone.
+Every request to vLLM has `return_token_ids`. The token ids are recorded here and removed from the answer unless the client
+requested them. The next server completes the prompt's ids and the generated ids over /v1/completions. For a chat, its
+answer is rewritten as a chat answer. The result is the same as without a change of server for greedy sampling, and
+has the same distribution for sampling without a seed: the next token depends only on those before it.
 
-Invariant: the client gets each token's text once and in order. A server's text may be behind its tokens by a character that is
-not whole yet: the next one is asked for what follows the last token whose text was all there, and what comes again is dropped.
-It has to be the same, else the stream ends with an error.
+Invariant: the client gets each token's text once and in order. A server's text may lag behind its tokens by an
+incomplete character. The next server continues after the last token whose text was complete, and repeated text is
+dropped. Repeated text must be identical, else the stream ends with an error.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any, Self
 from coldstart.contract.arguments import Arguments
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-# What the rest can be asked for by the same words, whatever they say.
+# Parameters that the request for the rest can contain unchanged, with any value.
 _SAMPLING = """model stream stream_options max_tokens temperature top_p top_k min_p repetition_penalty logit_bias stop_token_ids
     ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens include_stop_str_in_output allowed_token_ids
     user priority session_id cache_salt length_penalty return_token_ids"""
-# What only makes a chat's prompt, whose ids are known then; and its own word for max_tokens.
+# Parameters that only shape a chat's prompt, whose ids are then known; and the chat name of max_tokens.
 _TEMPLATE = """messages add_special_tokens add_generation_prompt continue_final_message chat_template chat_template_kwargs
     documents max_completion_tokens"""
 _SAME = frozenset(_SAMPLING.split())
 _PROMPT = {COMPLETIONS: frozenset(("prompt", "add_special_tokens")), CHAT: frozenset(_TEMPLATE.split())}
-# What does nothing when it says this.
+# Parameters without effect at these values.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -46,23 +46,23 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logprob_token_ids": ([],),
     "parallel_tool_calls": (True, False),
 }
-# Words of a server that make of a chat's text something else than text.
+# Server arguments that turn a chat's text into more than text.
 _PARSERS = ("reasoning_parser", "tool_call_parser", "enable_auto_tool_choice")
-_DEFAULT_TOKENS = 16  # of a completion that does not say
+_DEFAULT_TOKENS = 16  # vLLM's default for a completion without max_tokens
 
 
-def obstacle(path: str, document: Mapping[str, Any], words: Arguments) -> str:
-    """What of a request, or of its server's words, keeps its stream where it began; empty where nothing does."""
+def obstacle(path: str, document: Mapping[str, Any], arguments: Arguments) -> str:
+    """Return the part of a request or of its server's arguments that prevents a continuation; empty if none does."""
     if path not in _PROMPT:
         return path
-    if path == CHAT and any(words.gives(word) for word in _PARSERS):
-        return "a parser of the server's"
+    if path == CHAT and any(arguments.gives(word) for word in _PARSERS):
+        return "a parser of the server"
     for name, value in document.items():
         if value is None or name in _SAME or name in _PROMPT[path]:
             continue
         if name == "seed" and document.get("temperature") == 0:
             continue
-        # `0 == False`, and a list can be no key: compared one by one.
+        # Compare one by one: `0 == False`, and a list is not hashable.
         if not any(
             value == one and isinstance(value, bool) == isinstance(one, bool)
             for one in _NEUTRAL.get(name, ())
@@ -84,7 +84,7 @@ def _text_only(message: Any) -> bool:
 
 
 class Continuation:
-    """One stream. `tokens` are the ids generated so far, `clean` how many of them the client has all the text of."""
+    """One stream. `tokens` are the ids generated so far; the client has the complete text of the first `clean` of them."""
 
     def __init__(self, path: str, document: Mapping[str, Any]) -> None:
         self.path, self.document = path, document
@@ -99,26 +99,26 @@ class Continuation:
         self._rest = b""
         self._later = self._diverged = self._foreign = False
         self._at = 0
-        # Text that the client has and this server has still to say, and what it has chunk since `clean`.
+        # Text that the client has and this server will still repeat, and text of this server since `clean`.
         self._ahead = self._since = ""
 
     @classmethod
-    def of(cls, path: str, document: Mapping[str, Any], words: Arguments) -> Self | None:
-        """None for one that ends where it began."""
-        return None if obstacle(path, document, words) else cls(path, document)
+    def create(cls, path: str, document: Mapping[str, Any], arguments: Arguments) -> Self | None:
+        """Return a continuation, or None for a stream that cannot continue at another server."""
+        return None if obstacle(path, document, arguments) else cls(path, document)
 
     @property
     def resumable(self) -> bool:
-        """Whether another server can go on from here, or has to say nothing any more."""
+        """Return whether another server can continue from here, or has nothing left to send."""
         if self._diverged or self._foreign:
             return False
-        # Tokens whose text is not there are sampled anew, and the client must not have seen anything of them.
+        # Tokens without text are sampled again; the client must not have seen any part of them.
         known = self._greedy or not (self._ahead or self._since or (self._shows_ids and self._behind))
         return not self._head or self.finished or (self.prompt is not None and known)
 
     @property
     def over(self) -> bool:
-        """Whether a server that ends its answer here has chunk all: its last event, or nothing that is known here."""
+        """Return whether the stream is complete if its server ends here: the last event arrived, or its format is unknown."""
         return self.ended or self._foreign
 
     @property
@@ -126,7 +126,7 @@ class Continuation:
         return len(self.tokens) > self.clean
 
     def request(self, path: str) -> tuple[str, bytes]:
-        """Where and for what a server is asked: at first for all of it, then for the rest."""
+        """Return the path and body of the next request: at first the full request, then the request for the rest."""
         self._rest, self.broken = b"", ""
         if self.prompt is None:
             return path, self._body({**self.document, "return_token_ids": True})
@@ -137,7 +137,7 @@ class Continuation:
         return COMPLETIONS, self._body(self._remaining())
 
     def warming(self) -> bytes:
-        """A completion of one token, after which a server has computed what there is so far."""
+        """Return a completion request of one token that makes a server compute the tokens so far."""
         asked = {"model": self.document["model"], "prompt": self._so_far(), "max_tokens": 1, "temperature": 0}
         return self._body(
             asked | {name: self.document[name] for name in ("cache_salt",) if name in self.document}
@@ -162,10 +162,11 @@ class Continuation:
     def _body(document: Mapping[str, Any]) -> bytes:
         return json.dumps(document).encode()
 
-    # What comes.
-
     def take(self, piece: bytes) -> bytes:
-        """What of it the client gets: whole events. `broken` says that the server can say no more of this stream."""
+        """Return the part of `piece` that the client gets, in complete events.
+
+        `broken` is then not empty if the server cannot continue this stream.
+        """
         *events, self._rest = (self._rest + piece).split(b"\n\n")
         passed = []
         for event in events:
@@ -191,7 +192,7 @@ class Continuation:
         return self._written(chunk) if self._later else self._seen(chunk, event)
 
     def _seen(self, chunk: dict[str, Any], event: bytes) -> bytes:
-        """An event of the first server: as it would have been without our question."""
+        """Return an event of the first server as it would be without `return_token_ids`."""
         if not self._head:
             self._head = {name: chunk.get(name) for name in ("id", "object", "created", "model")}
         choice = chunk["choices"][0] if chunk["choices"] else {}
@@ -213,7 +214,7 @@ class Continuation:
         return _data(chunk)
 
     def _written(self, chunk: dict[str, Any]) -> bytes:
-        """An event of a later server, as the first would have written it."""
+        """Return an event of a later server in the form of the first server."""
         usage = chunk.get("usage")
         if not chunk["choices"]:
             return _data({**self._head, "choices": [], "usage": self._usage(usage)})
@@ -233,29 +234,32 @@ class Continuation:
         return _data({**self._head, "choices": [own], **counted})
 
     def _take_tokens(self, ids: list[int], text: str) -> tuple[list[int], str]:
-        """What of these tokens and their text is new."""
+        """Return the new ones of these tokens, and their new text."""
         known = self.tokens[self._at : self._at + len(ids)]
         again = min(len(text), len(self._ahead))
         if known != ids[: len(known)] or text[:again] != self._ahead[:again]:
-            self._diverged, self.broken = True, "another server made other tokens of the same ones"
+            self._diverged, self.broken = (
+                True,
+                "another server generated different tokens for the same prompt",
+            )
             return [], ""
         self._at += len(ids)
         self.tokens += ids[len(known) :]
         self._ahead = self._ahead[again:]
         self._since += text
         if len(ids) == 1 and text:
-            # A character that was not whole would have kept this one's text back.
+            # One token with text: an incomplete character would have delayed its text.
             self.clean, self._since = self._at, ""
         return ids[len(known) :], text[again:]
 
     def _usage(self, usage: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Of the whole stream, whoever made it."""
+        """Return the token usage of the complete stream, over all its servers."""
         prompt, made = len(self.prompt or ()), len(self.tokens)
         counted = {"prompt_tokens": prompt, "total_tokens": prompt + made, "completion_tokens": made}
         return {**(usage or {}), **counted}
 
     def ending(self) -> bytes:
-        """What is missing where the last token was there and the last event was not."""
+        """Return the final events of a stream whose last token arrived without its last event."""
         options = self.document.get("stream_options") or {}
         usage = b""
         if options.get("include_usage"):
@@ -264,7 +268,7 @@ class Continuation:
 
 
 def _completion(data: bytes) -> dict[str, Any] | None:
-    """An event of a completion, or an error; None for what is neither."""
+    """Parse an event: a completion or an error; None for any other content."""
     try:
         chunk = json.loads(data)
     except ValueError:

@@ -1,6 +1,6 @@
-"""The live host: takes requests in, lets the core decide, and carries its decisions out.
+"""Live host: admits requests, sends events to the core and carries out its actions.
 
-Everything runs on one event loop, so the core is never asked twice at once.
+All code runs on one event loop, so the core processes one event at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from coldstart.host.model_state import State
 
 
 class Driver:
-    """One host."""
+    """Driver of one host."""
 
     def __init__(
         self,
@@ -58,17 +58,17 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self.record.describe(file)
 
-    # Requests.
-
     @property
     def resumes(self) -> bool:
-        """Return whether a stream goes on at the next server of its model."""
+        """Return whether a stream can continue at the next server of its model."""
         return self.core.settings.resume_streams
 
     def enter(self, asked: str | None) -> Ticket:
-        """Admit a request.
+        """Admit a request for the model name `asked`.
 
-        Raises AdmissionRefusedError for an unknown model; the ticket's `granted` raises every later refusal.
+        Raises:
+            AdmissionRefusedError: The model is unknown or the host is stopping; the ticket's `granted` raises every
+                later rejection.
         """
         if self.facts.stopping:
             raise self._counted(AdmissionRefusedError(503, STOPPING, 5.0))
@@ -92,14 +92,15 @@ class Driver:
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Report the end of a request, answered or not, to the core."""
+        """Tell the core that a request has ended, answered or not."""
         if self._tickets.pop(ticket.number, None) is not None:
             self.emit(events.Ended(ticket.number))
 
-    async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """Admit a stream once more that can go on at the next server of its model.
+    async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
+        """Admit a stream again that can continue at the next server of its model; return None if it cannot.
 
-        A request whose answer had not begun is not admitted: it may be what its server died of, and its client can repeat it.
+        A request whose answer had not begun is not admitted: it may have killed its server, and its client can repeat
+        it.
         """
         if self.facts.stopping or not resumption.is_resumable(ticket):
             return None
@@ -111,7 +112,7 @@ class Driver:
         return self._admit(ticket.route, ticket.tries + 1)
 
     def state(self, model: str) -> str:
-        """Return the model's state in one word, for a client that waits."""
+        """Return the model's state in one word, for a waiting client."""
         known = self.core.models.get(model)
         return str(known.state) if known else "gone"
 
@@ -133,11 +134,9 @@ class Driver:
             ticket.line_up(residence)
         ticket.granted.set_result(residence)
 
-    # The core.
-
     def emit(self, event: Event) -> None:
-        """Send an event to the core, and carry out what it orders."""
-        for action in self.core.on(event, self.clock()):
+        """Send an event to the core and carry out the resulting actions."""
+        for action in self.core.handle(event, self.clock()):
             self._do(action)
         self._rearm()
 
@@ -159,10 +158,8 @@ class Driver:
             case _:
                 self.lifecycle.carry_out(action)
 
-    # The whole host.
-
     def configure(self, file: HostFile) -> None:
-        """Apply another configuration between two requests. Raises UsageError, and changes nothing, where it is invalid."""
+        """Apply another configuration between two requests. Raises UsageError, and changes nothing, if it is invalid."""
         self.emit(events.Configured(file.models, file.settings))
         self.catalogue = file.catalogue
         self.record.describe(file)
@@ -170,7 +167,7 @@ class Driver:
         self.lifecycle.configure(file.catalogue.launches)
 
     def unload(self, model: str | None) -> list[str]:
-        """Stop a model, or all that are not pinned, after their running requests; return their names."""
+        """Stop a model, or all models that are not pinned, after their running requests; return their names."""
         names = (
             [model] if model is not None else [n for n, m in self.core.models.items() if not m.spec.pinned]
         )

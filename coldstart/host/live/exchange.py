@@ -1,7 +1,8 @@
-"""One request through the gateway: held until its model serves, sent on, its answer passed back piece by piece.
+"""One request through the gateway: wait until its model is ready, forward the request, stream the answer back.
 
-Invariant: a piece goes to the client as soon as it is here, and no piece of one exchange reaches another. When the client goes,
-the connection to the server is closed, which makes vLLM abort the request. Whatever happens, the front is left exactly once.
+Invariants: each piece is sent to the client as soon as it arrives, and no piece of one exchange reaches another. When
+the client disconnects, the connection to the server is closed, which makes vLLM abort the request. Each admitted
+request leaves the front exactly once, on every path.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from coldstart.host.live import answers, headers
 from coldstart.host.live.answers import Headers, Receive, Scope, Send
-from coldstart.host.live.client import ClientGoneError, read, with_client
+from coldstart.host.live.client import ClientGoneError, read, run_while_connected
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.front import Front
 from coldstart.host.live.tickets import AdmissionRefusedError, Ticket
@@ -46,7 +47,7 @@ class Exchange:
             await self._error(413, str(error))
             return
         with suppress(ClientGoneError):
-            await with_client(self.receive, self._answer)
+            await run_while_connected(self.receive, self._answer)
 
     async def _answer(self) -> None:
         try:
@@ -70,16 +71,16 @@ class Exchange:
             self.front.metrics.count_answer(self.ticket, self.status, self.first_s)
 
     def _asked(self) -> str | None:
-        """The model that the body names. Raises ValueError for a body that is none."""
+        """Parse the body and return the model name that it contains. Raises ValueError for an invalid body."""
         try:
             self.document: Any = json.loads(self.body)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"the body is no JSON: {error}") from error
+            raise ValueError(f"the request body is not valid JSON: {error}") from error
         if not isinstance(self.document, dict):
-            raise ValueError("the body is no JSON object")
+            raise ValueError("the request body is not a JSON object")
         asked = self.document.get("model")
         if asked is not None and not isinstance(asked, str):
-            raise ValueError("model is no text")
+            raise ValueError("model: expected a string")
         self.streams = self.document.get("stream") is True
         return asked
 
@@ -98,33 +99,33 @@ class Exchange:
             try:
                 await self._pass(replica, ticket)
                 return
-            except (StreamInterruptedError, OSError) as error:  # TimeoutError is one
+            except (StreamInterruptedError, OSError) as error:  # includes TimeoutError
                 if self.stream is not None and self.stream.finished:
                     await self._more(self.stream.ending(), last=True)
                     return
                 if isinstance(error, StreamInterruptedError):
                     ticket.interrupted()
                     continue
-                # Nothing was said yet, or what was can go on: somebody else may.
+                # The answer has not begun, or its stream is resumable: another server may answer.
                 open_ = self.first_s is None or (self.stream is not None and self.stream.resumable)
-                again = await self.front.again(ticket, replica, error) if open_ else None
+                again = await self.front.readmit(ticket, replica, error) if open_ else None
                 if again is None:
                     await self._broken(replica, error)
                     return
                 self.ticket = ticket = again
 
     def _look_ahead(self, ticket: Ticket) -> None:
-        """Keep what is needed to go on elsewhere, where that can be."""
-        path, words = self._path(), self.front.catalogue.launches[ticket.route.model].args
+        """Record what another server needs to continue the stream, if the stream can continue."""
+        path, arguments = self._path(), self.front.catalogue.launches[ticket.route.model].args
         if self.front.resumes and self.streams:
             document = {**self.document, "model": ticket.route.served}
-            self.stream = Continuation.of(path, document, words)
+            self.stream = Continuation.create(path, document, arguments)
 
     def _path(self) -> str:
         return str(self.scope["raw_path"].partition(b"?")[0].decode("ascii"))
 
     async def _granted(self, ticket: Ticket) -> Replica:
-        """Wait for the model; a stream is kept alive meanwhile by comments. Raises AdmissionRefusedError."""
+        """Wait for the model; comments keep a stream alive meanwhile. Raises AdmissionRefusedError."""
         while self.streams and not ticket.granted.done():
             done, _ = await asyncio.wait([ticket.granted], timeout=self.heartbeat_s)
             if not done:
@@ -154,7 +155,7 @@ class Exchange:
                 await self._go_on(self.stream, answer, ticket)
                 return
             if self.status and answer.status != 200:
-                # The client was promised a stream: the error is its one event.
+                # The response headers announced a stream: the error is its only event.
                 await self._more(answers.event(await answer.read()), last=True)
                 return
             piece = await answer.piece()
@@ -168,7 +169,7 @@ class Exchange:
                 passed = headers.forward_answer(answer.headers, streams=self.streams)
                 own = headers.build_for_answer(self.id, replica.mode, self._timing(replica, ticket))
                 await self._start(answer.status, [*passed, *own])
-            facts, send, next_piece = self.front.facts.of(replica.name), self.send, answer.piece
+            facts, send, next_piece = self.front.facts.get_model(replica.name), self.send, answer.piece
             if self.stream is not None:
                 await self._kept(self.stream, answer, piece)
                 return
@@ -179,17 +180,17 @@ class Exchange:
             await self._more(b"", last=True)
 
     async def _go_on(self, stream: Continuation, answer: UpstreamAnswer, ticket: Ticket) -> None:
-        """The rest of a stream that another server began."""
+        """Pass on the rest of a stream that another server began."""
         if answer.status != 200:
             detail = (await answer.read())[:200].decode(errors="replace")
-            raise DisconnectedError(f"it does not take the rest of a stream: {answer.status} {detail}")
+            raise DisconnectedError(f"the server rejected the rest of a stream: {answer.status} {detail}")
         piece = await answer.piece()
         ticket.went_on()
         await self._kept(stream, answer, piece)
 
     async def _kept(self, stream: Continuation, answer: UpstreamAnswer, piece: bytes) -> None:
-        """Pass on what comes, in whole events, each remembered. Raises Disconnected where it ends too early."""
-        facts = self.front.facts.of(self.ticket.route.model) if self.ticket else None
+        """Pass on complete events and record them. Raises DisconnectedError if the stream ends too early."""
+        facts = self.front.facts.get_model(self.ticket.route.model) if self.ticket else None
         while piece:
             if passed := stream.take(piece):
                 await self.send({"type": "http.response.body", "body": passed, "more_body": True})
@@ -203,8 +204,8 @@ class Exchange:
         await self._more(b"", last=True)
 
     async def _broken(self, replica: Replica, error: Exception) -> None:
-        """The server went, or its connection: said in the form that the answer has begun in."""
-        reason = f"the server of {replica.name} broke off"
+        """Report the failure of the server or its connection in the form in which the answer began."""
+        reason = f"the server of {replica.name} disconnected"
         self.front.log.say(
             "broken",
             model=replica.name,
@@ -216,7 +217,7 @@ class Exchange:
         elif self.streams:
             await self._more(answers.event(answers.error(502, self._named(reason))), last=True)
         else:
-            # Half of an answer must not look like a whole one: without its last piece the connection is broken off.
+            # A partial answer must not look complete: close the connection without the last piece.
             raise RuntimeError(reason) from error
 
     async def _refused(self, refused: AdmissionRefusedError) -> None:
@@ -232,7 +233,7 @@ class Exchange:
         await self._error(refused.status, refused.reason, refused.retry_after_s)
 
     def _named(self, reason: str) -> str:
-        """What went wrong here, with what to look for in the log."""
+        """Return the reason with the request id to search for in the log."""
         return f"{reason} (request {self.id.decode()})"
 
     async def _error(self, status: int, reason: str, retry_after_s: float | None = None) -> None:

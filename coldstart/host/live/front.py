@@ -1,4 +1,4 @@
-"""The decision maker behind the HTTP application: the driver of a host, or the front of a fleet."""
+"""Interface between the HTTP application and its decision maker: the driver of a host, or the front of a fleet."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Front(Protocol):
         """Return the metrics of the requests."""
 
     def enter(self, asked: str | None) -> Ticket:
-        """Admit a request for the model that it names, if it names one. Raises AdmissionRefusedError."""
+        """Admit a request for the model name `asked`, which may be None. Raises AdmissionRefusedError."""
 
     def leave(self, ticket: Ticket) -> None:
         """Forget a request that was answered, or whose client disconnected."""
 
-    async def again(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """Admit a request again whose server failed before its answer began, or in a stream that can go on elsewhere.
+    async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
+        """Admit a request again after its server failed, if its answer had not begun or its stream can continue elsewhere.
 
-        Returns None where no other server can answer it.
+        Returns None if no other server can answer it.
         """
 
     def state(self, model: str) -> str:
-        """Return the model's state in one word, for a client that waits."""
+        """Return the model's state in one word, for a waiting client."""
 
     def status(self) -> Mapping[str, object]:
         """Return the document of GET /status."""

@@ -1,6 +1,6 @@
-"""HTTP headers of an exchange: what is passed on in each direction, and what the gateway adds.
+"""HTTP headers of an exchange: those forwarded in each direction, and those that the gateway adds.
 
-Invariant: hop-by-hop headers (RFC 9110, section 7.6.1) are passed on in neither direction.
+Invariant: hop-by-hop headers (RFC 9110, section 7.6.1) are not forwarded.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ _HOP = frozenset(
 _NOT_SENT = _HOP | {b"host", b"content-length", b"x-request-id", b"expect"}
 _NOT_PASSED = _HOP | {b"x-request-id", b"server", b"date", b"server-timing"}
 EVENTS = b"text/event-stream"
-# nginx and those that follow it keep an answer back otherwise.
+# nginx and compatible proxies buffer an answer without this header.
 UNBUFFERED = (b"x-accel-buffering", b"no")
 
 
 def choose_request_id(scope: Scope) -> bytes:
-    """Return the client's own id of the request, or a new one where it has none that can be passed on."""
+    """Return the client's request id, or a new one if it has none that can be forwarded."""
     given: bytes = dict(scope["headers"]).get(b"x-request-id", b"")
     return given if given and len(given) <= 128 and given.isascii() else uuid4().hex.encode()
 
 
 def forward_request(scope: Scope, number: bytes) -> Headers:
-    """Return the client's headers for the server, with the id `number` of the request."""
+    """Return the client's headers for the server, with the request id `number`."""
     given = [(name, value) for name, value in scope["headers"] if name not in _NOT_SENT]
     return [*given, (b"x-request-id", number)]
 
 
 def forward_answer(headers: Headers, *, streams: bool) -> Headers:
-    """Return the server's headers for the client; `streams`: its answer is not to be buffered."""
+    """Return the server's headers for the client; with `streams`, disable buffering by proxies."""
     passed = [(name.lower(), value) for name, value in headers if name.lower() not in _NOT_PASSED]
     return [*passed, UNBUFFERED] if streams else passed
 
@@ -46,13 +46,13 @@ def build_for_stream() -> Headers:
 
 
 def build_for_answer(number: bytes, mode: str, server_timing: str) -> Headers:
-    """Return the request's id, the start mode of its server, and the time that each part took."""
+    """Return the headers with the request id, the start mode of its server and the Server-Timing value."""
     own = [(b"x-coldstart-mode", mode.encode()), (b"server-timing", server_timing.encode())]
     return [(b"x-request-id", number), *own]
 
 
 def format_timing(replica: Replica, ticket: Ticket, first_s: float | None) -> str:
-    """Return the Server-Timing of a request whose first piece came after `first_s`."""
+    """Return the Server-Timing value of a request whose first piece came after `first_s` seconds."""
     start = None if ticket.hit else replica.start_s
     return answers.timing(
         [("queued", ticket.queued_s, None), ("start", start, replica.mode), ("first-token", first_s, None)]

@@ -1,8 +1,8 @@
-"""The routes of a host alone, whose servers are on this machine.
+"""HTTP routes of a single host, whose servers run on this machine.
 
-GET   /running                the models that hold memory, and in what state
+GET   /running                the models that hold memory, with their states
 GET   /logs/{name}            the end of the log of that model's server, while it runs
-POST  /unload, /unload/{name}    all models, or that one, finish what they have and stop; the next request starts them again
+POST  /unload, /unload/{name}    stop all models, or one, after their running requests; the next request starts them again
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOG_TAIL_BYTES = 64 << 10
 
 
 def host_routes(driver: Driver) -> list[Route]:
-    """Return the routes over the servers of `driver`."""
+    """Return the routes for the servers of `driver`."""
 
     async def show_running(request: Request) -> Response:
         return JSONResponse({"running": _running(driver)})
@@ -26,7 +26,7 @@ def host_routes(driver: Driver) -> list[Route]:
     async def show_log(request: Request) -> Response:
         residence = driver.lifecycle.residences.get(request.path_params["name"])
         if residence is None:
-            return answers.not_found("No server of that model runs.")
+            return answers.not_found("No server of this model is running.")
         return PlainTextResponse(residence.server.tail(LOG_TAIL_BYTES))
 
     async def unload(request: Request) -> Response:

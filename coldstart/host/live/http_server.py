@@ -1,4 +1,4 @@
-"""The HTTP server of a gateway: its socket, its event loop, and uvicorn over an ASGI application."""
+"""HTTP server of a gateway: its socket, its event loop, and uvicorn with an ASGI application."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BACKLOG = 2048
 
 
 class GatewayServer(uvicorn.Server):
-    """Uvicorn without its signal handlers: a gateway's process has its own."""
+    """Uvicorn server without signal handlers: a gateway's process has its own."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -25,7 +25,7 @@ class GatewayServer(uvicorn.Server):
 
 
 def create_server(app: Gateway) -> GatewayServer:
-    """Return a server that answers with `app`."""
+    """Return a server for the application `app`."""
     return GatewayServer(
         uvicorn.Config(
             app,
@@ -42,7 +42,7 @@ def create_server(app: Gateway) -> GatewayServer:
 
 @contextmanager
 def listen(host: str, port: int) -> Iterator[socket.socket]:
-    """Bind a socket for the time of the block. Raises UsageError where the address cannot be had."""
+    """Listen on a socket during the block. Raises UsageError if the address cannot be bound."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -57,14 +57,14 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
         yield sock
 
 
-def url_of(sock: socket.socket) -> str:
-    """Return the URL of a bound socket as a client of this machine writes it."""
+def format_url(sock: socket.socket) -> str:
+    """Return the URL of a bound socket for clients on this machine."""
     host, port = sock.getsockname()[:2]
     return addresses.url(host, port)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return the factory of the quickest event loop that is installed; None for asyncio's own."""
+    """Return the uvloop event loop factory if uvloop is installed; None for asyncio's own loop."""
     try:
         import uvloop
     except ImportError:

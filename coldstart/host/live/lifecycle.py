@@ -1,7 +1,7 @@
-"""The servers of the host's models: carries out the core's orders to start, stop and abort them.
+"""Server processes of the host's models: start, stop and abort them as the core orders.
 
-Invariant: every order is answered by exactly one event, whatever becomes of the process: a start by Started or Failed, an
-order to leave by Left.
+Invariant: every order results in exactly one event, whatever happens to the process: a start in Started or Failed, a
+leave order in Left.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Lifecycle:
         self._tasks = Tasks(self.log)
 
     def carry_out(self, order: Order) -> None:
-        """Begin what the core orders."""
+        """Begin to carry out an order of the core."""
         match order:
             case events.Start(model, tier):
                 self._tasks.spawn(self._start(model, tier.name))
@@ -76,7 +76,7 @@ class Lifecycle:
             self.templates.abort(model)
 
     def _too_late(self) -> str:
-        return f"it was not ready within {self.core.settings.start_deadline_s:g} s"
+        return f"the server was not ready within {self.core.settings.start_deadline_s:g} s"
 
     async def _start(self, model: str, tier: str) -> None:
         known = self.residences.get(model)
@@ -85,7 +85,7 @@ class Lifecycle:
             return
         launch, began = self.launches[model], self.clock()
         self.log.say("start", model=model, tier=tier)
-        await self.templates.before(launch)
+        await self.templates.prepare(launch)
         server = self._begin(launch, began)
         if server is not None:
             await self._live(Residence(launch, server, began, observer=self, log=self.log, clock=self.clock))
@@ -101,7 +101,7 @@ class Lifecycle:
         await self._end(name, residence.end_event())
 
     def _begin(self, launch: Launch, began: float) -> ModelServer | None:
-        """Return a server; report a failed start to the core and return None where none can be begun."""
+        """Return a new server; if it cannot be created, report a failed start to the core and return None."""
         left = self.core.settings.start_deadline_s - (self.clock() - began)
         try:
             if left <= 0 or self.facts.stopping:
@@ -110,69 +110,65 @@ class Lifecycle:
         except StartFailedError as late:
             reason = str(late)
         except OSError as error:  # no descriptor, no disk, no process
-            reason = f"no server can be started: {error.strerror or error}"
-        self.on_start_failed(launch.name, reason, self.clock() - began)
+            reason = f"cannot start a server: {error.strerror or error}"
+        self.report_failed_start(launch.name, reason, self.clock() - began)
         self._tasks.spawn(self._end(launch.name, events.Failed(launch.name, reason)))
         return None
 
     async def _end(self, model: str, event: events.Left | events.Failed) -> None:
-        """Send the core the event that ends a server, once nothing is left that should not be."""
+        """Send the core the event that ends a server, and first drop its template if the target tier does not retain it."""
         known = self.core.models.get(model)
         target = known.target if known else None
         if isinstance(event, events.Failed) or target is None or target.name != TEMPLATE:
             await self.templates.drop(model)
         self.emit(event)
         if known and known.state is State.ASLEEP and not self.templates.holds(model):
-            # It was to sleep and could not: nothing of it is left.
+            # It should have gone to sleep and failed: nothing of it remains.
             self.emit(events.Outdated(model))
 
     async def _end_template(self, model: str) -> None:
         await self.templates.drop(model)
         self.emit(events.Left(model))
 
-    # What servers report.
-
-    def on_ready(self, launch: Launch, ready: Ready, mode: str, seconds: float) -> None:
-        """As ServerObserver."""
+    def report_ready(self, launch: Launch, ready: Ready, mode: str, seconds: float) -> None:
+        """Record a server that is ready (ServerObserver)."""
         self.record.record_start(launch.name, ready, mode, seconds)
         self.emit(events.Started(launch.name, seconds))
         if self._is_outdated(launch) or self.templates.ends(ready):
             self.emit(events.Outdated(launch.name))
 
-    def on_start_failed(self, model: str, reason: str, seconds: float) -> None:
-        """As ServerObserver."""
+    def report_failed_start(self, model: str, reason: str, seconds: float) -> None:
+        """Record a failed start (ServerObserver)."""
         if not self.facts.stopping:
             self.record.record_failed_start(model, reason, seconds)
 
-    def on_asleep(self, launch: Launch) -> None:
-        """As ServerObserver."""
+    def report_asleep(self, launch: Launch) -> None:
+        """Report that a server is asleep (ServerObserver)."""
         self.emit(events.Left(launch.name))
         if self._is_outdated(launch):
             self.emit(events.Outdated(launch.name))
 
-    def on_measured(self, model: str, memory: int) -> None:
-        """As ServerObserver."""
-        self.facts.of(model).memory_source = "observed"
+    def report_memory(self, model: str, memory: int) -> None:
+        """Report the measured memory of a server (ServerObserver)."""
+        self.facts.get_model(model).memory_source = "observed"
         self.emit(events.Measured(model, memory))
 
     def measure(self, model: str, pid: int) -> int | None:
-        """As ServerObserver."""
+        """Return the measured memory of a server's process tree and its template (ServerObserver)."""
         server = self.meter.tree(pid)
         return None if server is None else server + self.templates.memory_beside(model)
 
     def _is_outdated(self, launch: Launch) -> bool:
-        """Return whether a server of `launch` would be started by other arguments now."""
+        """Return whether a server of `launch` would now be started with other arguments."""
         now = self.launches.get(launch.name)
         return now is not None and now.same_server != launch.same_server
 
-    # The whole host.
-
     def begin(self) -> None:
-        """Start the runtime template, where the settings want one."""
+        """Start the runtime template if the settings require one."""
         self.templates.configure(self.launches.values(), self.core.settings)
 
     def configure(self, launches: Mapping[str, Launch]) -> None:
-        """Take other launches and the core's settings; retire servers and templates that were started by other arguments."""
+        """Apply other launches and the core's settings; retire servers and templates with outdated arguments."""
         self.launches = launches
         running = {name: template.launch for name, template in self.templates.engines()}
         running |= {name: residence.launch for name, residence in self.residences.items()}
@@ -182,7 +178,7 @@ class Lifecycle:
         self.begin()
 
     def drain(self) -> None:
-        """End starts that are under way, and build no template more."""
+        """End starts in progress and build no further template."""
         for name, model in list(self.core.models.items()):
             if model.state is State.STARTING and name in self.residences:
                 self._tasks.spawn(self.residences[name].end())
@@ -195,6 +191,6 @@ class Lifecycle:
 
     async def close(self) -> None:
         """Wait until every server and template has ended."""
-        await self._tasks.settled()
+        await self._tasks.wait()
         await self.templates.close()
         await self.servers.close()

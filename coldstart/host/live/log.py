@@ -1,6 +1,6 @@
-"""The host's log: one JSON object a line on standard error, secrets masked.
+"""Log of the host: one JSON object per line on standard error, with secrets masked.
 
-Members: ts (UTC, ISO 8601), event, and what belongs to the event (model, request, seconds, mode, reason, ...).
+Members: ts (UTC, ISO 8601), event, and members of the event (model, request, seconds, mode, reason, ...).
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from coldstart.system import secrets
 
 
 class Log:
-    """Writes to `sink`, by default standard error. `say` never raises: a log that cannot be written ends no server."""
+    """JSON log with the output `sink`, by default standard error.
+
+    `say` never raises: a failed write must not end a server.
+    """
 
     def __init__(self, sink: IO[str] | None = None, *, quiet: bool = False) -> None:
         self._sink, self._quiet = sink, quiet
 
     def say(self, event: str, **members: Any) -> None:
-        """One line; members that are None are left out."""
+        """Write one line; members that are None are omitted."""
         if self._quiet:
             return
         given = {name: value for name, value in members.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What the store has for a model by the words it is started with: asked for its figures, and again when it starts."""
+"""Bundle look-ups for the models of a host: for their memory and start times, and at each start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coldstart.models.inspection import Lookup
 from coldstart.system.paths import Cache
 
 
-def by_words(
+def look_up_model(
     model: str,
     args: Sequence[str],
     *,
@@ -21,15 +21,18 @@ def by_words(
     offline: bool,
     weights_from: str | None = None,
 ) -> Lookup:
-    """For a machine without the model's weights where they may come from elsewhere. Raises what inspection.look_up raises."""
+    """Look up the bundle of a model that is started with the arguments `args`.
+
+    `weights_from` allows a machine without the model's weights. Raises what inspection.look_up raises.
+    """
     accepts = anyone if untrusted else None
     found = inspection.look_up(model, args, cache=cache, offline=offline, revision=revision, accepts=accepts)
     return found.without_weights() if weights_from and not found.model.weight_files else found
 
 
-def of_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
-    """Raises what inspection.look_up raises, and NoBundleError where the launch needs one."""
-    found = by_words(
+def look_up_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
+    """Look up the bundle of a launch. Raises what inspection.look_up raises, and NoBundleError if `on_miss` is "fail"."""
+    found = look_up_model(
         launch.model,
         launch.args,
         revision=launch.revision,

@@ -1,4 +1,4 @@
-"""How much memory the processes of a host hold."""
+"""Memory measurements of the host's processes."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from coldstart.system.proc import processes
 
 
 class Meter:
-    """The bytes that processes hold on the device; None where that cannot be told."""
+    """Device memory of processes, in bytes; None if it cannot be measured."""
 
     def tree(self, pid: int) -> int | None:
-        """Of a process and its descendants."""
+        """Return the memory of a process and its descendants."""
         return None
 
     def alone(self, pid: int) -> int | None:
-        """Of one process."""
+        """Return the memory of one process."""
         return None
 
 
 class ProcessorMemory(Meter):
-    """Where the device is the processor: proportional set sizes, so that what is shared is counted once."""
+    """Memory on the CPU backend: proportional set sizes, so that shared pages are counted once."""
 
     def tree(self, pid: int) -> int | None:
-        """As Meter. Raises ProcessLookupError when it is gone."""
+        """Return the memory of a process and its descendants. Raises ProcessLookupError if the process has ended."""
         return processes.memory_bytes(pid)
 
     def alone(self, pid: int) -> int | None:
-        """As Meter."""
+        """Return the memory of one process."""
         return processes.pss_bytes([pid])

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a host, in a registry of their own: `coldstart_host_...`, times in seconds, sizes in bytes."""
+"""Prometheus metrics of a host, in their own registry: `coldstart_host_...`, times in seconds, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -27,24 +27,32 @@ class Metrics:
         model, mode = ("model",), ("model", "mode")
         self._answers = Counter(
             f"{prefix}answers",
-            "Requests answered, by status; 499: the client went.",
+            "Number of answered requests, by HTTP status (499: the client disconnected).",
             ("model", "code"),
             registry=registry,
         )
         self._queued = Histogram(
-            f"{prefix}queued_seconds", "From arrival until sent on.", model, buckets=_SHORT, registry=registry
+            f"{prefix}queued_seconds",
+            "Time in seconds from arrival until the request was forwarded.",
+            model,
+            buckets=_SHORT,
+            registry=registry,
         )
         self._first = Histogram(
             f"{prefix}first_piece_seconds",
-            "From arrival to the answer's first piece.",
+            "Time in seconds from arrival to the first piece of the answer.",
             model,
             buckets=_SHORT,
             registry=registry,
         )
         self._starts = Histogram(
-            f"{prefix}start_seconds", "Starts that succeeded.", mode, buckets=_SHORT, registry=registry
+            f"{prefix}start_seconds",
+            "Duration in seconds of successful starts.",
+            mode,
+            buckets=_SHORT,
+            registry=registry,
         )
-        self._failed = Counter(f"{prefix}failed_starts", "Starts that failed.", model, registry=registry)
+        self._failed = Counter(f"{prefix}failed_starts", "Number of failed starts.", model, registry=registry)
         self._fallbacks = Counter(
             "coldstart_fallbacks",
             "Number of fallbacks of successful starts, by stage.",
@@ -54,7 +62,7 @@ class Metrics:
         self.registry.register(rest)
 
     def count_answer(self, ticket: Ticket, code: int, first_s: float | None) -> None:
-        """Count the answer of an admitted request: HTTP status `code`, first piece after `first_s`."""
+        """Count the answer of an admitted request: HTTP status `code`, first piece after `first_s` seconds."""
         model = ticket.route.model
         self._answers.labels(model, str(code)).inc()
         if ticket.queued_s is not None:
@@ -72,49 +80,63 @@ class Metrics:
             self._fallbacks.labels(fallback.stage).inc()
 
     def count_failed_start(self, model: str) -> None:
-        """Count a start that failed."""
+        """Count a failed start."""
         self._failed.labels(model).inc()
 
     def text(self) -> bytes:
-        """Return the metrics in the exposition format."""
+        """Return the metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
 
 class HostStatus(Collector):
-    """A collector over the status document."""
+    """Collector that reads the status document."""
 
     def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        """As prometheus_client asks for it."""
+        """Yield the metrics of the status document (prometheus_client's Collector)."""
         document = self._status()
         host, requests = document["host"], document["requests"]
-        yield GaugeMetricFamily(f"{_PREFIX}memory_limit_bytes", "Of all models.", host["memory_bytes"])
-        yield GaugeMetricFamily(f"{_PREFIX}memory_used_bytes", "Booked.", host["memory_used_bytes"])
         yield GaugeMetricFamily(
-            f"{_PREFIX}runtime_template_bytes", "Of that, the template's.", host["runtime_template_bytes"]
+            f"{_PREFIX}memory_limit_bytes", "Memory limit for all models.", host["memory_bytes"]
         )
-        yield CounterMetricFamily(f"{_PREFIX}requests", "Requests for a known model.", requests["total"])
-        yield CounterMetricFamily(f"{_PREFIX}hits", "Requests whose model served.", requests["hits"])
+        yield GaugeMetricFamily(f"{_PREFIX}memory_used_bytes", "Reserved memory.", host["memory_used_bytes"])
+        yield GaugeMetricFamily(
+            f"{_PREFIX}runtime_template_bytes",
+            "Reserved memory of the runtime template.",
+            host["runtime_template_bytes"],
+        )
         yield CounterMetricFamily(
-            f"{_PREFIX}departures", "Models that left.", document["starts"]["departures"]
+            f"{_PREFIX}requests", "Number of requests for a known model.", requests["total"]
         )
-        refused = CounterMetricFamily(f"{_PREFIX}refused", "Requests refused, by status.", labels=["code"])
+        yield CounterMetricFamily(
+            f"{_PREFIX}hits", "Number of requests whose model was ready.", requests["hits"]
+        )
+        yield CounterMetricFamily(
+            f"{_PREFIX}departures",
+            "Number of times that a model left its tier.",
+            document["starts"]["departures"],
+        )
+        refused = CounterMetricFamily(
+            f"{_PREFIX}refused", "Number of rejected requests, by HTTP status.", labels=["code"]
+        )
         for code, count in requests["refused"].items():
             refused.add_metric([code], count)
         yield refused
         for name, about in (
-            ("held", "Requests that wait for the model."),
-            ("in_flight", "Requests that the model works on."),
-            ("held_bytes", "Memory booked for the model."),
+            ("held", "Number of requests that wait for the model."),
+            ("in_flight", "Number of requests in progress."),
+            ("held_bytes", "Memory reserved for the model."),
         ):
             family = GaugeMetricFamily(f"{_PREFIX}model_{name}", about, labels=["model"])
             for model in document["models"]:
                 family.add_metric([model["name"]], model[name])
             yield family
         states = GaugeMetricFamily(
-            f"{_PREFIX}model_state", "1 for the state it is in.", labels=["model", "state"]
+            f"{_PREFIX}model_state",
+            "1 for the current state of the model, else 0.",
+            labels=["model", "state"],
         )
         for model in document["models"]:
             for state in State:

@@ -1,7 +1,7 @@
-"""What is known of a model before it was ever started here: its bundle's own figures, else an assumption that says so.
+"""Memory and start time of models that never started on this host: from the bundle, else assumed.
 
-A bundle's `stages` hold the time to ready and the memory (proportional set size) of the start that proved it. On a GPU the
-latter says nothing of the device's memory, so there the host's file has to.
+A bundle's `stages` contain the time to ready and the memory (proportional set size) of the start that proved it. That
+memory is not the memory of a GPU, so on a GPU the host's file must give the memory.
 """
 
 from __future__ import annotations
@@ -22,32 +22,36 @@ from coldstart.models.resolution import weight_files
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
 
-# vLLM's own on the processor where nothing is said, the libraries of its two processes, and an ordinary start.
+# vLLM's default on the CPU backend, the libraries of its two processes, and an ordinary start.
 ASSUMED_KV = 4 << 30
 ASSUMED_RUNTIME = 1 << 30
 ASSUMED_START_S = 60.0
-# A runtime template by itself: the pages of torch and vLLM that are its own. A server forked from it shares them with it.
+# Pages of torch and vLLM in a runtime template. A server forked from it shares them.
 RUNTIME_TEMPLATE_BYTES = 540 << 20
-# What a server forked from its engine template has still to do.
+# Stages that a server forked from its engine template still runs.
 _STILL_TO_DO = ("start engine", "build app", "first token")
 _DONE_WITHIN = ("build worker",)
 
 
-def of_bundles(cache: Cache, *, offline: bool) -> Profiles:
-    """Profiles by look-up.
+def create_profiles(cache: Cache, *, offline: bool) -> Profiles:
+    """Return profiles that are read from bundles.
 
-    They raise what a look-up raises, NoBundleError where one is needed, UsageError where nothing is known.
+    They raise what a look-up raises, NoBundleError if the launch requires a bundle, and UsageError if no source gives
+    the memory.
     """
 
     def profile(launch: Launch) -> Profile:
         if launch.engine_template and (why := TEMPLATE_ENGINE.unavailable()):
-            raise UsageError(f"models.{launch.name}: engine_template: {why.reason}", hint="leave it away")
+            raise UsageError(
+                f"models.{launch.name}: engine_template: {why.reason}",
+                hint="remove engine_template from the host file",
+            )
         if not runtime.targets_cpu():
             raise UsageError(
-                f"models.{launch.name}: no bundle says how much of a GPU's memory a model takes",
+                f"models.{launch.name}: bundles do not contain the GPU memory of a model",
                 hint="write memory and start_s for it in the host file",
             )
-        known = of_lookup(launch, lookups.of_launch(launch, cache, offline=offline))
+        known = choose_profile(launch, lookups.look_up_launch(launch, cache, offline=offline))
         if launch.mode not in FORKED:
             return known
         return replace(known, shared=min(RUNTIME_TEMPLATE_BYTES, known.memory * 3 // 4))
@@ -55,14 +59,14 @@ def of_bundles(cache: Cache, *, offline: bool) -> Profiles:
     return profile
 
 
-def of_lookup(launch: Launch, found: Lookup) -> Profile:
-    """What its bundle says, else an assumption. Raises UsageError where no weights lie here either."""
-    known = None if found.bundle is None else of_bundle(found.bundle)
+def choose_profile(launch: Launch, found: Lookup) -> Profile:
+    """Return the profile of the bundle, else an assumed one. Raises UsageError if there are no local weights either."""
+    known = None if found.bundle is None else read_profile(found.bundle)
     return known or assumed(launch, found.model.path)
 
 
-def of_bundle(bundle: Bundle) -> Profile | None:
-    """Memory and seconds of its proof start; None for a bundle that does not say."""
+def read_profile(bundle: Bundle) -> Profile | None:
+    """Return memory and seconds of the bundle's proof start; None if the bundle does not contain them."""
     try:
         stages: Any = bundle.json("stages")
         memory, start_s = int(stages["memory_bytes"]), float(stages["ready_s"])
@@ -74,7 +78,7 @@ def of_bundle(bundle: Bundle) -> Profile | None:
 
 
 def _forked(spans: Any) -> float | None:
-    """Seconds of a start from an engine template, by the proof start's own stages."""
+    """Return the seconds of a start from an engine template, computed from the stages of the proof start."""
     try:
         seconds = sum(float(spans[name]) for name in _STILL_TO_DO)
         seconds -= sum(float(spans[name]) for name in _DONE_WITHIN)
@@ -84,16 +88,16 @@ def _forked(spans: Any) -> float | None:
 
 
 def weights_bytes(model: Path | None) -> int:
-    """Bytes of the weights that lie in a model's directory; 0 where none do."""
+    """Return the bytes of the weights in a model's directory; 0 if there are none."""
     return 0 if model is None else sum(file.stat().st_size for file in weight_files(model))
 
 
 def assumed(launch: Launch, model: Path | None) -> Profile:
-    """From the size of the weights and the KV cache asked for. Raises UsageError where no weights lie here."""
+    """Return a profile assumed from the sizes of weights and KV cache. Raises UsageError without local weights."""
     weights = weights_bytes(model)
     if not weights:
         raise UsageError(
-            f"models.{launch.name}: neither a bundle nor weights say how much memory it takes",
+            f"models.{launch.name}: cannot determine its memory: no bundle contains it, and there are no local weights",
             hint="write memory and start_s for it in the host file",
         )
     kv = launch.args.number("kv_cache_memory_bytes", ASSUMED_KV)

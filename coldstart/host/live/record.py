@@ -1,4 +1,4 @@
-"""Facts about the models of a host, for its status, metrics and log."""
+"""Facts about the models of a host, recorded for its status, metrics and log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Record:
 
     def record_start(self, name: str, ready: Ready, mode: str, seconds: float) -> None:
         """Record that a server is ready, or awake again."""
-        facts, document = self.facts.of(name), ready.document
+        facts, document = self.facts.get_model(name), ready.document
         facts.starts += 1
         facts.mode, facts.pid = ready.mode, ready.pid
         phases, fallbacks = document.get("phases", {}), fallback.from_json(document.get("fallbacks"))
@@ -47,27 +47,27 @@ class Record:
         self.log.say("start failed", model=name, seconds=round(seconds, 4), reason=reason)
 
     def record_end(self, name: str) -> None:
-        """Record that no server of the model runs."""
-        facts = self.facts.of(name)
+        """Record that the model has no running server."""
+        facts = self.facts.get_model(name)
         facts.mode = facts.pid = None
 
     def count_request(self, name: str, hit: bool) -> None:
-        """Count an admitted request; `hit`: its model served."""
-        facts = self.facts.of(name)
+        """Count an admitted request; `hit` means that its model was ready."""
+        facts = self.facts.get_model(name)
         facts.requests += 1
         facts.hits += hit
 
     def describe(self, file: HostFile) -> None:
-        """Record the models of a configuration, from now on."""
+        """Record the models of a new configuration."""
         for name, launch in file.catalogue.launches.items():
-            facts = self.facts.of(name)
+            facts = self.facts.get_model(name)
             facts.aliases = [given for given, _ in launch.names() if given not in (name, *launch.adapters)]
             facts.adapters = list(launch.adapters)
             if facts.memory_source != "observed":
                 facts.memory_source = file.sources.get(name, "file")
 
     def forget_others(self, models: Set[str]) -> None:
-        """Drop the facts of all models but these."""
+        """Drop the facts of all models except these."""
         for name in self.facts.models.keys() - models:
             del self.facts.models[name]
 

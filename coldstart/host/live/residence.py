@@ -1,7 +1,7 @@
-"""One server of the host, from the order to start it until nothing of it is left; meanwhile it may sleep and wake.
+"""One server of the host, from the start order until its process has ended; in between it may sleep and wake up.
 
-vLLM's sleep levels are asked for over its own endpoints (`/sleep?level=N`, `/wake_up`), which it has with
-`--enable-sleep-mode` on platforms that can; a tier is called `asleep-N`. In the tier `template` no server runs.
+The tiers `asleep-N` are vLLM's sleep levels (`/sleep?level=N`, `/wake_up`), which vLLM offers with
+`--enable-sleep-mode` on platforms that support it. In the tier `template` no server runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from coldstart.host.live.servers import ModelServer, Ready, StartFailedError
 from coldstart.host.live.upstream import Replica, Upstream
 from coldstart.host.specification import STOPPED, TEMPLATE
 
-# A server that was asked to end and has not after so long is ended.
+# Time in seconds that a server has to end before it is ended by force.
 PATIENCE_S = 20.0
 MEASURE_FIRST_S, MEASURE_EVERY_S = 1.0, 30.0
 _SLEEP = "asleep-"
@@ -46,11 +46,11 @@ class Residence(Replica):
 
     @property
     def serves(self) -> bool:
-        """Whether it is up, and to stay."""
+        """Return whether the server is ready and not ending."""
         return bool(self.start_s) and not self._ending
 
     async def live(self) -> None:
-        """Return once nothing of the server is left; report when it is ready. `end_event` then gives how it ended."""
+        """Run until the server has ended; report when it is ready. `end_event` then returns how it ended."""
         try:
             if await self._came_up():
                 await self._serve()
@@ -64,14 +64,14 @@ class Residence(Replica):
         except StartFailedError as reason:
             await self.server.ended
             self._reason = self._reason or str(reason)
-            self.observer.on_start_failed(self.name, self._reason, self.clock() - self.began)
+            self.observer.report_failed_start(self.name, self._reason, self.clock() - self.began)
             return False
         self.start_s, self.mode = self.clock() - self.began, self.ready.mode
-        self.observer.on_ready(self.launch, self.ready, self.mode, self.start_s)
+        self.observer.report_ready(self.launch, self.ready, self.mode, self.start_s)
         return True
 
     async def _serve(self) -> None:
-        """Measure it from time to time until it ends."""
+        """Measure the server's memory periodically until it ends."""
         wait = MEASURE_FIRST_S
         while not self.server.ended.done():
             await asyncio.wait([self.server.ended], timeout=wait)
@@ -81,10 +81,10 @@ class Residence(Replica):
             with suppress(OSError):
                 memory = await asyncio.to_thread(self.observer.measure, self.name, self.ready.pid)
                 if memory is not None and not self.server.ended.done():
-                    self.observer.on_measured(self.name, memory)
+                    self.observer.report_memory(self.name, memory)
 
     def end_event(self) -> events.Left | events.Failed:
-        """Return how the server ended: by order, or by itself."""
+        """Return the event of the server's end: ordered, or a failure."""
         if self._ending and self.start_s:
             return events.Left(self.name)
         if self.start_s:
@@ -92,26 +92,26 @@ class Residence(Replica):
         return events.Failed(self.name, self._reason)
 
     async def leave(self, tier: str) -> None:
-        """Put the server to sleep for a sleeping tier; end it for another one, or where it cannot sleep."""
+        """Put the server to sleep for a sleeping tier; end it for another tier, or if it cannot sleep."""
         sleeps = tier not in (STOPPED, TEMPLATE)
         if not sleeps or not await self._post(f"/sleep?level={tier.removeprefix(_SLEEP)}"):
             self.log.say("stop", model=self.name, tier=tier)
             await self.end()
             return
         self.log.say("sleep", model=self.name, tier=tier)
-        self.observer.on_asleep(self.launch)
+        self.observer.report_asleep(self.launch)
 
     async def wake(self, tier: str) -> None:
-        """Serve again from a sleep."""
+        """Wake the server up; end it if that fails."""
         began = self.clock()
         if await self._post("/wake_up"):
             self.start_s = self.clock() - began
-            self.observer.on_ready(self.launch, self.ready, tier, self.start_s)
+            self.observer.report_ready(self.launch, self.ready, tier, self.start_s)
             return
-        reason = "its server did not wake up"
+        reason = "the server did not wake up"
         self.start_s = 0.0
         self._reason = reason
-        self.observer.on_start_failed(self.name, reason, self.clock() - began)
+        self.observer.report_failed_start(self.name, reason, self.clock() - began)
         await self.end()
 
     async def _post(self, path: str) -> bool:
@@ -119,11 +119,11 @@ class Residence(Replica):
             async with await self.upstream.request("POST", path) as answer:
                 await answer.read()
                 return answer.status == 200
-        except OSError:  # TimeoutError is one
+        except OSError:  # includes TimeoutError
             return False
 
     async def end(self, reason: str = "") -> None:
-        """Ask it to end, and once more when it takes too long; `reason` is for those who wait for it."""
+        """Ask the server to end, and force it after PATIENCE_S; `reason` is reported to waiting requests."""
         self._ending = True
         self._reason = self._reason or reason
         self.server.stop()
@@ -131,7 +131,7 @@ class Residence(Replica):
         self.server.stop()
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the server at once."""
         self._ending = True
         self.server.stop()
         self.server.stop()

@@ -1,4 +1,4 @@
-"""When a stream of a host can go on at the server that its model gets next."""
+"""Conditions under which a stream continues at the next server of its model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from coldstart.host.live.upstream import Replica
 from coldstart.host.model_state import Model, State
 
 END_S = 10.0
-"""Time in seconds that a server whose connections broke off has to end."""
+"""Time in seconds that a server has to end after its connections were lost."""
 LOOK_S = 0.02
 
 
 def is_resumable(ticket: Ticket) -> bool:
-    """Return whether the request's stream had begun, for the first time: a second time it may be what its servers die of."""
+    """Return whether the request's stream has begun and was not resumed before.
+
+    A stream that is resumed twice may be the cause of the failures.
+    """
     return ticket.stream is not None and bool(ticket.stream.tokens) and not ticket.tries
 
 
@@ -35,7 +38,7 @@ async def await_end(
 
 
 def _must_wait(name: str, models: Mapping[str, Model], residences: Mapping[str, Replica], now: float) -> bool:
-    """Return whether the core takes a model without a server for ready, or would refuse it for having just failed."""
+    """Return whether the model must wait: the core has not yet seen its server end, or it is in backoff after a failure."""
     known = models.get(name)
     if known is None or name in residences:
         return False

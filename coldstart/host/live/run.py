@@ -1,7 +1,8 @@
-"""The host's process: it listens, reloads its file, and ends in order.
+"""Process of the host: listens, reloads its configuration file, and stops in order.
 
-SIGTERM or SIGINT: nothing new is taken, what is in flight is answered, every server ends, and so does this process; a second
-one, or `drain_s`, ends all at once. SIGHUP, or a change of the file: it is read again; one that is wrong changes nothing.
+On SIGTERM or SIGINT, new requests are rejected, running requests are answered, every server ends, and then this
+process. A second signal, or `drain_s`, ends everything at once. On SIGHUP, or when the file changes, it is read
+again; an invalid file changes nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from coldstart.host.live.app import HEARTBEAT_S, Gateway
 from coldstart.host.live.driver import Driver
 from coldstart.host.live.explanation import explain
 from coldstart.host.live.host_routes import host_routes
-from coldstart.host.live.http_server import create_server, listen, loop_factory, url_of
+from coldstart.host.live.http_server import create_server, format_url, listen, loop_factory
 from coldstart.host.live.log import Log
 from coldstart.host.live.meter import Meter, ProcessorMemory
 from coldstart.host.live.profiles import RUNTIME_TEMPLATE_BYTES
@@ -34,7 +35,7 @@ LOOK_S = 1.0
 
 @dataclass(frozen=True)
 class HostOptions:
-    """Where to listen and how to behave. `config` is the file to watch; `api_key` is asked of every client."""
+    """Address and behaviour of a host; `config` is the file to watch, `api_key` is required of every client."""
 
     cache: Cache
     host: str = "127.0.0.1"
@@ -47,7 +48,7 @@ class HostOptions:
 
 
 class ModelHost:
-    """One run of the host. `source` reads the configuration anew; `announce` is told the address once requests are taken."""
+    """One run of the host. `source` reads the configuration again; `announce` gets the URL once the host listens."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class ModelHost:
         self.caught: list[int] = []
 
     def run(self) -> int:
-        """Until a signal; the exit code, 128 + its number. Raises UsageError where it cannot listen."""
+        """Run until a signal; return the exit code, 128 + its number. Raises UsageError if the host cannot listen."""
         with (
             listen(self.options.host, self.options.port) as sock,
             own_directory() as directory,
@@ -107,7 +108,7 @@ class ModelHost:
 
     def _facts(self, sock: socket.socket) -> None:
         facts = self.driver.facts
-        facts.url = url_of(sock)
+        facts.url = format_url(sock)
         facts.config_path = str(self.options.config) if self.options.config else None
         facts.config_loaded_unix_s = time.time()
 
@@ -124,7 +125,7 @@ class ModelHost:
             self.driver.lifecycle.kill()
 
     async def _watch(self) -> None:
-        """Read the file again when it changes, or when told to."""
+        """Read the file again when it changes, or on SIGHUP."""
         config = self.options.config
         known = _signature(config)
         while True:
@@ -137,15 +138,15 @@ class ModelHost:
             await self.reload()
 
     async def reload(self) -> None:
-        """Take the configuration as it is now; where it is wrong, say so and go on with the last one."""
+        """Apply the current configuration; if it is invalid, log the reason and retain the last one."""
         facts = self.driver.facts
         try:
-            # Look-ups of bundles take their time; the loop goes on meanwhile.
+            # Look-ups of bundles are slow: run them in a thread so that the loop is not blocked.
             file = await asyncio.to_thread(self.source)
             if facts.stopping:
                 return
             self.driver.configure(file)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, what serves goes on serving
+        except Exception as error:  # noqa: BLE001 - an invalid configuration must not stop running servers
             facts.config_error = explain(error) or f"{type(error).__name__}: {error}"
             self.log.say("configuration refused", reason=facts.config_error)
             return
@@ -171,6 +172,9 @@ def _signature(path: Path | None) -> tuple[int, int, int] | None:
 
 
 def own_directory() -> AbstractContextManager[Path]:
-    """Where this host's sockets and logs lie; those of hosts that were killed go now. Raises OSError."""
+    """Return a context manager of the directory for sockets and logs.
+
+    It also removes the directories of hosts that were killed. Raises OSError.
+    """
     base = paths.runtime_dir()
     return owned(base, base / "host.lock", "host-")

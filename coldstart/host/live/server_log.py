@@ -1,7 +1,7 @@
-"""The log of one server: what it writes to its standard output and error, of which only the newest is kept.
+"""Log of one server: the newest part of its standard output and error.
 
-The server holds the file open, so it is cut in place: what it has is copied to `NAME.1`, then it begins anew. What is written
-between the two is lost, as with logrotate's copytruncate.
+The server holds the file open, so the file is truncated in place: its content is copied to `NAME.1`, then it is
+emptied. Lines written between the two steps are lost, as with logrotate's copytruncate.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from coldstart.system import secrets
 from coldstart.system.proc import logs
 
 LIMIT = 4 << 20
-"""Bytes of the file; as many again of the one before it."""
+"""Limit of the file in bytes; the previous file has the same limit."""
 
 
 class ServerLog:
-    """A file that others append to. Nothing here raises OSError: a log ends no server."""
+    """File that a server appends to. No method raises OSError: a log must not end a server."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.before = path, path.with_name(f"{path.name}.1")
 
     def bound(self, limit: int = LIMIT) -> None:
-        """Cut it when it has more than `limit` bytes; of what came meanwhile, the newest `limit` bytes stay."""
+        """Truncate the file if it exceeds `limit` bytes, after copying its newest `limit` bytes to the previous file."""
         with suppress(OSError), self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size <= limit:
@@ -36,7 +36,7 @@ class ServerLog:
             os.truncate(self.path, 0)
 
     def tail(self, size: int) -> str:
-        """Its last `size` bytes from the start of a line on, secrets masked."""
+        """Return the last `size` bytes of the log from the start of a line, with secrets masked."""
         text = b""
         for path in (self.before, self.path):
             with suppress(OSError), path.open("rb") as file:
@@ -47,13 +47,13 @@ class ServerLog:
         return secrets.text(text.decode(errors="replace"))
 
     def find_error(self) -> str:
-        """Return the error that ended the server, as `logs.words` finds it; empty where the log names none."""
+        """Return the error that ended the server, as `logs.words` finds it; empty if the log contains none."""
         with suppress(OSError):
             return logs.words(self.path) or ""
         return ""
 
     def remove(self) -> None:
-        """The server has ended."""
+        """Delete the log of a server that has ended."""
         for path in (self.path, self.before):
             with suppress(OSError):
                 path.unlink(missing_ok=True)

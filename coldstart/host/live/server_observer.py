@@ -1,4 +1,4 @@
-"""What a server of the host reports while it lives, and to whom."""
+"""Interface through which a server of the host reports its events."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from coldstart.host.live.servers import Ready
 
 
 class ServerObserver(Protocol):
-    """Receives what happens to the server of a model."""
+    """Observer of the servers of a host."""
 
-    def on_ready(self, launch: Launch, ready: Ready, mode: str, seconds: float) -> None:
-        """The server is ready, or awake again, `seconds` after the order."""
+    def report_ready(self, launch: Launch, ready: Ready, mode: str, seconds: float) -> None:
+        """Report that the server is ready, or awake again, `seconds` after the order."""
 
-    def on_start_failed(self, model: str, reason: str, seconds: float) -> None:
-        """The start, or the wake-up, failed after `seconds`."""
+    def report_failed_start(self, model: str, reason: str, seconds: float) -> None:
+        """Report that the start, or the wake-up, failed after `seconds`."""
 
-    def on_asleep(self, launch: Launch) -> None:
-        """The server sleeps."""
+    def report_asleep(self, launch: Launch) -> None:
+        """Report that the server sleeps."""
 
-    def on_measured(self, model: str, memory: int) -> None:
-        """The server and its template hold `memory` bytes."""
+    def report_memory(self, model: str, memory: int) -> None:
+        """Report that the server and its template hold `memory` bytes."""
 
     def measure(self, model: str, pid: int) -> int | None:
         """Return the bytes that the server's process and the model's template hold, or None. Blocks."""

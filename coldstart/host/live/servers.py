@@ -1,7 +1,7 @@
-"""Servers as the gateway's loop sees them: begun, ready or failed, ended; each behind a unix socket of its own.
+"""Server processes as futures of the gateway's event loop; each server has its own unix socket.
 
-Invariant: nothing here blocks the loop. A server's end is known by the end of its lease, so no pid is ever signalled that could
-be another's; what it leaves (socket, log) goes with it.
+Invariant: no function here blocks the loop. The end of a server's lease reports its end, so no signal can reach
+another process with a reused PID. The socket and log of a server are deleted when it ends.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from coldstart.system.ipc.peers import PeerError
 from coldstart.system.paths import Cache
 
 _LONGEST_SOCKET = 107
-# How often the size of a server's log is looked at.
+# Interval in seconds at which the size of a server's log is checked.
 LOOK_AT_LOG_S = 10.0
 
 
 class StartFailedError(Exception):
-    """The server did not become ready; the message is for those who asked for its model."""
+    """The server did not become ready; the message is for the clients that requested its model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """How a server came up: `document` is its ready file. `pid` is the server's, 0 where there is no process to measure."""
+    """Facts about a ready server: `document` is its ready file; `pid` is 0 if there is no process to measure."""
 
     mode: str
     pid: int
@@ -47,24 +47,27 @@ class Ready:
 
 
 class ModelServer(Protocol):
-    """One server, from its order to its end. `ready` raises StartFailedError; `ended` gives how it ended, after all is gone."""
+    """One server, from its start order to its end.
+
+    `ready` raises StartFailedError. `ended` returns how the server ended, after its files are deleted.
+    """
 
     socket: Path
     ready: asyncio.Future[Ready]
     ended: asyncio.Future[str]
 
     def stop(self) -> None:
-        """Ask it to end; the second time, at once. Nothing happens when it has."""
+        """Ask the server to end; a second call ends it at once. Does nothing after its end."""
 
     def retire(self) -> None:
-        """Of a template: fork nothing more, and end when all that was forked has ended."""
+        """Retire a template: fork no further process, and end after all forked processes."""
 
     def tail(self, size: int) -> str:
-        """The last `size` bytes of its log."""
+        """Return the last `size` bytes of its log."""
 
 
 class Servers(Protocol):
-    """Whoever begins servers."""
+    """Factory of server processes."""
 
     def begin(
         self,
@@ -74,29 +77,31 @@ class Servers(Protocol):
         env: Mapping[str, str] = MappingProxyType({}),
         pace: PacedFetch | None = None,
     ) -> ModelServer:
-        """Order a start; returns at once. It listens at its socket, or as vLLM's words in `listen` say; `env` is put on top.
+        """Start a server; returns at once.
 
-        Weights that are fetched are fetched by `pace`.
+        The server listens at its socket, or as vLLM's arguments in `listen` define; `env` is added to its
+        environment. `pace` limits the rate at which weights are fetched.
 
-        Raises OSError where not even that can be done.
+        Raises:
+            OSError: The order cannot be sent.
         """
 
     def begin_template(self, launch: Launch, level: str, deadline_s: float) -> ModelServer:
-        """Order a template of that level for the servers begun here; its `socket` is nobody's. As `begin`."""
+        """Start a template of this level for the servers that are begun here; its `socket` is unused. See `begin`."""
 
     async def close(self) -> None:
-        """Nothing is begun any more; every server has ended."""
+        """Wait until every server has ended; no server may be begun afterwards."""
 
 
 class Supervised:
-    """A server behind its lease."""
+    """Server process that is observed over its lease."""
 
     def __init__(self, path: Path, log: Path, lease: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         self.socket, self.log = path, ServerLog(log)
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.ended: asyncio.Future[str] = loop.create_future()
-        # Somebody may look at only one of them.
+        # Mark the exception as retrieved: a caller may use only one of the two futures.
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._channel, self._loop, self._reason = json_lines.Channel(lease), loop, ""
         lease.setblocking(False)
@@ -104,15 +109,15 @@ class Supervised:
         self._looks = loop.call_later(LOOK_AT_LOG_S, self._look)
 
     def stop(self) -> None:
-        """As ModelServer."""
+        """Ask the server to end; a second call ends it at once."""
         self._signal(signal.SIGTERM)
 
     def retire(self) -> None:
-        """As ModelServer."""
+        """Retire a template."""
         self._signal(signal.SIGUSR1)
 
     def tail(self, size: int) -> str:
-        """As ModelServer."""
+        """Return the last `size` bytes of its log."""
         return self.log.tail(size)
 
     def _signal(self, number: int) -> None:
@@ -158,7 +163,7 @@ class Supervised:
 
 
 class Starter:
-    """Servers by way of the starter process, which is started anew should it have died."""
+    """Factory of servers that uses the starter process, and restarts it if it died."""
 
     module = "coldstart.host.live.starter"
 
@@ -169,7 +174,8 @@ class Starter:
         self.directory, self.cache, self.offline = directory, cache, offline
         if len(str(directory / "99999.sock")) > _LONGEST_SOCKET:
             raise UsageError(
-                f"{directory} is too long a path for sockets", hint="set XDG_RUNTIME_DIR to a shorter one"
+                f"the path {directory} is too long for a unix socket",
+                hint="set XDG_RUNTIME_DIR to a shorter path",
             )
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: json_lines.Channel | None = None
@@ -177,7 +183,7 @@ class Starter:
         self._living: set[asyncio.Future[str]] = set()
 
     def warm(self) -> None:
-        """Have the starter process import what it needs, before anybody asks."""
+        """Start the starter process, so that its imports are done before the first start."""
         if self._process is not None and self._process.poll() is None:
             return
         if self._channel is not None:
@@ -190,7 +196,7 @@ class Starter:
                 pass_fds=(theirs.fileno(),),
                 env={**self.env, **supervisor},
                 stdin=subprocess.DEVNULL,
-                # A Ctrl-C at the terminal is the gateway's to hear; servers end when it says so.
+                # Only the gateway handles Ctrl-C at the terminal; it then ends the servers.
                 start_new_session=True,
             )
         self._channel = json_lines.Channel(ours)
@@ -203,11 +209,11 @@ class Starter:
         env: Mapping[str, str] = MappingProxyType({}),
         pace: PacedFetch | None = None,
     ) -> ModelServer:
-        """As Servers."""
+        """Start a server (Servers)."""
         return self._begin(launch, deadline_s, None, listen, env, pace)
 
     def begin_template(self, launch: Launch, level: str, deadline_s: float) -> ModelServer:
-        """As Servers."""
+        """Start a template (Servers)."""
         return self._begin(launch, deadline_s, level)
 
     def _begin(
@@ -246,7 +252,7 @@ class Starter:
             self._living.add(server.ended)
             server.ended.add_done_callback(self._living.discard)
             with theirs:
-                # Where this fails, closing `theirs` ends the server at once, with a reason.
+                # If this fails, closing `theirs` ends the server at once, with a reason.
                 self._order(message, (theirs.fileno(), file.fileno()))
         return server
 
@@ -260,7 +266,7 @@ class Starter:
             self._process = None
 
     async def close(self) -> None:
-        """As Servers; the starter has ended too."""
+        """Wait until every server and the starter process have ended."""
         while self._living:
             await asyncio.wait(self._living)
         if self._process is not None and self._channel is not None:

@@ -1,13 +1,13 @@
-"""The process that starts servers for a host: it has imported what a start needs, and forks one supervisor for each.
+"""Process that starts servers for a host: it has imported all modules of a start, and forks one supervisor per server.
 
-A start is blocking work of a second of processor time, and a server must hear of its supervisor's death. So neither happens in
-the gateway, whose loop stays free: a supervisor is a small process of its own that plans, starts, and stays with its server as
-`coldstart serve` does, without paying an interpreter's start and its imports (0.4 s) each time.
+A start takes about a second of processor time, and a server must learn of its supervisor's death. So neither happens
+in the gateway, whose event loop must not block. A supervisor is a small process that plans, starts and supervises one
+server as `coldstart serve` does, without the interpreter start and the imports (0.4 s) each time.
 
-The gateway holds one connection to the starter, and one to each supervisor. The latter is a lease: its end, however the gateway
-ended, ends the server. Messages of a supervisor: {"ready": document}, {"failed": reason}, {"exit": code}; to it: {"signal": n}.
-
-A template is supervised likewise. It lies in the host's own directory, for servers of this host alone, and ends with its lease.
+The gateway has one connection to the starter and one to each supervisor. The latter is a lease: its end, for any
+reason, ends the server. Messages of a supervisor: {"ready": document}, {"failed": reason}, {"exit": code}; to it:
+{"signal": n}. A template is supervised in the same way. It is in the host's own directory, for servers of this host
+only, and ends with its lease.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from coldstart.launch.request import ServeRequest
     from coldstart.launch.template_pool import Warm
 
-# From the end of the lease until the server is killed.
+# Time in seconds from the end of the lease until the server is killed.
 GRACE_S = 10.0
-# How often it is looked whether a retired template has servers left.
+# Interval in seconds at which a retired template is checked for remaining servers.
 RETIRES_S = 0.5
 Run = Callable[[Mapping[str, Any], json_lines.Channel], int]
 
@@ -51,8 +51,8 @@ def _import() -> None:
 
 
 def serve_forever(channel: json_lines.Channel, run: Run) -> None:
-    """One fork for each message, which brings the lease's end and the log as descriptors."""
-    # Nobody waits for supervisors: their leases tell how they ended.
+    """Fork one process for each message, which carries the lease and the log as file descriptors."""
+    # Supervisors are not waited for: their leases report how they ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for message in channel.replies():
         lease, log = channel.take(), channel.take()
@@ -87,13 +87,13 @@ def _answered(message: Mapping[str, Any], channel: json_lines.Channel, run: Run)
         code = run(message, channel)
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else 1
-    except Exception as error:  # noqa: BLE001 - the gateway answers with whatever it was
+    except Exception as error:  # noqa: BLE001 - the gateway reports any error to the client
         return _say(channel, {"failed": _reason(error)}, 1)
     return _say(channel, {"exit": code}, code)
 
 
 def _say(channel: json_lines.Channel, message: Mapping[str, Any], code: int) -> int:
-    with suppress(OSError):  # the gateway has gone
+    with suppress(OSError):  # the gateway has ended
         channel.send(message)
     return code
 
@@ -112,7 +112,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _obey(channel: json_lines.Channel) -> None:
-    """Pass the gateway's signals on to this process's main thread; end with the lease."""
+    """Forward the gateway's signals to this process's main thread; end when the lease ends."""
     with suppress(Exception):
         for message in channel.replies():
             os.kill(os.getpid(), int(message["signal"]))
@@ -124,7 +124,7 @@ def _obey(channel: json_lines.Channel) -> None:
 
 
 def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
-    """Start what the message describes, say when it is ready, and stay with it; its exit code.
+    """Start the server that the message describes, report when it is ready, and supervise it; return its exit code.
 
     Raises what planning and starting raise.
     """
@@ -150,9 +150,9 @@ def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeReq
     from coldstart.launch.request import ServeRequest
     from coldstart.system.paths import Cache
 
-    # Before anything looks for a device.
+    # Set the environment before any code looks for a device.
     os.environ.update(message["environment"])
-    found = lookups.by_words(
+    found = lookups.look_up_model(
         message["model"],
         message["args"],
         revision=message["revision"],
@@ -161,7 +161,7 @@ def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeReq
         offline=message["offline"],
         weights_from=message["weights_from"],
     )
-    # What lies here already is read here.
+    # Weights that are on this machine are read from it.
     fetched = message["weights_from"] is not None and not found.model.weight_files
     return ServeRequest(
         found,
@@ -176,7 +176,7 @@ def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeReq
 
 
 def _template(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
-    """A template for this host's servers, or the user's own where one runs that will do (pid 0: it is left alone)."""
+    """Supervise a template for this host's servers, or the user's own if a usable one runs (pid 0: it is not ended)."""
     from coldstart.launch import planning, prepare_template, template_pool
 
     request, level = _request(message), message["template"]
@@ -190,7 +190,7 @@ def _template(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
 
 
 def _guard(warm: Warm, channel: json_lines.Channel, pid: int, stop: Callable[[], None]) -> int:
-    """Stay with a template until it ends or is to; SIGUSR1 hides it, and ends it after the last that it has forked."""
+    """Wait until a template ends or its lease does; after SIGUSR1, hide it and end it after its last forked process."""
     import select
 
     assert warm.pid is not None

@@ -1,4 +1,4 @@
-"""Work that goes on beside its owner: held until it is done, and what goes wrong in it is logged."""
+"""Background tasks of one owner: referenced until they are done, with their errors logged."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from coldstart.host.live.log import Log
 
 
 class Tasks:
-    """Those of one owner; the event loop itself holds a task only weakly."""
+    """Tasks of one owner; the event loop itself holds only weak references to tasks."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have it done."""
+        """Run `work` as a task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -27,12 +27,12 @@ class Tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.log.say("internal error", reason=f"{type(error).__name__}: {error}")
 
-    async def settled(self) -> None:
-        """Wait until nothing is left, what was begun meanwhile included."""
+    async def wait(self) -> None:
+        """Wait until no task is left, including tasks that were spawned meanwhile."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     def cancel(self) -> None:
-        """End all of it."""
+        """Cancel all tasks."""
         for task in self._tasks:
             task.cancel()

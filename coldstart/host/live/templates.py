@@ -1,8 +1,9 @@
-"""The warm templates of a host: one with the runtime imported, of which all starts are forked, and engine templates of models.
+"""Template processes of a host: one runtime template, from which starts are forked, and engine templates of models.
 
-The runtime template is nobody's tier: it makes every way back from `stopped` shorter, and its memory is booked as the host's
-own. It is given up when a model would not fit beside it. An engine template is its model's tier `template`: it is built
-before the model's first server, which is forked from it, stays when the server leaves for that tier, and ends with it.
+The runtime template is not a tier of a model: it shortens every start from `stopped`, and its memory is reserved by
+the host itself. It is dropped if a model does not fit beside it. An engine template is its model's tier `template`:
+it is built before the model's first server, which is forked from it. It is retained when the server leaves for that
+tier, and ends with the tier.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from coldstart.host.live.tasks import Tasks
 from coldstart.host.specification import TEMPLATE, HostSettings
 
 RUNTIME, ENGINE = "runtime", "engine"
-# One that died or did not come up is built again after so long.
+# Time in seconds until a template that died or failed to start is built again.
 AGAIN_S = 60.0
-# What it shares with each server that is forked from it is no longer its own.
+# Interval in seconds between measurements: pages that the template shares with its servers are not its own.
 LOOK_S = 10.0
 
 
 @dataclass(eq=False)
 class TemplateProcess:
-    """A template process; `pid` is 0 until it is ready, and where it is the user's own, which is used and left alone."""
+    """A template process; `pid` is 0 until it is ready, and for the user's own template, which is used but never ended."""
 
     launch: Launch
     process: ModelServer
@@ -39,10 +40,10 @@ class TemplateProcess:
 
 
 class Templates:
-    """The template processes of one host.
+    """Template processes of one host.
 
-    `emit` sends an event to the core, `residences` are the host's servers by model, and `assumed_bytes` is what a runtime
-    template is taken for until it was measured.
+    `emit` sends an event to the core, `residences` are the host's servers by model, and `assumed_bytes` is the
+    assumed memory of a runtime template before its first measurement.
     """
 
     def __init__(
@@ -65,10 +66,8 @@ class Templates:
         self._tasks = Tasks(log)
         self._again: asyncio.TimerHandle | None = None
 
-    # The runtime template.
-
     def configure(self, launches: Collection[Launch], settings: HostSettings) -> None:
-        """Have a runtime template where the settings want one and its memory fits; give it up where not."""
+        """Start a runtime template if the settings require one and its memory fits; drop it if they do not."""
         self.settings = settings
         self._forkable = [one for one in launches if one.mode in FORKED]
         if self.runtime is None:
@@ -84,13 +83,13 @@ class Templates:
         if self._given_up:
             self.emit(events.TemplateHeld(0))
             return
-        # The next time by the arguments of the next model, should these be at fault.
+        # Use another model's arguments at the next attempt, in case these are the cause of a failure.
         launch, self._tried = self._forkable[self._tried % len(self._forkable)], self._tried + 1
         self.runtime = self._begin(launch, RUNTIME)
         self._tasks.spawn(self._live(self.runtime))
 
     async def _live(self, template: TemplateProcess | None) -> None:
-        """The runtime template until nothing of it is left."""
+        """Supervise the runtime template until it has ended."""
         if template is not None:
             if await self._ready(template, RUNTIME):
                 await self._measure(template)
@@ -119,16 +118,16 @@ class Templates:
                     self.emit(events.TemplateHeld(memory or 0))
 
     def _forked(self) -> list[Residence]:
-        """Servers that share the runtime template's pages.
+        """Return the servers that share the runtime template's pages.
 
-        Only beside them is it measured: what they share is their part as well, and was booked with them. By itself it
-        holds all of that, and with a server's part on top no model might fit beside it.
+        The template is measured only while such servers run. Alone it owns all shared pages, which are already
+        counted with the servers; that measurement could leave too little memory for any model.
         """
         found = self.residences.values()
         return [one for one in found if one.serves and _is_forked(one.ready)]
 
     def give_up(self) -> None:
-        """Nothing is forked from the runtime template any more; it goes once what was has gone, and that is asked to."""
+        """Retire the runtime template: nothing more is forked from it, and the servers forked from it are asked to stop."""
         self._given_up = True
         if self.runtime is None:
             return
@@ -140,19 +139,17 @@ class Templates:
                 loop.call_soon(self.emit, events.Outdated(residence.name))
 
     def ends(self, server: Ready) -> bool:
-        """Return whether the server was forked from a template that is given up."""
+        """Return whether the server was forked from a template that is being dropped."""
         owned = self.runtime is not None and self.runtime.pid != 0
         return self._given_up and owned and _is_forked(server)
 
-    # Before a start, and after.
-
-    async def before(self, launch: Launch) -> None:
-        """What a start of that model is to be forked from, where that is worth waiting for. Raises nothing."""
+    async def prepare(self, launch: Launch) -> None:
+        """Prepare the template for a start of this model, if the start should wait for it. Does not raise."""
         if launch.engine_template:
             if not self.holds(launch.name):
                 await self._build(launch)
         elif self.runtime is not None and launch.mode in FORKED:
-            # What is still to be imported, a start from nothing would have to import as well.
+            # A start without a template would have to import the same modules.
             with suppress(StartFailedError, TimeoutError):
                 limit = self.settings.start_deadline_s
                 await asyncio.wait_for(asyncio.shield(self.runtime.process.ready), limit)
@@ -180,20 +177,20 @@ class Templates:
                 self.emit(events.Outdated(name))
 
     def holds(self, model: str) -> bool:
-        """Whether the model has a template, or it is being built."""
+        """Return whether the model has a template, or one is being built."""
         return model in self._engines
 
     def engines(self) -> Iterator[tuple[str, TemplateProcess]]:
-        """Engine templates by model."""
+        """Yield the engine templates by model."""
         yield from self._engines.items()
 
     def memory_beside(self, model: str) -> int:
-        """Return the bytes of the model's engine template; 0 where there is none, or none can be measured. Blocks."""
+        """Return the bytes of the model's engine template; 0 if it has none or it cannot be measured. Blocks."""
         engine = self._engines.get(model)
         return (self.meter.alone(engine.pid) if engine is not None and engine.pid else None) or 0
 
     async def drop(self, model: str) -> None:
-        """End the model's template, if it has one; nothing of it is left then."""
+        """End the model's template, if it has one, and wait for its end."""
         template = self._engines.pop(model, None)
         if template is None:
             return
@@ -202,8 +199,6 @@ class Templates:
         template.process.stop()
         await template.process.ended
 
-    # Ends.
-
     def abort(self, model: str) -> None:
         """End the model's template if it is still being built."""
         template = self._engines.get(model)
@@ -211,7 +206,7 @@ class Templates:
             template.process.stop()
 
     def drain(self) -> None:
-        """Build nothing more."""
+        """Build no further template."""
         self._draining = True
         if self._again is not None:
             self._again.cancel()
@@ -220,13 +215,13 @@ class Templates:
                 template.process.stop()
 
     async def close(self) -> None:
-        """End all; servers that were forked from them have ended, or end with them."""
+        """End all templates; servers forked from them have ended, or end with them."""
         self.drain()
         for name in list(self._engines):
             await self.drop(name)
         if self.runtime is not None:
             self.runtime.process.stop()
-        await self._tasks.settled()
+        await self._tasks.wait()
 
     def _begin(self, launch: Launch, level: str) -> TemplateProcess | None:
         self.log.say("template", model=launch.name, level=level)
@@ -250,5 +245,5 @@ class Templates:
 
 
 def _is_forked(server: Ready) -> bool:
-    """Return whether the server came from a runtime template."""
+    """Return whether the server was forked from a runtime template."""
     return server.mode == f"template-{RUNTIME}"

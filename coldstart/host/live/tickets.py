@@ -1,4 +1,4 @@
-"""A request's place with the front: granted a server, or refused."""
+"""Admission of one request: it is granted a server, or rejected."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from coldstart.host.live.upstream import Replica, UpstreamAnswer
 
 
 class AdmissionRefusedError(Exception):
-    """A request that is not taken: HTTP status, why, and after how many seconds trying again may help.
+    """The request is rejected: HTTP status, reason, and the seconds after which a retry may succeed.
 
-    `reason` is for the client; `detail` is what the log says beside it.
+    `reason` is for the client; `detail` is added in the log.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class AdmissionRefusedError(Exception):
 
 
 def unknown(asked: str | None) -> AdmissionRefusedError:
-    """For a name that means no model, or none."""
+    """Return the rejection of a request that names an unknown model, or none."""
     missing = asked is None
     reason = "the request names no model" if missing else f"The model `{asked}` does not exist."
     return AdmissionRefusedError(404, reason)
@@ -34,10 +34,11 @@ def unknown(asked: str | None) -> AdmissionRefusedError:
 class Ticket:
     """A request from its arrival to its end.
 
-    `granted` returns where to send it, or raises AdmissionRefusedError. `hit`: the request did not wait.
+    `granted` returns the server of the request, or raises AdmissionRefusedError. `hit`: the request did not wait.
 
-    Requests that waited together are sent in their order: each once the one `before` it is `sent`. `stream` is what is known of
-    an answer that can go on elsewhere, `answer` where it comes from now; it was taken in `tries` times before.
+    Requests that waited together are sent in order: each after the request `before` it is `sent`. `stream` is the
+    state of an answer that can continue at another server, `answer` the current answer. The request was admitted
+    `tries` times before.
     """
 
     number: str
@@ -53,24 +54,28 @@ class Ticket:
     tries: int = 0
 
     def refuse(self, refused: AdmissionRefusedError) -> None:
-        """Have `granted` raise this, unless the request was granted a server already."""
+        """Let `granted` raise this error, unless the request already has a server."""
         if not self.granted.done():
             self.granted.set_exception(refused)
-            # Its client may be gone: without this the event loop logs an exception that was never retrieved.
+            # Its client may be disconnected: without this the event loop logs an exception that was never
+            # retrieved.
             self.granted.exception()
 
     def line_up(self, replica: Replica) -> None:
-        """Take a place behind all that are to be sent there."""
+        """Queue behind all requests that will be sent to this server."""
         self.before, self.sent = replica.tail, asyncio.get_running_loop().create_future()
         replica.tail = self.sent
 
     async def turn(self) -> None:
-        """Wait for it."""
+        """Wait for the request's turn."""
         if self.before is not None:
             await asyncio.wait([self.before])
 
     def passed_on(self) -> None:
-        """It was sent, or never will be: the next may go, in the latter case when this one might have."""
+        """Release the next request in line: this one was sent, or will never be sent.
+
+        In the latter case the next request still waits for those before this one.
+        """
         sent, before = self.sent, self.before
         if sent is None or sent.done():
             return
@@ -80,12 +85,12 @@ class Ticket:
             before.add_done_callback(lambda _: self.passed_on())
 
     def interrupted(self) -> None:
-        """What it was read from is closed: it goes on by `granted`."""
+        """Handle the interruption of the answer: the request continues at the server of `granted`."""
 
     def went_on(self) -> None:
-        """A server's first piece has come."""
+        """Handle the first piece of an answer."""
 
     @property
     def queued_s(self) -> float | None:
-        """Seconds from its arrival until it was sent on."""
+        """Return the seconds from arrival until the request was forwarded."""
         return None if self.dispatched is None else self.dispatched - self.arrived

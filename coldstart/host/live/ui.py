@@ -1,7 +1,7 @@
-"""The page at /ui: the status of a host in a browser, with what changed since the page was opened as plots.
+"""Page at /ui: the status of a host in a browser, with plots of the changes since the page was opened.
 
-Invariant: the page holds nothing of the host; all that it shows it asks of /status, with the key that its reader types where
-the host wants one, and its own policy lets it ask nobody else.
+Invariant: the page contains no data of the host. It reads all data from /status, with an API key that the reader
+enters if the host requires one, and its content security policy allows no other connection.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from coldstart.bench.report.page import library
 
 @cache
 def page() -> str:
-    """One HTML document, the plots' library inside. Raises FileNotFoundError without Bokeh."""
+    """Return the page as one HTML document that includes the plotting library. Raises FileNotFoundError without Bokeh."""
     text = files(__package__).joinpath("ui.html").read_text(encoding="utf-8")
-    # Not str.format: the page is full of braces. Not re.sub: the library is full of backslashes.
+    # str.format fails on the page's braces, and re.sub on the library's backslashes.
     return text.replace("/*library*/", library("api"), 1)

@@ -1,7 +1,7 @@
-"""HTTP/1.1 to one server, as thin as the path of every token has to be.
+"""Minimal HTTP/1.1 client for one server; every token takes this path.
 
-Invariant: a connection carries one exchange at a time; it is used again only after a whole answer that allowed it. An answer
-that is left before its end closes its connection, which is how vLLM hears that nobody wants it any more.
+Invariant: a connection carries one exchange at a time; it is reused only after a complete answer that allows it. An
+answer that is not read to its end closes its connection, which makes vLLM abort the request.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ import httptools
 
 Header = tuple[bytes, bytes]
 CONNECT_S = 10.0
-# Below vLLM's own (5 s): a connection must not be taken just as the other side closes it.
+# Below vLLM's own keep-alive (5 s): a connection must not be reused just as the server closes it.
 KEEP_ALIVE_S = 3.0
 CROWDED_S = 0.005
-# Of an answer that its client takes slowly: reading stops above, and goes on when all was taken.
+# Unread bytes of an answer with a slow client: reading pauses above this limit and resumes when all were
+# read.
 MOST_UNREAD = 1 << 18
-# A machine whose link is cut does not say that it is gone: its kernel is asked every second, and has so long to answer.
+# A machine whose link is cut sends nothing: its kernel is probed every second and must answer in this time.
 ASK_S, SILENT_S = 1, 1.9
-# What a server that is busy may leave unread, and its kernel not take, is no silence.
+# A busy server may leave a large request unread for a while, which must not count as silence.
 LARGE, LARGE_SILENT_S = 1 << 15, 10.0
 
 
 class NothingSentError(ConnectionError):
-    """Nobody takes connections there: nothing was sent."""
+    """No server accepted the connection: nothing was sent."""
 
 
 class DisconnectedError(ConnectionError):
-    """The server went, or said what is no HTTP, before its answer was whole."""
+    """The server disconnected, or sent invalid HTTP, before its answer was complete."""
 
 
 class StreamInterruptedError(Exception):
-    """Whoever reads is to read on elsewhere: what had come until then was taken."""
+    """The reader must continue at another server; all data before the interruption was delivered."""
 
 
 class UpstreamAnswer:
-    """One answer, an asynchronous context: its head is there on entry, its connection is settled on exit."""
+    """One answer, an asynchronous context manager: the headers are complete on entry, the connection is released on exit."""
 
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
@@ -75,7 +76,12 @@ class UpstreamAnswer:
         self._connection.settle()
 
     async def piece(self) -> bytes:
-        """What has come since the last; nothing at the end. Raises Disconnected where the end never came, and Interrupted."""
+        """Return the data since the last call; empty at the end.
+
+        Raises:
+            DisconnectedError: The answer ended too early.
+            StreamInterruptedError: The answer was interrupted.
+        """
         while not self._pieces:
             if self.whole:
                 return b""
@@ -95,7 +101,7 @@ class UpstreamAnswer:
         return taken
 
     async def read(self) -> bytes:
-        """All of it."""
+        """Return the complete body."""
         parts = []
         while part := await self.piece():
             parts.append(part)
@@ -109,23 +115,23 @@ class UpstreamAnswer:
             self._waiter = None
 
     def wake(self) -> None:
-        """Something has come."""
+        """Wake the reader up."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def interrupt(self) -> None:
-        """Have whoever reads it go elsewhere."""
+        """Make the reader continue at another server."""
         self._interrupted = True
         self.wake()
 
     def fail(self, error: DisconnectedError) -> None:
-        """It will never be whole."""
+        """Record that the answer will never be complete."""
         if not self.whole and self._error is None:
             self._error = error
             self.wake()
 
     def take(self, body: bytes) -> None:
-        """A part of it has come."""
+        """Append a part of the body."""
         self._pieces.append(body)
         before, self._unread = self._unread, self._unread + len(body)
         if before <= MOST_UNREAD < self._unread and not self._connection.transport.is_closing():
@@ -133,7 +139,7 @@ class UpstreamAnswer:
 
 
 class _Connection(asyncio.Protocol):
-    """Bytes to answers. httptools calls the on_* methods."""
+    """Connection that turns bytes into answers. httptools calls the on_* methods."""
 
     transport: asyncio.Transport
 
@@ -145,7 +151,7 @@ class _Connection(asyncio.Protocol):
         self._idle: asyncio.TimerHandle | None = None
 
     def begin(self, request: bytes, body: bytes) -> UpstreamAnswer:
-        """Send a request; nothing else is under way."""
+        """Send a request; no other request may be in progress on this connection."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
@@ -156,7 +162,7 @@ class _Connection(asyncio.Protocol):
         return answer
 
     def settle(self) -> None:
-        """Its answer was taken, or nobody wants it."""
+        """Release the connection after its answer was read or abandoned."""
         answer, self._answer = self._answer, None
         if answer is None:
             return
@@ -174,12 +180,12 @@ class _Connection(asyncio.Protocol):
 
     @property
     def _socket(self) -> socket.socket | None:
-        """That of TCP: the other end of a unix socket is here."""
+        """Return the TCP socket; None for a unix socket, whose other end is on this machine."""
         found: socket.socket | None = self.transport.get_extra_info("socket")
         return None if found is None or found.family == socket.AF_UNIX else found
 
     def _patience(self, seconds: float) -> None:
-        """How long the other machine may be silent, whether it has to take something or only to be there."""
+        """Set how long in seconds the other machine may be silent, while it receives or is idle."""
         if self._socket is not None:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
 
@@ -191,21 +197,21 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            answer.fail(DisconnectedError(f"what the server says is no HTTP: {error}"))
+            answer.fail(DisconnectedError(f"the server sent invalid HTTP: {error}"))
             self.transport.abort()
         answer.wake()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.upstream.lost(self)
+        self.upstream.forget(self)
         if self._idle is not None:
             self._idle.cancel()
         if self._answer is not None:
             if self._answer.status and not self._sized and error is None:
-                # An answer that says no length is as long as its connection.
+                # An answer without a length ends with its connection.
                 self._answer.whole = True
                 self._answer.wake()
             why = "closed" if error is None else f"lost ({error})"
-            self._answer.fail(DisconnectedError(f"the connection was {why} before the answer was whole"))
+            self._answer.fail(DisconnectedError(f"the connection was {why} before the answer was complete"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         assert self._answer is not None
@@ -248,9 +254,11 @@ class Upstream:
         body: bytes = b"",
         sent: Callable[[], None] | None = None,
     ) -> UpstreamAnswer:
-        """Send it; `sent` is called when it is on its way. Enter the answer for its head.
+        """Send a request; `sent` is called when it is on its way. Enter the answer to wait for its headers.
 
-        Raises OSError: NothingSentError where nothing was sent, Disconnected where the server broke off.
+        Raises:
+            NothingSentError: No server accepted the connection.
+            DisconnectedError: The server disconnected. Both are OSErrors.
         """
         lines = [f"{method} {target} HTTP/1.1\r\nhost: server\r\ncontent-length: {len(body)}".encode("ascii")]
         lines += [name + b": " + value for name, value in headers]
@@ -267,14 +275,15 @@ class Upstream:
                 return connection
         loop = asyncio.get_running_loop()
         while True:
-            # A unix socket whose queue of connections is full fails at once: nothing was sent then, and it is asked again.
-            # (uvloop says so; asyncio's own loop takes such a socket for connected.)
+            # A unix socket with a full backlog fails at once and nothing was sent, so the connection is tried
+            # again.
+            # (uvloop reports this; asyncio's own loop takes such a socket for connected.)
             try:
                 async with asyncio.timeout(self.connect_s):
                     connection = await self._connect(loop)
-            except OSError as error:  # TimeoutError is one
+            except OSError as error:  # includes TimeoutError
                 if error.errno != errno.EAGAIN:
-                    raise NothingSentError(str(error) or "nobody answered in time") from error
+                    raise NothingSentError(str(error) or "the server did not answer in time") from error
             else:
                 self._all.add(connection)
                 return connection
@@ -286,19 +295,19 @@ class Upstream:
         return (await loop.create_connection(lambda: _Connection(self), *self.place))[1]
 
     def keep(self, connection: _Connection) -> bool:
-        """Whether the connection will be used again."""
+        """Return whether the connection will be used again."""
         if not self._closed:
             self._idle.append(connection)
         return not self._closed
 
-    def lost(self, connection: _Connection) -> None:
-        """It is closed."""
+    def forget(self, connection: _Connection) -> None:
+        """Forget a closed connection."""
         self._all.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
 
     def close(self) -> None:
-        """End all connections, whatever they carry."""
+        """Abort all connections, including those with a request in progress."""
         self._closed = True
         self._idle.clear()
         for connection in list(self._all):
@@ -306,10 +315,10 @@ class Upstream:
 
 
 class Replica:
-    """A server that answers for the model `name`, by way of `upstream`.
+    """A server that answers for the model `name` over `upstream`.
 
-    `mode` is how it was started, `start_s` how long that took. `tail` is done when the last of those that waited together was
-    sent.
+    `mode` is its start mode, `start_s` the duration of its start in seconds. `tail` is done when the last of the
+    requests that waited together was sent.
     """
 
     def __init__(self, name: str, upstream: Upstream) -> None:

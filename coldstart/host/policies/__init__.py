@@ -1,4 +1,4 @@
-"""Policies of the model cache by name: which resident models leave when another needs their memory."""
+"""Eviction policies of the model cache, by name."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ DEFAULT = "predictive"
 
 
 def make(name: str, costs: Costs, capacity: int) -> Policy:
-    """The policy of that name for a cache of `capacity` bytes. Raises UsageError for an unknown name."""
+    """Return the policy `name` for a cache of `capacity` bytes. Raises UsageError for an unknown name."""
     if name not in POLICIES:
-        raise UsageError(f"unknown policy {name!r}", hint=f"one of {', '.join(POLICIES)}")
+        raise UsageError(f"unknown policy {name!r}", hint=f"use one of: {', '.join(POLICIES)}")
     return POLICIES[name](costs, capacity)

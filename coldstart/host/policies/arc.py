@@ -1,7 +1,8 @@
-"""ARC by bytes: Megiddo and Modha, FAST 2003, with sizes in the place of counts.
+"""ARC with sizes in bytes instead of counts (Megiddo and Modha, FAST 2003).
 
-Invariant: T1 and T2 are the resident models, used once and more than once; B1 and B2 remember what left them;
-|T1| + |B1| <= c and |T1| + |T2| + |B1| + |B2| <= 2c in bytes, c the capacity. p is the target of |T1|.
+Invariant: T1 and T2 are the resident models that were used once and more than once; B1 and B2 are the ghost lists of
+models evicted from them; |T1| + |B1| <= c and |T1| + |T2| + |B1| + |B2| <= 2c in bytes, c the capacity. p is the
+target of |T1|.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from coldstart.host.policies.protocol import Costs
 
 
 class _Bytes(dict[str, int]):
-    """Models by age with their bytes, oldest first, and the sum."""
+    """Bytes of models, oldest first, with their sum."""
 
     total = 0
 
@@ -31,7 +32,7 @@ class _Bytes(dict[str, int]):
 
 
 class ARC:
-    """Balances recency against frequency by the ghosts that are asked for again."""
+    """ARC policy: balances recency against frequency by the hits in the two ghost lists."""
 
     def __init__(self, costs: Costs, capacity: int) -> None:
         self.costs, self._capacity = costs, capacity
@@ -55,7 +56,7 @@ class ARC:
             self._often.put(model, self.costs[model].memory)
 
     def _adapt(self, model: str, own: _Bytes, other: _Bytes, sign: int) -> None:
-        """Cases II and III: p moves by the ratio of the two ghost lists, at least by the model's own size."""
+        """Adapt p (cases II and III) by the ratio of the two ghost lists, at least by the model's own size."""
         step = self.costs[model].memory * max(1.0, other.total / own.total)
         self._target = min(float(self._capacity), max(0.0, self._target + sign * step))
         own.drop(model)
@@ -82,7 +83,7 @@ class ARC:
             self._often_ghosts.put(model, size)
 
     def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
-        """REPLACE, repeated until the bytes suffice."""
+        """Return the victims of REPLACE, repeated until the bytes suffice."""
         members, left = set(free), self._once.total
         once = [model for model in self._once if model in members][::-1]
         often = [model for model in self._often if model in members][::-1]

@@ -1,6 +1,7 @@
-"""LRU, LFU and SRRIP, which see neither the size nor the penalty of a model.
+"""LRU, LFU and SRRIP policies, which ignore the size and the penalty of a model.
 
-LFU counts while resident, as Amazon's multi-model endpoints do. SRRIP: Jaleel et al., ISCA 2010, hit priority.
+LFU counts only while a model is resident, as Amazon's multi-model endpoints do. SRRIP: Jaleel et al., ISCA 2010, hit
+priority.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from coldstart.host.policies.protocol import Costs, first
 
 
 class LRU:
-    """The least recently used leaves."""
+    """LRU policy: evicts the least recently used model."""
 
     def __init__(self, costs: Costs, capacity: int) -> None:
         self.costs = costs
@@ -37,7 +38,7 @@ class LRU:
 
 
 class LFU(LRU):
-    """The least often used since it was loaded leaves; of equals the least recently used."""
+    """LFU policy: evicts the model with the fewest uses since its load; of equals the least recently used."""
 
     def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
         members = set(free)
@@ -46,7 +47,10 @@ class LFU(LRU):
 
 
 class SRRIP:
-    """The model predicted to be used last leaves: predictions of `bits` bits, 0 on a hit, the last but one on a load."""
+    """SRRIP policy: evicts the model with the most distant predicted use.
+
+    Predictions have `bits` bits: 0 on a hit, the maximum minus one on a load.
+    """
 
     def __init__(self, costs: Costs, capacity: int, bits: int = 2) -> None:
         self.costs, self._last = costs, 2**bits - 1
@@ -60,7 +64,7 @@ class SRRIP:
         self._prediction[model] = self._last - 1
 
     def evicted(self, model: str, now: float) -> None:
-        """All others age as far as the victim had to age to be one."""
+        """Age all other models as far as the victim had to age to be evicted."""
         aged = self._last - self._prediction.pop(model, self._last)
         if aged:
             for other, value in self._prediction.items():

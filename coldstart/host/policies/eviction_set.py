@@ -1,8 +1,8 @@
-"""Which models leave together: with few and large ones, the order of density alone wastes memory.
+"""Choice of a set of models to evict: with few large models, plain density order frees more memory than needed.
 
-Equation: minimise sum over the set of V_i - credit * d* * excess, V_i = d_i * S_i, subject to sum S_i >= need.
-d* is the density of the first model that the plain order would keep, excess the bytes freed beyond the need: they
-spare a later eviction at about that price. As sum (d_i - credit * d*) * S_i it is a knapsack cover.
+Equation: minimise sum over the set of V_i - credit * d* * excess, V_i = d_i * S_i, subject to sum S_i >= need. d* is
+the density of the first model that the plain order would retain; excess are the bytes freed beyond the need, which
+save a later eviction of about that price. Written as sum (d_i - credit * d*) * S_i it is a knapsack cover.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 SEEDS = 12
-"""Sets tried; with more victims than that in the plain order, that order is as good."""
+"""Number of sets to try; if the plain order has more victims than this, it is good enough."""
 
 Item = tuple[float, int, str]
-"""Density in seconds lost per byte (and second), bytes, model."""
+"""Density in seconds lost per byte (and second), size in bytes, model."""
 
 
 def least_loss(items: Sequence[Item], need: int, credit: float) -> list[str]:
-    """The models of the cheapest set found; all of them where even that is less than `need` bytes.
+    """Return the models of the cheapest set found, or all models if they hold less than `need` bytes together.
 
-    Tried are the order of density completed after each of its first models; each set loses what it can spare.
+    The candidates are the density order completed after each of its first models, without models that are not needed.
     """
     ranked = sorted(items)
     count = _head(ranked, need)
@@ -32,7 +32,7 @@ def least_loss(items: Sequence[Item], need: int, credit: float) -> list[str]:
 
 
 def _head(ranked: Sequence[Item], need: int) -> int | None:
-    """How many of the first hold `need` bytes."""
+    """Return how many items from the front hold `need` bytes; None if all hold less."""
     for count, (_, size, _) in enumerate(ranked, start=1):
         need -= size
         if need <= 0:
@@ -52,7 +52,7 @@ def _completed(seed: Item, ranked: Sequence[Item], need: int) -> list[Item]:
 
 
 def _pruned(chosen: list[Item], need: int, price: float) -> list[Item]:
-    """Without the models that cost something and are not needed, the dearest first."""
+    """Remove models that cost something and are not needed, the most expensive first."""
     spare = sum(size for _, size, _ in chosen) - need
     for item in sorted(chosen, key=lambda item: (price - item[0]) * item[1]):
         if item[1] <= spare and item[0] > price:

@@ -1,6 +1,6 @@
-"""GDSF: Cherkasova 1998, with the miss penalty as cost (as FaasCache keeps warm functions).
+"""GDSF with the miss penalty as cost (Cherkasova 1998; FaasCache uses it for warm functions).
 
-Equation: H = L + F * P / S. F counts the uses since the load, L is the H of the last victim: the clock of ageing.
+Equation: H = L + F * P / S. F counts the uses since the load; L is the H of the last victim and ages the others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from coldstart.host.policies.protocol import Costs, first
 
 
 class GDSF:
-    """The model of the least H leaves; of equals the least recently used."""
+    """GDSF policy: evicts the model with the smallest H; of equals the least recently used."""
 
     def __init__(self, costs: Costs, capacity: int) -> None:
         self.costs, self._clock = costs, 0.0
@@ -27,7 +27,7 @@ class GDSF:
 
     def _touch(self, model: str) -> None:
         self._uses[model] = self._uses.get(model, 0) + 1
-        # Reinserted: the dictionary's order decides among equals.
+        # Reinsert: the order of the dictionary decides among equals.
         self._value.pop(model, None)
         self._value[model] = self._clock + self._uses[model] * self.costs[model].density
 
@@ -41,5 +41,5 @@ class GDSF:
         return first(order, need, self.costs)
 
     def excess(self, model: str) -> float:
-        """H above the clock: what the model is still worth per byte."""
+        """Return H above the clock: the remaining value of the model per byte."""
         return self._value[model] - self._clock

@@ -1,10 +1,12 @@
-"""IAM as published (mCache, section 4.3): importance, its log-rank, and a min-heap rebuilt beside its use.
+"""IAM as published (mCache, section 4.3): importance, its log-rank, and a min-heap that is rebuilt in the background.
 
-Equations: utility_i = P_i / S_i / T_i (1), T_i the mean gap, exponentially weighted (IAM) or of a sliding window
-(IAMWindow); rank_i = log(|{j cached: u_j < u_i}| + b0) (2). The importance queue is read-only while its shadow is
-rebuilt; loads of that time go to the shadow alone, so such a model leaves only where nobody in the queue suffices.
-The log-rank grows with the utility, so it changes no victim; the age of a rank does. The paper gives neither
-period nor weights: ours are UPDATE_S, REBUILD_S, SMOOTHING and WINDOW_S. The rebuild takes clock time, not a thread.
+Equations: utility_i = P_i / S_i / T_i (1), T_i the mean gap, exponentially weighted (IAM) or over a sliding window
+(IAMWindow); rank_i = log(|{j cached: u_j < u_i}| + b0) (2).
+
+The importance queue is read-only while its shadow is rebuilt. Loads during a rebuild go only to the shadow, so such a
+model is evicted only if the models in the queue do not suffice. The log-rank grows with the utility, so it does not
+change a victim; the age of a rank does. The paper gives neither period nor weights: UPDATE_S, REBUILD_S, SMOOTHING
+and WINDOW_S are our values. The rebuild takes simulated time, not a thread.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ UPDATE_S, REBUILD_S = 10.0, 1.0
 SMOOTHING = 0.2
 WINDOW_S = 3600.0
 UNKNOWN_RATE = 1e-9
-"""Per second, of a model asked for once: P/S alone then orders."""
+"""Rate per second of a model that was requested once; the order is then that of P/S."""
 
 Entry = tuple[float, int, str]
 """Rank, order of entry, model."""
 
 
 class IAM:
-    """The least important model leaves."""
+    """IAM policy: evicts the least important model."""
 
     def __init__(self, costs: Costs, capacity: int, bias: float = 1.0) -> None:
         self.costs, self._bias = costs, bias
@@ -52,7 +54,7 @@ class IAM:
         return 1 / self._gap[model] if model in self._gap else UNKNOWN_RATE
 
     def utility(self, model: str, now: float) -> float:
-        """Equation 1, in seconds lost per byte and second."""
+        """Return equation 1, in seconds lost per byte and second."""
         return self.costs[model].density * self._rate(model, now)
 
     def loaded(self, model: str, now: float) -> None:
@@ -92,12 +94,12 @@ class IAM:
         return found
 
     def _rank(self, lower: int) -> float:
-        """Equation 2."""
+        """Return equation 2."""
         return log(lower + self._bias)
 
 
 class IAMWindow(IAM):
-    """IAM by the paper's other estimate: requests in a sliding window."""
+    """IAM with the paper's other estimate: requests in a sliding window."""
 
     def __init__(self, costs: Costs, capacity: int, bias: float = 1.0) -> None:
         super().__init__(costs, capacity, bias)

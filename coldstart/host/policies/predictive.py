@@ -1,11 +1,13 @@
-"""Ours: what a model is worth is its penalty times the rate at which it is about to be asked for.
+"""Predictive policy: the value of a model is its penalty times the rate of its next request.
 
 Equation: value per byte = P/S * h(a), h the hazard of the next request at age a since the latest. Gaps follow a
-mixture of Lomax laws (Poisson arrivals of an unknown rate, gamma prior), one for each factor of forgetting k:
-    S_k(a) = (b_k / (b_k + a))^a_k,  h(a) = sum w_k S_k(a) a_k / (b_k + a) / sum w_k S_k(a),
-    a_k = PRIOR + requests, b_k = PRIOR * g + their gaps, both times k at each request; g is the mean gap of one model.
-The weights w follow the share of all gaps that each law explains best (online expectation maximisation), so a load
-that drifts is followed by the laws that forget, a steady one by those that remember. No constant has a unit of time.
+mixture of Lomax laws (Poisson arrivals of an unknown rate, gamma prior), one for each forgetting factor k:
+
+S_k(a) = (b_k / (b_k + a))^a_k,  h(a) = sum w_k S_k(a) a_k / (b_k + a) / sum w_k S_k(a),
+a_k = PRIOR + requests, b_k = PRIOR * g + their gaps, both times k at each request; g is the mean gap of one model.
+
+The weights w are learned by online expectation maximisation from the share of all gaps that each law explains best:
+laws that forget follow a load that drifts, laws that remember follow a steady load. No constant has a unit of time.
 """
 
 from __future__ import annotations
@@ -19,21 +21,21 @@ from coldstart.host.policies.eviction_set import SEEDS, least_loss
 from coldstart.host.policies.protocol import Costs
 
 KEEP = np.array([0.7, 0.9, 0.97, 0.995])
-"""What each law keeps of its past at a request: it remembers about 3, 10, 30 and 200."""
+"""Fraction of its past that each law retains at a request: a memory of about 3, 10, 30 and 200 requests."""
 PRIOR = 1.0
-"""Requests that the prior is worth."""
+"""Weight of the prior, in requests."""
 LEARNING = 0.01
-"""Of the weights, by request."""
+"""Learning rate of the weights, per request."""
 CREDIT = 0.25
-"""For bytes freed beyond the need (eviction_set)."""
+"""Credit for bytes freed beyond the need (eviction_set)."""
 TEMPO = 0.002
-"""Of the mean time between requests of any model, by request."""
+"""Learning rate of the mean time between requests of all models, per request."""
 
 Floats = NDArray[np.float64]
 
 
 class Predictive:
-    """Evicts the set of models whose absence is expected to cost least per second."""
+    """Policy that evicts the set of models with the least expected cost per second."""
 
     def __init__(self, costs: Costs, capacity: int) -> None:
         self.costs = costs
@@ -59,7 +61,7 @@ class Predictive:
         self._row(model, now)
 
     def evicted(self, model: str, now: float) -> None:
-        """A model's past is kept: it says when the model will be back."""
+        """Retain the model's past: it predicts the next request."""
 
     def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
         names = list(free)
@@ -72,7 +74,7 @@ class Predictive:
         return least_loss(items, need, CREDIT)
 
     def hazard(self, names: Sequence[str], now: float) -> Floats:
-        """h of each model, in requests per second."""
+        """Return h of each model, in requests per second."""
         rows = np.array([self._rows[name] for name in names], dtype=np.intp)
         age = np.maximum(0.0, now - self._latest[rows])[:, None]
         a, b = self._count[rows] + PRIOR, self._span[rows] + self._prior_span()
@@ -85,7 +87,7 @@ class Predictive:
         self._requests, self._now = self._requests + 1, now
 
     def _prior_span(self) -> float:
-        """PRIOR times the mean gap of one model, in seconds: of all requests, times the models."""
+        """Return PRIOR times the mean gap of one model in seconds: that of all requests times the number of models."""
         return PRIOR * max(1e-3, self._between * len(self._rows))
 
     def _learn(self, a: Floats, b: Floats, gap: float) -> None:
@@ -109,7 +111,7 @@ class Predictive:
 
 
 def _hazard(weights: Floats, a: Floats, b: Floats, age: Floats) -> Floats:
-    """By model, of the mixture. `a`, `b`: models x laws; `age`: models x 1, seconds."""
+    """Return the hazard of the mixture for each model. `a`, `b`: models x laws; `age`: models x 1, seconds."""
     log = np.log(weights + 1e-12) + a * np.log(b / (b + age))
     share = np.exp(log - log.max(axis=1, keepdims=True))
     found: Floats = (share * a / (b + age)).sum(axis=1) / share.sum(axis=1)

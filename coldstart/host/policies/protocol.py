@@ -1,6 +1,6 @@
-"""What a policy of the model cache offers, and what a model's absence costs.
+"""Interface of a policy of the model cache, and the cost of evicting a model.
 
-Invariant: a policy holds no memory and starts nothing; the same object serves the live host and the simulator.
+Invariant: a policy reserves no memory and starts no process; the same object serves the live host and the simulator.
 """
 
 from __future__ import annotations
@@ -12,45 +12,45 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """Bytes that a resident model holds (S, above 0), and seconds that bringing it back takes (P)."""
+    """Memory of a resident model in bytes (S, above 0), and the time to bring it back in seconds (P)."""
 
     memory: int
     penalty_s: float
 
     @property
     def density(self) -> float:
-        """P/S: seconds lost per byte won."""
+        """Return P/S: seconds lost per byte freed."""
         return self.penalty_s / self.memory
 
 
 Costs = Mapping[str, ModelCost]
-"""By model. The owner may correct it by what it observes; policies read it anew at each use."""
+"""Costs by model. The owner may correct them with measurements, so policies read them again at each use."""
 
 
 class Policy(Protocol):
-    """Chooses what leaves. `now` is in seconds on one clock and never goes back."""
+    """Policy that chooses the models to evict. `now` is in seconds on one monotonic clock."""
 
     def requested(self, model: str, now: float, resident: bool) -> None:
-        """A request arrived; `resident` where the model holds its memory already (also while it starts).
+        """Record a request; `resident` if the model already holds its memory (also while it starts).
 
-        Called before any load that follows from it.
+        Called before a load that the request causes.
         """
 
     def loaded(self, model: str, now: float) -> None:
-        """The model's memory was taken: it starts."""
+        """Record that the model starts and holds its memory."""
 
     def evicted(self, model: str, now: float) -> None:
-        """The model's memory is free again, whoever chose that."""
+        """Record that the model's memory is free, whatever the reason of its eviction."""
 
     def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
-        """Models out of `free` that hold `need` bytes or more together; all of them where even that is less.
+        """Return models out of `free` that together hold `need` bytes or more, or all if they hold less.
 
-        `free` are models that may leave: loaded, not in use, not pinned. Changes nothing: only `evicted` does.
+        `free` are models that may be evicted: loaded, not in use, not pinned. Changes no state: only `evicted` does.
         """
 
 
 def first(order: Iterable[str], need: int, costs: Costs) -> list[str]:
-    """The head of an order of eviction that holds `need` bytes."""
+    """Return the first models of an eviction order that together hold `need` bytes."""
     chosen: list[str] = []
     for model in order:
         if need <= 0:

@@ -1,6 +1,6 @@
-"""`trace-replay --fleet` and `fleet simulate`: requests on the simulated fleet, and what it came to.
+"""Replay of a trace on the simulated fleet, for `trace-replay --fleet` and `fleet simulate`.
 
-Model: prefill and decode times are the model's own, or those of one profile of iteration times, alone in its batch.
+Model: prefill and decode times are those of the model, or of one profile of iteration times with a batch of one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from coldstart.scheduling import IterationProfile
 def replay_on_fleet(
     plan: TracePlan, fleet: Path, profile: IterationProfile | None, report: TraceReport
 ) -> dict[str, Any]:
-    """The result as a document; times in seconds. Rows get the fleet's models where the plan names none."""
+    """Replay a trace and return the result document; times in seconds.
+
+    The plan's rows get the fleet's models if the plan names none.
+    """
     file = load(fleet)
     names = [model.name for model in file.models]
     rows = plan.over(names, fleet).rows(report)
@@ -35,7 +38,7 @@ def replay_on_fleet(
 def generated(
     file: FleetFile, rate: float, cv: float, duration_s: float, tokens: int, seed: int
 ) -> Iterator[TraceRequest]:
-    """Gamma arrivals over the fleet's models by Zipf's law, each with so many output tokens."""
+    """Return requests with gamma arrivals over the fleet's models by Zipf's law, each with `tokens` output tokens."""
     names = [model.name for model in file.models]
     return map_models(_arrivals(rate, cv, duration_s, tokens, seed), names, "zipf", seed)
 
@@ -67,7 +70,11 @@ def _requests(
 
 
 def document(outcome: FleetOutcome, file: FleetFile) -> dict[str, Any]:
-    """SLO attainment, TTFT and TPOT by percentile, cold share, groups by size, refusals by status, and each model's."""
+    """Return the result document of a replay.
+
+    It contains SLO attainment, TTFT and TPOT by percentile, cold share, groups by size, rejections by status, and the
+    same for each model.
+    """
     by_model: dict[str, list[FleetServed]] = {model.name: [] for model in file.models}
     for one in outcome.requests:
         by_model[one.request.model].append(one)
@@ -108,7 +115,7 @@ def _figures(served: list[FleetServed], file: FleetFile) -> dict[str, Any]:
 
 
 def text(found: dict[str, Any]) -> str:
-    """The document for people."""
+    """Format the result document as text."""
     groups = ", ".join(f"{count} of {ranks}" for ranks, count in found["groups_by_ranks"].items())
     lines = [
         f"simulated fleet of {found['servers']} servers, placement {found['placement']}: {found['requests']} requests, "

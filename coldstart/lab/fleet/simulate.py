@@ -1,9 +1,9 @@
-"""A trace on a simulated fleet: the controller's own core, with links that carry bytes and time in the place of processes.
+"""Simulator of a fleet that replays a trace: the controller's own core, with links and simulated time instead of processes.
 
-Model: a link moves its bytes in equal shares, background ones behind (`link`); a rank is loaded by the model's overlap
-(`timing`); a request on s ranks with w full ones is slowed by equation 2 and takes its own prefill and decode times, any number
-beside each other; a stream that is handed over pauses for `move_s`, at the speed of its new home after. Stopping takes
-`stop_s`. No process dies and no message is lost unless the caller says so by `faults`.
+Model: a link moves its bytes in equal shares, background fetches after the others (`network_link`); a rank is loaded
+by the model's overlap (`timing`). A request on s ranks with w full ones is slowed by equation 2 and takes its own
+prefill and decode times, in parallel with any number of others. A stream that is handed over pauses for `move_s`,
+then has the speed of its new group. Stopping takes `stop_s`. Processes die and messages are lost only by `faults`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REST = "+rest"
 
 @dataclass(frozen=True, slots=True)
 class FleetRequest:
-    """One row: when, which model, its prefill and decode seconds on a whole device, and its output tokens."""
+    """One request: arrival, model, prefill and decode seconds on a full device, and output tokens."""
 
     arrival_s: float
     model: str
@@ -37,7 +37,7 @@ class FleetRequest:
 
 @dataclass(slots=True)
 class FleetServed:
-    """A request and what became of it, in seconds of the trace. `cold` had to wait for a start."""
+    """A request and its result, in seconds of the trace. `cold`: it waited for a start."""
 
     request: FleetRequest
     cold: bool = False
@@ -46,7 +46,8 @@ class FleetServed:
     ended_s: float = inf
     moves: int = 0
     status: int = 200
-    # What its current home does with it: tokens after the first by `since`, seconds a token, which of its ends counts.
+    # In its current group: tokens after the first by `since`, seconds per token, number of its valid end
+    # event.
     done: float = 0.0
     since: float = 0.0
     pace_s: float = 0.0
@@ -63,7 +64,10 @@ class FleetServed:
 
 @dataclass(slots=True)
 class FleetOutcome:
-    """`busy_byte_s` is device memory held over time; `fetched` are bytes over links, background ones too."""
+    """Result of a replay.
+
+    `held_byte_s` is device memory held over time; `fetched` are bytes over links, including background fetches.
+    """
 
     requests: list[FleetServed] = field(default_factory=list)
     starts: int = 0
@@ -77,7 +81,7 @@ class FleetOutcome:
 
 @dataclass(slots=True)
 class _Process:
-    """A launched worker: what it still has to do."""
+    """A launched worker and its progress."""
 
     launch: events.LaunchRank
     began: float
@@ -96,7 +100,7 @@ def simulate(
     faults: Sequence[tuple[float, Event]] = (),
     record: list[tuple[float, Event, list[Action]]] | None = None,
 ) -> FleetOutcome:
-    """Replay requests that arrive in order. `record` is given every event with the actions that followed."""
+    """Replay requests, which must be in order of arrival. `record` receives every event with the resulting actions."""
     fleet = _Fleet(FleetCore(settings, servers, models), servers, move_s, stop_s, record)
     return fleet.replay(requests, faults)
 
@@ -142,7 +146,7 @@ class _Fleet:
         return self.outcome
 
     def _until(self, end: float) -> None:
-        """Let everything happen that is due before `end`; at the last, what is due while a request is open."""
+        """Process all events that are due before `end`; with infinity, those that are due while a request is open."""
         while end < inf or self._open:
             happens, tick = self._due[0][0] if self._due else inf, self.core.deadline()
             if min(happens, tick) > end or min(happens, tick) == inf:
@@ -212,7 +216,7 @@ class _Fleet:
 
     def _tell(self, event: Event, now: float) -> None:
         self.outcome.end_s = now
-        actions = self.core.on(event, now)
+        actions = self.core.handle(event, now)
         if self.record is not None:
             self.record.append((now, event, actions))
         for action in actions:
@@ -240,8 +244,6 @@ class _Fleet:
                 self._open -= 1
                 served.status, served.version = status, served.version + 1
                 self._home.pop(request, None)
-
-    # Workers.
 
     def _launch(self, launch: events.LaunchRank, now: float) -> None:
         self.processes[launch.worker] = _Process(launch, now)
@@ -274,7 +276,7 @@ class _Fleet:
         self._watch(server)
 
     def _carried(self, server: str, now: float) -> None:
-        """Bytes move until now; who has all of them goes on, but not amid the orders that are being carried out."""
+        """Move bytes until now; completed fetches continue with an event, not amid the actions being carried out."""
         for name, time in self.links[server].advance(now):
             self._later(time, "arrived", name)
         self._watch(server)
@@ -294,7 +296,7 @@ class _Fleet:
             return
         process.fetched = now
         costs = self._costs(launch.model)
-        # What lies in host memory is there at once, but the runtime is not.
+        # Weights in host memory are available at once, but the runtime is not.
         begin = timing.fetch_begin_s(costs) if not launch.fetch else 0.0
         after = timing.loaded_after(costs, launch.size, load, max(begin, now - process.began))
         after += costs.join_s * launch.ranks
@@ -304,8 +306,6 @@ class _Fleet:
 
     def _count(self, process: _Process, now: float) -> None:
         self.outcome.held_byte_s += process.launch.memory * (now - process.began)
-
-    # Requests.
 
     def _shape(self, group: str) -> tuple[int, int]:
         return self.shape.get(group, (1, 1))
@@ -322,7 +322,7 @@ class _Fleet:
             served.first_s = served.since
 
     def _go_on(self, request: str, group: str, first: float) -> None:
-        """From `first` on it makes tokens in that group, until it has all."""
+        """Let the request generate tokens in that group from `first` on, until it has all."""
         served, (ranks, full) = self._served(request), self._shape(group)
         asked = served.request
         costs = replace(self._costs(asked.model), decode_s=asked.decode_s)
@@ -333,7 +333,7 @@ class _Fleet:
         self._later(served.ended_s, "end", (request, served.version))
 
     def _halt(self, request: str, now: float) -> float:
-        """It makes no more tokens; when it could go on at the earliest, which is not before its first one."""
+        """Stop the request's tokens; return when it can continue at the earliest, not before its first token."""
         served = self._served(request)
         served.version += 1
         if now >= served.since:

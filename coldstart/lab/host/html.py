@@ -1,4 +1,4 @@
-"""A replay on the simulated host as an HTML page: the tables, what was resident and who waited over time, the waits."""
+"""HTML page of a replay on the simulated host: tables, residents and waiting requests over time, distribution of waits."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from coldstart.lab.host.simulate import HostOutcome, Served
 Levels = np.ndarray[Any, np.dtype[np.float64]]
 HEADERS = ("model", "requests", "hits", "wait mean (s)", "p90", "max")
 MOST = 4000
-"""Points of a series; a longer one is shown by its values at so many equal steps."""
+"""Maximum number of points of a series; a longer series is sampled at equal steps."""
 
 POINTS = 200
 MOST_MODELS = 7
-"""Whose waits are drawn, those asked for most."""
+"""Number of models whose waits are drawn: those with the most requests."""
 
 
 def render(replay: HostReplay) -> str:
-    """The whole page; needs a replay with its series."""
+    """Return the complete page; requires a replay with its series."""
     found = replay.document
     parts = [
         items(summary(found)),
@@ -48,7 +48,7 @@ def _over_time(outcome: HostOutcome, memory: int) -> str:
     time, residents, used, held = _sampled(
         np.asarray([*outcome.series, (outcome.end_s, *outcome.series[-1][1:])])
     )
-    taken = plots.Series("taken", time, used / 2**30)
+    taken = plots.Series("used", time, used / 2**30)
     limit = plots.Series("limit", [time[0], time[-1]], [memory / 2**30] * 2)
     return (
         plot(plots.over_time([plots.Series("residents", time, residents)], "models"), "Resident models")
@@ -61,7 +61,7 @@ def _over_time(outcome: HostOutcome, memory: int) -> str:
 
 
 def _sampled(series: Levels) -> Levels:
-    """Columns of (time, levels...); each row holds until the next."""
+    """Return the columns of (time, levels...), sampled; each row is valid until the next."""
     if len(series) > MOST:
         steps = np.linspace(series[0, 0], series[-1, 0], MOST)
         series = series[np.searchsorted(series[:, 0], steps, side="right") - 1]

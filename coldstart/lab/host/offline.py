@@ -1,10 +1,13 @@
-"""What could be had with the future known: a plan that is feasible, and a bound that nobody beats.
+"""Offline optimum of a trace: a feasible plan, and a bound that no policy exceeds.
 
-Between two requests of one model its bytes are kept (and P saved) or not. With x_i in {0, 1} for such interval i,
-    maximise sum P_i x_i  subject to  sum over i across request t of S_i x_i <= C - S(model of t), for every t.
+Between two requests of one model its bytes are retained (which saves P) or not. With x_i in {0, 1} for such interval
+i,
+
+maximise sum P_i x_i  subject to  sum over i across request t of S_i x_i <= C - S(model of t), for every t.
+
 Bound: for any prices l >= 0 the dual sum max(0, P_i - S_i sum l) + sum l_t (C - S_t) is at least that optimum, so no
-policy that loads on demand saves more (the relaxation behind Berger et al., SIGMETRICS 2018, with penalties).
-Plan: intervals by penalty over price, each kept where it still fits.
+policy that loads on demand saves more (the relaxation behind Berger et al., SIGMETRICS 2018, with penalties). Plan:
+intervals by penalty over price, each retained if it still fits.
 """
 
 from __future__ import annotations
@@ -24,7 +27,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Offline:
-    """`bound_s`: no policy's misses cost less. `plan_s`: the cost of `kept`, request indices whose model stays."""
+    """Offline solution.
+
+    `bound_s`: lower bound of the cost of misses. `plan_s`: the cost of the plan, which retains the model after each
+    request in `kept`.
+    """
 
     bound_s: float
     plan_s: float
@@ -32,7 +39,7 @@ class Offline:
 
 
 def solve(requests: Sequence[str], costs: Costs, capacity: int) -> Offline:
-    """For a trace by model in order of arrival. Every model must fit the capacity alone."""
+    """Solve a trace of models in order of arrival. Every model must fit the capacity alone."""
     problem = _Intervals(requests, costs, capacity)
     total = sum(costs[model].penalty_s for model in requests)
     if not len(problem.start):
@@ -44,7 +51,7 @@ def solve(requests: Sequence[str], costs: Costs, capacity: int) -> Offline:
 
 
 class _Intervals:
-    """From each request to the next of its model; sizes in parts of the capacity."""
+    """Intervals from each request to the next of its model; sizes as fractions of the capacity."""
 
     def __init__(self, requests: Sequence[str], costs: Costs, capacity: int) -> None:
         self.start, self.end = np.array(list(_pairs(requests)), dtype=np.intp).reshape(-1, 2).T
@@ -54,13 +61,13 @@ class _Intervals:
         self.room = 1 - np.array([costs[name].memory for name in requests]) / capacity
 
     def price(self, prices: Floats) -> Floats:
-        """Of keeping each interval: what its bytes cost at the requests between."""
+        """Return the price of retaining each interval: the cost of its bytes at the requests in between."""
         total = np.concatenate(([0.0], np.cumsum(prices)))
         found: Floats = (total[self.end] - total[self.start + 1]) * self.size
         return found
 
     def prices(self) -> tuple[float, Floats]:
-        """The least dual value found by subgradient steps, and its prices."""
+        """Return the smallest dual value found by subgradient steps, and its prices."""
         prices = np.zeros(len(self.room))
         best, chosen = float("inf"), prices
         for step in range(ITERATIONS):
@@ -80,7 +87,7 @@ class _Intervals:
         return np.cumsum(change)[:-1]
 
     def packed(self, prices: Floats) -> NDArray[np.intp]:
-        """Indices of the intervals kept, greedily."""
+        """Return the indices of the retained intervals, chosen greedily."""
         used, kept = np.zeros(len(self.room)), []
         worth = self.penalty / (self.price(prices) + 1e-6 * self.size * (self.end - self.start))
         for i in np.argsort(-worth):
@@ -92,7 +99,7 @@ class _Intervals:
 
 
 def _pairs(requests: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Each request's index and that of the next of its model."""
+    """Yield the index of each request and that of the next request of its model."""
     latest: dict[str, int] = {}
     for index, model in enumerate(requests):
         if model in latest:
@@ -101,7 +108,7 @@ def _pairs(requests: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 class Oracle:
-    """Follows the plan: models that it does not keep leave first, then those asked for again last."""
+    """Policy that follows the plan: evicts models that it does not retain first, then those with the latest next request."""
 
     def __init__(self, costs: Costs, capacity: int, requests: Sequence[str]) -> None:
         self.costs, self._kept = costs, solve(requests, costs, capacity).kept

@@ -1,7 +1,7 @@
-"""`trace-replay --host`: a trace of many models on the simulated host, and what it came to.
+"""Replay of a trace of many models on the simulated host, for `trace-replay --host`.
 
 Model: a request keeps its model busy for its prefill and one decode iteration for each further token, both from one
-profile of iteration times, alone in its batch.
+profile of iteration times with a batch of one.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ COLUMNS = {
     "ended_s": "Float64",
     "status": "Int64",
 }
-"""Of the table that is exported; a request that was refused has no wait and no end."""
+"""Columns of the exported table; a rejected request has no wait and no end."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostReplay:
-    """What happened, and the host that it happened on."""
+    """Result of a replay, with the configuration of the host."""
 
     outcome: HostOutcome
     file: HostFile
@@ -52,7 +52,7 @@ class HostReplay:
         return document(self.outcome, self.file)
 
     def table(self) -> Table:
-        """One row per request."""
+        """Return a table with one row per request."""
         return Table(COLUMNS, self._frames)
 
     def _frames(self, rows: int = 10_000) -> Iterator[DataFrame]:
@@ -66,7 +66,7 @@ class HostReplay:
 def replay_on_host(
     plan: TracePlan, host: Path, profile: IterationProfile, report: TraceReport, *, series: bool = False
 ) -> HostReplay:
-    """Times in seconds. Rows get the host's models where the plan names none; a page needs the `series`."""
+    """Replay a trace; times in seconds. Rows get the host's models if the plan names none; a page requires `series`."""
     file = load(host)
     names = [spec.name for spec in file.models]
     rows = plan.over(names, host).rows(report)
@@ -94,7 +94,10 @@ def _requests(rows: Iterator[TraceRequest], profile: IterationProfile) -> Iterat
 
 
 def document(outcome: HostOutcome, file: HostFile) -> dict[str, Any]:
-    """Hit ratio, starts and their seconds, waits for a model by percentile, refusals by status, and each model's."""
+    """Return the result document of a replay.
+
+    It contains hit ratio, starts, waits by percentile, rejections by status, and the same for each model.
+    """
     by_model: dict[str, list[Served]] = {spec.name: [] for spec in file.models}
     for one in outcome.requests:
         by_model[one.model].append(one)
@@ -123,7 +126,7 @@ def _waits(served: list[Served]) -> dict[str, float]:
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
-    """Mean, PERCENTILES and maximum; nothing of no values."""
+    """Return mean, PERCENTILES and maximum; empty without values."""
     if not values:
         return {}
     points = np.percentile(values, PERCENTILES)
@@ -132,7 +135,7 @@ def percentiles(values: list[float]) -> dict[str, float]:
 
 
 def text(found: dict[str, Any]) -> str:
-    """The document for people."""
+    """Format the result document as text."""
     lines = [
         *summary(found),
         f"{'model':<28}{'requests':>9}{'hits':>7}{'wait mean':>11}{'p90':>9}{'max':>9}  (s)",
@@ -143,17 +146,17 @@ def text(found: dict[str, Any]) -> str:
 
 
 def summary(found: dict[str, Any]) -> list[str]:
-    """The document in two sentences."""
+    """Return the result in two sentences."""
     return [
         f"simulated host, policy {found['policy']}: {found['requests']} requests, "
-        f"{100 * found['hit_ratio']:.1f} % to a serving model",
+        f"{100 * found['hit_ratio']:.1f} % to a model that was ready",
         f"starts {found['starts']} ({found['start_s']:.1f} s in all), departures {found['departures']}, "
         f"refused {sum(found['refused'].values())}",
     ]
 
 
 def rows(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Of all and of each model: name, requests, hits, and the wait's mean, 90th percentile and maximum in seconds."""
+    """Yield for all and for each model: name, requests, hits, and mean, 90th percentile and maximum of the wait (s)."""
     for name, row in [("all", found), *found["models"].items()]:
         hits = row.get("hits", round(found["hit_ratio"] * found["requests"]))
         waits = [f"{row['wait_s'].get(key, 0.0):.2f}" for key in ("mean", "p90", "max")]

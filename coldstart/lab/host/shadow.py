@@ -1,6 +1,6 @@
-"""A cache of metadata alone: which models a policy would hold, and what its misses would have cost.
+"""Cache of metadata only: the models that a policy would hold, and the cost of its misses.
 
-Invariant: the resident models hold at most `capacity` bytes; loads take no time and nobody is in use.
+Invariant: the resident models hold at most `capacity` bytes; loads take no time and no model is in use.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from coldstart.host.policies.protocol import Costs, Policy
 
 
 class ShadowCache:
-    """Feed it every request. `cost_s` sums the penalties of misses, `hits` and `requests` count."""
+    """Cache that must receive every request.
+
+    `cost_s` sums the penalties of misses in seconds; `hits` and `requests` count.
+    """
 
     def __init__(self, policy: Policy, costs: Costs, capacity: int) -> None:
         self.policy, self.costs, self.capacity = policy, costs, capacity
@@ -18,7 +21,7 @@ class ShadowCache:
         self.cost_s = 0.0
 
     def request(self, model: str, now: float) -> float:
-        """Serve one request; the seconds that it lost, 0 on a hit. A model above the capacity never stays."""
+        """Process one request; return the seconds lost, 0 on a hit. A model above the capacity is never retained."""
         resident = model in self.resident
         self.requests += 1
         self.hits += resident

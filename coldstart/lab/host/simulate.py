@@ -1,7 +1,7 @@
-"""A trace of many models on a simulated host: the live host's own core, with time in the place of processes.
+"""Simulator of a host that replays a trace of many models: the live host's own core, with simulated time.
 
-Model: a start takes the penalty of the tier it starts from, leaving takes `leave_s`; a request occupies its model for
-`service(request)` seconds from its dispatch, any number at once (vLLM batches them), and a busy model stays.
+Model: a start takes the penalty of the tier it starts from, leaving takes `leave_s`. A request occupies its model for
+`service_s` seconds from its dispatch, any number at once (vLLM batches them), and a busy model is not evicted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from coldstart.host.specification import HostSettings, ModelSpec
 
 @dataclass(slots=True)
 class Served:
-    """One request; times in seconds of the trace. `waited` is for its model; refused ones have a status."""
+    """One request; times in seconds of the trace. `waited_s` is the wait for its model; `status` is that of a rejection."""
 
     model: str
     arrived_s: float
@@ -49,9 +49,9 @@ class Served:
 
 @dataclass(slots=True)
 class HostOutcome:
-    """What a replay came to. `start_s` sums the starts' seconds: the cost that a policy is to keep low.
+    """Result of a replay. `start_s` sums the seconds of all starts: the cost that a policy minimises.
 
-    `series` has, where it was asked for, each change of (time in s, resident models, their bytes, requests that wait).
+    `series`, if requested, contains each change of (time in s, resident models, their bytes, waiting requests).
     """
 
     requests: list[Served] = field(default_factory=list)
@@ -68,13 +68,13 @@ class HostOutcome:
 
     @property
     def hit_ratio(self) -> float:
-        """Requests whose model served when they arrived, of all."""
+        """Return the share of requests whose model was ready when they arrived."""
         return sum(one.hit for one in self.requests) / max(1, len(self.requests))
 
 
 @dataclass(frozen=True, slots=True)
 class HostRequest:
-    """One row of a trace: when, which model, and for how long it keeps the model busy."""
+    """One request of a trace: arrival, model, and for how long it keeps the model busy."""
 
     arrival_s: float
     model: str
@@ -90,7 +90,10 @@ def simulate(
     start_s: Callable[[Start], float] | None = None,
     series: bool = False,
 ) -> HostOutcome:
-    """Replay requests that arrive in order. `start_s` gives a start's seconds where they are not the tier's."""
+    """Replay requests, which must be in order of arrival.
+
+    `start_s` returns the seconds of a start instead of the tier's penalty.
+    """
     host = _Host(Core(specs, settings), leave_s, start_s or (lambda start: start.tier.penalty_s))
     host.outcome.series = [] if series else None
     return host.replay(requests)
@@ -112,7 +115,7 @@ class _Host:
         return self.outcome
 
     def _until(self, end: float) -> None:
-        """Let everything happen that is due before `end`."""
+        """Process all events that are due before `end`."""
         while True:
             happens, tick = self._due[0][0] if self._due else inf, self.core.deadline()
             if min(happens, tick) > end or min(happens, tick) == inf:
@@ -133,7 +136,7 @@ class _Host:
 
     def _tell(self, event: Event, now: float) -> None:
         self.outcome.end_s = now
-        for action in self.core.on(event, now):
+        for action in self.core.handle(event, now):
             self._do(action, now)
         self.outcome.peak_memory = max(self.outcome.peak_memory, self.core.residents.device.used)
         if self.outcome.series is not None:

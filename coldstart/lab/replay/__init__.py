@@ -1,9 +1,9 @@
-"""Replay a trace against running servers or the simulator, and report what the requests experienced."""
+"""Replay of a trace against running servers or the simulator, with a report of the requests' latencies."""
 
 from coldstart.lab.replay.metrics import Slo, summarize
 from coldstart.lab.replay.open_loop import Replay, ReplaySettings, replay
 from coldstart.lab.replay.record import RequestRecord
-from coldstart.lab.replay.simulated import records_of
+from coldstart.lab.replay.simulated import build_records
 from coldstart.lab.replay.store import RecordStore
 
 __all__ = [
@@ -12,7 +12,7 @@ __all__ = [
     "ReplaySettings",
     "RequestRecord",
     "Slo",
-    "records_of",
+    "build_records",
     "replay",
     "summarize",
 ]

@@ -1,7 +1,7 @@
-"""Send one request of a trace to an OpenAI-compatible server and time its tokens.
+"""Client that sends one request of a trace to an OpenAI-compatible server and times its tokens.
 
-Invariant: the prompt depends on the trace row and the seed alone; equal hash_ids give equal tokens, so that a
-replay exercises prefix caching as the recorded service did.
+Invariant: the prompt depends only on the trace row and the seed; equal hash_ids give equal tokens, so that a replay
+exercises prefix caching as the recorded service did.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from coldstart.lab.traces.request import TraceRequest
 from coldstart.validate import openai
 
 HASH_TOKENS = 512
-"""Tokens that one hash id of a Mooncake trace stands for."""
+"""Number of tokens for each hash id of a Mooncake trace."""
 
 LOWEST_TOKEN = 10
-"""Below it tokenizers keep their special tokens."""
+"""Lowest token id in prompts; tokenizers have their special tokens below."""
 
 
 class Digest(Protocol):
-    """A running hash."""
+    """Running hash."""
 
     def update(self, data: bytes, /) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One server: its completions endpoint, the model it is asked for, and its key.
+    """One server: its completions endpoint, model name and key.
 
-    `token_ids` asks for the answer's token ids (a field of vLLM's own) and keeps their digest in the record.
+    `token_ids` requests the answer's token ids (a vLLM extension) and records their digest.
     """
 
     endpoint: Endpoint
@@ -46,7 +46,7 @@ class Target:
 
 
 def prompt_tokens(row: TraceRequest, number: int, seed: int, vocabulary: int) -> list[int]:
-    """Token ids below `vocabulary`, as many as the row asks for; a row without hash ids shares no prefix."""
+    """Return the row's number of token ids below `vocabulary`; a row without hash ids shares no prefix."""
     blocks = chain(
         row.hash_ids, (-1 - number * 7919 - i for i in range(row.prompt_tokens // HASH_TOKENS + 1))
     )
@@ -64,9 +64,9 @@ def _block(block: int, seed: int, vocabulary: int) -> Iterator[int]:
 async def send(
     target: Target, prompt: list[int], record: RequestRecord, clock: Callable[[], float], timeout_s: float
 ) -> bool:
-    """Stream one completion into `record`; failures end up in record.error, never in an exception.
+    """Stream one completion into `record`; return whether the server accepted the connection.
 
-    Whether the target took the connection.
+    Errors are stored in record.error and not raised.
     """
     body = openai.build_request(
         prompt,
@@ -86,7 +86,7 @@ async def send(
     except UnreachableError as problem:
         record.error, connected = str(problem), False
     except TimeoutError:
-        record.error = f"no end of the answer within {timeout_s:g} s"
+        record.error = f"the answer did not end within {timeout_s:g} s"
     except (OSError, HttpError, openai.ServerError, ValueError) as problem:
         record.error = f"{type(problem).__name__}: {problem}"
     if record.error is None and record.finished_s is None:
@@ -96,7 +96,7 @@ async def send(
 
 
 def _event(line: bytes, record: RequestRecord, clock: Callable[[], float], answer: Digest | None) -> None:
-    """One server-sent event. Usage, where the server reports it, counts the tokens better than the chunks."""
+    """Record one server-sent event. The server's usage, if reported, replaces the count of chunks."""
     event = openai.parse_event(line)
     if event is None:
         return

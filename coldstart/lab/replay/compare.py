@@ -1,4 +1,4 @@
-"""Two replays side by side.
+"""Comparison of two replays.
 
 Equation: ratio = baseline / this for times, this / baseline for rates, so that above 1 is always better.
 """
@@ -13,7 +13,7 @@ MARKS = ("mean", "p50", "p95", "p99")
 
 
 def compare(this: Mapping[str, object], baseline: Mapping[str, object]) -> dict[str, float]:
-    """Ratios by 'metric.mark', without metrics that either lacks or that are zero. Raises ValueError."""
+    """Return ratios by 'metric.mark', without metrics that are missing in one of the two or zero. Raises ValueError."""
     if "requests" not in baseline:
         raise ValueError("the baseline is not a trace-replay result: it has no 'requests'")
     times = ((f"{metric}.{mark}", metric, mark) for metric in TIMES for mark in MARKS)

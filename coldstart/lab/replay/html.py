@@ -1,4 +1,4 @@
-"""A replay as an HTML page: the tables, the load over time, and the distribution of every metric."""
+"""HTML page of a replay: tables, load over time, and the distribution of every metric."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Runs = Mapping[str, RecordStore]
 
 
 def page(title: str, summaries: Mapping[str, Mapping[str, Any]], runs: Runs) -> str:
-    """Tables, time series and distributions of one or more named runs."""
+    """Return the page with tables, time series and distributions of one or more named runs."""
     parts = [
         section(name, items([rates(found)]) + table(("seconds", *MARKS), rows(found)))
         for name, found in summaries.items()
@@ -44,7 +44,7 @@ def _load(name: str, records: RecordStore, duration_s: float) -> str:
     arrivals = [plots.Series("arrivals", load.time_s[1:], load.arrivals_per_s)]
     return section(
         f"Over time: {name}",
-        plot(plots.over_time(requests, "requests"), "Queue and requests under way")
+        plot(plots.over_time(requests, "requests"), "Waiting and running requests")
         + plot(plots.over_time(tokens, "tokens per second"), "Output tokens")
         + plot(plots.over_time(arrivals, "requests per second"), "Arrivals"),
     )

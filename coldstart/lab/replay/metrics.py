@@ -1,7 +1,7 @@
-"""Percentiles, SLO attainment and goodput over request records.
+"""Percentiles, SLO attainment and goodput of request records.
 
-Equations: attainment = requests within every limit of the SLO / all requests that ended (failures count as
-misses); goodput = requests within the SLO per second of replay.
+Equations: attainment = requests within every limit of the SLO / all requests that ended (failures count as misses);
+goodput = requests within the SLO per second of replay.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Slo:
 
     @classmethod
     def parse(cls, text: str) -> Slo:
-        """From 'ttft=2,tpot=0.1,normalized=0.3,latency=60'. Raises ValueError."""
+        """Parse 'ttft=2,tpot=0.1,normalized=0.3,latency=60'. Raises ValueError."""
         limits: dict[str, float] = {}
         for part in filter(None, text.split(",")):
             name, _, value = part.partition("=")
@@ -51,7 +51,7 @@ class Slo:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Linear interpolation between the closest ranks of an ordered, non-empty sequence."""
+    """Return the percentile of an ordered, non-empty sequence by linear interpolation between the closest ranks."""
     position = (len(ordered) - 1) * percent / 100
     low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)
@@ -59,7 +59,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def distribution(ordered: Column) -> dict[str, float] | None:
-    """Mean, extremes and PERCENTILES; None for no values."""
+    """Return mean, extremes and PERCENTILES; None without values."""
     if not ordered:
         return None
     marks = {f"p{percent}": percentile(ordered, percent) for percent in PERCENTILES}
@@ -67,7 +67,7 @@ def distribution(ordered: Column) -> dict[str, float] | None:
 
 
 def summarize(records: RecordStore, slo: Slo, duration_s: float) -> dict[str, object]:
-    """The result of a replay, ready for JSON; attainment and goodput are None where no SLO was given."""
+    """Return the result of a replay, ready for JSON; attainment and goodput are None without an SLO."""
     ended, good, limits = len(records), records.completed, slo.limits()
     met = sum(map(slo.met, records)) if limits else 0
     span = max(duration_s, 1e-9)

@@ -1,7 +1,7 @@
-"""Open-loop replay: every request leaves at its own time, whatever became of those before it.
+"""Open-loop replay: every request is sent at its own time, independent of earlier requests.
 
-Invariants: a request waits for nothing but the clock; an interrupted or aborted replay keeps what it
-measured; the client's own lateness is part of every record; only requests under way are held in memory.
+Invariants: a request waits only for the clock; an interrupted or aborted replay retains its measurements; the
+client's own lateness is part of every record; only requests in progress are held in memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from coldstart.lab.traces.request import TraceRequest
 BALANCERS = ("round-robin", "least-outstanding", "random")
 Keep = Callable[[RequestRecord], None]
 DEAD_AFTER = 8
-"""Requests in a row that could not even connect, after which the target counts as dead."""
+"""Number of consecutive failed connections after which the target counts as dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class ReplaySettings:
 
 @dataclass(slots=True)
 class Replay:
-    """Why it ended: 'complete', 'interrupted' or 'target dead', and the last error that a request met.
+    """Result of a replay: `ended` is 'complete', 'interrupted' or 'target dead'; `error` is the last error of a request.
 
-    The records are here in order of the trace, unless the replay was given somebody who keeps them.
+    The records are in order of the trace; they are empty if the replay passed them to `keep`.
     """
 
     records: list[RequestRecord] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Replay:
 class _Run:
     def __init__(self, targets: Sequence[Target], settings: ReplaySettings, keep: Keep | None) -> None:
         if settings.balance not in BALANCERS:
-            raise ValueError(f"unknown balancing {settings.balance!r}; one of {', '.join(BALANCERS)}")
+            raise ValueError(f"unknown balancing {settings.balance!r}; use one of: {', '.join(BALANCERS)}")
         self.targets, self.settings, self.replay = targets, settings, Replay()
         self.keep = keep or self.replay.records.append
         self.stop, self.refused, self.sent = asyncio.Event(), 0, 0
@@ -75,7 +75,7 @@ class _Run:
         return self.replay
 
     async def _until(self, due_s: float) -> bool:
-        """Sleep until it is time; True if the replay is over before."""
+        """Sleep until the time `due_s`; return True if the replay ended before."""
         delay = due_s - self.clock()
         with suppress(TimeoutError):
             await asyncio.wait_for(self.stop.wait(), max(0.0, delay))
@@ -115,7 +115,7 @@ class _Run:
             self.stop.set()
 
     async def _drain(self, running: set[asyncio.Task[None]]) -> None:
-        """Wait for the answers still on their way, unless the replay was stopped."""
+        """Wait for outstanding answers, unless the replay was stopped."""
         stopped = asyncio.create_task(self.stop.wait())
         while running and not self.stop.is_set():
             await asyncio.wait({stopped, *running}, return_when=asyncio.FIRST_COMPLETED)
@@ -136,11 +136,13 @@ def replay(
     interrupts: Callable[[Callable[[], None]], None] = _on_sigint,
     keep: Keep | None = None,
 ) -> Replay:
-    """Replay against running servers. Ctrl-C ends it and returns what was measured.
+    """Replay against running servers. Ctrl-C ends the replay and returns the measurements so far.
 
-    `keep` is given every record when its request has ended; without it they are in the result.
-    `interrupts` is given a function that stops the replay; tests pass their own. Raises ValueError for an
-    unknown balancing or no target.
+    `keep` receives every record when its request has ended; without it the records are in the result. `interrupts`
+    receives a function that stops the replay; tests pass their own.
+
+    Raises:
+        ValueError: The balancing is unknown, or `targets` is empty.
     """
     if not targets:
         raise ValueError("a replay needs at least one target")

@@ -1,6 +1,6 @@
-"""From the options of a replay to its trace, and the run itself, live or simulated.
+"""Trace and run of a replay from its options, live or simulated.
 
-Invariant: trace and records stay streams; the same options and seed give the same requests in both kinds of run.
+Invariant: trace and records are streamed; the same options and seed give the same requests in both kinds of run.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from coldstart.errors import UsageError
 from coldstart.lab.replay.client import Target
 from coldstart.lab.replay.http import Endpoint
 from coldstart.lab.replay.open_loop import Keep, Replay, ReplaySettings, replay
-from coldstart.lab.replay.simulated import record_of
+from coldstart.lab.replay.simulated import build_record
 from coldstart.lab.scheduling import Engine, SimSettings
 from coldstart.lab.traces import TraceReport, TraceRequest, read_trace
 from coldstart.lab.traces.arrivals import rearrive
 from coldstart.lab.traces.formats import Columns
 from coldstart.lab.traces.readers import DEFAULT_TOKENS
-from coldstart.lab.traces.transform import cap_tokens, cut, in_order, map_models, speed_up
+from coldstart.lab.traces.transform import cap_tokens, cut, map_models, sort_by_arrival, speed_up
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 
 
 @dataclass(frozen=True, slots=True)
 class TracePlan:
-    """How to read and change a trace; `rate` replaces its arrival times, None keeps them."""
+    """Options for reading and transforming a trace; `rate` replaces its arrival times, None keeps them."""
 
     path: Path
     trace_format: str = "mooncake"
@@ -46,15 +46,18 @@ class TracePlan:
     max_output: int | None = None
 
     def over(self, names: Sequence[str], file: Path) -> TracePlan:
-        """This plan over the models that `file` knows, all of them where the plan names none. Raises UsageError for another."""
+        """Return this plan with the models of `file`: all of them if the plan names none.
+
+        Raises UsageError for an unknown model.
+        """
         if unknown := sorted(set(self.models) - set(names)):
             raise UsageError(
-                f"{file} knows no model {', '.join(unknown)}", hint=f"it knows {', '.join(names)}"
+                f"{file} contains no model {', '.join(unknown)}", hint=f"its models: {', '.join(names)}"
             )
         return replace(self, models=self.models or names)
 
     def rows(self, report: TraceReport) -> Iterator[TraceRequest]:
-        """The requests in order of arrival. Raises TraceError."""
+        """Return the requests in order of arrival. Raises TraceError."""
         columns = Columns.parse(self.columns) if self.columns else None
         rows = read_trace(
             self.path,
@@ -64,7 +67,7 @@ class TracePlan:
             strict=self.strict,
             report=report,
         )
-        ordered = in_order(rows)
+        ordered = sort_by_arrival(rows)
         if self.rate is not None:
             ordered = rearrive(ordered, self.rate, self.cv, self.seed)
         kept = cut(speed_up(ordered, self.speedup), self.duration_s, self.limit)
@@ -81,7 +84,7 @@ def run_live(
     api_key: str | None,
     keep: Keep,
 ) -> Replay:
-    """Replay against servers. Raises UsageError for a URL that is none."""
+    """Replay against servers. Raises UsageError for an invalid URL."""
     try:
         targets = [Target(Endpoint.parse(url, "/v1/completions"), model, url, api_key) for url in urls]
         return replay(plan.rows(report), targets, settings, keep=keep)
@@ -97,12 +100,13 @@ def run_simulated(
     report: TraceReport,
     keep: Keep,
 ) -> Replay:
-    """Replay on the simulated engine. Ctrl-C ends it and keeps what has finished.
+    """Replay on the simulated engine. Ctrl-C ends the replay and retains the finished requests.
 
-    Raises UsageError for an unknown policy or a request that never fits.
+    Raises:
+        UsageError: The policy is unknown, or a request never fits.
     """
     try:
-        engine = Engine(profile, settings, machine, finished=lambda job: keep(record_of(job)))
+        engine = Engine(profile, settings, machine, finished=lambda job: keep(build_record(job)))
         with _raising_on_ctrl_c():
             engine.run(plan.rows(report))
     except ValueError as problem:
@@ -114,7 +118,7 @@ def run_simulated(
 
 @contextmanager
 def _raising_on_ctrl_c() -> Iterator[None]:
-    # The command line ends the process at once, wherever it is.
+    # The handler of the command line would end the process at once.
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

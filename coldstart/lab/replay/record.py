@@ -1,7 +1,7 @@
-"""What one request experienced. Times are seconds from the replay's start.
+"""Measurements of one request. Times are seconds from the replay's start.
 
-Invariant: due_s <= sent_s <= first_token_s <= finished_s wherever they are known. Latencies count from due_s,
-the time the trace asked for, so a late client never flatters the server.
+Invariant: due_s <= sent_s <= first_token_s <= finished_s where they are known. Latencies count from due_s, the time
+in the trace, so that a late client does not improve the server's result.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RequestRecord:
-    """`answer` is a digest of the answer's token ids, where the replay asked for them: equal for equal answers."""
+    """Measurements of one request; `answer` is a digest of the answer's token ids, if the replay requested them."""
 
     number: int
     due_s: float
@@ -32,7 +32,7 @@ class RequestRecord:
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to the first token."""
+        """Return the time to the first token."""
         return None if self.first_token_s is None else self.first_token_s - self.due_s
 
     @property
@@ -41,19 +41,19 @@ class RequestRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None for answers of one token."""
+        """Return the time per output token after the first; None for answers of one token."""
         if self.finished_s is None or self.first_token_s is None or self.output_tokens < 2:
             return None
         return (self.finished_s - self.first_token_s) / (self.output_tokens - 1)
 
     @property
     def normalized_s(self) -> float | None:
-        """End-to-end latency per output token (FastServe, section 6.1)."""
+        """Return the end-to-end latency per output token (FastServe, section 6.1)."""
         return (
             None if self.latency_s is None or not self.output_tokens else self.latency_s / self.output_tokens
         )
 
     @property
     def lag_s(self) -> float | None:
-        """How late the client itself was."""
+        """Return how late the client sent the request."""
         return None if self.sent_s is None else self.sent_s - self.due_s

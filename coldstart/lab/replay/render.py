@@ -1,4 +1,4 @@
-"""A replay's result for people: a table of text."""
+"""Text table of a replay's result."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ LABELS = {
 
 
 def rows(summary: Mapping[str, object]) -> list[list[str]]:
-    """One row per metric: its label, then MARKS in seconds."""
+    """Return one row per metric: its label, then MARKS in seconds."""
     found = ((label, summary.get(name)) for name, label in LABELS.items())
     return [[label, *(f"{m[k]:.4g}" for k in MARKS)] for label, m in found if isinstance(m, Mapping)]
 
 
 def text(summary: Mapping[str, object], ratios: Mapping[str, float] | None = None) -> str:
-    """The table with its rates below, and the ratios against a baseline."""
+    """Return the table with its rates below, and the ratios to a baseline."""
     lines = [f"{'seconds':<12}" + "".join(f"{mark:>10}" for mark in MARKS)]
     lines += [f"{row[0]:<12}" + "".join(f"{cell:>10}" for cell in row[1:]) for row in rows(summary)]
     lines.append(rates(summary))
     if ratios:
-        lines.append("against the baseline (above 1 is better):")
+        lines.append("compared with the baseline (above 1 is better):")
         lines += [f"  {name:<22}{ratio:>8.2f}x" for name, ratio in ratios.items()]
     return "\n".join(lines)
 
 
 def rates(summary: Mapping[str, object]) -> str:
-    """Counts and rates in one line; SLO attainment and goodput where an SLO was given."""
+    """Return counts and rates in one line; SLO attainment and goodput if an SLO was given."""
     slo = summary["slo"]
     judged = (
         f", SLO attainment {slo['attainment']:.1%}, goodput {summary['goodput_per_s']:.3g} requests/s"

@@ -1,9 +1,9 @@
-"""What happened when in a replay: requests that wait, requests that are answered, arrivals and tokens per second.
+"""Load over time of a replay: waiting requests, running requests, arrivals and tokens per second.
 
-Equations, at the edges t_0 = 0 .. t_n of equal bins: waiting(t) = #(due <= t) - #(first token <= t), running(t) = #(first token
-<= t) - #(finished <= t); a request's first token counts when it came, its further ones spread evenly until its end, so tokens
-until t are the sum over requests of rate * (min(t, finished) - first token). Requests that failed before a token are left out.
-Memory does not grow with the trace.
+Equations, at the edges t_0 = 0 .. t_n of equal bins: waiting(t) = #(due <= t) - #(first token <= t); running(t) =
+#(first token <= t) - #(finished <= t). A request's first token counts when it came, the others are spread evenly
+until its end. So tokens until t are the sum over requests of rate * (min(t, finished) - first token). Requests that
+failed before a token are omitted. Memory does not grow with the trace.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Levels hold at the edges `time_s` (n + 1 values), rates over the bins before them (n values, per second)."""
+    """Load over time.
+
+    Levels are valid at the edges `time_s` (n + 1 values), rates over the bins before them (n values, per second).
+    """
 
     time_s: Array
     waiting: Array
@@ -36,7 +39,7 @@ class Load:
 
 
 def load_over_time(records: RecordStore, duration_s: float, bins: int = BINS) -> Load | None:
-    """None where nothing was answered or it took no time."""
+    """Return the load over time; None if no request was answered or the duration is 0."""
     if duration_s <= 0 or not records.completed:
         return None
     return _load(records.frames(COLUMNS), np.linspace(0.0, duration_s, bins + 1))
@@ -53,7 +56,7 @@ def _load(frames: Iterable[DataFrame], edges: Array) -> Load:
         spread = np.isfinite(length) & (length > 0)
         rate = np.divide(more, length, out=np.zeros_like(length), where=spread)
         _add(due, edges, known["due_s"].to_numpy(), 1.0)
-        # Tokens that came all at once belong to the moment of the first.
+        # Tokens that arrived all at once count at the time of the first.
         _add(first, edges, start, 1.0)
         _add(begun, edges, start, rate)
         _add(begun_at, edges, start, rate * start - np.where(spread, 0.0, more))
@@ -69,7 +72,7 @@ def _load(frames: Iterable[DataFrame], edges: Array) -> Load:
 
 
 def _add(sums: Array, edges: Array, at: Array, what: Array | float) -> None:
-    """Add each of `what` at the first edge that is not before its time; what lies past the last edge counts nowhere."""
+    """Add each value at the first edge that is not before its time; values after the last edge are ignored."""
     where = np.searchsorted(edges, at, side="left")
     inside = where < len(edges)
     np.add.at(sums, where[inside], np.broadcast_to(what, at.shape)[inside])

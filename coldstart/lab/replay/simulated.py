@@ -6,13 +6,13 @@ from coldstart.lab.replay.record import RequestRecord
 from coldstart.lab.scheduling.state import Outcome, SimJob
 
 
-def records_of(outcome: Outcome) -> list[RequestRecord]:
-    """One record per job, in order of arrival; the simulator's client is never late."""
-    return [record_of(job) for job in outcome.jobs]
+def build_records(outcome: Outcome) -> list[RequestRecord]:
+    """Return one record per job, in order of arrival; the simulator's client is never late."""
+    return [build_record(job) for job in outcome.jobs]
 
 
-def record_of(job: SimJob) -> RequestRecord:
-    """A job is named by its number in the trace."""
+def build_record(job: SimJob) -> RequestRecord:
+    """Return the record of a job, whose id is its number in the trace."""
     return RequestRecord(
         number=int(job.job.id),
         due_s=job.job.arrival_s,

@@ -1,7 +1,7 @@
-"""Finished requests in a temporary database, so that memory does not grow with the trace.
+"""Store of finished requests in a temporary database, so that memory does not grow with the trace.
 
-Invariant: what is held in memory is the database's page cache (2 MB); percentiles are exact, read by rank from
-an index. SQLite removes the file with the connection, and at once where the process dies.
+Invariant: only the database's page cache (2 MB) is in memory; percentiles are exact, read by rank from an index.
+SQLite removes the file when the connection closes, also if the process dies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 METRICS = ("ttft_s", "tpot_s", "normalized_s", "latency_s")
-"""Of the requests that completed."""
+"""Metrics of the completed requests."""
 
 LAG = "lag_s"
 COLUMNS = {
@@ -35,14 +35,14 @@ COLUMNS = {
     "error": "string",
     **dict.fromkeys(METRICS, "Float64"),
 }
-"""Of the table that is exported."""
+"""Columns of the exported table."""
 
 _FIELDS = tuple(field.name for field in fields(RequestRecord))
 _COLUMNS = (*_FIELDS, "ok", LAG, *METRICS)
 
 
 class Column(Sequence[float]):
-    """The known values of one metric in ascending order; each access asks the database."""
+    """Known values of one metric in ascending order; each access queries the database."""
 
     def __init__(self, database: sqlite3.Connection, name: str, where: str) -> None:
         self._database, self._name, self._where = database, name, f"{name} IS NOT NULL AND {where}"
@@ -51,7 +51,7 @@ class Column(Sequence[float]):
 
     @property
     def mean(self) -> float:
-        """Raises ValueError for no values."""
+        """Return the mean. Raises ValueError without values."""
         if self._mean is None:
             raise ValueError(f"no request has a {self._name}")
         return float(self._mean)
@@ -79,7 +79,7 @@ class Column(Sequence[float]):
 
 
 class RecordStore:
-    """Every ended request; iterates in the order of the trace."""
+    """Store of all ended requests; iterates in the order of the trace."""
 
     def __init__(self, records: Iterable[RequestRecord] = ()) -> None:
         self._database = sqlite3.connect("", isolation_level=None)
@@ -90,22 +90,22 @@ class RecordStore:
             self.add(record)
 
     def add(self, record: RequestRecord) -> None:
-        """Keep a request that has ended, one way or the other."""
+        """Add a request that has ended, successfully or not."""
         self._database.execute(self._insert, [getattr(record, name) for name in _COLUMNS])
 
     def column(self, metric: str) -> Column:
-        """A metric of the completed requests in ascending order; LAG is known of the others, too."""
+        """Return a metric of the completed requests in ascending order; LAG also covers the other requests."""
         return Column(self._database, metric, "1" if metric == LAG else "ok")
 
     def frames(self, columns: Sequence[str], rows: int = 10_000) -> Iterator[DataFrame]:
-        """These columns of all requests in the order of the trace, `rows` at a time: memory does not grow."""
+        """Yield these columns of all requests in trace order, `rows` at a time: memory does not grow."""
         import pandas
 
         asked = f"SELECT {', '.join(columns)} FROM requests ORDER BY number"
         yield from pandas.read_sql_query(asked, self._database, chunksize=rows)
 
     def table(self) -> Table:
-        """One row per request, the derived metrics last."""
+        """Return a table with one row per request, the derived metrics last."""
         return Table(COLUMNS, lambda: self.frames(list(COLUMNS)))
 
     def __iter__(self) -> Iterator[RequestRecord]:
@@ -125,7 +125,7 @@ class RecordStore:
 
     @property
     def output_tokens(self) -> int:
-        """Of the completed requests."""
+        """Return the number of output tokens of the completed requests."""
         row = self._database.execute("SELECT COALESCE(SUM(output_tokens), 0) FROM requests WHERE ok")
         return int(row.fetchone()[0])
 

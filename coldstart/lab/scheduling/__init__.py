@@ -1,4 +1,4 @@
-"""An iteration-level model of vLLM's engine, driven by the same policy, placement and settings as the server."""
+"""Iteration-level model of vLLM's engine, with the same policy, placement and settings as the server."""
 
 from coldstart.lab.scheduling.engine import Engine, simulate
 from coldstart.lab.scheduling.settings import COPIES, SimSettings

@@ -1,8 +1,8 @@
-"""The event loop: arrivals, a decision, one iteration, its tokens, again.
+"""Event loop of the simulated engine: arrivals, a decision, one iteration, its tokens.
 
 Equation: an iteration takes profile.iteration_s(prefill tokens, decoding jobs) + context_s * context of the decoding
-jobs, + crowd_s if a live job is not in it, plus whatever copies it must wait for. The decision for an iteration falls
-`depth` - 1 iterations before its start, while the ones before still run.
+jobs, + crowd_s if a live job is not in it, plus the copies that it must wait for. The decision for an iteration is
+made `depth` - 1 iterations before its start, while earlier iterations still run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from coldstart.scheduling.profile import IterationProfile
 from coldstart.scheduling.settings import FCFS, SchedulerSettings
 
 MOST_EMPTY = 8
-"""Empty iterations in a row without anything under way: a decision may wait for the report of the one before."""
+"""Maximum number of consecutive empty iterations: a decision may wait for the report of the one before."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Iteration:
-    """Jobs that sample a token in it, each with how often it had been evicted before."""
+    """One iteration; `sampled` are the jobs that sample a token in it, each with its earlier number of evictions."""
 
     end_s: float
     sampled: list[tuple[SimJob, int]]
@@ -35,7 +35,7 @@ class _Iteration:
 
 
 class Engine:
-    """One simulated engine; `run` it once. Arrivals must be in order."""
+    """One simulated engine; `run` may be called once. Arrivals must be in order."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class Engine:
         self._context_s = CONTEXT_SHARE * profile.decode(1) if given is None else given
 
     def run(self, trace: Iterable[Arrival]) -> Outcome:
-        """Raises ValueError for a request whose KV can never fit the device."""
+        """Run the trace. Raises ValueError for a request whose KV never fits the device."""
         arrivals = _Arrivals(trace, self.machine.request_s)
         while self.live or arrivals.next_s < math.inf:
             if not self.live:
                 self.now = max(self.now, arrivals.next_s)
-            for job in arrivals.until(self.now):
+            for job in arrivals.take_until(self.now):
                 self._admit(job)
             self._step(arrivals.next_s)
         self.outcome.finished_s = self.now
@@ -99,11 +99,11 @@ class Engine:
             self._deliver(self._flight.popleft())
         else:
             self._stall(min(next_arrival, self.scheduler.next_landing()))
-        # An empty iteration ends at once and reports what has landed.
+        # An empty iteration ends at once and reports the copies that have landed.
         self.scheduler.processed, self.scheduler.reported_s = self.scheduler.steps, self.now
 
     def _launch(self, step: Step) -> None:
-        """Put the chosen iteration behind those that run."""
+        """Queue the chosen iteration after those in flight."""
         self._stuck = 0
         crowded = len(step.served) < len(self.live)
         seconds = self.profile.iteration_s(step.prefill_tokens, step.decodes) + self._context_s * step.context
@@ -168,7 +168,7 @@ class Engine:
 def scheduler(
     profile: IterationProfile, settings: SchedulerSettings, machine: SimSettings, outcome: Outcome
 ) -> StockScheduler:
-    """The server's scheduler by its name; it predicts by its own profile where the settings carry one."""
+    """Return the server's scheduler by its name; it uses its own profile for predictions if the settings contain one."""
     predicted = profile if settings.profile is None else settings.iteration_profile()
     if settings.policy == FCFS:
         return StockScheduler(machine, settings, outcome)
@@ -176,7 +176,7 @@ def scheduler(
 
 
 class _Arrivals:
-    """Rows as the engine sees them, `delay_s` after they arrived."""
+    """Requests as the engine receives them, `delay_s` seconds after their arrival."""
 
     def __init__(self, trace: Iterable[Arrival], delay_s: float) -> None:
         self._rows, self._delay_s = enumerate(trace), delay_s
@@ -186,7 +186,7 @@ class _Arrivals:
     def next_s(self) -> float:
         return self._next[1].arrival_s + self._delay_s if self._next else math.inf
 
-    def until(self, now: float) -> Iterator[SimJob]:
+    def take_until(self, now: float) -> Iterator[SimJob]:
         while self._next and self.next_s <= now:
             number, row = self._next
             job = Job(str(number), row.arrival_s, row.prompt_tokens, row.output_tokens)
@@ -203,9 +203,9 @@ def simulate(
     series: bool = False,
     finished: Callable[[SimJob], None] | None = None,
 ) -> Outcome:
-    """Replay a trace on a fresh engine. Raises ValueError for a request that can never fit.
+    """Replay a trace on a new engine. Raises ValueError for a request that never fits.
 
-    `finished` is given every job at its end; without it they are in the outcome.
+    `finished` receives every job at its end; without it the jobs are in the outcome.
     """
     engine = Engine(profile, settings, machine or SimSettings(), series=series, finished=finished)
     return engine.run(trace)

@@ -1,8 +1,8 @@
-"""The host's copies of KV blocks, and the link.
+"""Copies of KV blocks in host memory, and the link to it.
 
-Invariants: used <= capacity; the link carries one transfer at a time each way. As in the server's policy for the host's
-cache a finished request's blocks go first; then those of the least recently stored request on the device, from the
-first block on, and only then those of requests that were evicted.
+Invariants: used <= capacity; the link carries one transfer at a time in each direction. The order of eviction is that of
+the server's host cache: blocks of a finished request; those of the least recently stored request on the device, from the
+first block on; those of evicted requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Host:
         self._link_free = {True: 0.0, False: 0.0}
 
     def store(self, job: SimJob, upto: int) -> int:
-        """Keep the job's blocks up to `upto`; how many are new there, 0 where the host has no room."""
+        """Copy the job's blocks up to `upto`; return the number of new blocks, 0 if the host has no room."""
         new = upto - job.host_to
         if new <= 0 or not self._room(new, job):
             return 0
@@ -37,16 +37,16 @@ class Host:
         return new
 
     def hit(self, job: SimJob, local: int) -> int:
-        """Blocks that a load brings beyond the first `local`, which the device still has."""
+        """Return the number of blocks that a load brings beyond the first `local`, which the device still has."""
         return max(0, job.host_to - local) if job.host_from <= local else 0
 
-    def left(self, job: SimJob) -> None:
-        """The job was evicted."""
+    def record_eviction(self, job: SimJob) -> None:
+        """Record that the job was evicted."""
         self._near.pop(job, None)
         self.away[job] = None
 
     def back(self, job: SimJob) -> None:
-        """The job runs again, or loads."""
+        """Record that the job runs again, or loads."""
         if job in self.away:
             del self.away[job]
             if job.host_to > job.host_from:
@@ -59,7 +59,7 @@ class Host:
         self._near.pop(job, None)
 
     def transfer(self, blocks: int, now: float, *, out: bool) -> float:
-        """Queue a copy; when it lands."""
+        """Queue a copy; return when it lands."""
         landing = max(now, self._link_free[out]) + self.settings.copy_s(blocks)
         self._link_free[out] = landing
         return landing

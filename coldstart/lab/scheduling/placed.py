@@ -1,6 +1,6 @@
 """The server's scheduler on the simulated engine: policy and placement decide, the stock step executes.
 
-Invariant: what is decided is decided by scheduling.placement, as in the server; here is only the view of the memory.
+Invariant: as in the server, scheduling.placement makes all decisions; this module only provides the view of memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from coldstart.scheduling.settings import SchedulerSettings
 
 
 class PlacedScheduler(StockScheduler):
-    """Jobs that hold a slot: `running` were shown to the stock step, `parked` were not, in the order of parking."""
+    """Scheduler with placement.
+
+    `running` jobs were shown to the stock step; `parked` jobs hold a slot but were not shown, in parking order.
+    """
 
     def __init__(
         self,
@@ -111,7 +114,7 @@ class PlacedScheduler(StockScheduler):
 
 
 class SimView:
-    """A placement.KvView of the simulated engine."""
+    """View of the simulated engine for placement (KvView)."""
 
     watermark, groups, speculates = 0, 1, False
 
@@ -182,7 +185,8 @@ class SimView:
         if request.running:
             return max(0, -(-request.context // self._block) - request.blocks)
         needed = max(0, -(-request.known // self._block) - request.blocks) + 1
-        # Where a copy holds up the step, who joins may be loaded, and a load leaves alone what prefills still need.
+        # With blocking copies a joining job may be loaded, and a load must leave the blocks that prefills
+        # still need.
         loads = not self._waits_for_loads and request.evictions and self._scheduler.known_hit(request)
         return needed + self._scheduler.reserved() if loads else needed
 
@@ -190,7 +194,7 @@ class SimView:
         return request.known // self._block + 2
 
     def pending(self, request: SimJob) -> int:
-        # What it left in the prefix cache is not computed again.
+        # Tokens in the prefix cache are not computed again.
         return request.pending - (0 if request.computed else request.cached * self._block)
 
     def freed(self, order: Sequence[SimJob]) -> Iterator[int]:

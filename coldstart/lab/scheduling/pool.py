@@ -1,8 +1,8 @@
-"""The device's KV blocks, with what evicted requests leave in the prefix cache.
+"""KV blocks of the device, including blocks of evicted requests in the prefix cache.
 
-Invariants: 0 <= held <= capacity; blocks are reused as in vLLM's free queue: first those without a hash, then the others
-in the order in which they were freed, each request's last block first, so that what survives of a request is a prefix.
-Requests share nothing.
+Invariants: 0 <= held <= capacity; blocks are reused as in vLLM's free queue: first those without a hash, then the
+others in the order in which they were freed. The last block of a request is reused first, so that the remaining
+blocks are a prefix. Requests share no blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Freed:
 
 
 class Pool:
-    """`leaving` blocks are held until their copy has landed."""
+    """Pool of KV blocks; `leaving` blocks are held until their copy has landed."""
 
     def __init__(self, capacity: int | None, block_tokens: int) -> None:
         self.capacity = ENDLESS if capacity is None else capacity
@@ -39,7 +39,7 @@ class Pool:
         return self.capacity - self.held
 
     def grow(self, job: SimJob, tokens: int) -> bool:
-        """Let the job hold `tokens`; False and nothing done where the blocks are not there."""
+        """Let the job hold `tokens`; return False and change nothing if there are too few free blocks."""
         extra = -(-tokens // self.block_tokens) - job.blocks
         if extra > 0:
             if extra > self.free:
@@ -49,7 +49,7 @@ class Pool:
         return True
 
     def revive(self, job: SimJob) -> int:
-        """Take back what survived of an evicted job; the blocks."""
+        """Take back the remaining cached blocks of an evicted job; return their number."""
         left = self._cached.pop(job, None)
         if left is None:
             return 0
@@ -61,7 +61,7 @@ class Pool:
         return count
 
     def drop(self, job: SimJob, hashed: int) -> None:
-        """Free all the job holds; the first `hashed` blocks stay readable until they are overwritten."""
+        """Free all blocks of the job; the first `hashed` blocks remain readable until they are overwritten."""
         hashed = min(hashed, job.blocks)
         self.held -= job.blocks
         self._plain += job.blocks - hashed
@@ -73,7 +73,7 @@ class Pool:
                 self._cached[job] = freed
 
     def forget(self, job: SimJob) -> None:
-        """The job will not come back."""
+        """Forget a job that will not run again."""
         left = self._cached.pop(job, None)
         if left is not None:
             left.job = None

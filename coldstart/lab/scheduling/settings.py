@@ -1,4 +1,4 @@
-"""What the simulated engine has: slots, a token budget, KV blocks on two sides, a link between them, and its times."""
+"""Resources of the simulated engine: slots, token budget, KV blocks on device and host, the link, and its times."""
 
 from __future__ import annotations
 
@@ -6,21 +6,28 @@ from dataclasses import dataclass
 
 COPIES = ("written-through", "beside", "blocking")
 CONTEXT_SHARE = 1e-5
-"""Of a one-request iteration, per token of context: 131 kB of KV per token against 16 GB of weights, as in a bfloat16 model
-of 8e9 parameters whose attention heads share keys by four; an iteration reads both at the same bandwidth."""
+"""Share of a one-request iteration per token of context.
+
+It corresponds to 131 kB of KV per token and 16 GB of weights, as in a bfloat16 model of 8e9 parameters with
+grouped-query attention (groups of four); an iteration reads both at the same bandwidth.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SimSettings:
-    """Sizes in blocks and bytes, times in seconds; None means unlimited.
+    """Settings of the simulated engine: sizes in blocks and bytes, times in seconds; None means unlimited.
 
-    `slots` are the model runner's, `token_budget` the tokens of one iteration: longer prompts are computed in chunks.
-    `depth` iterations are in flight: 2 is asynchronous scheduling, which decides an iteration while the one before runs and
-    learns of an end one decision later. `copies` says how evicted KV gets to the host: written-through (as blocks fill, as
-    in vLLM: what was not stored yet is lost, evicting costs nothing), beside the computation, or blocking it, both ways.
-    `request_s` is what a request spends outside the engine, on its way in and out. `context_s` is what one token of context
-    that a decoding job reads adds to its iteration, beyond the profile, whose decoding jobs have next to none (None: by
-    CONTEXT_SHARE); `crowd_s` is what an iteration takes longer while somebody is left out of it.
+    `slots` are those of the model runner; `token_budget` is the maximum number of tokens of one iteration: longer
+    prompts are computed in chunks. `depth` iterations are in flight: 2 is asynchronous scheduling, which decides an
+    iteration while the one before runs and learns of an end one decision later.
+
+    `copies` defines how evicted KV is copied to the host: written-through (as blocks fill, as in vLLM: blocks that
+    were not stored yet are lost, and eviction costs nothing), beside the computation, or blocking it, in both
+    directions.
+
+    `request_s` is the time of a request outside the engine, before and after. `context_s` is the time that one token
+    of context of a decoding job adds to its iteration, beyond the profile, which was measured with almost no context
+    (None: by CONTEXT_SHARE). `crowd_s` is added to an iteration that does not contain all live jobs.
     """
 
     slots: int = 256
@@ -38,7 +45,7 @@ class SimSettings:
 
     def __post_init__(self) -> None:
         if self.copies not in COPIES:
-            raise ValueError(f"unknown way to copy KV {self.copies!r}; one of {', '.join(COPIES)}")
+            raise ValueError(f"unknown KV copy mode {self.copies!r}; use one of: {', '.join(COPIES)}")
         if min(self.slots, self.token_budget, self.depth, self.block_tokens) < 1 or self.link_bytes_s <= 0:
             raise ValueError("slots, token budget, depth, block size and link speed must be above zero")
         if min(self.request_s, self.context_s or 0.0, self.crowd_s) < 0:

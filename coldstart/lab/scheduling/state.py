@@ -1,7 +1,7 @@
-"""A simulated request, and what a run leaves behind.
+"""State of a simulated request, and the result of a run.
 
-Invariants: latency >= execution + swapping + displacement for each job; 0 <= computed < context + in flight; a job holds
-device blocks while it runs, is parked, or loads.
+Invariants: latency >= execution + swapping + displacement for each job; 0 <= computed < context + in flight; a job
+holds device blocks while it runs, is parked, or loads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from coldstart.scheduling.job import Job
 
 
 class Arrival(Protocol):
-    """A row of a trace."""
+    """Row of a trace."""
 
     @property
     def arrival_s(self) -> float: ...
@@ -27,7 +27,7 @@ class Arrival(Protocol):
 
 
 class Status(Enum):
-    """vLLM's request states, as far as there are any here."""
+    """vLLM's request states, as far as the simulator has them."""
 
     WAITING = "waiting"
     LOADING = "loading"
@@ -37,15 +37,16 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class SimJob:
-    """A job with its memory and its clock readings (seconds of simulated time).
+    """A job with its memory and its times (seconds of simulated time).
 
-    `generated` tokens are sampled or will be by the iterations under way, `delivered` of them are known; `flying` are on
-    their way, `stale` were when the job was evicted; `computed` tokens have KV on the device, `hashed` of which were known when
-    they were scheduled, so that vLLM finds their whole blocks again. `cached` blocks of an evicted
-    job survive there until they are overwritten; the host holds its blocks from `host_from` to `host_to`,
-    of which the scheduler `remembered` so many as loadable when it last asked.
-    Where its rank earns a slot and it does not run, `swapping_s` counts the time in which its KV is under way,
-    `displaced_s` that in which it is on the host and others hold its room.
+    `generated` tokens are sampled or will be by the iterations in flight; `delivered` of them are known. `flying`
+    tokens are in flight; `stale` ones were in flight when the job was evicted. `computed` tokens have KV on the
+    device; `hashed` of them were known when they were scheduled, so that vLLM finds their full blocks again. `cached`
+    blocks of an evicted job remain there until they are overwritten. The host holds its blocks from `host_from` to
+    `host_to`, of which the last look-up of the scheduler `remembered` a number as loadable.
+
+    For a job whose rank is sufficient for a slot but that does not run, `swapping_s` counts the time in which its KV
+    is being copied, and `displaced_s` the time in which its KV is on the host while other jobs hold the blocks.
     """
 
     job: Job
@@ -77,22 +78,22 @@ class SimJob:
 
     @property
     def known(self) -> int:
-        """Tokens that the scheduler has seen: vLLM's num_tokens."""
+        """Return the number of tokens that the scheduler has seen (vLLM's num_tokens)."""
         return self.job.prompt_tokens + self.delivered
 
     @property
     def context(self) -> int:
-        """Those, and what is in flight."""
+        """Return the number of known tokens and tokens in flight."""
         return self.job.prompt_tokens + self.generated
 
     @property
     def pending(self) -> int:
-        """Tokens to compute until the next one."""
+        """Return the number of tokens to compute until the next one."""
         return self.job.prompt_tokens + self.generated - self.computed
 
     @property
     def ending(self) -> bool:
-        """The iterations under way reach its last token."""
+        """Return whether the iterations in flight reach its last token."""
         return self.generated >= self.output
 
     @property
@@ -101,7 +102,7 @@ class SimJob:
 
     @property
     def loading(self) -> bool:
-        """On its way from the host, or back without a slot."""
+        """Return whether its KV is being loaded from the host, or is loaded while the job has no slot."""
         return self.status is Status.LOADING
 
     @property
@@ -115,7 +116,7 @@ Served = list[tuple[SimJob, int]]
 
 @dataclass(slots=True)
 class Step:
-    """One decision: `sampled` jobs get a token, `context` tokens are read by the jobs that decode."""
+    """One decision: `sampled` jobs get a token; decoding jobs read `context` tokens."""
 
     served: Served = field(default_factory=list)
     sampled: list[SimJob] = field(default_factory=list)
@@ -126,7 +127,7 @@ class Step:
 
 @dataclass(slots=True)
 class Outcome:
-    """Every finished job in order of arrival, and the run's counters; `served` sums the jobs of all iterations."""
+    """All finished jobs in order of arrival, and counters of the run; `served` sums the jobs of all iterations."""
 
     jobs: list[SimJob] = field(default_factory=list)
     finished_s: float = 0.0

@@ -1,8 +1,8 @@
-"""vLLM's own schedule(): first who runs, in order; the victim is the last; then who waits, in order, while it fits.
+"""Model of vLLM's schedule(): first the running jobs in order, with the last one as victim; then waiting jobs while they fit.
 
-Invariants: nobody overtakes an evicted request; no iteration that evicted admits anybody; a request is admitted only if
-all its tokens fit; an iteration has at most `token_budget` tokens; a victim computes again what neither the prefix cache
-nor the host has, in whole blocks.
+Invariants: no job overtakes an evicted one; an iteration that evicts admits no job; a job is admitted only if all its
+tokens fit; an iteration has at most `token_budget` tokens; a victim computes again all full blocks that neither the
+prefix cache nor the host has.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from coldstart.scheduling.settings import SchedulerSettings
 
 
 class StockScheduler:
-    """First come, first served.
+    """First-come-first-served scheduler.
 
-    The coming iteration waits `wait_s` for copies that block it; copies beside it start at `start_s`.
+    The next iteration waits `wait_s` seconds for blocking copies; copies beside it start at `start_s`.
     """
 
     def __init__(self, machine: SimSettings, settings: SchedulerSettings, outcome: Outcome) -> None:
@@ -52,11 +52,11 @@ class StockScheduler:
         return self._scheduled(served)
 
     def blocked(self) -> list[SimJob]:
-        """Jobs whose turn it is, had their KV been here."""
+        """Return the jobs that would run now if their KV were on the device."""
         return list(self.holding)
 
     def finish(self, job: SimJob) -> None:
-        """The job's last token is known."""
+        """Finish a job whose last token is known."""
         was, job.status = job.status, Status.FINISHED
         if was is Status.RUNNING:
             self._unlist(job)
@@ -77,14 +77,17 @@ class StockScheduler:
                 self._moved_out(job)
 
     def next_landing(self) -> float:
-        """When the next copy will be reported."""
+        """Return when the next copy will be reported."""
         landings = [job.landing_s for job in self.moving if job.landing_s is not None]
         if self._stored_s > self.reported_s:
             landings.append(self._stored_s)
         return min(landings, default=math.inf)
 
     def may_leave(self, job: SimJob) -> bool:
-        """With a connector vLLM frees no blocks that an iteration in flight still writes."""
+        """Return whether the job can be evicted.
+
+        With a connector, vLLM frees no blocks that an iteration in flight still writes.
+        """
         return not self.keeps_kv or job.scheduled_step <= self.processed
 
     def evict(self, job: SimJob) -> None:
@@ -93,25 +96,25 @@ class StockScheduler:
         self.waiting.appendleft(job)
 
     def storing(self, job: SimJob) -> bool:
-        """A copy of the job's to the host is under way: vLLM's connector looks nothing up until it is reported.
+        """Return whether a copy of the job to the host is in flight: vLLM's connector looks nothing up until it is reported.
 
-        It starts with the iteration after the one that filled the block.
+        The copy starts with the iteration after the one that filled the block.
         """
         if job.status is not Status.WAITING:
             return False
         return self.processed <= job.stored_step or job.stored_s > self.reported_s
 
     def hit(self, job: SimJob) -> int:
-        """Blocks that the host would bring back."""
+        """Look up and return the number of blocks that the host can load."""
         job.remembered = self.host.hit(job, job.cached) if self.keeps_kv and job.evictions else 0
         return job.remembered
 
     def known_hit(self, job: SimJob) -> int:
-        """The same as it was when last asked: look-ups are dear on the server, which remembers them."""
+        """Return the result of the last look-up: look-ups are expensive on the server, which remembers them."""
         return self.hit(job) if job.remembered is None else job.remembered
 
     def fits(self, job: SimJob, reserved: int = 0) -> bool:
-        """Whether all its tokens fit."""
+        """Return whether all tokens of the job fit."""
         return self.machine.blocks(job.known) - job.blocks <= self.pool.free - reserved
 
     def _serve_running(self, running: list[SimJob]) -> tuple[Served, int, bool]:
@@ -167,7 +170,10 @@ class StockScheduler:
         waiting.extendleft(reversed(skipped[1]))
 
     def _loads(self, job: SimJob, *, only: bool) -> bool | None:
-        """Begin to load what the host has; True where the job does not compute now, None where the load does not fit."""
+        """Start to load blocks from the host.
+
+        Returns True if the job does not compute now, False if it does, and None if the load does not fit.
+        """
         blocks = self.hit(job)
         if not blocks:
             return only
@@ -189,7 +195,7 @@ class StockScheduler:
         return True
 
     def _started(self, job: SimJob, left: int) -> int:
-        """Give the job a slot and blocks; its tokens, 0 where it does not fit."""
+        """Give the job a slot and blocks; return its tokens in this iteration, 0 if it does not fit."""
         if not self.fits(job):
             return 0
         if not job.computed:
@@ -204,7 +210,7 @@ class StockScheduler:
         return tokens
 
     def reserved(self) -> int:
-        """Blocks that prefills and loads under way still need."""
+        """Return the number of blocks that prefills and loads in progress still need."""
         return sum(max(0, self.machine.blocks(job.known) - job.blocks) for job in self.prefills)
 
     def _scheduled(self, served: Served) -> Step:
@@ -259,7 +265,7 @@ class StockScheduler:
             job.stored_step, job.stored_s = self.steps, 0.0
         self.prefills.pop(job, None)
         if self.keeps_kv:
-            self.host.left(job)
+            self.host.record_eviction(job)
             if not self.through:
                 return self._copy_out(job, hashed)
         self.pool.drop(job, hashed)

@@ -13,7 +13,7 @@ from coldstart.lab.traces.request import TraceError, TraceRequest
 
 
 def gamma_gaps(rate: float, cv: float, random: Random) -> Iterator[float]:
-    """Endless gaps in seconds. Raises TraceError unless rate > 0 and cv > 0."""
+    """Yield endless gaps in seconds. Raises TraceError unless rate > 0 and cv > 0."""
     if rate <= 0 or cv <= 0:
         raise TraceError(f"arrivals need a rate and a CV above zero, got rate {rate} and CV {cv}")
     shape = 1 / cv**2
@@ -22,7 +22,7 @@ def gamma_gaps(rate: float, cv: float, random: Random) -> Iterator[float]:
 
 
 def rearrive(rows: Iterable[TraceRequest], rate: float, cv: float, seed: int) -> Iterator[TraceRequest]:
-    """The same requests, arriving by a Gamma process of `rate` per second instead of at their own times."""
+    """Yield the same requests with the arrivals of a gamma process of `rate` per second instead of their own times."""
     gaps, now = gamma_gaps(rate, cv, Random(seed)), 0.0
     for row in rows:
         now += next(gaps)

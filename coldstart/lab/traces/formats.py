@@ -1,7 +1,7 @@
-"""The trace formats: how one row becomes a request.
+"""Trace formats: conversion of one row to a request.
 
-Invariant: a parser either returns a row whose numbers are usable or raises ValueError saying what is wrong.
-Times come out in seconds on the trace's own clock; the reader makes them relative.
+Invariant: a parser returns a row with usable numbers, or raises ValueError with the reason. Times are in seconds on
+the trace's own clock; the reader makes them relative.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A CSV's columns by meaning. `time_unit` is seconds per unit of a numeric time column."""
+    """Columns of a CSV by meaning. `time_unit` is seconds per unit of a numeric time column."""
 
     time: str
     prompt: str | None
@@ -28,12 +28,12 @@ class Columns:
     time_unit: float = 1.0
 
     def named(self) -> Iterator[str]:
-        """Those that a trace has to have."""
+        """Yield the columns that a trace must have."""
         yield from (c for c in (self.time, self.prompt, self.output, self.model) if c)
 
     @classmethod
     def parse(cls, text: str) -> Columns:
-        """From 'time=T,prompt=P,output=O[,model=M][,unit=ms|s|us]'. Raises TraceError."""
+        """Parse 'time=T,prompt=P,output=O[,model=M][,unit=ms|s|us]'. Raises TraceError."""
         units = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
         pairs = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
         missing = {"time", "prompt", "output"} - pairs.keys()
@@ -54,7 +54,7 @@ CSV_COLUMNS = {"azure-llm": AZURE_LLM, "azure-functions": AZURE_FUNCTIONS, "burs
 
 
 def parse_mooncake(line: str) -> TraceRequest:
-    """One JSON object: timestamp in milliseconds, input_length, output_length, hash_ids, optional model."""
+    """Parse one JSON object: timestamp in milliseconds, input_length, output_length, hash_ids, optional model."""
     row = json.loads(line)
     if not isinstance(row, dict):
         raise ValueError("expected a JSON object")
@@ -70,7 +70,7 @@ def parse_mooncake(line: str) -> TraceRequest:
 
 
 def csv_parser(columns: Columns, tokens: tuple[int, int]) -> Callable[[Row], TraceRequest]:
-    """A parser for rows of these columns; `tokens` (prompt, output) stand in for lengths not traced."""
+    """Return a parser for rows with these columns; `tokens` (prompt, output) replace lengths that the trace lacks."""
 
     def parse(row: Row) -> TraceRequest:
         prompt = _tokens(_cell(row, columns.prompt), columns.prompt) if columns.prompt else tokens[0]
@@ -82,7 +82,7 @@ def csv_parser(columns: Columns, tokens: tuple[int, int]) -> Callable[[Row], Tra
 
 
 def parse_functions(tokens: tuple[int, int]) -> Callable[[Row], TraceRequest]:
-    """Azure Functions 2021: a row arrives at end_timestamp - duration, and its function is its model."""
+    """Return a parser for Azure Functions 2021: a row arrives at end_timestamp - duration; its function is its model."""
     parse = csv_parser(AZURE_FUNCTIONS, tokens)
 
     def started(row: Row) -> TraceRequest:
@@ -101,7 +101,7 @@ def _cell(row: Row, column: str) -> str:
 
 
 def _seconds(value: object, unit: float) -> float:
-    """A number times `unit`, or an ISO-like date (seven digits of fraction allowed) as seconds since 1970."""
+    """Return a number times `unit`, or an ISO-like date (up to seven fraction digits) as seconds since 1970."""
     try:
         seconds = float(str(value)) * unit
     except ValueError:

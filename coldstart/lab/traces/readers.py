@@ -1,7 +1,7 @@
-"""Read a trace file as a stream of requests.
+"""Reader that streams the requests of a trace file.
 
-Invariant: memory does not grow with the file; every malformed row is either skipped and reported with its
-line number or ends the reading with that line number, as the caller chose.
+Invariant: memory does not grow with the file; every malformed row is skipped and reported with its line number, or
+ends the reading with that line number, as the caller chose.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from coldstart.lab.traces.tables import Found
 
 FORMATS = ("mooncake", "azure-llm", "azure-functions", "burstgpt", "csv")
 DEFAULT_TOKENS = (512, 128)
-"""Prompt and output tokens for rows of traces that hold no lengths."""
+"""Prompt and output tokens for rows of traces without lengths."""
 
 
 def read_trace(
@@ -36,7 +36,7 @@ def read_trace(
     TraceError at the first malformed row; otherwise it is skipped and noted in `report`.
     """
     if trace_format not in FORMATS:
-        raise TraceError(f"unknown trace format {trace_format!r}", hint=f"one of {', '.join(FORMATS)}")
+        raise TraceError(f"unknown trace format {trace_format!r}", hint=f"use one of: {', '.join(FORMATS)}")
     return _relative(_read(path, trace_format, columns, tokens, strict, report or TraceReport()))
 
 
@@ -84,7 +84,10 @@ def _rows(handle: TextIO, trace_format: str, columns: Columns | None, tokens: tu
 
 
 def _json_rows(handle: TextIO) -> Found:
-    """Not by pandas: an object per line is no table (its hash_ids), and one bad line would refuse a whole batch."""
+    """Parse JSON lines without pandas.
+
+    An object per line is not a table row (hash_ids), and one bad line would reject a whole batch.
+    """
     for number, line in enumerate(handle, start=1):
         if line.strip():
             try:

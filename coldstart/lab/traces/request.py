@@ -1,4 +1,4 @@
-"""One request of a trace, and what went wrong while reading others.
+"""Request of a trace, and errors in its rows.
 
 Invariant: arrival_s >= 0 seconds from the trace's start, prompt_tokens >= 1, output_tokens >= 1.
 """
@@ -12,7 +12,10 @@ from coldstart.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """`hash_ids` name the prompt's prefix blocks (Mooncake: 512 tokens each); equal ids mean equal tokens."""
+    """One request; `hash_ids` identify the prompt's prefix blocks (Mooncake: 512 tokens each).
+
+    Equal ids mean equal tokens.
+    """
 
     arrival_s: float
     prompt_tokens: int
@@ -28,12 +31,12 @@ class BadRow:
 
 
 class TraceError(UsageError):
-    """A trace that cannot be used: an unknown format, a missing column, or a refused malformed row."""
+    """The trace cannot be used: an unknown format, a missing column, or a malformed row that is not skipped."""
 
 
 @dataclass(slots=True)
 class TraceReport:
-    """Filled while a trace is read: rows given out, rows skipped, the first `keep` with their reasons."""
+    """Counters of a trace that is being read: rows returned, rows skipped, the first `keep` of them with their reasons."""
 
     rows: int = 0
     skipped: int = 0

@@ -1,7 +1,7 @@
-"""CSV traces by pandas: a batch of lines at a time as columns, and row by row where a batch is not all plain numbers or dates.
+"""CSV traces with pandas: batches of lines as columns, or row by row if a batch contains other values than numbers and dates.
 
-Invariants: memory does not grow with the file; both ways give the same requests to the last bit, so that the rows' own parser
-(coldstart.lab.traces.formats) stays the one definition of what a row means, and gives the reason for each malformed one.
+Invariants: memory does not grow with the file; both ways return identical requests, so that the row parser
+(coldstart.lab.traces.formats) remains the only definition of a row, and gives the reason for each malformed one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 BATCH = 4096
-"""Lines that are held at once."""
+"""Number of lines that are held at once."""
 
-# Dates that pandas and the rows' own parser understand alike; others are left to the latter.
+# Dates that pandas and the row parser interpret identically; the row parser reads all others.
 _DATE = r"\d{4}-\d\d-\d\d[ T](?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d+)?Z?"
 
 Parse = Callable[[Row], TraceRequest]
@@ -31,22 +31,23 @@ Found = Iterator[tuple[int, TraceRequest | ValueError]]
 def read(
     handle: TextIO, columns: Columns, tokens: tuple[int, int], parse: Parse, duration: str | None = None
 ) -> Found:
-    """Each row's line number, and its request or why it is none; `parse` reads a single row.
+    """Yield each row's line number, with its request or the error; `parse` reads a single row.
 
-    `duration` names a column whose seconds lie between a row's arrival and its time. Raises TraceError for a missing column.
+    `duration` names a column with the seconds between a row's arrival and its time. Raises TraceError for a missing
+    column.
     """
     header = _header(handle, [*columns.named(), *([duration] if duration else [])])
     before = 1
     while lines := list(islice(handle, BATCH)):
         if any(line.count('"') % 2 for line in lines):
-            # A cell with a line break in it: records and lines no longer go together.
+            # A cell contains a line break: records no longer correspond to lines.
             yield from _by_row(header, chain(lines, handle), parse, before)
             return
         numbers = [before + i for i, line in enumerate(lines, start=1) if line.strip()]
         kept = [line for line in lines if line.strip()]
         try:
             requests = _by_column(_frame(header, kept), columns, tokens, duration)
-        except ValueError:  # a row that is malformed, or that only its own parser understands
+        except ValueError:  # a malformed row, or one that only the row parser can read
             for number, (_, found) in zip(numbers, _by_row(header, kept, parse, 0), strict=True):
                 yield number, found
         else:
@@ -82,12 +83,12 @@ def _by_row(header: Sequence[str], lines: Iterable[str], parse: Parse, before: i
 
 
 def _frame(header: Sequence[str], lines: Sequence[str]) -> DataFrame:
-    """The lines' cells as text. Raises ValueError where they are no table."""
+    """Return the cells of the lines as text. Raises ValueError if they are not a table."""
     from pandas import read_csv
 
     if not lines:
         raise ValueError("no rows")
-    # By place: a name that comes twice is the last column of that name, as for csv.DictReader.
+    # Select by position: of two columns with the same name the last one counts, as in csv.DictReader.
     places = {name: place for place, name in enumerate(header)}
     frame = read_csv(
         StringIO("".join(lines)),
@@ -99,14 +100,14 @@ def _frame(header: Sequence[str], lines: Sequence[str]) -> DataFrame:
         index_col=False,
     )
     if len(frame) != len(lines):
-        raise ValueError("lines that are no rows")
+        raise ValueError("lines that are not rows")
     return frame
 
 
 def _by_column(
     frame: DataFrame, columns: Columns, tokens: tuple[int, int], duration: str | None
 ) -> Iterator[TraceRequest]:
-    """Raises ValueError for anything but plain values throughout, before the first request is given out."""
+    """Return the requests. Raises ValueError before the first request if a value is not plain."""
     arrivals = _seconds(frame[columns.time], columns.time_unit)
     if duration:
         arrivals = arrivals - _seconds(frame[duration], 1.0)
@@ -119,7 +120,7 @@ def _by_column(
 
 
 def _seconds(cells: Any, unit: float) -> Any:
-    """An array of float64: numbers times `unit`, or dates as seconds since 1970, cut to microseconds."""
+    """Return float64 values: numbers times `unit`, or dates as seconds since 1970, truncated to microseconds."""
     import numpy as np
     from pandas import to_datetime
 
@@ -141,13 +142,13 @@ def _tokens(cells: Any) -> list[int]:
 
     found = cells.to_numpy().astype(np.float64)
     if not ((found >= 1) & (found < 2**53) & (found == np.floor(found))).all():
-        raise ValueError("a count is no whole number above zero")
+        raise ValueError("a token count is not an integer above zero")
     return [int(count) for count in found.tolist()]
 
 
 def _names(cells: Any) -> list[str]:
-    # What a row that is too short lacks is no text.
+    # A row that is too short has a missing value here, which is not a string.
     names = [cell.strip() if isinstance(cell, str) else "" for cell in cells]
     if not all(names):
-        raise ValueError("a row names no model")
+        raise ValueError("a row has no model")
     return names

@@ -1,6 +1,6 @@
-"""Speed-up, duration, limit, token caps and the mapping of rows to models, all streaming.
+"""Transformations of traces: speed-up, duration, limit, token caps and mapping of rows to models, all streaming.
 
-Invariant: order and count of rows change only by `limit` and `duration`, which cut the end.
+Invariant: only `limit` and `duration` change order and count of rows, by cutting the end.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from coldstart.lab.traces.request import TraceError, TraceRequest
 MODEL_MAPPINGS = ("round-robin", "zipf", "column")
 
 
-def in_order(rows: Iterable[TraceRequest], window: int = 4096) -> Iterator[TraceRequest]:
-    """Sort by arrival within a sliding window: traces are nearly sorted, some by completion instead."""
+def sort_by_arrival(rows: Iterable[TraceRequest], window: int = 4096) -> Iterator[TraceRequest]:
+    """Sort by arrival within a sliding window: traces are nearly sorted, some of them by completion."""
     heap: list[tuple[float, int, TraceRequest]] = []
     for number, row in enumerate(rows):
         heappush(heap, (row.arrival_s, number, row))
@@ -45,7 +45,7 @@ def cut(rows: Iterable[TraceRequest], duration_s: float | None, limit: int | Non
 def cap_tokens(
     rows: Iterable[TraceRequest], prompt: int | None, output: int | None
 ) -> Iterator[TraceRequest]:
-    """Clip lengths to what a small model's context holds."""
+    """Limit lengths to the context of a small model."""
     for row in rows:
         longest = min(row.prompt_tokens, prompt or row.prompt_tokens)
         yield replace(
@@ -56,14 +56,16 @@ def cap_tokens(
 def map_models(
     rows: Iterable[TraceRequest], models: Sequence[str], mapping: str, seed: int, zipf_s: float = 1.0
 ) -> Iterator[TraceRequest]:
-    """Give each row one of `models`: in turn, by a Zipf law (rank^-s), or by its own column's values.
+    """Assign one of `models` to each row: in turn, by a Zipf law (rank^-s), or by the values of its own column.
 
-    'column' assigns the trace's own names to `models` in order of appearance, round again when they run out.
+    'column' assigns the trace's names to `models` in order of appearance, and starts over after the last model.
     """
     if not models:
         return iter(rows)
     if mapping not in MODEL_MAPPINGS:
-        raise TraceError(f"unknown model mapping {mapping!r}", hint=f"one of {', '.join(MODEL_MAPPINGS)}")
+        raise TraceError(
+            f"unknown model mapping {mapping!r}", hint=f"use one of: {', '.join(MODEL_MAPPINGS)}"
+        )
     if mapping == "column":
         return _by_column(rows, models)
     return (

@@ -80,7 +80,7 @@ def test_facts_name_neither_host_nor_path() -> None:
     text = json.dumps([facts.machine(), facts.versions()])
     assert "/home" not in text and "/root" not in text
     assert platform.node() not in text.split('"')
-    assert facts.without_paths(["--a=/x/y", "-o", "/x/z", "--n=3", "repo/id"]) == [
+    assert facts.strip_paths(["--a=/x/y", "-o", "/x/z", "--n=3", "repo/id"]) == [
         "--a=y",
         "-o",
         "z",

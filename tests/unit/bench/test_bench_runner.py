@@ -97,12 +97,12 @@ def test_a_server_that_dies_past_its_start_fails_and_the_others_go_on(
 def test_other_tokens_fail(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     document, _ = bench([fake("vllm-warm"), fake("fresh", "other-tokens")], settings, tmp_path)
     assert document["tokens_identical"] is False
-    assert document["failures"] == ["fresh: its tokens differ from vllm-warm's"]
+    assert document["failures"] == ["fresh: its tokens differ from those of vllm-warm"]
 
 
 def test_a_slow_path_fails_with_its_reason(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     document, _ = bench([fake("vllm-warm"), fake("fresh", "fell-back")], settings, tmp_path)
-    assert document["failures"] == ["fresh: the fast path was not taken: compile: another ISA"]
+    assert document["failures"] == ["fresh: the fast path was not used: compile: another ISA"]
     assert document["modes"]["fresh"]["fallbacks"] == ["compile: another ISA"]
 
 

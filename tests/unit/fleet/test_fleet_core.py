@@ -57,7 +57,7 @@ class Fleet(RuleBasedStateMachine):
         self.tell(events.Tick())
 
     def tell(self, event: Event) -> None:
-        for action in self.core.on(event, self.now):
+        for action in self.core.handle(event, self.now):
             match action:
                 case LaunchRank(worker):
                     assert worker not in self.workers
@@ -218,7 +218,7 @@ class Fleet(RuleBasedStateMachine):
         if not hasattr(self, "core"):
             return
         waiting = {request for model in self.core.models.values() for request in model.waiting}
-        assert waiting == self.waiting.keys() and self.core.held == len(waiting)
+        assert waiting == self.waiting.keys() and self.core.waiting_count == len(waiting)
         in_flight = {
             r: g.name for g in self.core.groups.values() for r in g.in_flight if self.to.get(r) != g.name
         }
@@ -269,73 +269,73 @@ def launches(actions: list[events.Action]) -> list[LaunchRank]:
 def test_a_pipeline_becomes_one_worker_without_losing_its_stream() -> None:
     """large: 40 bytes at 4 a second are 10 s, its SLO 9: two ranks, of which one stays."""
     one = core(MODELS[:2])
-    ranks = launches(one.on(events.Arrived("1", "large"), 0.0))
+    ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
     group = ranks[0].group
     assert [(r.size, r.memory, r.rank, r.ranks, r.full) for r in ranks] == [
         (20, 50, 0, 2, 1),
         (20, 25, 1, 2, 1),
     ]
     assert ranks[0].server != ranks[1].server and ranks[0].deadline == pytest.approx(9.0 - 0.2 - 1.5 - 0.02)
-    assert one.on(events.RankReady(ranks[0].worker), 5.0) == []
+    assert one.handle(events.RankReady(ranks[0].worker), 5.0) == []
     first, second = ranks[0].worker, ranks[1].worker
-    assert one.on(events.RankReady(second), 6.0) == [events.FetchRest(first, 20), Send("1", group)]
-    assert one.on(events.Whole(first), 12.0) == [Move("1", group, f"{first}/whole")]
-    assert one.on(events.Moved("1", True), 12.3) == [Stop(second)]
-    assert one.on(events.Arrived("2", "large"), 13.0) == [Send("2", f"{first}/whole")]
-    assert one.on(events.Ended("2"), 14.0) == [] and one.on(events.Ended("1"), 15.0) == []
-    assert one.on(events.Tick(), 15.0 + MODELS[1].idle_s) == [Stop(first)]
+    assert one.handle(events.RankReady(second), 6.0) == [events.FetchRest(first, 20), Send("1", group)]
+    assert one.handle(events.Whole(first), 12.0) == [Move("1", group, f"{first}/whole")]
+    assert one.handle(events.Moved("1", True), 12.3) == [Stop(second)]
+    assert one.handle(events.Arrived("2", "large"), 13.0) == [Send("2", f"{first}/whole")]
+    assert one.handle(events.Ended("2"), 14.0) == [] and one.handle(events.Ended("1"), 15.0) == []
+    assert one.handle(events.Tick(), 15.0 + MODELS[1].idle_s) == [Stop(first)]
 
 
 def test_a_stream_that_was_sent_to_a_pipeline_as_it_was_left_follows_the_others() -> None:
     """Its gateway had not heard of the switch yet, and the controller not of the stream."""
     one = core(MODELS[:2])
-    first, second = launches(one.on(events.Arrived("1", "large"), 0.0))
+    first, second = launches(one.handle(events.Arrived("1", "large"), 0.0))
     for rank in (first, second):
-        one.on(events.RankReady(rank.worker), 6.0)
+        one.handle(events.RankReady(rank.worker), 6.0)
     single = f"{first.worker}/whole"
-    assert one.on(events.Whole(first.worker), 12.0) == [Move("1", first.group, single)]
-    assert one.on(events.Routed("2", "large", first.group), 12.1) == [Move("2", first.group, single)]
-    assert one.on(events.Moved("1", True), 12.3) == []
-    assert one.on(events.Moved("2", True), 12.4) == [Stop(second.worker)]
+    assert one.handle(events.Whole(first.worker), 12.0) == [Move("1", first.group, single)]
+    assert one.handle(events.Routed("2", "large", first.group), 12.1) == [Move("2", first.group, single)]
+    assert one.handle(events.Moved("1", True), 12.3) == []
+    assert one.handle(events.Moved("2", True), 12.4) == [Stop(second.worker)]
     # The pipeline is gone by now; what is sent to the worker itself stays there.
-    assert one.on(events.Routed("3", "large", first.group), 12.5) == [Move("3", first.group, single)]
-    assert one.on(events.Routed("4", "large", single), 12.6) == []
-    assert one.on(events.Moved("3", False), 12.7) == [] and one.on(events.Ended("3"), 12.8) == []
+    assert one.handle(events.Routed("3", "large", first.group), 12.5) == [Move("3", first.group, single)]
+    assert one.handle(events.Routed("4", "large", single), 12.6) == []
+    assert one.handle(events.Moved("3", False), 12.7) == [] and one.handle(events.Ended("3"), 12.8) == []
     for request in ("1", "2", "4"):
-        assert one.on(events.Ended(request), 13.0) == []
-    assert one.on(events.Tick(), 13.0 + MODELS[1].idle_s) == [Stop(first.worker)]
-    assert one.on(events.Routed("5", "large", first.group), 60.0) == []
+        assert one.handle(events.Ended(request), 13.0) == []
+    assert one.handle(events.Tick(), 13.0 + MODELS[1].idle_s) == [Stop(first.worker)]
+    assert one.handle(events.Routed("5", "large", first.group), 60.0) == []
 
 
 def _beside() -> tuple[FleetCore, list[LaunchRank]]:
     """A pipeline of four with one stream; its first worker serves alone by now, by an engine beside its rank."""
     one = core(MODELS[:2], beside=True)
-    ranks = launches(one.on(events.Arrived("1", "large"), 0.0))
+    ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
     for rank in ranks:
-        one.on(events.RankReady(rank.worker), 5.0)
-    one.on(events.Whole(ranks[0].worker), 12.0)
+        one.handle(events.RankReady(rank.worker), 5.0)
+    one.handle(events.Whole(ranks[0].worker), 12.0)
     return one, ranks
 
 
 def test_a_rank_is_released_after_its_last_stream_and_its_memory_when_it_is_gone() -> None:
     one, (first, *others) = _beside()
     device = one.roster.cluster.servers[first.server].free
-    assert one.on(events.Moved("1", False), 12.5) == []
+    assert one.handle(events.Moved("1", False), 12.5) == []
     # Alone it has nothing to do, but its other process has.
-    assert one.on(events.Tick(), 300.0) == []
+    assert one.handle(events.Tick(), 300.0) == []
     release = events.Release(first.worker, first.group)
-    assert one.on(events.Ended("1"), 500.0) == [*(Stop(rank.worker) for rank in others), release]
+    assert one.handle(events.Ended("1"), 500.0) == [*(Stop(rank.worker) for rank in others), release]
     assert device == [0]
-    assert one.on(events.Released(first.worker, first.group), 501.0) == []
+    assert one.handle(events.Released(first.worker, first.group), 501.0) == []
     assert device == [first.memory - MODELS[1].memory]
-    assert one.on(events.Tick(), 500.0 + MODELS[1].idle_s) == [Stop(first.worker)]
+    assert one.handle(events.Tick(), 500.0 + MODELS[1].idle_s) == [Stop(first.worker)]
 
 
 def test_the_pipeline_of_a_worker_that_serves_alone_dies_and_its_stream_goes_there() -> None:
     one, (first, *others) = _beside()
     single = f"{first.worker}/whole"
-    one.on(events.Moved("1", False), 13.0)
-    actions = one.on(events.ProcessDied(first.worker, first.group, "killed"), 15.0)
+    one.handle(events.Moved("1", False), 13.0)
+    actions = one.handle(events.ProcessDied(first.worker, first.group, "killed"), 15.0)
     release = events.Release(first.worker, first.group)
     assert actions == [*(Stop(rank.worker) for rank in others), release, Send("1", single)]
     assert list(one.groups) == [single]
@@ -344,12 +344,12 @@ def test_the_pipeline_of_a_worker_that_serves_alone_dies_and_its_stream_goes_the
 def test_the_whole_model_dies_and_what_its_worker_has_in_the_pipeline_goes_on() -> None:
     one, (first, *others) = _beside()
     single = f"{first.worker}/whole"
-    one.on(events.Moved("1", False), 13.0)
-    assert one.on(events.ProcessDied(first.worker, single, "killed"), 15.0)[0] == events.Release(
+    one.handle(events.Moved("1", False), 13.0)
+    assert one.handle(events.ProcessDied(first.worker, single, "killed"), 15.0)[0] == events.Release(
         first.worker, single
     )
     assert first.group in one.groups and single not in one.groups
-    actions = one.on(events.Ended("1"), 16.0)
+    actions = one.handle(events.Ended("1"), 16.0)
     assert [Stop(rank.worker) for rank in (first, *others)] == [a for a in actions if isinstance(a, Stop)]
 
 
@@ -361,7 +361,7 @@ def test_a_controller_that_begins_again_does_not_consolidate_a_second_time(ready
     again = FleetCore(FleetSettings(beside=True), [], MODELS[:2])
     found = [*(events.FoundRank(rank, True) for rank in ranks), events.FoundRank(single, ready)]
     servers = [server.spec for server in one.roster.cluster.servers.values()]
-    actions = again.on(events.Rebuilt(tuple(servers), tuple(found)), 0.0)
+    actions = again.handle(events.Rebuilt(tuple(servers), tuple(found)), 0.0)
     # Both together have the memory that the worker was promised.
     assert again.roster.cluster.servers[ranks[0].server].free == [0]
     assert actions == ([Stop(rank.worker) for rank in ranks] if ready else [])
@@ -369,34 +369,34 @@ def test_a_controller_that_begins_again_does_not_consolidate_a_second_time(ready
 
 def test_a_stream_that_cannot_move_ends_where_it_is() -> None:
     one = core(MODELS[:2])
-    ranks = launches(one.on(events.Arrived("1", "large"), 0.0))
+    ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
     for rank in ranks:
-        one.on(events.RankReady(rank.worker), 5.0)
-    one.on(events.Whole(ranks[0].worker), 12.0)
-    assert one.on(events.Moved("1", False), 20.0) == []
-    assert one.on(events.Ended("1"), 30.0) == [Stop(ranks[1].worker)]
+        one.handle(events.RankReady(rank.worker), 5.0)
+    one.handle(events.Whole(ranks[0].worker), 12.0)
+    assert one.handle(events.Moved("1", False), 20.0) == []
+    assert one.handle(events.Ended("1"), 30.0) == [Stop(ranks[1].worker)]
 
 
 def test_a_rank_that_dies_takes_the_group_and_the_request_starts_again() -> None:
     one = core(MODELS[:2])
-    ranks = launches(one.on(events.Arrived("1", "large"), 0.0))
+    ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
     for rank in ranks:
-        one.on(events.RankReady(rank.worker), 5.0)
-    actions = one.on(events.WorkerDied(ranks[1].worker, "killed"), 6.0)
+        one.handle(events.RankReady(rank.worker), 5.0)
+    actions = one.handle(events.WorkerDied(ranks[1].worker, "killed"), 6.0)
     assert Stop(ranks[0].worker) in actions
     assert {launch.group for launch in launches(actions)} == {"large#2"}
 
 
 def test_a_model_that_never_starts_answers_in_the_end() -> None:
     one, now = core(MODELS[:2], retries=2), 0.0
-    actions = one.on(events.Arrived("1", "small"), now)
+    actions = one.handle(events.Arrived("1", "small"), now)
     while not any(isinstance(action, Refuse) for action in actions):
         started = launches(actions)
         if started:
-            actions = one.on(events.WorkerDied(started[0].worker, "no such model"), now)
+            actions = one.handle(events.WorkerDied(started[0].worker, "no such model"), now)
         else:
             now = one.deadline()
-            actions = one.on(events.Tick(), now)
+            actions = one.handle(events.Tick(), now)
     assert [a.status for a in actions if isinstance(a, Refuse)] == [503]
     assert 3.0 <= now < 10.0, "after a second, then two"
 
@@ -405,42 +405,42 @@ def test_a_model_that_never_starts_answers_in_the_end() -> None:
 def test_what_its_servers_do_is_not_held_against_a_model(told: str) -> None:
     """Ten starts in a row whose server goes, or cannot be reached before anybody knows that it went: the eleventh serves."""
     one, now, tried = core(MODELS[:2], retries=2), 0.0, list[str]()
-    actions = one.on(events.Arrived("1", "small"), now)
+    actions = one.handle(events.Arrived("1", "small"), now)
     while len(tried) <= 10:
         assert not any(isinstance(action, Refuse) for action in actions)
         if not (started := launches(actions)):
             assert one.deadline() < now + 2.0, "a pause that does not grow"
             now = one.deadline()
-            actions = one.on(events.Tick(), now)
+            actions = one.handle(events.Tick(), now)
             continue
         tried.append(started[0].server)
         if len(tried) > 10:
             break
         if told == "lost":
-            actions = one.on(events.ServerLost(tried[-1]), now)
-            actions += one.on(events.Joined(next(s for s in SERVERS if s.name == tried[-1])), now)
+            actions = one.handle(events.ServerLost(tried[-1]), now)
+            actions += one.handle(events.Joined(next(s for s in SERVERS if s.name == tried[-1])), now)
         else:
-            actions = one.on(events.WorkerDied(started[0].worker, "unreached", own=False), now)
-    assert one.on(events.RankReady(started[0].worker), now) == [Send("1", started[0].group)]
+            actions = one.handle(events.WorkerDied(started[0].worker, "unreached", own=False), now)
+    assert one.handle(events.RankReady(started[0].worker), now) == [Send("1", started[0].group)]
 
 
 def test_a_server_where_a_start_failed_is_not_the_next_one_tried() -> None:
     """Its disk may be full: the model is no worse for that, and other models are where they were."""
     one = core([replace(MODELS[0], most=1, idle_s=1.0)], retries=1)
-    (first,) = launches(one.on(events.Arrived("1", "small"), 0.0))
-    assert not launches(one.on(events.WorkerDied(first.worker, "no space left on device"), 0.0))
-    (second,) = launches(one.on(events.Tick(), one.deadline()))
+    (first,) = launches(one.handle(events.Arrived("1", "small"), 0.0))
+    assert not launches(one.handle(events.WorkerDied(first.worker, "no space left on device"), 0.0))
+    (second,) = launches(one.handle(events.Tick(), one.deadline()))
     assert second.server != first.server
-    assert one.on(events.RankReady(second.worker), 3.0) == [Send("1", second.group)]
+    assert one.handle(events.RankReady(second.worker), 3.0) == [Send("1", second.group)]
     # The next start too goes elsewhere, until so much time has gone by that it may be another matter.
-    one.on(events.Ended("1"), 4.0)
-    one.on(events.Tick(), 6.0)
-    one.on(events.Stopped(second.worker), 6.0)
-    (third,) = launches(one.on(events.Arrived("2", "small"), 7.0))
+    one.handle(events.Ended("1"), 4.0)
+    one.handle(events.Tick(), 6.0)
+    one.handle(events.Stopped(second.worker), 6.0)
+    (third,) = launches(one.handle(events.Arrived("2", "small"), 7.0))
     assert third.server == second.server
-    one.on(events.ServerLost(third.server), 8.0)
+    one.handle(events.ServerLost(third.server), 8.0)
     late = 8.0 + one.settings.backoff_max_s
-    (fourth,) = launches(one.on(events.Tick(), late))
+    (fourth,) = launches(one.handle(events.Tick(), late))
     assert fourth.server == first.server
 
 
@@ -448,45 +448,49 @@ def test_where_no_other_server_has_room_one_makes_some_before_a_start_is_tried_w
     full, other = SERVERS[0], replace(SERVERS[2], name="other")
     small, sitting = replace(MODELS[0], most=1, idle_s=100.0), replace(MODELS[0], name="sitting", memory=60)
     one = FleetCore(FleetSettings(beside=False), [full, other], [small, sitting])
-    one.on(events.Drained(full.name), 0.0)
-    (sits,) = launches(one.on(events.Arrived("1", "sitting"), 0.0))
-    one.on(events.RankReady(sits.worker), 1.0)
-    one.on(events.Ended("1"), 1.0)
+    one.handle(events.Drained(full.name), 0.0)
+    (sits,) = launches(one.handle(events.Arrived("1", "sitting"), 0.0))
+    one.handle(events.RankReady(sits.worker), 1.0)
+    one.handle(events.Ended("1"), 1.0)
     assert sits.server == other.name
-    one.on(events.Joined(full), 2.0)
-    (first,) = launches(one.on(events.Arrived("2", "small"), 3.0))
+    one.handle(events.Joined(full), 2.0)
+    (first,) = launches(one.handle(events.Arrived("2", "small"), 3.0))
     assert first.server == full.name
-    one.on(events.WorkerDied(first.worker, "no space left on device"), 3.0)
-    assert Stop(sits.worker) in (actions := one.on(events.Tick(), one.deadline())) and not launches(actions)
-    (second,) = launches(one.on(events.Stopped(sits.worker), 5.0))
+    one.handle(events.WorkerDied(first.worker, "no space left on device"), 3.0)
+    assert Stop(sits.worker) in (actions := one.handle(events.Tick(), one.deadline())) and not launches(
+        actions
+    )
+    (second,) = launches(one.handle(events.Stopped(sits.worker), 5.0))
     assert second.server == other.name
     # With nobody else it is tried again there.
-    one.on(events.ServerLost(other.name), 6.0)
-    actions = one.on(events.Tick(), one.deadline())
+    one.handle(events.ServerLost(other.name), 6.0)
+    actions = one.handle(events.Tick(), one.deadline())
     assert [rank.server for rank in launches(actions)] == [full.name]
 
 
 def test_who_waits_too_long_is_told() -> None:
     one = FleetCore(FleetSettings(hold_s=20.0), [], MODELS[:1])
-    assert one.on(events.Arrived("1", "small"), 0.0) == []
-    assert [a.status for a in one.on(events.Tick(), 20.0) if isinstance(a, Refuse)] == [504]
-    assert [a.status for a in one.on(events.Arrived("2", "nobody"), 21.0) if isinstance(a, Refuse)] == [404]
+    assert one.handle(events.Arrived("1", "small"), 0.0) == []
+    assert [a.status for a in one.handle(events.Tick(), 20.0) if isinstance(a, Refuse)] == [504]
+    assert [a.status for a in one.handle(events.Arrived("2", "nobody"), 21.0) if isinstance(a, Refuse)] == [
+        404
+    ]
 
 
 def test_a_least_number_of_workers_is_kept() -> None:
     one = core()
-    started = launches(one.on(events.Tick(), 0.0))
+    started = launches(one.handle(events.Tick(), 0.0))
     assert [launch.model for launch in started] == ["kept"]
-    one.on(events.RankReady(started[0].worker), 5.0)
+    one.handle(events.RankReady(started[0].worker), 5.0)
     for _ in range(5):
-        assert one.on(events.Tick(), one.deadline()) == []
+        assert one.handle(events.Tick(), one.deadline()) == []
 
 
 def test_a_burst_starts_what_it_needs_in_one_group() -> None:
     """Two to a worker. The first starts one; the third finds no room there: 3 + 3 expected - 2 are two more, both to stay."""
     one, orders = core(MODELS[:2], window_s=10.0), list[LaunchRank]()
     for request in "1234":
-        orders += launches(one.on(events.Arrived(request, "small"), 0.0))
+        orders += launches(one.handle(events.Arrived(request, "small"), 0.0))
     assert [(launch.group, launch.ranks, launch.full) for launch in orders] == [
         ("small#1", 1, 1),
         ("small#2", 2, 2),
@@ -499,12 +503,12 @@ def _grown(servers: list[ServerSpec]) -> tuple[FleetCore, list[LaunchRank], list
     """Five at once for a model whose workers take three: a pipeline of two, launched for the first, that serves."""
     one, ranks = FleetCore(FleetSettings(), servers, MODELS[:2]), list[LaunchRank]()
     for request in "12345":
-        ranks += launches(one.on(events.Arrived(request, "large"), 0.0))
+        ranks += launches(one.handle(events.Arrived(request, "large"), 0.0))
     assert [(rank.ranks, rank.full) for rank in ranks] == [(2, 1), (2, 1)], (
         "the links carry no other start in time"
     )
-    one.on(events.RankReady(ranks[0].worker), 5.0)
-    return one, ranks, one.on(events.RankReady(ranks[1].worker), 6.0)
+    one.handle(events.RankReady(ranks[0].worker), 5.0)
+    return one, ranks, one.handle(events.RankReady(ranks[1].worker), 6.0)
 
 
 def test_a_pipeline_scales_up_to_what_came_while_it_started() -> None:
@@ -517,17 +521,17 @@ def test_a_pipeline_scales_up_to_what_came_while_it_started() -> None:
     assert [a.request for a in actions if isinstance(a, Send)] == list("12345") and not launches(actions)
     free = {server: one.roster.cluster.servers[server].free for server in (first.server, second.server)}
     assert sorted(min(devices) for devices in free.values()) == [10, 10]
-    assert one.on(events.Whole(second.worker), 12.0) == [], "one by itself would be too few"
-    moved = [action for action in one.on(events.Whole(first.worker), 13.0) if isinstance(action, Move)]
+    assert one.handle(events.Whole(second.worker), 12.0) == [], "one by itself would be too few"
+    moved = [action for action in one.handle(events.Whole(first.worker), 13.0) if isinstance(action, Move)]
     assert (
         sorted(action.target for action in moved)
         == [f"{first.worker}/whole"] * 3 + [f"{second.worker}/whole"] * 2
     )
     for action in moved:
-        last = one.on(events.Moved(action.request, True), 14.0)
+        last = one.handle(events.Moved(action.request, True), 14.0)
     assert last == [events.Release(rank.worker, first.group) for rank in (first, second)]
     for rank in (first, second):
-        one.on(events.Released(rank.worker, first.group), 15.0)
+        one.handle(events.Released(rank.worker, first.group), 15.0)
     assert sorted(min(devices) for devices in free.values()) == [30, 30]
 
 
@@ -540,18 +544,18 @@ def test_a_pipeline_that_finds_no_memory_keeps_the_one_worker_for_which_there_is
 def test_a_server_that_drains_takes_nothing_new() -> None:
     one = core(MODELS[:2])
     for server in SERVERS[:3]:
-        one.on(events.Drained(server.name), 0.0)
-    assert {launch.server for launch in launches(one.on(events.Arrived("1", "small"), 1.0))} == {"s3"}
-    assert launches(one.on(events.Arrived("2", "large"), 2.0))[0].ranks == 1
+        one.handle(events.Drained(server.name), 0.0)
+    assert {launch.server for launch in launches(one.handle(events.Arrived("1", "small"), 1.0))} == {"s3"}
+    assert launches(one.handle(events.Arrived("2", "large"), 2.0))[0].ranks == 1
 
 
 def test_an_idle_model_makes_room_before_its_time() -> None:
     one = FleetCore(FleetSettings(beside=False), SERVERS[:1], MODELS[:2])
-    small = launches(one.on(events.Arrived("1", "small"), 0.0))[0]
-    one.on(events.RankReady(small.worker), 5.0)
-    one.on(events.Ended("1"), 6.0)
-    assert one.on(events.Arrived("2", "large"), 7.0) == [Stop(small.worker)]
-    assert launches(one.on(events.Stopped(small.worker), 8.0))[0].model == "large"
+    small = launches(one.handle(events.Arrived("1", "small"), 0.0))[0]
+    one.handle(events.RankReady(small.worker), 5.0)
+    one.handle(events.Ended("1"), 6.0)
+    assert one.handle(events.Arrived("2", "large"), 7.0) == [Stop(small.worker)]
+    assert launches(one.handle(events.Stopped(small.worker), 8.0))[0].model == "large"
 
 
 def _launched(actions: list[events.Action]) -> list[LaunchRank]:
@@ -560,54 +564,56 @@ def _launched(actions: list[events.Action]) -> list[LaunchRank]:
 
 def test_a_controller_that_begins_again_counts_what_it_finds() -> None:
     before = core(MODELS[:2], consolidate=False)
-    ranks = _launched(before.on(events.Arrived("1", "large"), 0.0))
-    ranks += _launched(before.on(events.Arrived("2", "small"), 0.0))
+    ranks = _launched(before.handle(events.Arrived("1", "large"), 0.0))
+    ranks += _launched(before.handle(events.Arrived("2", "small"), 0.0))
     assert max(rank.ranks for rank in ranks) > 1
     after = FleetCore(FleetSettings(beside=False, consolidate=False), (), MODELS[:2])
     found = tuple(events.FoundRank(rank, True) for rank in ranks)
-    assert after.on(events.Rebuilt(tuple(SERVERS), found), 100.0) == []
+    assert after.handle(events.Rebuilt(tuple(SERVERS), found), 100.0) == []
     assert {group.phase for group in after.groups.values()} == {GroupPhase.SERVING}
     assert [server.free for server in after.roster.cluster.servers.values()] == [
         server.free for server in before.roster.cluster.servers.values()
     ]
     # A new group has a name of its own, and one that nobody asks for goes as any other.
     number = after.models["small"].number
-    assert number >= 1 and after.on(events.Arrived("3", "small"), 100.0) == [Send("3", "small#1")]
-    assert Stop(ranks[0].worker) in after.on(events.Tick(), 100.0 + MODELS[1].idle_s + 1)
+    assert number >= 1 and after.handle(events.Arrived("3", "small"), 100.0) == [Send("3", "small#1")]
+    assert Stop(ranks[0].worker) in after.handle(events.Tick(), 100.0 + MODELS[1].idle_s + 1)
 
 
 def test_a_group_that_lost_a_rank_meanwhile_stops_and_holds_its_memory_until_it_has() -> None:
     before = core(consolidate=False)
-    ranks = _launched(before.on(events.Arrived("1", "large"), 0.0))
+    ranks = _launched(before.handle(events.Arrived("1", "large"), 0.0))
     pipeline = [rank for rank in ranks if rank.model == "large"]
     assert len(pipeline) > 1
     after = FleetCore(FleetSettings(beside=False, consolidate=False), (), MODELS[:2])
-    actions = after.on(events.Rebuilt(tuple(SERVERS), (events.FoundRank(pipeline[0], True),), ("s3",)), 0.0)
+    actions = after.handle(
+        events.Rebuilt(tuple(SERVERS), (events.FoundRank(pipeline[0], True),), ("s3",)), 0.0
+    )
     assert actions == [Stop(pipeline[0].worker)] and not after.groups
     server = after.roster.cluster.servers[pipeline[0].server]
     assert min(server.free) == server.spec.memory - pipeline[0].memory
-    after.on(events.Stopped(pipeline[0].worker), 1.0)
+    after.handle(events.Stopped(pipeline[0].worker), 1.0)
     assert min(server.free) == server.spec.memory
     assert after.roster.cluster.servers["s3"].draining
     unknown = FleetCore(FleetSettings(), (), ())
-    assert unknown.on(events.Rebuilt(tuple(SERVERS), (events.FoundRank(pipeline[0], True),)), 0.0) == [
+    assert unknown.handle(events.Rebuilt(tuple(SERVERS), (events.FoundRank(pipeline[0], True),)), 0.0) == [
         Stop(pipeline[0].worker)
     ]
 
 
 def test_a_request_that_its_gateway_sent_counts_where_it_is() -> None:
     one = core(MODELS[:1], consolidate=False)
-    (rank,) = _launched(one.on(events.Arrived("1", "small"), 0.0))
-    one.on(events.RankReady(rank.worker), 5.0)
-    assert one.on(events.Routed("2", "small", rank.group), 6.0) == []
-    assert one.on(events.Routed("2", "small", rank.group), 6.0) == []
+    (rank,) = _launched(one.handle(events.Arrived("1", "small"), 0.0))
+    one.handle(events.RankReady(rank.worker), 5.0)
+    assert one.handle(events.Routed("2", "small", rank.group), 6.0) == []
+    assert one.handle(events.Routed("2", "small", rank.group), 6.0) == []
     assert list(one.groups[rank.group].in_flight) == ["1", "2"]
-    assert one.on(events.Arrived("2", "small"), 6.0) == []
+    assert one.handle(events.Arrived("2", "small"), 6.0) == []
     # Full: the next one waits, and whoever is sent to what is gone is its gateway's affair.
-    assert not [a for a in one.on(events.Arrived("3", "small"), 6.0) if isinstance(a, Send)]
-    assert one.on(events.Routed("4", "small", "small#9"), 6.0) == []
-    assert one.on(events.Ended("2"), 7.0) == [Send("3", rank.group)]
-    again = one.on(events.WorkerDied(rank.worker, "killed"), 8.0)
+    assert not [a for a in one.handle(events.Arrived("3", "small"), 6.0) if isinstance(a, Send)]
+    assert one.handle(events.Routed("4", "small", "small#9"), 6.0) == []
+    assert one.handle(events.Ended("2"), 7.0) == [Send("3", rank.group)]
+    again = one.handle(events.WorkerDied(rank.worker, "killed"), 8.0)
     assert not [action for action in again if isinstance(action, Refuse)]
 
 
@@ -618,7 +624,7 @@ def test_parts_of_a_link_follow_who_fetches() -> None:
     made = FleetCore(FleetSettings(consolidate=False, most_ranks=1), [server], models)
 
     def shares(event: Event, now: float) -> list[events.Share]:
-        return [action for action in made.on(event, now) if isinstance(action, events.Share)]
+        return [action for action in made.handle(event, now) if isinstance(action, events.Share)]
 
     assert shares(events.Arrived("1", "a"), 0.0) == [events.Share("a#1.0", None)]
     assert shares(events.Arrived("2", "b"), 1.0) == [

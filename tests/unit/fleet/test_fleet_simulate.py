@@ -113,5 +113,5 @@ def test_another_core_told_the_same_decides_the_same() -> None:
     record: list[tuple[float, events.Event, list[events.Action]]] = []
     simulate(asked, servers, models, FleetSettings(), record=record)
     other = FleetCore(FleetSettings(), servers, models)
-    assert all(other.on(event, time) == actions for time, event, actions in record)
+    assert all(other.handle(event, time) == actions for time, event, actions in record)
     assert len(record) > 1000

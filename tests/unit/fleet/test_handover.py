@@ -26,7 +26,7 @@ def test_one_move() -> None:
     assert not stream.token(StreamSide.GROUP, 4), "nobody asks the group any more"
     assert not stream.token(StreamSide.WORKER, 3), "computed again, and sent before"
     assert stream.token(StreamSide.WORKER, 4)
-    assert stream.phase is HandoverPhase.RESUMED and stream.settled and stream.sent == 5
+    assert stream.phase is HandoverPhase.RESUMED and stream.is_settled and stream.sent == 5
     assert stream.failed() is None
 
 

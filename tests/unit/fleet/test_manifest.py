@@ -145,7 +145,7 @@ def test_bundles_come_mounted_or_pulled_but_not_both() -> None:
     ("options", "said"),
     [
         ({"name": "Llama_2"}, "no name"),
-        ({"memory": "64 GB"}, "no quantity"),
+        ({"memory": "64 GB"}, "invalid Kubernetes quantity"),
         ({"gpus": -1}, "GPUs"),
     ],
 )
@@ -171,7 +171,7 @@ def test_a_server_is_known_by_its_labels() -> None:
     assert all(len(value) <= 63 and value.isdigit() for value in given.values())
     assert labels.server("server", given) == SERVER
     assert labels.server("head", {"ray.io/node-id": "x"}) is None
-    with pytest.raises(UsageError, match="describe no server"):
+    with pytest.raises(UsageError, match="invalid server labels"):
         labels.server("x", {**given, "coldstart-load": "fast"})
     ray = kuberay.documents(MOUNTED, FLEETS[0])[0]["spec"]
     assert labels.server("server", ray["workerGroupSpecs"][0]["labels"]) == SERVER

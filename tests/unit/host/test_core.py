@@ -41,7 +41,7 @@ class Driver:
         self.core = Core(specs, HostSettings(**{"memory": 15, "policy": "lru", **settings}))
 
     def __call__(self, now: float, *events: Event) -> list[Action]:
-        return [action for event in events for action in self.core.on(event, now)]
+        return [action for event in events for action in self.core.handle(event, now)]
 
     def up(self, name: str, now: float) -> None:
         """Served one request until now."""

@@ -74,7 +74,7 @@ class Host(RuleBasedStateMachine):
         self.served: dict[str, list[int]] = {name: [] for name in NAMES}
 
     def tell(self, event: Event) -> None:
-        for action in self.core.on(event, self.now):
+        for action in self.core.handle(event, self.now):
             self.obey(action)
 
     def obey(self, action: Action) -> None:

@@ -18,13 +18,13 @@ def _host() -> tuple[Core, HostFacts]:
         HostSettings(memory=15, policy="lru"),
     )
     facts = HostFacts(url="http://127.0.0.1:8000", pid=7, began=1.0)
-    facts.of("a").aliases = ("alpha",)
+    facts.get_model("a").aliases = ("alpha",)
     return core, facts
 
 
 def test_a_request_that_waits_and_a_model_that_starts() -> None:
     core, facts = _host()
-    core.on(Arrived("1", "a"), 2.0)
+    core.handle(Arrived("1", "a"), 2.0)
     said = status.document(core, facts, 4.0, 1e9)
     assert said["requests"] == {
         "total": 1, "hits": 0, "hit_ratio": 0.0, "held": 1, "in_flight": 0, "refused": {}
@@ -44,11 +44,11 @@ def test_a_request_that_waits_and_a_model_that_starts() -> None:
 
 def test_a_start_that_succeeded_and_one_that_failed() -> None:
     core, facts = _host()
-    core.on(Arrived("1", "a"), 2.0)
-    core.on(Started("a", 3.0, 12), 5.0)
-    facts.of("a").last_start = LastStart(1e9, "fresh", 3.0, {"load": 1.0})
-    core.on(Ended("1"), 6.0)
-    core.on(Failed("a", "it fell over"), 7.0)
+    core.handle(Arrived("1", "a"), 2.0)
+    core.handle(Started("a", 3.0, 12), 5.0)
+    facts.get_model("a").last_start = LastStart(1e9, "fresh", 3.0, {"load": 1.0})
+    core.handle(Ended("1"), 6.0)
+    core.handle(Failed("a", "it fell over"), 7.0)
     (a, _) = status.document(core, facts, 7.5, 1e9)["models"]
     assert (a["state"], a["error"], a["retry_in_s"], a["failures"]) == ("failed", "it fell over", 0.5, 1)
     assert a["last_start"] == {

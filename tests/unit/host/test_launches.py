@@ -39,7 +39,7 @@ def test_a_name_means_one_model() -> None:
     [
         ({"mode": "quickly"}, "unknown mode 'quickly'"),
         ({"on_miss": "materialize"}, "on_miss = 'materialize'"),
-        ({"args": ["--port", "1"]}, "--port is the host's to choose"),
+        ({"args": ["--port", "1"]}, "--port is set by the host"),
         ({"args": [5]}, r"args\[0\]: expected a string, found 5"),
         ({"args": "--x"}, "args: expected a list, found '--x'"),
         ({"pinned": "yes"}, "pinned: expected true or false, found 'yes'"),

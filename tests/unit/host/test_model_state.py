@@ -24,7 +24,7 @@ def test_it_starts_serves_sleeps_and_wakes() -> None:
     assert model.state is State.READY and model.tier.name == "awake"
     model.drain(ASLEEP, 20.0)
     assert model.leave() and not model.leave(), "the order is given once"
-    model.left(21.0)
+    model.complete_leave(21.0)
     assert model.state is State.ASLEEP and model.tier is ASLEEP
     model.start(30.0)
     assert model.tier is ASLEEP, "it starts from where it was"
@@ -38,10 +38,10 @@ def test_a_model_in_use_drains_and_leaves_only_then() -> None:
     model.drain(SPEC.tiers[-1], 10.0)
     assert not model.leave()
     with pytest.raises(IllegalTransitionError, match="1 requests in flight"):
-        model.left(11.0)
+        model.complete_leave(11.0)
     model.ended("r", 12.0)
     assert model.leave()
-    model.left(13.0)
+    model.complete_leave(13.0)
     assert model.state is State.STOPPED
 
 
@@ -76,7 +76,7 @@ def test_no_other_path(state: str, event: str) -> None:
         "start": lambda: model.start(50.0),
         "ready": lambda: model.ready(50.0, 1.0, None),
         "drain": lambda: model.drain(SPEC.tiers[-1], 50.0),
-        "left": lambda: model.left(50.0),
+        "left": lambda: model.complete_leave(50.0),
         "leave": model.leave,
         "fail": lambda: model.fail("x", 50.0, 1.0, 1.0),
     }

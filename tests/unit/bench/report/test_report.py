@@ -111,9 +111,9 @@ class TestFrames:
     COLUMNS: ClassVar = {"name": "string", "n": "Int64", "s": "Float64", "ok": "boolean"}
 
     def test_csv_knows_what_is_missing(self) -> None:
-        frames.write_csv(frames.Table.from_rows(self.COLUMNS, self.ROWS), out := io.StringIO())
+        frames.write_csv(frames.Table.create(self.COLUMNS, self.ROWS), out := io.StringIO())
         assert out.getvalue() == "name,n,s,ok\na,1,0.5,True\nb,,,\n"
-        frames.write_csv(frames.Table.from_rows(self.COLUMNS, []), out := io.StringIO())
+        frames.write_csv(frames.Table.create(self.COLUMNS, []), out := io.StringIO())
         assert out.getvalue() == "name,n,s,ok\n"
 
     def test_parquet_keeps_types_over_chunks(self, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ class TestFrames:
         assert [str(kind) for kind in read.schema.types] == ["string", "int64", "double", "bool"]
 
     def test_texts_show_a_dash_for_what_is_missing(self) -> None:
-        assert list(frames.Table.from_rows(self.COLUMNS, self.ROWS).texts()) == [
+        assert list(frames.Table.create(self.COLUMNS, self.ROWS).texts()) == [
             ["a", "1", "0.5", "True"],
             ["b", "-", "-", "-"],
         ]

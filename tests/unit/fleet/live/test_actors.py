@@ -26,7 +26,7 @@ def calls(act):
 async def dead():
     raise ActorUnschedulableError("the node is not known here yet")
 
-async def found():
+async def report():
     return report
 
 async def heard(after):
@@ -41,11 +41,11 @@ async def until(true):
         await asyncio.sleep(0.01)
 
 async def main():
-    known = {"a": SimpleNamespace(found=calls(dead))}
+    known = {"a": SimpleNamespace(report=calls(dead))}
     task = asyncio.create_task(actors.followed(control, SimpleNamespace(name="a"), known, None))
     await until(lambda: said)
     assert set(said) == {"ActorUnschedulableError"}, said
-    known["a"] = SimpleNamespace(found=calls(found), heard=calls(heard))
+    known["a"] = SimpleNamespace(report=calls(report), heard=calls(heard))
     await until(lambda: said[-1] == "joined")
     task.cancel()
 

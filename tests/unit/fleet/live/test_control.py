@@ -75,7 +75,7 @@ def test_the_live_controller_orders_what_the_simulation_ordered(tmp_path: Path) 
         for now, event, _ in recording:
             clock[0] = now
             if isinstance(event, events.ServerLost):
-                control.lost(event.server)
+                control.lose_server(event.server)
             elif isinstance(event, events.Joined):
                 control.joined(event.server, nodes[event.server.name])
             else:
@@ -142,7 +142,7 @@ def test_a_lost_server_is_done_without(tmp_path: Path) -> None:
             await stage.ask("a")
             control = stage.rig.control
             assert control is not None
-            control.lost("s0")
+            control.lose_server("s0")
             await until(lambda: not stage.front.targets)
             assert (await stage.ask("a"))[0] == 200
             said: Any = control.status()
@@ -215,7 +215,7 @@ def test_a_gateway_that_is_gone_holds_nothing_back() -> None:
         gateway.knows.add("x")
         now[0] = 16.0
         await gateways.let_go("x", 60.0)
-        assert gateways.lost() == [gateway] and not gateways.known
+        assert gateways.remove_lost() == [gateway] and not gateways.known
 
     run(work())
 
@@ -229,7 +229,7 @@ def test_orders_are_kept_until_they_were_heard() -> None:
         assert len((await gateways.news(gateway, 0, 1.0)).orders) == 2
         again = gateways.attach("g", [])
         assert [one.number for one in (await gateways.news(again, 1, 1.0)).orders] == [2]
-        assert gateways.of("g/7") is again and gateways.of("h/1") is None
+        assert gateways.find_gateway("g/7") is again and gateways.find_gateway("h/1") is None
 
     run(work())
 
@@ -240,9 +240,9 @@ def test_a_server_that_cannot_be_used_is_named_with_the_reason_until_it_can(tmp_
             control = stage.rig.control
             assert control is not None
             node = stage.rig.nodes["s0"]
-            control.unreached("s0", "/run/long is too long a path for sockets")
+            control.unreached("s0", "/run/long is too long for a unix socket")
             said = await stage.front.refreshed()
-            assert said["unusable"] == {"s0": "/run/long is too long a path for sockets"}
+            assert said["unusable"] == {"s0": "/run/long is too long for a unix socket"}
             assert [one["name"] for one in said["servers"]] == ["s1"]  # type: ignore[attr-defined]
             assert "server s0 cannot be used: /run/long is too long" in render(said)
             control.joined(node.spec, node)

@@ -50,7 +50,7 @@ def test_a_fetch_is_told_its_rate_until_it_has_ended() -> None:
 
     async def run() -> Mapping[str, Any]:
         fetch = NodeFetch(PacedFetch("w x", 5.0, True), prefetcher.tell)
-        ended = asyncio.create_task(fetch.ended())
+        ended = asyncio.create_task(fetch.wait())
         await until(lambda: prefetcher.told)
         fetch.change(7.0)
         await until(lambda: len(prefetcher.told) > 4)
@@ -180,7 +180,7 @@ def test_what_a_server_says_of_a_worker_that_is_gone_means_nothing(tmp_path: Pat
     async def run() -> None:
         async with fleet(tmp_path, count=1) as stage:
             assert stage.rig.control is not None
-            stage.rig.control.said(RankFetched("nobody", 1 << 30, 10.0, False))
+            stage.rig.control.process_event(RankFetched("nobody", 1 << 30, 10.0, False))
             assert stage.rig.control.state.links == {}
 
     asyncio.run(run())
@@ -225,10 +225,10 @@ def test_what_a_start_took_after_its_weights_is_in_the_next_prediction(
             prefetcher.said["a#1.0"] = ENDED
             await until(lambda: "a#1.0" in control.workers.processes.fetched)
             fetched = control.workers.processes.fetched["a#1.0"].seconds
-            control.said(RankUp("a#1.0", "http://127.0.0.1:9", "fresh", fetched + 7.0, 1))
+            control.process_event(RankUp("a#1.0", "http://127.0.0.1:9", "fresh", fetched + 7.0, 1))
             assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
             group = control.core.groups["a#1"]
-            control.said(RankEnded("a#1.0", "killed", False))
+            control.process_event(RankEnded("a#1.0", "killed", False))
             await until(lambda: "a#2" in control.core.groups)
             after = control.core.groups["a#2"].predicted_s
             assert group.phase and before is not None and after is not None and after > before + 6.0

@@ -119,10 +119,10 @@ def test_only_what_was_sent_may_be_why_its_server_died(
             gone, broken = NothingSentError("refused"), DisconnectedError("closed")
             for error in [gone] * unsent + [broken] * sent:
                 assert ticket is not None
-                ticket = await stage.front.again(ticket, replica, error)
+                ticket = await stage.front.readmit(ticket, replica, error)
             assert ticket is not None
             last = gone if unsent == TRIES_UNSENT else broken
-            assert await stage.front.again(ticket, replica, last) is None
+            assert await stage.front.readmit(ticket, replica, last) is None
             stage.front.leave(ticket)
 
     run(work())
@@ -133,7 +133,7 @@ def test_a_stream_that_was_begun_says_that_its_server_went(tmp_path: Path) -> No
         async with fleet(tmp_path) as stage:
             await stage.deploy(deployment("a"))
             broken = await stage.events("a", pieces=5, break_after=2)
-            assert b"broke off" in broken[-1] and len([one for one in broken if b"number" in one]) == 2
+            assert b"disconnected" in broken[-1] and len([one for one in broken if b"number" in one]) == 2
             assert stage.front.again_count == 0
 
     run(work())

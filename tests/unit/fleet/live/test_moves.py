@@ -138,7 +138,7 @@ def test_a_burst_is_served_by_the_pipeline_at_once_and_by_two_workers_afterwards
                 asyncio.create_task(stage.events("a", prompt, max_tokens=100, temperature=0))
                 for prompt in prompts
             ]
-            await until(lambda: stage.rig.control is not None and stage.rig.control.core.held == 5)
+            await until(lambda: stage.rig.control is not None and stage.rig.control.core.waiting_count == 5)
             await until(lambda: len(list(stage.rig.servers())) == 2)
             ranks = list(stage.rig.servers())
             for rank in ranks:
@@ -171,7 +171,7 @@ def test_a_stream_that_the_worker_does_not_take_goes_on_in_the_pipeline(
             ranks[0].servers = replace(ranks[0].servers, pause_s=0.02)
             beside.servers = replace(beside.servers, **fault)
             moved = asyncio.create_task(stage.events("a", "s", max_tokens=60, temperature=0))
-            streams = stage.front.facts.of("a")
+            streams = stage.front.facts.get_model("a")
             await until(lambda: streams.chunks_streamed)
             beside.gate.set()
             assert _ids(await moved) == generated("s", 60) and stage.front.moves.count == 0
@@ -190,7 +190,7 @@ def test_a_rank_that_dies_while_the_whole_model_serves_takes_only_the_pipeline(t
             beside.gate.set()
             await until(lambda: stage.rig.groups("leaving") == ["a#1"])
             ranks[0].over.set()
-            assert b"broke off" in (await stays)[-1]
+            assert b"disconnected" in (await stays)[-1]
             await until(lambda: all(rank.ended.done() for rank in ranks))
             await until(lambda: not stage.rig.groups("leaving"))
             assert stage.rig.groups() == ["a#1.0/whole"]
@@ -256,12 +256,12 @@ def test_a_server_that_dies_in_the_middle_of_streams_breaks_none_that_can_go_on(
             ]
             lost = asyncio.create_task(stage.events("a", "x", max_tokens=40, temperature=0, logprobs=1))
             await until(lambda: any(len(server.asked) == 11 for server in stage.rig.servers()))
-            await until(lambda: stage.front.facts.of("a").chunks_streamed >= 44)
+            await until(lambda: stage.front.facts.get_model("a").chunks_streamed >= 44)
             (first,) = stage.rig.servers()
             first.over.set()
             for n, lines in enumerate(await asyncio.gather(*asked)):
                 assert _ids(lines) == generated(f"p{n}", 40)
-            assert b"broke off" in (await lost)[-1]
+            assert b"disconnected" in (await lost)[-1]
             assert stage.front.resumed_count == 10 and stage.front.moves.count == 0
             text = stage.front.metrics.text()
             assert (

@@ -26,18 +26,18 @@ def test_a_server_comes_up_and_goes(tmp_path: Path) -> None:
         node = NodeServers("127.0.0.1", servers)
         await node.launch(_order())
         await node.launch(_order())
-        assert [one.up for one in node.found().workers] == [None]
+        assert [one.up for one in node.report().workers] == [None]
         ((number, up),) = await node.heard(0)
         assert isinstance(up, RankUp) and up.mode == "fake" and up.url.startswith("http://127.0.0.1:")
         assert len(servers.begun) == 1
-        report = node.found()
+        report = node.report()
         assert report.seq == number and report.workers[0].up == up and not report.workers[0].stopping
         await node.stop("a#1.0")
         ((_, ended),) = await node.heard(number)
         assert isinstance(ended, RankEnded) and ended.ordered
-        assert await node.heard(node.found().seq, 0.01) == []
+        assert await node.heard(node.report().seq, 0.01) == []
         await node.stop("nobody")
-        assert (await node.heard(node.found().seq - 1))[0][1] == RankEnded("nobody", "it was not there", True)
+        assert (await node.heard(node.report().seq - 1))[0][1] == RankEnded("nobody", "unknown worker", True)
 
     run(work())
 
@@ -49,7 +49,7 @@ def test_one_that_cannot_start_and_one_that_dies_say_why(tmp_path: Path) -> None
         servers.full = True
         await node.launch(_order())
         assert (await node.heard(0))[0][1] == RankEnded(
-            "a#1.0", "no server can be started: No space left on device", False
+            "a#1.0", "cannot start a server: No space left on device", False
         )
         servers.full = False
         servers.failing["a"] = "no weights"

@@ -36,10 +36,10 @@ def node(tmp_path: Path, program: str) -> RayProcess:
 def test_it_is_where_ray_says_it_is(tmp_path: Path) -> None:
     made = node(tmp_path, f"print('{STARTED}', flush=True); import time; time.sleep(60)")
     try:
-        assert made.wait() == "192.0.2.7" and not made.ended()
+        assert made.wait() == "192.0.2.7" and not made.has_ended()
     finally:
         made.end()
-    assert made.ended()
+    assert made.has_ended()
 
 
 def test_one_that_ends_at_once_is_refused_with_its_own_reason(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_one_that_ends_at_once_is_refused_with_its_own_reason(tmp_path: Path) ->
 def test_one_that_says_nothing(tmp_path: Path) -> None:
     made = node(tmp_path, "")
     made.process.wait()
-    assert made.ended() and made.last_words() == "it did not say why"
+    assert made.has_ended() and made.last_words() == "its log is empty"
 
 
 def test_one_that_does_not_listen_to_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def test_what_is_wanted_outlives_the_controller(tmp_path: Path) -> None:
 def test_a_state_that_is_not_ours_is_no_empty_one(tmp_path: Path, text: str) -> None:
     path = tmp_path / "state.json"
     path.write_text(text)
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot read fleet state"):
         FleetState(path)
 
 

@@ -31,7 +31,7 @@ def _choices(passed: bytes) -> list[dict[str, Any]]:
 
 
 def _stream(**more: Any) -> Continuation:
-    made = Continuation.of(COMPLETIONS, {**ASKED, **more}, Arguments())
+    made = Continuation.create(COMPLETIONS, {**ASKED, **more}, Arguments())
     assert made is not None
     path, body = made.request(COMPLETIONS)
     assert path == COMPLETIONS and json.loads(body) == {**ASKED, **more, "return_token_ids": True}
@@ -90,7 +90,7 @@ def test_other_tokens_than_before_end_the_stream_with_an_error() -> None:
     stream.take(_said([11], "a", first=True) + _said([12, 200], "b"))
     stream.request(COMPLETIONS)
     assert stream.take(_said([99], "x") + _said([12], "y")) == b""
-    assert "other tokens" in stream.broken and not stream.resumable
+    assert "different tokens" in stream.broken and not stream.resumable
 
 
 def test_what_is_sampled_goes_on_only_from_where_the_client_is() -> None:
@@ -105,7 +105,7 @@ def test_what_is_sampled_goes_on_only_from_where_the_client_is() -> None:
 
 
 def test_a_chat_goes_on_as_a_chat() -> None:
-    stream = Continuation.of(CHAT, {**CHATTED, "min_tokens": 4, "max_completion_tokens": 8}, Arguments())
+    stream = Continuation.create(CHAT, {**CHATTED, "min_tokens": 4, "max_completion_tokens": 8}, Arguments())
     assert stream is not None
     stream.request(CHAT)
     role = {
@@ -176,7 +176,7 @@ def test_a_stream_that_has_all_its_tokens_needs_no_server() -> None:
         ("/v1/responses", {}, [], "/v1/responses"),
         (CHAT, {}, [], ""),
         (CHAT, {"tools": [{"type": "function"}]}, [], "tools"),
-        (CHAT, {}, ["--reasoning-parser", "x"], "a parser of the server's"),
+        (CHAT, {}, ["--reasoning-parser", "x"], "a parser of the server"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, [], "messages"),
     ],
 )
@@ -185,4 +185,4 @@ def test_what_keeps_a_stream_where_it_began_is_named(
 ) -> None:
     asked = {**(CHATTED if path == CHAT else ASKED), **given}
     assert obstacle(path, asked, Arguments(words)) == named
-    assert (Continuation.of(path, asked, Arguments(words)) is None) == bool(named)
+    assert (Continuation.create(path, asked, Arguments(words)) is None) == bool(named)

@@ -185,10 +185,10 @@ def test_what_a_model_really_holds_is_booked(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path) as stage:
             await stage.ask(model="a", prompt=1)
-            stage.driver.lifecycle.on_measured("a", 12)
+            stage.driver.lifecycle.report_memory("a", 12)
             assert (_model(stage, "a")["held_bytes"], _model(stage, "a")["memory_source"]) == (12, "observed")
             # More than the host has: it must go, and is refused from then on.
-            stage.driver.lifecycle.on_measured("a", 99)
+            stage.driver.lifecycle.report_memory("a", 99)
             await until(lambda: _model(stage, "a")["state"] == "stopped")
             assert (await stage.ask(model="a", prompt=1))[0] == 507
 
@@ -208,7 +208,7 @@ def test_a_stream_goes_on_at_the_next_server_where_that_is_wanted(tmp_path: Path
             await stage.servers.begins(1)
             first = stage.servers.of("a")
             await until(lambda: len(first.asked) == 5)
-            await until(lambda: stage.driver.facts.of("a").chunks_streamed >= 20)
+            await until(lambda: stage.driver.facts.get_model("a").chunks_streamed >= 20)
             first.over.set()
             for n, lines in enumerate(await asyncio.gather(*said)):
                 events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
@@ -221,6 +221,6 @@ def test_a_stream_goes_on_at_the_next_server_where_that_is_wanted(tmp_path: Path
                 # Not a second time: it may be the stream that its servers die of.
                 stage.servers.break_after = 5
                 lines = await stage.events(model="a", prompt="x", max_tokens=40, temperature=0)
-                assert b"broke off" in lines[-1]
+                assert b"disconnected" in lines[-1]
 
     run(work())

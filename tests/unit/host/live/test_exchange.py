@@ -177,9 +177,9 @@ def test_a_server_that_dies_before_it_answered_is_a_502_and_starts_again(tmp_pat
             stage.servers.of("a").stop()
             status, _, body = await asked
             assert status == 502 and body["error"]["message"].startswith(
-                "the server of a broke off (request "
+                "the server of a disconnected (request "
             )
-            await until(lambda: not stage.driver.residences)
+            await until(lambda: not stage.driver.lifecycle.residences)
             await until(lambda: stage.driver.core.models["a"].retry_at < stage.driver.clock())
             assert (await stage.ask(model="a", prompt="y"))[0] == 200
 
@@ -250,7 +250,9 @@ def test_hundreds_of_streams_with_random_disconnects_do_not_mix_and_leave_nothin
             await until(stage.idle)
             tasks = [task for task in asyncio.all_tasks() if "watch" in repr(task.get_coro())]
             assert tasks == []
-            assert stage.driver.facts.of("a").requests + stage.driver.facts.of("b").requests == 400
+            assert (
+                stage.driver.facts.get_model("a").requests + stage.driver.facts.get_model("b").requests == 400
+            )
             connections = [residence.upstream for residence in stage.driver.lifecycle.residences.values()]
             # A connection that is aborted is gone at the loop's next turn.
             await until(lambda: not any(len(one._all) - len(one._idle) for one in connections))

@@ -17,7 +17,7 @@ def test_what_was_counted_and_what_the_status_says_are_one_exposition() -> None:
     core = Core([ModelSpec.simple("a", 10, 5.0)], HostSettings(memory=15, policy="lru"))
     facts = HostFacts()
     facts.refused[429] = 2
-    core.on(Arrived("1", "a"), 0.0)
+    core.handle(Arrived("1", "a"), 0.0)
     metrics = Metrics(HostStatus(lambda: status.document(core, facts, 1.0, 1e9)))
     metrics.count_start("a", "fresh", 2.0)
     metrics.count_failed_start("a")

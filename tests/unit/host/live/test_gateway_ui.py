@@ -34,14 +34,14 @@ def _status() -> dict[str, Any]:
         HostSettings(memory=15 << 30, policy="lru"),
     )
     facts = HostFacts(url="http://127.0.0.1:8000", pid=7, version="1.2.3")
-    core.on(Arrived("1", NAME), 2.0)
-    core.on(Started(NAME, 3.0, 10 << 30), 5.0)
-    facts.of(NAME).last_start = LastStart(
+    core.handle(Arrived("1", NAME), 2.0)
+    core.handle(Started(NAME, 3.0, 10 << 30), 5.0)
+    facts.get_model(NAME).last_start = LastStart(
         1e9, "snapshot", 3.25, {"import </script>": 1.0, "load weights": 2.0}
     )
-    core.on(Arrived("2", "b"), 5.5)
-    core.on(Ended("1"), 6.0)
-    core.on(Failed("b", "it fell <i>over</i>"), 7.0)
+    core.handle(Arrived("2", "b"), 5.5)
+    core.handle(Ended("1"), 6.0)
+    core.handle(Failed("b", "it fell <i>over</i>"), 7.0)
     return status.document(core, facts, 8.0, 1e9)
 
 

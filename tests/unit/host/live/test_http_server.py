@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from coldstart.errors import UsageError
-from coldstart.host.live.http_server import listen, url_of
+from coldstart.host.live.http_server import format_url, listen
 
 
 def test_listen_names_the_address_and_a_hint_when_the_port_is_taken() -> None:
@@ -23,4 +23,4 @@ def test_listen_names_the_address_and_a_hint_when_the_port_is_taken() -> None:
 
 def test_url_of_is_what_a_client_of_this_machine_writes_when_all_addresses_are_bound() -> None:
     with listen("0.0.0.0", 0) as sock:
-        assert url_of(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
+        assert format_url(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"

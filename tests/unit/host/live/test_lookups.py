@@ -32,7 +32,7 @@ def test_the_launchs_words_decide_and_whom_it_trusts(
     monkeypatch.setattr(inspection, "miss", lambda _: NoBundleError("none"))
     cache = Cache.at(tmp_path)
     launch = Launch("m", "dir", Arguments(("--seed", "1")), revision="r", untrusted=untrusted, on_miss=WARN)
-    assert lookups.of_launch(launch, cache, offline=True) is found
+    assert lookups.look_up_launch(launch, cache, offline=True) is found
     ((model, args), more) = asked[0]
     assert (model, list(args)) == ("dir", ["--seed", "1"])
     assert more == {
@@ -42,4 +42,4 @@ def test_the_launchs_words_decide_and_whom_it_trusts(
         "accepts": anyone if untrusted else None,
     }
     with pytest.raises(NoBundleError):
-        lookups.of_launch(Launch("m", "dir"), cache, offline=True)
+        lookups.look_up_launch(Launch("m", "dir"), cache, offline=True)

@@ -52,12 +52,12 @@ class Bundle:
     ],
 )
 def test_a_bundles_own_figures(stages: Any, expected: Profile | None) -> None:
-    assert profiles.of_bundle(Bundle(stages)) == expected  # type: ignore[arg-type]
+    assert profiles.read_profile(Bundle(stages)) == expected  # type: ignore[arg-type]
 
 
 def test_without_a_bundle_the_weights_and_the_kv_cache_are_counted(tmp_path: Path) -> None:
     launch = Launch("m", "m", Arguments(("--kv-cache-memory-bytes", "100")))
-    with pytest.raises(UsageError, match=r"models\.m: neither a bundle nor weights"):
+    with pytest.raises(UsageError, match=r"models\.m: cannot determine its memory"):
         profiles.assumed(launch, tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"x" * 50)
     found = profiles.assumed(launch, tmp_path)
@@ -73,14 +73,14 @@ def test_a_model_without_a_bundle_is_refused_unless_that_is_wanted(
     monkeypatch.setattr(
         profiles.lookups.inspection, "miss", lambda _: NoBundleError("no bundle", hint="make one")
     )
-    profile = profiles.of_bundles(Cache(tmp_path), offline=True)
+    profile = profiles.create_profiles(Cache(tmp_path), offline=True)
     with pytest.raises(NoBundleError):
         profile(Launch("m", "m"))
     found_ = profile(Launch("m", "m", on_miss="warn"))
     assert (found_.source, found_.shared) == ("assumed", profiles.RUNTIME_TEMPLATE_BYTES)
     assert profile(Launch("m", "m", on_miss="warn", mode="fresh")).shared == 0
     monkeypatch.setattr(profiles.runtime, "targets_cpu", lambda: False)
-    with pytest.raises(UsageError, match="how much of a GPU's memory"):
+    with pytest.raises(UsageError, match="do not contain the GPU memory"):
         profile(Launch("m", "m", on_miss="warn"))
     with pytest.raises(UsageError, match=r"models\.m: engine_template: .*fork"):
         profile(Launch("m", "m", engine_template=True))

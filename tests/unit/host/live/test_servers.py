@@ -111,5 +111,5 @@ def test_the_starter_is_told_all_that_a_start_needs_and_is_started_anew_when_it_
 
 
 def test_a_directory_too_deep_for_sockets_is_refused() -> None:
-    with pytest.raises(UsageError, match="too long a path"):
+    with pytest.raises(UsageError, match="too long for a unix socket"):
         Starter(Path("/" + "x" * 110), Cache(Path("/cache")), offline=False)

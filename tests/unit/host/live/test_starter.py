@@ -27,7 +27,7 @@ from coldstart.system.ipc import json_lines
 SOURCE = """
 import os, socket, sys, time
 from coldstart.artifacts.errors import DigestMismatchError
-from coldstart.errors import Usage
+from coldstart.errors import UsageError
 from coldstart.host.live import starter
 from coldstart.system import ipc
 def run(message, channel):

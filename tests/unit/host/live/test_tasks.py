@@ -26,10 +26,10 @@ def test_what_goes_wrong_is_logged_and_what_was_begun_meanwhile_is_waited_for() 
             tasks.spawn(inner())
 
         tasks.spawn(outer())
-        await tasks.settled()
+        await tasks.wait()
         tasks.spawn(asyncio.sleep(60))
         tasks.cancel()
-        await tasks.settled()
+        await tasks.wait()
 
     asyncio.run(work())
     said = json.loads(sink.getvalue())

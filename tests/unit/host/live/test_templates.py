@@ -112,7 +112,7 @@ def test_it_is_given_up_for_a_model_that_turns_out_larger(tmp_path: Path) -> Non
     async def work() -> None:
         async with staged(tmp_path, runtime_template=True, template_bytes=5) as stage:
             await stage.ask(model="a", prompt=1)
-            stage.driver.lifecycle.on_measured("a", 12)
+            stage.driver.lifecycle.report_memory("a", 12)
             assert (await stage.ask(model="b", prompt=1))[0] == 200
             (template,) = stage.servers.templates
             assert not template.retired

@@ -61,7 +61,7 @@ def test_a_dead_target_ends_the_replay_and_keeps_the_records() -> None:
         result = replay(trace(10_000, 0.05), [target(port)], ReplaySettings(), no_signals)
     assert result.ended == "target dead"
     assert 8 <= len(result.records) < 100
-    assert all(record.error and "no connection to 127.0.0.1" in record.error for record in result.records)
+    assert all(record.error and "cannot connect to 127.0.0.1" in record.error for record in result.records)
 
 
 def test_a_server_that_answers_with_errors_is_not_dead() -> None:

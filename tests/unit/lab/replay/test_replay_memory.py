@@ -9,7 +9,7 @@ from coldstart.lab.replay import RecordStore, ReplaySettings, Slo, open_loop, re
 from coldstart.lab.replay.client import Target
 from coldstart.lab.replay.http import Endpoint
 from coldstart.lab.replay.record import RequestRecord
-from coldstart.lab.replay.simulated import record_of
+from coldstart.lab.replay.simulated import build_record
 from coldstart.lab.scheduling import simulate
 from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import IterationProfile, SchedulerSettings
@@ -29,7 +29,7 @@ def simulated(count: int) -> RecordStore:
         rows(count, 0.0005),
         PROFILE,
         SchedulerSettings(batch=16),
-        finished=lambda job: records.add(record_of(job)),
+        finished=lambda job: records.add(build_record(job)),
     )
     return records
 

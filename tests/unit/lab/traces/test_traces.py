@@ -15,7 +15,7 @@ from tools.examples import examples
 from coldstart.lab.traces import TraceError, TraceReport, TraceRequest, read_trace, tables
 from coldstart.lab.traces.arrivals import rearrive
 from coldstart.lab.traces.formats import Columns, csv_parser
-from coldstart.lab.traces.transform import cap_tokens, cut, in_order, map_models, speed_up
+from coldstart.lab.traces.transform import cap_tokens, cut, map_models, sort_by_arrival, speed_up
 
 SAMPLES = {
     "mooncake": '{"timestamp": 1000, "input_length": 7, "output_length": 3, "hash_ids": [1, 2]}\n'
@@ -100,7 +100,7 @@ def test_a_hundred_thousand_rows_need_constant_memory(tmp_path: Path) -> None:
         out.writelines(f"{i},{i % 500 + 1},{i % 90 + 1}\n" for i in range(100_000))
     columns = Columns.parse("time=t,prompt=p,output=o")
     tracemalloc.start()
-    rows = sum(1 for _ in in_order(rearrive(read_trace(path, "csv", columns=columns), 5, 2, 1)))
+    rows = sum(1 for _ in sort_by_arrival(rearrive(read_trace(path, "csv", columns=columns), 5, 2, 1)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert rows == 100_000

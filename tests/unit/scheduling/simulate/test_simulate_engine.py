@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tools.examples import examples
 
-from coldstart.lab.replay import records_of
+from coldstart.lab.replay import build_records
 from coldstart.lab.scheduling import COPIES, Outcome, SimSettings, simulate
 from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import POLICIES, STRATEGIES, IterationProfile, SchedulerSettings
@@ -144,7 +144,7 @@ def test_every_load_ends_with_every_token(
     )
     assert len(outcome.jobs) == len(rows)
     assert device is None or outcome.peak_blocks <= device
-    for job, record in zip(outcome.jobs, records_of(outcome), strict=True):
+    for job, record in zip(outcome.jobs, build_records(outcome), strict=True):
         assert job.delivered == job.output and record.ok
         assert job.blocks == 0
         latency = record.latency_s
