@@ -21,7 +21,8 @@ PACKAGES = {"coldstart.artifacts": "artifacts", "coldstart.commands": "commands"
 LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(layer.split())
     for layer in (
-        "errors artifacts",
+        "artifacts",
+        "errors",
         "contract units",
         "system",
         "models",
