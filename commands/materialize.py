@@ -1,11 +1,14 @@
 """Do a model's cold-start work once, prove the result, and publish it as a bundle."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from coldstart.commands._options import Common, Model, Revision
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
+
+if TYPE_CHECKING:
+    from coldstart.api import MaterializationPlan
 
 
 @declare(takes_vllm_args=True)
@@ -35,35 +38,39 @@ def command(
     ] = 120.0,
 ) -> None:
     """Parse, run the offline phase, and print where the bundle is."""
-    from coldstart.materialize import expectation, materialize
-    from coldstart.materialize.options import Options
+    from coldstart import api
     from coldstart.models import inspection
 
-    options = Options(
+    options = api.Options(
         only=only or (), force=force, snapshot=snapshot, kernels=kernels, profile_s=profile_seconds
     )
-    planned = common.look_up(model, revision)
+    planned = api.plan_materialization(
+        model,
+        common.vllm_args,
+        options,
+        revision=revision,
+        offline=common.offline,
+        cache_dir=common.cache.root,
+    )
     if dry_run:
-        existing = planned.bundle.ref if planned.bundle else None
-        data: dict[str, object] = {"model": planned.model.name, "key": dict(planned.key.fields)}
-        data |= {"key_digest": planned.key.digest, "sections": list(options.sections), "existing": existing}
-        rows = [(name, value) for name, value in planned.key.fields.items()]
-        common.out.result(
-            data, lambda: table(("field", "value"), rows) + f"\nsections: {', '.join(options.sections)}"
-        )
-        common.out.success(f"Would make key {planned.key.short}", then=common.again("materialize", model))
+        _show(common, model, planned)
         return
-    if (planned.bundle is None or force) and (ahead := expectation.expected(planned, options)) is not None:
+    if (ahead := planned.estimate()) is not None:
         minutes, size = ahead.seconds / 60, human_bytes(ahead.disk_bytes)
         common.out.note(
             f"by the cost model this takes about {minutes:.0f} minutes and {size} besides weights"
         )
     there = {earlier.digest for earlier in common.store().list()}
-    bundle = materialize.materialize(planned, options, common.out.phase)
+    bundle = planned.run(common.out.phase)
     is_new = bundle.digest not in there
     manifest = bundle.manifest
     sections = [(s.type, s.version, s.size, s.digest[7:19]) for s in manifest.sections]
-    data = {"ref": bundle.ref, "version": bundle.version, "key": bundle.key_digest, "size": bundle.size}
+    data: dict[str, object] = {
+        "ref": bundle.ref,
+        "version": bundle.version,
+        "key": bundle.key_digest,
+        "size": bundle.size,
+    }
     data |= {"made": is_new, "seconds": dict(manifest.provenance.seconds)}
     common.out.result(
         data,
@@ -80,3 +87,19 @@ def command(
         where="the store",
         then=common.again("serve", model),
     )
+
+
+def _show(common: Common, model: str, planned: "MaterializationPlan") -> None:
+    """Render the plan that --dry-run asks for."""
+    fields, sections = dict(planned.key.fields), planned.sections
+    existing = planned.existing.ref if planned.existing else None
+    data: dict[str, object] = {
+        "model": planned.lookup.model.name,
+        "key": fields,
+        "key_digest": planned.key.digest,
+    }
+    data |= {"sections": list(sections), "existing": existing}
+    common.out.result(
+        data, lambda: table(("field", "value"), list(fields.items())) + f"\nsections: {', '.join(sections)}"
+    )
+    common.out.success(f"Would make key {planned.key.short}", then=common.again("materialize", model))

@@ -1,23 +1,13 @@
 """Remove old versions of bundles, those named, and whatever nothing refers to any more, of killed servers too."""
 
-from contextlib import suppress
 from typing import Annotated
 
 import typer
-from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.oci import Descriptor
-from coldstart.artifacts.store import Store
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes
 
-from coldstart.errors import UsageError
-from coldstart.launch import process_snapshot
-from coldstart.models import inspection
-from coldstart.system import paths, reclaim
-from coldstart.system.proc import scratch
-from coldstart.system.snapshot import runtime_image
+from coldstart.launch import pruning
 
 
 @declare()
@@ -28,53 +18,19 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
     """Prune the store."""
-    store = common.store()
-    drop = [store.get(ref) for ref in refs or ()]
-    # Naming bundles means those and no others: old versions of the rest go only when none is named.
-    pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run, trust=inspection.trust)
-    removed = [entry.digest for entry in pruned.removed]
-    unpacked = _unpacked(common, store, removed, dry_run)
-    frozen = runtime_image.prune(common.cache.runtimes, dry_run=dry_run)
-    if not dry_run:
-        scratch.sweep()
-        process_snapshot.sweep()
-    freed = pruned.freed + unpacked.freed + frozen.freed
+    done = pruning.prune(common.cache, refs or (), keep=keep, dry_run=dry_run)
     data = {
         "dry_run": dry_run,
-        "removed": removed,
-        "files": pruned.files,
-        "unpacked": [str(path) for path in unpacked.paths],
-        "frozen": [str(path) for path in frozen.paths],
-        "freed_bytes": freed,
+        "removed": list(done.removed),
+        "files": done.files,
+        "unpacked": [str(path) for path in done.unpacked],
+        "frozen": [str(path) for path in done.frozen],
+        "freed_bytes": done.freed_bytes,
     }
     verb = "Would remove" if dry_run else "Removed"
-    counts = f"{len(removed)} bundles, {pruned.files} files, {len(unpacked.paths)} unpacked and {len(frozen.paths)} frozen"
-    summary = f"{verb} {counts}, {human_bytes(freed)}"
-    common.out.result(data, "\n".join([summary, *removed]), brief="\n".join(removed))
-    if pruned.note:
-        common.out.warn(pruned.note)
-    common.out.success("Pruned the store", where=str(store.root), then="coldstart list")
-
-
-def _unpacked(common: Common, store: Store, removed: list[str], dry_run: bool) -> reclaim.Reclaimed:
-    """What was unpacked from sections that no bundle in the store has any more."""
-    live = {
-        blob.digest.removeprefix("sha256:")
-        for bundle in store.list()
-        if bundle.digest not in removed
-        for blob in _layers(bundle)
-    }
-    if store.layout.strange():
-        return reclaim.Reclaimed((), 0)  # whose sections these are is not known here
-    roots = [common.cache.unpacked, paths.state_dir() / "unpacked", paths.compiled_dir()]
-    if any((paths.state_dir() / "unpacked").glob("*")):
-        with suppress(UsageError):  # a place that is not this user's holds nothing of ours
-            roots += [paths.frozen_dir(), paths.frozen_dir() / "unpacked"]
-    return reclaim.reclaim(roots, live, dry_run=dry_run)
-
-
-def _layers(bundle: Bundle) -> tuple[Descriptor, ...]:
-    try:
-        return bundle.image.layers
-    except BundleError:
-        return ()  # nothing was ever unpacked from what cannot be read
+    counts = f"{len(done.removed)} bundles, {done.files} files, {len(done.unpacked)} unpacked and {len(done.frozen)} frozen"
+    summary = f"{verb} {counts}, {human_bytes(done.freed_bytes)}"
+    common.out.result(data, "\n".join([summary, *done.removed]), brief="\n".join(done.removed))
+    if done.note:
+        common.out.warn(done.note)
+    common.out.success("Pruned the store", where=str(common.cache.bundles), then="coldstart list")

@@ -53,19 +53,19 @@ def freeze(
     ready_timeout: Annotated[float, READY_TIMEOUT] = 600.0,
 ) -> None:
     """Make the image, unless there is one."""
-    from coldstart.launch import prepare_template, runtime_snapshot
+    from coldstart.launch import prepare_template
     from coldstart.launch.modes.runtime_snapshot import RUNTIME_SNAPSHOT
     from coldstart.system.snapshot import runtime_image
 
-    there = runtime_snapshot.made(common.cache)
-    usable = there is not None and runtime_image.described(there).obstacle is None
-    if there is None or not usable or force:
+    there = None if force else prepare_template.find_frozen_runtime(common.cache)
+    is_new = there is None
+    if there is None:
         with common.out.phase("freeze the imported runtime"):
             there = prepare_template.freeze_runtime(common.cache, ready_timeout)
     image = runtime_image.described(there)
-    data = {**_image(image), "made_now": not usable or force}
+    data = {**_image(image), "made_now": is_new}
     common.out.result(data, f"{image.directory}  {human_bytes(image.size)}")
-    verb = "Froze" if data["made_now"] else "Found"
+    verb = "Froze" if is_new else "Found"
     common.out.success(
         f"{verb} the runtime", then=f"coldstart serve MODEL --mode {RUNTIME_SNAPSHOT.name}, or just serve"
     )

@@ -18,11 +18,12 @@ from coldstart.commands._options import Common, Revision
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import public
 
+from coldstart import api
+from coldstart.api import Source, ValidationReport, ValidationRequest
 from coldstart.errors import CommandFailedError
 from coldstart.validate import renderers, sarif
-from coldstart.validate.checks import FailLevel, Level, ValidationReport
-from coldstart.validate.subject import Source
-from coldstart.validate.validation import ValidationRequest, check_request, parse_replay, run
+from coldstart.validate.checks import FailLevel, Level
+from coldstart.validate.validation import parse_replay
 
 ReportFormat = Annotated[
     Literal["text", "json", "junit", "github", "sarif"], typer.Option("--format", help="Form of the result.")
@@ -83,9 +84,8 @@ def command(
     source = Source(common.vllm_args, model, revision, common.offline, common.cache)
     replay = parse_replay(prompts, concurrency, max_tokens)
     request = ValidationRequest(words, level, against, repair, repair_from or (), source, replay)
-    check_request(request)
     with common.out.phase(f"validating {len(words)} bundle{'s' if len(words) > 1 else ''} at level {level}"):
-        reports = run(common.store(), request)
+        reports = api.validate_all(request)
     _show(common, exports, reports, fail_level)
     bad = [report.ref for report in reports if report.fails(fail_level)]
     if bad:

@@ -17,7 +17,7 @@ from coldstart.system.timeline import Span, Timeline
 from coldstart.validate import process_tree
 from coldstart.validate.answers import ask_alone
 from coldstart.validate.completions import CompletionClient
-from coldstart.validate.launch import HOST, Launcher, Server, read_readiness, serving
+from coldstart.validate.launch import HOST, LaunchedServer, Launcher, read_readiness, serving
 from coldstart.validate.tokens import Answer
 
 HARNESS = "harness"
@@ -62,7 +62,7 @@ def run(launcher: Launcher, directory: Path, settings: RunSettings, index: int) 
         return _measure(launcher, server, settings, index)
 
 
-def _measure(launcher: Launcher, server: Server, settings: RunSettings, index: int) -> Run:
+def _measure(launcher: Launcher, server: LaunchedServer, settings: RunSettings, index: int) -> Run:
     client = CompletionClient(HOST, server.files.port, settings.ready_timeout_s)
     deadline_s = server.launched_s + settings.ready_timeout_s
     first = client.first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check)
@@ -91,7 +91,7 @@ def _served(readiness: Mapping[str, object]) -> int | None:
     return pid if isinstance(pid, int) else None
 
 
-def _timeline(server: Server, listening_s: float, token_s: float) -> Timeline:
+def _timeline(server: LaunchedServer, listening_s: float, token_s: float) -> Timeline:
     timeline = Timeline()
     timeline.span(LISTENING, server.launched_s, listening_s, track=HARNESS)
     timeline.span(ANSWERING, listening_s, token_s, track=HARNESS)
@@ -108,7 +108,7 @@ def _phases(timeline: Timeline) -> dict[str, float]:
     return Timeline(harness).phases() | Timeline(reported).phases()
 
 
-def _logged_phases(launcher: Launcher, server: Server) -> dict[str, float]:
+def _logged_phases(launcher: Launcher, server: LaunchedServer) -> dict[str, float]:
     log = server.files.log.read_text(errors="replace")
     return {} if launcher.tells_readiness else vllm_log.phases(log)
 

@@ -13,6 +13,7 @@ from coldstart.launch.modes.from_template import TemplateMode
 from coldstart.launch.modes.runtime_snapshot import RUNTIME_SNAPSHOT
 from coldstart.launch.template_pool import Warm
 from coldstart.system.paths import Cache
+from coldstart.system.snapshot import runtime_image
 
 
 def find_mode(level: str) -> TemplateMode:
@@ -38,6 +39,14 @@ def start_template(
             hint=f"give it everywhere: coldstart template start {model} --level asleep-1 -- --enable-sleep-mode",
         )
     return template_pool.start(level, plan, model, timeout, root)
+
+
+def find_frozen_runtime(cache: Cache) -> Path | None:
+    """Return the directory of the frozen runtime that this interpreter can thaw, None if there is none."""
+    image = runtime_snapshot.made(cache)
+    if image is None or runtime_image.described(image).obstacle is not None:
+        return None
+    return image
 
 
 def freeze_runtime(cache: Cache, timeout: float) -> Path:

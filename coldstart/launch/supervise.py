@@ -46,9 +46,20 @@ def stay(process: ServerProcess) -> int:
         while ended not in select.select(watched, [], [])[0]:
             with suppress(BlockingIOError):
                 os.read(reader, 512)
-    process.wait()
-    _sweep(process)
+    reap(process)
     return 128 + caught[0] if caught else 1
+
+
+def has_ended(process: ServerProcess, timeout_s: float | None) -> bool:
+    """Return whether the server ends within `timeout_s` seconds (None: no limit)."""
+    return bool(select.select([process.fileno()], [], [], timeout_s)[0])
+
+
+def reap(process: ServerProcess) -> int:
+    """Wait until the server has ended, remove what it leaves behind, and return its exit code."""
+    code = process.wait()
+    _sweep(process)
+    return code
 
 
 @contextmanager

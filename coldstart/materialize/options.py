@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from coldstart.errors import UsageError
-from coldstart.materialize.graphs import Kernels
 from coldstart.scheduling import profiling
+
+if TYPE_CHECKING:
+    from coldstart.materialize.graphs import Kernels
 
 SECTIONS = ("kv", "compile", "graphs", "modelinfo", "tokenizer", "weights", "iterations", "stages")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +22,13 @@ class Phase(Protocol):
 
 def silent(step: str) -> None:
     """For whoever shows no steps."""
+
+
+@contextmanager
+def no_progress(name: str, expected_s: float | None = None) -> Iterator[Steps]:
+    """A `Phase` that reports nothing."""
+    del name, expected_s
+    yield silent
 
 
 def wait(process: subprocess.Popen[bytes], events: Path, track: str, say: Steps) -> int:

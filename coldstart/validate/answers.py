@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart.validate.completions import Completion, CompletionClient
-from coldstart.validate.launch import HOST, Launcher, Server, read_readiness, serving
+from coldstart.validate.launch import HOST, LaunchedServer, Launcher, read_readiness, serving
 from coldstart.validate.prompts import PROMPTS
 from coldstart.validate.tokens import ALONE, Answer, Answers
 
@@ -46,7 +46,7 @@ def collect_answers(launcher: Launcher, directory: Path, settings: PromptSetting
         return ServerAnswers(_ask(client, settings), readiness)
 
 
-def _wait_for_token(client: CompletionClient, server: Server, settings: PromptSettings) -> None:
+def _wait_for_token(client: CompletionClient, server: LaunchedServer, settings: PromptSettings) -> None:
     deadline_s = server.launched_s + settings.ready_timeout_s
     client.first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check)
 

@@ -1,6 +1,6 @@
 """Start and stop one server: the protocol of a launcher, and the handle of the started server.
 
-Invariant: after `Server.stop` no process that the start created is alive. Processes that existed before (a template)
+Invariant: after `LaunchedServer.stop` no process that the start created is alive. Processes that existed before (a template)
 are not touched. Every process is ended by its process id.
 """
 
@@ -105,7 +105,7 @@ class Launcher(Protocol):
 
 
 @dataclass
-class Server:
+class LaunchedServer:
     """A started server. `before` holds all processes just before the launch."""
 
     mode: str
@@ -179,7 +179,7 @@ class Server:
         return [pid] if isinstance(pid, int) else []
 
 
-def launch(launcher: Launcher, files: RunFiles) -> Server:
+def launch(launcher: Launcher, files: RunFiles) -> LaunchedServer:
     """Start a server in a session of its own, without waiting. Raises OSError when it cannot be executed."""
     command = launcher.command(files)
     environment = {**os.environ, **command.environment}
@@ -194,11 +194,11 @@ def launch(launcher: Launcher, files: RunFiles) -> Server:
             env=environment,
             start_new_session=True,
         )
-    return Server(launcher.mode, files, process, launched_s, before)
+    return LaunchedServer(launcher.mode, files, process, launched_s, before)
 
 
 @contextmanager
-def serving(launcher: Launcher, directory: Path) -> Iterator[Server]:
+def serving(launcher: Launcher, directory: Path) -> Iterator[LaunchedServer]:
     """Launch a server without waiting for it, and stop it at the end of the block in every case.
 
     Raises ServerDiedError, or CommandFailedError where it does not answer a request of the block.
@@ -219,7 +219,7 @@ def serving(launcher: Launcher, directory: Path) -> Iterator[Server]:
         server.stop()
 
 
-def read_readiness(launcher: Launcher, server: Server) -> Mapping[str, object]:
+def read_readiness(launcher: Launcher, server: LaunchedServer) -> Mapping[str, object]:
     """Return the content of the ready file, empty for a launcher that writes none.
 
     Raises ServerDiedError, or CommandFailedError where there is no file within READY_PATIENCE_S.

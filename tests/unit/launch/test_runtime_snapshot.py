@@ -18,10 +18,10 @@ from coldstart.launch.request import ServeRequest
 from coldstart.models import tiny
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
-from coldstart.system import runtime
+from coldstart.system import fingerprint, runtime
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
-from coldstart.system.snapshot import criu
+from coldstart.system.snapshot import criu, runtime_image
 
 FakeEngine = Callable[[str], None]
 PLAN = LaunchPlan(Arguments(["serves", "--port", "7"]))
@@ -51,6 +51,19 @@ def test_what_is_frozen_knows_no_model_of_anybodys(made_up: list[LaunchPlan], tm
     (plan,) = made_up
     assert list(plan.vllm_args) == ["--model", str(tmp_path / "tiny-llama")]
     assert (plan.key, plan.weights, plan.compile_dir, plan.canary) == ("", "", None, None)
+
+
+def test_find_frozen_runtime_returns_only_an_image_that_can_be_thawed(
+    made_up: list[LaunchPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache.at()
+    assert prepare_template.find_frozen_runtime(cache) is None
+    image = runtime_snapshot.freeze(cache, 9)
+    monkeypatch.setattr(runtime_image, "obstacle", lambda image: None)
+    monkeypatch.setattr(fingerprint, "obstacle", lambda image, name: None)
+    assert prepare_template.find_frozen_runtime(cache) == image
+    monkeypatch.setattr(runtime_image, "obstacle", lambda image: "another kernel")
+    assert prepare_template.find_frozen_runtime(cache) is None
 
 
 def test_without_criu_it_is_said_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

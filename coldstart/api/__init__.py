@@ -1,0 +1,57 @@
+"""Python API: build, find, serve and check bundles from a program.
+
+Each function resolves its model once and raises subclasses of `ColdstartError`. Nothing here prints or exits. Importing this
+package imports neither torch nor vLLM. `docs/python-api.md` is its reference.
+"""
+
+from coldstart.api.building import find_bundle, materialize, plan_materialization
+from coldstart.api.checking import validate, validate_all
+from coldstart.api.serving import OnMiss, serve
+from coldstart.api.stores import Store
+from coldstart.artifacts.bundle import Bundle
+from coldstart.contract.fallback import Fallback
+from coldstart.errors import (
+    AuthRequiredError,
+    ColdstartError,
+    CommandFailedError,
+    NoBundleError,
+    UsageError,
+)
+from coldstart.launch.pruning import PruneReport
+from coldstart.launch.server import Server
+from coldstart.materialize.options import Options
+from coldstart.materialize.planned import MaterializationPlan
+from coldstart.materialize.progress import Phase
+from coldstart.scheduling.settings import SchedulerSettings
+from coldstart.validate.answers import PromptSettings
+from coldstart.validate.checks import ValidationReport
+from coldstart.validate.subject import Source
+from coldstart.validate.validation import ValidationRequest
+
+__all__ = [
+    "AuthRequiredError",
+    "Bundle",
+    "ColdstartError",
+    "CommandFailedError",
+    "Fallback",
+    "MaterializationPlan",
+    "NoBundleError",
+    "OnMiss",
+    "Options",
+    "Phase",
+    "PromptSettings",
+    "PruneReport",
+    "SchedulerSettings",
+    "Server",
+    "Source",
+    "Store",
+    "UsageError",
+    "ValidationReport",
+    "ValidationRequest",
+    "find_bundle",
+    "materialize",
+    "plan_materialization",
+    "serve",
+    "validate",
+    "validate_all",
+]

@@ -1,0 +1,100 @@
+"""Start a server from the bundle of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from coldstart.api.lookups import PathLike, check_arguments, check_choice, look_up
+from coldstart.launch import modes, server
+from coldstart.launch.request import ServeRequest
+from coldstart.launch.scheduler import STOCK, check
+from coldstart.launch.server import Server
+from coldstart.materialize.options import Options
+from coldstart.materialize.planned import MaterializationPlan
+from coldstart.materialize.progress import Phase
+from coldstart.scheduling.settings import SchedulerSettings
+from coldstart.system.ipc import addresses
+
+OnMiss = Literal["fail", "warn", "materialize"]
+LOOPBACK = "127.0.0.1"
+
+
+def serve(
+    model: str,
+    vllm_args: Sequence[str] = (),
+    *,
+    host: str = LOOPBACK,
+    port: int = 8000,
+    api_key: str | None = None,
+    mode: str = modes.AUTO,
+    on_miss: OnMiss = "fail",
+    ready_timeout_s: float | None = None,
+    scheduler: SchedulerSettings = STOCK,
+    weights_from: str | None = None,
+    fetch_rest: bool = False,
+    require_signature: bool = False,
+    untrusted: bool = False,
+    revision: str | None = None,
+    offline: bool = False,
+    cache_dir: PathLike | None = None,
+    on_progress: Phase | None = None,
+) -> Server:
+    """Start a vLLM server from its bundle and return it once it has answered one token.
+
+    The server ends with this process. Use the result as a context manager, or call `Server.stop`.
+
+    Args:
+        model: Alias, repository id, or directory.
+        vllm_args: Command-line arguments of vLLM.
+        host: Address to listen at.
+        port: Port to listen at; 0 chooses a free one.
+        api_key: Key that the server requires from every client; None: no key.
+        mode: Name of a start mode, or "auto" for the fastest that works.
+        on_miss: Without a bundle, raise NoBundleError ("fail"), start without one ("warn"), or build it ("materialize").
+        ready_timeout_s: Longest time until the first token, in seconds; None: no limit.
+        scheduler: Order of requests.
+        weights_from: Address to fetch the weights from; None: the directory of the model.
+        fetch_rest: Once ready, fetch the weights that only other pipeline ranks need.
+        require_signature: Refuse a bundle that no trusted key has signed.
+        untrusted: Accept a bundle that no trusted key has signed; its code is not used.
+        revision: Commit, branch or tag of a hub model.
+        offline: Do not use the network.
+        cache_dir: As for `materialize`.
+        on_progress: As for `materialize`, where a bundle is built.
+
+    Raises:
+        UsageError: An option is invalid, or the model does not exist.
+        NoBundleError: No bundle fits and `on_miss` is "fail".
+        AuthRequiredError: The hub requires authentication, or `offline` forbids a download.
+        CommandFailedError: The server died or was not ready in time, or its bundle is not signed as required.
+    """
+    check_choice("mode", mode, (modes.AUTO, *modes.names()))
+    check_choice("on_miss", on_miss, get_args(OnMiss))
+    check(scheduler, check_arguments(vllm_args))
+    lookup = look_up(
+        model, vllm_args, revision=revision, offline=offline, cache_dir=cache_dir, untrusted=untrusted
+    )
+    if weights_from is not None:
+        lookup = lookup.without_weights()
+    if lookup.bundle is None and on_miss == "materialize":
+        MaterializationPlan(lookup, Options()).run(on_progress)
+        lookup = lookup.refresh()
+    return server.start(
+        ServeRequest(
+            lookup,
+            _listen(host, port, api_key),
+            mode=mode,
+            without_bundle=on_miss == "warn",
+            ready_timeout=ready_timeout_s,
+            require_signature=require_signature,
+            scheduler=scheduler,
+            weights_from=weights_from,
+            fetch_rest=fetch_rest,
+        )
+    )
+
+
+def _listen(host: str, port: int, api_key: str | None) -> list[str]:
+    key = [] if api_key is None else ["--api-key", api_key]
+    return ["--host", host, "--port", str(port or addresses.free_port(host)), *key]

@@ -1,0 +1,93 @@
+"""Prune the store, and with it everything on this machine that was derived from the bundles that go."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.errors import BundleError
+from coldstart.artifacts.oci import Descriptor
+from coldstart.artifacts.store import Store
+from coldstart.errors import UsageError
+from coldstart.launch import process_snapshot
+from coldstart.models import inspection
+from coldstart.system import paths, reclaim
+from coldstart.system.paths import Cache
+from coldstart.system.proc import scratch
+from coldstart.system.snapshot import runtime_image
+
+
+@dataclass(frozen=True)
+class PruneReport:
+    """What was removed, or would be with `dry_run`.
+
+    Attributes:
+        removed: Digests of the bundles.
+        files: Number of files in the store.
+        unpacked: Directories of unpacked sections.
+        frozen: Directories of runtime snapshots.
+        freed_bytes: Size of all of it on disk.
+        note: Why blobs were retained, None where none was.
+    """
+
+    removed: tuple[str, ...]
+    files: int
+    unpacked: tuple[Path, ...]
+    frozen: tuple[Path, ...]
+    freed_bytes: int
+    note: str | None = None
+
+
+def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: bool = False) -> PruneReport:
+    """Remove bundles, the sections unpacked from them, unusable runtime snapshots, and files of killed servers.
+
+    Args:
+        cache: Cache whose bundle store is pruned.
+        refs: Bundles to remove. Old versions of other bundles are removed only where this is empty.
+        keep: Number of newest versions of each key to retain.
+        dry_run: Only report what would be removed.
+
+    Raises:
+        BundleNotFoundError: A reference names no bundle.
+        ReadOnlyStoreError: The store is not writable.
+    """
+    store = Store(cache.bundles)
+    drop = [store.get(ref) for ref in refs]
+    pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run, trust=inspection.trust)
+    removed = tuple(entry.digest for entry in pruned.removed)
+    unpacked = _reclaim_unpacked(cache, store, removed, dry_run)
+    frozen = runtime_image.prune(cache.runtimes, dry_run=dry_run)
+    if not dry_run:
+        scratch.sweep()
+        process_snapshot.sweep()
+    freed = pruned.freed + unpacked.freed + frozen.freed
+    return PruneReport(removed, pruned.files, unpacked.paths, frozen.paths, freed, pruned.note)
+
+
+def _reclaim_unpacked(
+    cache: Cache, store: Store, removed: Collection[str], dry_run: bool
+) -> reclaim.Reclaimed:
+    """Remove what was unpacked from sections that no remaining bundle has."""
+    live = {
+        blob.digest.removeprefix("sha256:")
+        for bundle in store.list()
+        if bundle.digest not in removed
+        for blob in _layers(bundle)
+    }
+    if store.layout.strange():
+        return reclaim.Reclaimed((), 0)  # whose sections these are is not known here
+    roots = [cache.unpacked, paths.state_dir() / "unpacked", paths.compiled_dir()]
+    if any((paths.state_dir() / "unpacked").glob("*")):
+        with suppress(UsageError):  # a place that is not this user's holds nothing of ours
+            roots += [paths.frozen_dir(), paths.frozen_dir() / "unpacked"]
+    return reclaim.reclaim(roots, live, dry_run=dry_run)
+
+
+def _layers(bundle: Bundle) -> tuple[Descriptor, ...]:
+    try:
+        return bundle.image.layers
+    except BundleError:
+        return ()  # nothing was ever unpacked from what cannot be read

@@ -1,0 +1,20 @@
+"""A user's own directories, fake servers, and a model directory that can be looked up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.engines import fake_engine, home
+
+__all__ = ["fake_engine", "home"]
+
+
+@pytest.fixture
+def model(home: Path) -> str:
+    """A model directory with a configuration and one weight file that is no safetensors."""
+    directory = home / "tiny"
+    directory.mkdir()
+    (directory / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (directory / "pytorch_model.bin").write_bytes(b"weights")
+    return str(directory)

@@ -1,0 +1,65 @@
+"""The names of `coldstart` and `coldstart.api`, and the cost of importing them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from importlib.resources import files
+
+import pytest
+
+import coldstart
+from coldstart import api
+
+HEAVY = ("torch", "vllm", "pandas", "bokeh", "typer", "transformers", "numpy", "huggingface_hub", "ray")
+# Of several imports the fastest: another process on this machine is no cost of ours.
+IMPORT_LIMIT_S, TRIES = 0.1, 5
+PROBE = """
+import json, sys, time
+began = time.perf_counter()
+import {module}
+seconds = time.perf_counter() - began
+print(json.dumps([seconds, [name for name in {heavy!r} if name in sys.modules]]))
+"""
+
+
+def _import(module: str) -> tuple[float, list[str]]:
+    script = PROBE.format(module=module, heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    seconds, heavy = json.loads(done.stdout)
+    return seconds, heavy
+
+
+def test_import_coldstart_is_fast_and_light() -> None:
+    probes = [_import("coldstart") for _ in range(TRIES)]
+    assert min(seconds for seconds, _ in probes) < IMPORT_LIMIT_S
+    assert [heavy for _, heavy in probes] == [[]] * TRIES
+
+
+def test_import_api_is_light() -> None:
+    assert _import("coldstart.api")[1] == []
+
+
+@pytest.mark.parametrize("name", coldstart.__all__)
+def test_package_reexports_the_names_of_the_api(name: str) -> None:
+    assert getattr(coldstart, name) is getattr(api, name)
+
+
+def test_package_exports_no_name_of_a_subpackage() -> None:
+    """Importing a subpackage would replace it."""
+    assert "materialize" not in coldstart.__all__
+    subpackages = {"materialize", "validate"}
+    for name in subpackages:
+        assert importlib.import_module(f"coldstart.{name}").__name__ == f"coldstart.{name}"
+    assert set(api.__all__) >= subpackages and not subpackages & set(coldstart.__all__)
+
+
+def test_package_raises_attribute_error_for_an_unknown_name() -> None:
+    with pytest.raises(AttributeError, match="module 'coldstart' has no attribute 'serv'"):
+        coldstart.serv  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_package_is_marked_as_typed() -> None:
+    assert (files("coldstart") / "py.typed").is_file()

@@ -1,0 +1,96 @@
+"""`materialize`, its plan, and `find_bundle`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import sign
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.store import Store
+from tools.bundles import provenance
+
+from coldstart import api
+from coldstart.api import building
+from coldstart.errors import UsageError
+from coldstart.materialize import expectation, materialize
+from coldstart.materialize.expectation import Expectation
+from coldstart.materialize.options import SECTIONS, Options
+from coldstart.materialize.planned import MaterializationPlan
+from coldstart.materialize.progress import Phase, Steps
+from coldstart.models.inspection import Lookup
+from coldstart.system import paths
+
+ARGS = ["--max-model-len", "512"]
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
+    """The options of each build; a build is one small section."""
+    asked: list[Options] = []
+
+    def build(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
+        asked.append(options)
+        with phase("publish", 2.0) as step, lookup.store.begin(lookup.key) as draft:
+            step("written")
+            draft.add_json("kv", {"bytes": len(asked)})
+            return draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+
+    monkeypatch.setattr(materialize, "materialize", build)
+    return asked
+
+
+def test_materialize_publishes_in_the_given_cache(model: str, built: list[Options], tmp_path: Path) -> None:
+    bundle = api.materialize(
+        model,
+        ARGS,
+        snapshot=True,
+        force=True,
+        only=["kv"],
+        kernels="reference",
+        profile_s=9,
+        cache_dir=tmp_path,
+    )
+    assert built == [Options(["kv"], True, True, "reference", 9)]
+    assert Store(tmp_path / "bundles").list() == [bundle] == list(api.Store(tmp_path).list())
+    assert building.find_bundle(model, ARGS, cache_dir=tmp_path) == bundle
+    assert api.find_bundle(model, ARGS) is None
+
+
+def test_materialize_reports_each_stage(model: str, built: list[Options]) -> None:
+    said: list[object] = []
+
+    @contextmanager
+    def progress(stage: str, expected_s: float | None = None) -> Iterator[Steps]:
+        said.append((stage, expected_s))
+        yield said.append
+
+    api.materialize(model, on_progress=progress)
+    assert said == [("publish", 2.0), "written"]
+
+
+def test_materialize_refuses_an_unknown_section_before_it_looks_at_the_model() -> None:
+    with pytest.raises(UsageError, match="no section nothing"):
+        api.materialize("no-such-model", only=["nothing"])
+
+
+def test_plan_names_key_sections_and_the_existing_bundle(model: str, built: list[Options]) -> None:
+    before = api.plan_materialization(model, ARGS)
+    assert isinstance(before, MaterializationPlan) and built == []
+    assert (before.existing, before.sections) == (None, SECTIONS)
+    bundle = before.run()
+    after = api.plan_materialization(model, ARGS, Options(only=["kv"]))
+    assert (after.existing, after.sections, after.key) == (bundle, ("kv",), before.key)
+
+
+def test_plan_estimates_only_what_is_built(
+    model: str, built: list[Options], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = Expectation(60.0, 1e9)
+    monkeypatch.setattr(expectation, "expected", lambda lookup, options: expected)
+    assert api.plan_materialization(model).estimate() == expected
+    api.materialize(model)
+    assert api.plan_materialization(model).estimate() is None
+    assert api.plan_materialization(model, options=Options(force=True)).estimate() == expected

@@ -1,0 +1,75 @@
+"""`validate` and `validate_all`: one report for each bundle, and options that contradict the level."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts import blobs
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.store import BundleNotFoundError, Store
+from tools.bundles import NAME, key, publish
+
+from coldstart import api
+from coldstart.api import checking
+from coldstart.errors import UsageError
+from coldstart.system.paths import Cache
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return publish(Store(tmp_path / "bundles"), tmp_path / "scratch")
+
+
+def _damage(bundle: Bundle) -> None:
+    path = blobs.blob_path(bundle.store.root, bundle.entry("kv").digest)
+    path.chmod(0o600)
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def test_validate_reports_no_finding_for_an_undamaged_bundle(bundle: Bundle, tmp_path: Path) -> None:
+    report = api.validate(NAME, cache_dir=tmp_path)
+    assert (report.ref, report.level, report.findings) == (bundle.ref, "checksum", ())
+
+
+def test_validate_reports_a_damaged_blob_at_the_level_that_reads_it(bundle: Bundle, tmp_path: Path) -> None:
+    _damage(bundle)
+    assert not api.validate(bundle.ref, "manifest", cache_dir=tmp_path).fails("note")
+    (finding,) = api.validate(bundle.ref, cache_dir=tmp_path).findings
+    assert (finding.severity, finding.subject) == ("error", "kv")
+
+
+def test_validate_repairs_from_another_store(bundle: Bundle, tmp_path: Path) -> None:
+    publish(Store(tmp_path / "other"), tmp_path / "scratch")
+    _damage(bundle)
+    report = api.validate(NAME, repair_from=[str(tmp_path / "other")], cache_dir=tmp_path)
+    assert [finding.code for finding in report.findings] == ["CS-REPAIRED"]
+    assert api.validate(NAME, cache_dir=tmp_path).findings == ()
+
+
+def test_validate_all_returns_the_reports_in_order(bundle: Bundle, tmp_path: Path) -> None:
+    other = publish(bundle.store, tmp_path / "scratch", key(eager=True))
+    source = api.Source(cache=Cache.at(tmp_path))
+    reports = checking.validate_all(api.ValidationRequest([other.ref, bundle.ref], source=source))
+    assert [report.ref for report in reports] == [other.ref, bundle.ref]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"level": "deep"}, "invalid level 'deep'"),
+        ({"vllm_args": ["--dtype", "half"]}, "level checksum starts no server"),
+        ({"model": "/m"}, "cannot use --model"),
+        ({"vllm_args": "--dtype half"}, "expected a sequence of strings"),
+    ],
+)
+def test_validate_refuses_options_that_cannot_be_used(
+    options: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        api.validate("tiny:v1", cache_dir=tmp_path, **options)  # type: ignore[arg-type]
+
+
+def test_validate_raises_for_a_reference_of_no_bundle(tmp_path: Path) -> None:
+    with pytest.raises(BundleNotFoundError):
+        api.validate("tiny:v1", cache_dir=tmp_path)

@@ -1,0 +1,159 @@
+"""The handle of an embedded server: state, exit codes, and whose end ends it."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.waiting import wait_until
+from tools.bundles import key
+
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import Fallback
+from coldstart.contract.plan import LaunchPlan
+from coldstart.errors import CommandFailedError
+from coldstart.launch import ladder, planning, server
+from coldstart.launch.request import ServeRequest
+from coldstart.launch.server import Server
+from coldstart.models.inspection import Lookup
+from coldstart.models.resolution import ResolvedModel
+from coldstart.system.paths import Cache
+
+Start = Callable[..., Server]
+HERE, PYTHON = Path(__file__).parent, sys.executable
+HOLDER = """
+import sys
+from coldstart.contract.arguments import Arguments
+from coldstart.contract.plan import LaunchPlan
+from coldstart.launch import planning, server
+from test_server import request_of
+sys.executable = sys.argv[1]
+planning.plan = lambda request: LaunchPlan(Arguments(["serves"]))
+print(server.start(request_of()).pid, flush=True)
+"""
+
+
+def request_of() -> ServeRequest:
+    """A request whose plan is made up, for a model that is never read."""
+    model, cache = ResolvedModel("tiny", Path("tiny"), None, None, {}), Cache(Path("cache"))
+    return ServeRequest(
+        Lookup(model, Arguments(), cache, key()), mode="fresh", without_bundle=True, ready_timeout=20
+    )
+
+
+@pytest.fixture
+def start(home: Path, fake_engine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """start(behaviour): a server of the fake engine, stopped afterwards."""
+    fake_engine("serves")
+    started: list[Server] = []
+
+    def run(behaviour: str = "serves") -> Server:
+        plan = LaunchPlan(Arguments([behaviour, "--port", "7"]))
+        monkeypatch.setattr(planning, "plan", lambda request: plan)
+        started.append(server.start(request_of()))
+        return started[-1]
+
+    yield run
+    for one in started:
+        one.stop(timeout_s=0)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_server_has_ended_after_the_block(start: Start) -> None:
+    with start() as one:
+        assert one.is_running() and _is_alive(one.pid)
+        assert (one.url, one.mode, one.fallbacks) == ("http://127.0.0.1:7", "fresh", ())
+        assert 0 < one.ready_s < 20
+    assert not one.is_running() and not _is_alive(one.pid)
+    assert one.wait() == one.stop() == 143
+
+
+def test_server_stops_when_the_block_raises(start: Start) -> None:
+    with pytest.raises(ValueError, match="of the caller"), start() as one:
+        raise ValueError("of the caller")
+    assert not one.is_running()
+
+
+def test_wait_raises_when_the_server_still_runs(start: Start) -> None:
+    one = start()
+    with pytest.raises(TimeoutError, match=f"server {one.pid} at http://127.0.0.1:7 still runs after 0.05 s"):
+        one.wait(timeout_s=0.05)
+    assert one.is_running()
+
+
+def test_wait_returns_the_exit_code_when_the_server_ends_by_itself(start: Start) -> None:
+    one = start("ends")
+    assert one.wait(timeout_s=20) == 3
+    assert not one.is_running() and one.stop() == 3
+
+
+def test_stop_kills_when_the_server_ignores_sigterm(start: Start) -> None:
+    assert start("stubborn").stop(timeout_s=0.2) == 137
+
+
+def test_start_raises_when_the_server_dies(start: Start) -> None:
+    with pytest.raises(CommandFailedError, match="exit code 7"):
+        start("dies")
+
+
+def test_server_outlives_the_thread_that_started_it(start: Start) -> None:
+    started: list[Server] = []
+    thread = threading.Thread(target=lambda: started.append(start()))
+    thread.start()
+    thread.join()
+    with pytest.raises(TimeoutError):
+        started[0].wait(timeout_s=0.5)
+
+
+def test_server_ends_with_the_process_that_started_it(start: Start) -> None:
+    done = subprocess.run(
+        [PYTHON, "-c", HOLDER, sys.executable], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parents[1]}"},
+    )  # fmt: skip
+    wait_until(lambda: not _is_alive(int(done.stdout)))
+
+
+def test_server_stops_when_its_caller_was_interrupted_during_the_start(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted, started, real = threading.Event(), list[ladder.StartedServer](), ladder.start
+
+    def slow(request: ServeRequest, plan: LaunchPlan) -> ladder.StartedServer:
+        started.append(real(request, plan))
+        _thread.interrupt_main()
+        interrupted.wait(20)
+        return started[-1]
+
+    monkeypatch.setattr(ladder, "start", slow)
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    interrupted.set()
+    wait_until(lambda: not _is_alive(started[0].running.process.pid))
+
+
+def test_fallbacks_are_those_of_the_account_and_of_the_server(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ladder.start
+
+    def with_fallbacks(request: ServeRequest, plan: LaunchPlan) -> ladder.StartedServer:
+        one = real(request, plan)
+        one.account.fall_back("snapshot", ValueError("no image"))
+        one.running.report = {"fallbacks": [{"section": "compile", "reason": "another ISA"}]}
+        return one
+
+    monkeypatch.setattr(ladder, "start", with_fallbacks)
+    assert start().fallbacks == (Fallback("snapshot", "no image"), Fallback("compile", "another ISA"))
