@@ -161,9 +161,11 @@ def _defaults(argv: Sequence[str]) -> dict[str, dict[str, Any]]:
     return config_file.load(argv, [*COMMANDS], SHARED)
 
 
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:
     # Split here, not in the parser, which would read what follows -- as this command's own arguments.
-    at = argv.index("--") if "--" in argv else len(argv)
+    if "--" not in argv:
+        return argv, None
+    at = argv.index("--")
     return argv[:at], argv[at + 1 :]
 
 

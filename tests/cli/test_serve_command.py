@@ -1,7 +1,14 @@
-"""coldstart serve refuses a scheduler that cannot be before it looks at the model."""
+"""coldstart serve: what it refuses before anything is imported, and what it would start."""
+
+import json
+import socket
 
 import pytest
+from tools.recorded import record
 from tools.shell import Run
+
+from coldstart.system import runtime
+from coldstart.system.paths import Cache
 
 OURS = ("--scheduler", "skip-join-mlfq")
 
@@ -24,3 +31,59 @@ OURS = ("--scheduler", "skip-join-mlfq")
 def test_a_scheduler_that_cannot_be_is_refused(arguments: tuple[str, ...], words: str, run: Run) -> None:
     said = run("serve", "no-such-model", *arguments, code=2).stderr
     assert words in " ".join(said.split())
+
+
+ARGUMENTS = ("--max-model-len", "512")
+
+
+@pytest.fixture
+def model(run: Run) -> str:
+    if runtime.vllm_distribution() is None:
+        pytest.skip("a key needs an installed vLLM")
+    return "tiny-llama"
+
+
+def test_serve_uses_the_arguments_of_the_bundle_when_none_are_typed(model: str, run: Run) -> None:
+    made = record(model, ARGUMENTS)
+    done = run("serve", model, "--dry-run", "--format", "json")
+    assert "Using the arguments of tiny-llama:v1: --max-model-len 512\n" in done.stderr
+    planned = json.loads(done.stdout)
+    assert planned["bundle"] == made.ref
+    at = planned["vllm_args"].index("--max-model-len")
+    assert planned["vllm_args"][at + 1] == "512"
+
+
+def test_serve_uses_no_arguments_when_the_separator_stands_alone(model: str, run: Run) -> None:
+    record(model, ARGUMENTS)
+    missed = run("serve", model, "--dry-run", "--", code=3).stderr
+    assert "--max-model-len: 512 in the bundle, not asked" in missed
+
+
+@pytest.mark.parametrize("form", ["{name}:v1", "{ref}"])
+def test_serve_starts_the_version_that_is_named(form: str, model: str, run: Run) -> None:
+    first = record(model, ARGUMENTS)
+    record(model, ("--max-model-len", "256"), created="2026-02-01T00:00:00Z")
+    word = form.format(name=model, ref=first.ref)
+    assert json.loads(run("serve", word, "--dry-run", "--format", "json").stdout)["bundle"] == first.ref
+
+
+def test_dry_run_shows_mode_bundle_and_url(model: str, run: Run) -> None:
+    record(model, ARGUMENTS)
+    shown = run("serve", model, "--mode", "fresh", "--dry-run", "--port", "8001").stdout
+    lines = ["mode    fresh", "bundle  tiny-llama:v1", "url     http://127.0.0.1:8001"]
+    assert shown.splitlines()[:3] == lines
+
+
+def test_dry_run_does_not_materialize(model: str, run: Run) -> None:
+    done = run("serve", model, "--on-miss", "materialize", "--dry-run")
+    assert "bundle  none; it would be materialized first" in done.stdout
+    assert not Cache.at().bundles.exists() and not Cache.at().work.exists()
+
+
+def test_serve_refuses_a_port_in_use_before_it_materializes(model: str, run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+        done = run("serve", model, "--on-miss", "materialize", "--port", str(port), code=1)
+    assert f"cannot listen at 127.0.0.1:{port}: another process listens there" in done.stderr
+    assert "hint: choose another port: --port " in done.stderr
+    assert not Cache.at().bundles.exists()
