@@ -78,5 +78,11 @@ def command(
     common.out.success(
         f"{'Made' if is_new else 'Found'} {bundle.name} v{bundle.version}, {human_bytes(bundle.size)},",
         where="the store",
-        then=common.again("serve", model),
+        then=_next_command(common, model, revision, is_new=is_new),
     )
+
+
+def _next_command(common: Common, model: str, revision: str | None, *, is_new: bool) -> str:
+    typed = common.again("serve", model, *(["--revision", revision] if revision else []))
+    # Without `--` the newest bundle lends its arguments, which may be another one than was found.
+    return typed if is_new or common.vllm_args else f"{typed} --"

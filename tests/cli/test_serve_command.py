@@ -1,10 +1,12 @@
 """coldstart serve: what it refuses before anything is imported, and what it would start."""
 
 import json
+import shlex
 import socket
+from collections.abc import Callable
 
 import pytest
-from tools.recorded import record
+from tools.recorded import publish_recorded
 from tools.shell import Run
 
 from coldstart.system import runtime
@@ -44,7 +46,7 @@ def model(run: Run) -> str:
 
 
 def test_serve_uses_the_arguments_of_the_bundle_when_none_are_typed(model: str, run: Run) -> None:
-    made = record(model, ARGUMENTS)
+    made = publish_recorded(model, ARGUMENTS)
     done = run("serve", model, "--dry-run", "--format", "json")
     assert "Using the arguments of tiny-llama:v1: --max-model-len 512\n" in done.stderr
     planned = json.loads(done.stdout)
@@ -54,21 +56,21 @@ def test_serve_uses_the_arguments_of_the_bundle_when_none_are_typed(model: str, 
 
 
 def test_serve_uses_no_arguments_when_the_separator_stands_alone(model: str, run: Run) -> None:
-    record(model, ARGUMENTS)
+    publish_recorded(model, ARGUMENTS)
     missed = run("serve", model, "--dry-run", "--", code=3).stderr
     assert "--max-model-len: 512 in the bundle, not asked" in missed
 
 
 @pytest.mark.parametrize("form", ["{name}:v1", "{ref}"])
 def test_serve_starts_the_version_that_is_named(form: str, model: str, run: Run) -> None:
-    first = record(model, ARGUMENTS)
-    record(model, ("--max-model-len", "256"), created="2026-02-01T00:00:00Z")
+    first = publish_recorded(model, ARGUMENTS)
+    publish_recorded(model, ("--max-model-len", "256"), created="2026-02-01T00:00:00Z")
     word = form.format(name=model, ref=first.ref)
     assert json.loads(run("serve", word, "--dry-run", "--format", "json").stdout)["bundle"] == first.ref
 
 
 def test_dry_run_shows_mode_bundle_and_url(model: str, run: Run) -> None:
-    record(model, ARGUMENTS)
+    publish_recorded(model, ARGUMENTS)
     shown = run("serve", model, "--mode", "fresh", "--dry-run", "--port", "8001").stdout
     lines = ["mode    fresh", "bundle  tiny-llama:v1", "url     http://127.0.0.1:8001"]
     assert shown.splitlines()[:3] == lines
@@ -87,3 +89,48 @@ def test_serve_refuses_a_port_in_use_before_it_materializes(model: str, run: Run
     assert f"cannot listen at 127.0.0.1:{port}: another process listens there" in done.stderr
     assert "hint: choose another port: --port " in done.stderr
     assert not Cache.at().bundles.exists()
+
+
+@pytest.fixture
+def next_command(run: Run) -> Callable[..., list[str]]:
+    """next_command(*arguments): run a command and return the command that it prints as the next, without "coldstart"."""
+
+    def read(*arguments: str) -> list[str]:
+        return shlex.split(run(*arguments).stderr.partition(" Next: coldstart ")[2].splitlines()[0])
+
+    return read
+
+
+def test_the_next_command_of_import_starts_the_bundle(
+    model: str, run: Run, next_command: Callable[..., list[str]]
+) -> None:
+    made = publish_recorded(model, ARGUMENTS)
+    run("export", model)
+    run("prune", model)
+    following = next_command("import", "tiny-llama-v1.oci.tar")
+    assert following == ["serve", "tiny-llama:v1"]
+    assert json.loads(run(*following, "--dry-run", "--format", "json").stdout)["bundle"] == made.ref
+
+
+def test_the_next_command_of_pull_shows_a_bundle_that_cannot_start(
+    model: str, run: Run, next_command: Callable[..., list[str]]
+) -> None:
+    publish_recorded(model, ARGUMENTS, signed=False)
+    run("push", model, "elsewhere")
+    run("prune", model)
+    following = next_command("pull", "elsewhere")
+    assert following == ["inspect", "tiny-llama:v1"]
+    assert "--max-model-len 512" in run(*following).stdout
+
+
+@pytest.mark.parametrize(("arguments", "end"), [((), ["--"]), (ARGUMENTS, ["--", *ARGUMENTS])])
+def test_the_next_command_of_materialize_starts_the_bundle_that_was_found(
+    arguments: tuple[str, ...], end: list[str], model: str, run: Run, next_command: Callable[..., list[str]]
+) -> None:
+    made = publish_recorded(model, arguments)
+    publish_recorded(model, ("--max-model-len", "256"), created="2026-02-01T00:00:00Z")
+    following = next_command("materialize", model, "--", *arguments)
+    assert following == ["serve", model, *end]
+    at = following.index("--")
+    planned = run(*following[:at], "--dry-run", "--format", "json", *following[at:])
+    assert json.loads(planned.stdout)["bundle"] == made.ref

@@ -16,7 +16,7 @@ from coldstart.system import paths
 from coldstart.system.paths import Cache
 
 
-def record(
+def publish_recorded(
     model: str, arguments: Sequence[str], *, created: str = "2026-01-01T00:00:00Z", signed: bool = True
 ) -> Bundle:
     """Publish a bundle of `model` on this machine to the default store."""

@@ -9,7 +9,7 @@ import pytest
 from coldstart.artifacts.bundle import anyone
 from coldstart.artifacts.store import BundleNotFoundError, Store
 from support.engines import home
-from tools.recorded import record
+from tools.recorded import publish_recorded
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
@@ -44,23 +44,23 @@ def adopt(model: str) -> Lookup:
 
 
 def test_adopt_arguments_takes_those_of_the_newest_bundle(model: str) -> None:
-    newest = record(model, SHORT, created=LATER)
-    record(model, LONG)
+    newest = publish_recorded(model, SHORT, created=LATER)
+    publish_recorded(model, LONG)
     found = adopt(model)
     assert (found.vllm_args, found.bundle, found.lender) == (SHORT, newest, newest)
     assert found.key == newest.key == inspection.look_up(model, SHORT).key
 
 
 def test_adopt_arguments_takes_none_of_an_untrusted_bundle(model: str) -> None:
-    trusted = record(model, LONG)
-    record(model, ("--middleware", "evil.module"), created=LATER, signed=False)
+    trusted = publish_recorded(model, LONG)
+    publish_recorded(model, ("--middleware", "evil.module"), created=LATER, signed=False)
     assert adopt(model).bundle == trusted
     unsigned = recorded.adopt_arguments(inspection.look_up(model, accepts=anyone))
     assert unsigned.vllm_args == LONG
 
 
 def test_adopt_arguments_takes_none_with_a_hidden_secret(model: str) -> None:
-    record(model, ("--max-num-seqs", "4", "--api-key", "***"))
+    publish_recorded(model, ("--max-num-seqs", "4", "--api-key", "***"))
     found = adopt(model)
     assert found.vllm_args == () and found.bundle is None and found.lender is None
 
@@ -68,7 +68,7 @@ def test_adopt_arguments_takes_none_with_a_hidden_secret(model: str) -> None:
 def test_adopt_arguments_takes_none_of_another_model_or_machine(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record(model, SHORT)
+    publish_recorded(model, SHORT)
     (Path(model) / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"]}))
     assert adopt(model).lender is None
     (Path(model) / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
@@ -78,14 +78,14 @@ def test_adopt_arguments_takes_none_of_another_model_or_machine(
 
 
 def test_adopt_arguments_fits_a_directory_without_weights(model: str) -> None:
-    made = record(model, SHORT)
+    made = publish_recorded(model, SHORT)
     (Path(model) / "model.safetensors").unlink()
     found = adopt(model)
     assert found.vllm_args == SHORT and found.without_weights().bundle == made
 
 
 def test_miss_shows_the_nearest_bundle_and_each_argument(model: str) -> None:
-    record(model, (*SHORT, "--enforce-eager"))
+    publish_recorded(model, (*SHORT, "--enforce-eager"))
     missed = inspection.miss(inspection.look_up(model, LONG))
     lines = missed.message.splitlines()
     assert "the nearest, my-model:v1, differs in" in lines[0]
@@ -98,7 +98,7 @@ def test_miss_shows_the_nearest_bundle_and_each_argument(model: str) -> None:
 
 
 def test_miss_offers_no_arguments_of_an_untrusted_bundle(model: str) -> None:
-    record(model, SHORT, signed=False)
+    publish_recorded(model, SHORT, signed=False)
     missed = inspection.miss(inspection.look_up(model, LONG, accepts=anyone))
     assert missed.hint == f"coldstart materialize {model} -- --max-model-len 1024"
 
@@ -121,30 +121,30 @@ class TestVersion:
         return recorded.look_up_version(bundle, given and Arguments(given), cache=Cache.at())
 
     def test_it_has_the_arguments_of_the_version(self, named: str) -> None:
-        first = record(named, SHORT)
-        record(named, SHORT, created=LATER)
+        first = publish_recorded(named, SHORT)
+        publish_recorded(named, SHORT, created=LATER)
         for word in ("tiny-llama:v1", first.ref, first.ref[:30]):
             found = self.look_up(word)
             assert (found.bundle, found.vllm_args, found.lender) == (first, SHORT, first)
 
     def test_other_arguments_are_a_miss(self, named: str) -> None:
-        first = record(named, SHORT)
+        first = publish_recorded(named, SHORT)
         found = self.look_up("tiny-llama:v1", LONG)
         assert found.bundle is None and found.nearest == first
         assert "--max-model-len: 512 in the bundle, 1024 asked" in inspection.miss(found).message
 
     def test_an_untrusted_version_is_a_miss_that_says_so(self, named: str) -> None:
-        record(named, SHORT, signed=False)
+        publish_recorded(named, SHORT, signed=False)
         found = self.look_up("tiny-llama:v1", SHORT)
         assert found.bundle is None and "is not trusted" in inspection.miss(found).message
 
     def test_an_unknown_version_is_an_error(self, named: str) -> None:
-        record(named, SHORT)
+        publish_recorded(named, SHORT)
         with pytest.raises(BundleNotFoundError):
             self.look_up("tiny-llama:v9")
 
     def test_the_bundle_of_a_directory_names_the_way(self, model: str) -> None:
-        record(model, SHORT)
+        publish_recorded(model, SHORT)
         with pytest.raises(UsageError) as caught:
             self.look_up("my-model:v1")
         assert caught.value.hint == "name the directory: coldstart serve DIR"
