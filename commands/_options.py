@@ -209,6 +209,7 @@ def command(
         scheduling = _scheduler_options() if chooses_scheduler else []
         exporting = _parameters(_exporting) if exports else []
         _declare(run, [*own, *scheduling, *exporting, *_parameters(_common)])
+        run.__dict__["takes_vllm_args"] = takes_vllm_args
         return run
 
     return decorate
