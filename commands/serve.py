@@ -91,6 +91,7 @@ def command(
 ) -> None:
     """Look up, start, say when it is ready, and stay until it ends."""
     from coldstart.artifacts.bundle import anyone
+    from coldstart.commands import _faster
 
     from coldstart.launch import ladder, listening, planning, prediction, supervise
     from coldstart.launch.request import ServeRequest
@@ -135,8 +136,13 @@ def command(
             recorded.started()
             report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
             _say(common, report, ready_file)
-            if exposed := listening.describe_exposure(plan.vllm_args):
-                common.out.note(exposed)
+            unavailable = from_json(report["absent"])
+            for note in (
+                listening.describe_exposure(plan.vllm_args),
+                _faster.advise(request.lookup, report["ready_s"], unavailable),
+            ):
+                if note is not None:
+                    common.out.note(note)
             common.out.detail(draw(recorded.timeline))
             code = supervise.stay(started.running.process)
     raise typer.Exit(code)
