@@ -33,7 +33,7 @@ def publish(
     with layout.exclusive():
         entries = layout.entries()
         known = next((entry for entry in entries if entry.digest == descriptor.digest), None)
-        entry = known or _entry(descriptor, identity, next_version(entries, identity[oci.KEY]))
+        entry = known or _entry(descriptor, identity, next_version(entries, identity[oci.NAME]))
         _close_memory(staging, descriptor)
         _place(layout, staging, {descriptor.digest, *(item.digest for item in signed)})
         have = {item.digest for item in entries}
@@ -43,10 +43,10 @@ def publish(
     return entry
 
 
-def next_version(entries: Sequence[oci.Descriptor], key: str) -> int:
-    """One more than the newest version of the key; 1 for the first."""
+def next_version(entries: Sequence[oci.Descriptor], name: str) -> int:
+    """Return one more than the newest version of the model's name, whatever its key; 1 for the first."""
     return 1 + max(
-        (version_of(entry) for entry in entries if entry.annotations.get(oci.KEY) == key), default=0
+        (version_of(entry) for entry in entries if entry.annotations.get(oci.NAME) == name), default=0
     )
 
 

@@ -234,7 +234,7 @@ class AmbiguousReferenceError(BundleError):
 
     code = "CS-AMBIGUOUS"
     exit_code = ERROR
-    default_hint = "name one by digest: NAME@sha256:..."
+    default_hint = "name one of them: NAME:vN or NAME@sha256:..."
 
 
 class InvalidReferenceError(BundleError):

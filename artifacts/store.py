@@ -1,7 +1,7 @@
 """A store of bundles: an OCI image layout that many processes read and write at once.
 
-A reader needs no write permission and takes no lock. Versions of a key count up and stay until they are
-pruned.
+A reader needs no write permission and takes no lock. Versions of a model's name count up and stay until they
+are pruned.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Store:
         return best.bundle
 
     def get(self, ref: str, *, trust: Trust | None = None) -> Bundle:
-        """The bundle for NAME (newest), NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest prefix.
+        """The bundle for NAME (of one key), NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest prefix.
 
         Of several versions the best: one that `trust` accepts before one that it does not. Raises BundleNotFoundError,
         AmbiguousReferenceError,
@@ -209,8 +209,7 @@ class Store:
 
     def _newest_wins(self, ref: str, matches: Sequence[Bundle]) -> bool:
         by_name = all(_says(bundle)[0] == ref for bundle in matches)
-        by_key = _HEX.fullmatch(ref) is not None and len({_says(bundle)[1] for bundle in matches}) == 1
-        return by_name or by_key
+        return (by_name or _HEX.fullmatch(ref) is not None) and len({_says(b)[1] for b in matches}) == 1
 
     def _nearest(self, key: Key, name: str | None, trust: Trust | None) -> tuple[Bundle, Mismatches] | None:
         same = (b for b in self._readable() if _same_model(key, name, b) and b.key_digest != key.digest)
@@ -243,8 +242,17 @@ def _by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
 
 
 def _several(ref: str, matches: Sequence[Bundle]) -> Bundle:
-    listed = ", ".join(bundle.ref for bundle in matches[:8])
-    raise AmbiguousReferenceError(f"{ref!r} names {len(matches)} bundles: {listed}")
+    listed = "".join(f"\n  {_choice(bundle)}" for bundle in matches)
+    raise AmbiguousReferenceError(f"{ref!r} names {len(matches)} bundles:{listed}")
+
+
+def _choice(bundle: Bundle) -> str:
+    """Return a version, its reference by digest, and the arguments that tell it from others of its name."""
+    try:
+        recorded = " ".join(bundle.manifest.provenance.arguments) or "no arguments"
+    except BundleError as error:
+        recorded = error.message
+    return f"{_says(bundle)[0] or '?'}:v{bundle.version}  {_says(bundle)[0]}@{bundle.digest[:19]}  {recorded}"
 
 
 def _same_model(key: Key, name: str | None, bundle: Bundle) -> bool:

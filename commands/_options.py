@@ -71,12 +71,16 @@ SNAPSHOT = "Send a bundle although it holds a process's memory, which whoever ge
 
 @dataclass(frozen=True)
 class Common:
-    """What every command was given: the sink, whether the network is off, the cache, and vLLM's arguments."""
+    """What every command was given: the sink, whether the network is off, the cache, and vLLM's arguments.
+
+    `typed_args` is whether `--` was typed, with or without arguments behind it.
+    """
 
     out: Output
     offline: bool
     cache: Cache
     vllm_args: Arguments
+    typed_args: bool = False
 
     def store(self) -> "Store":
         """The bundle store under the chosen cache root."""
@@ -201,13 +205,14 @@ def command(
                 given["choice"] = _choice(given)
             if exports:
                 given["exports"] = _exports(given.pop("export"))
-            function(Common(*common, vllm_args=rest), **given)
+            function(Common(*common, vllm_args=rest, typed_args=ctx.obj is not None), **given)
 
         own = [one for one in _parameters(function) if one.name not in ("common", "choice", "exports")]
         own = _keys.add_file_options(own)
         scheduling = _scheduler_options() if chooses_scheduler else []
         exporting = _parameters(_exporting) if exports else []
         _declare(run, [*own, *scheduling, *exporting, *_parameters(_common)])
+        run.__dict__["takes_vllm_args"] = takes_vllm_args
         return run
 
     return decorate

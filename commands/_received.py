@@ -6,8 +6,9 @@ from coldstart.artifacts import selection
 from coldstart.artifacts.bundle import Bundle
 from coldstart.commands._options import Common
 
-from coldstart.errors import CommandFailedError
-from coldstart.models import inspection
+from coldstart.errors import ColdstartError, CommandFailedError
+from coldstart.models import inspection, resolution
+from coldstart.validate import against
 
 
 def report(common: Common, bundles: Sequence[Bundle], outcome: str) -> None:
@@ -34,4 +35,22 @@ def report(common: Common, bundles: Sequence[Bundle], outcome: str) -> None:
                 f"{bundle.name}:v{bundle.version} is older than v{newer[0].version}, which stays the one that is taken; "
                 f"to go back: coldstart prune {newer[0].ref}"
             )
-    common.out.success(outcome, where=str(common.store().root), then=f"coldstart serve {bundles[0].name}")
+    common.out.success(outcome, where=str(common.store().root), then=_next_command(bundles[0]))
+
+
+def _next_command(bundle: Bundle) -> str:
+    """Return the command that starts a server from the bundle here, or else the one that shows the bundle."""
+    version = f"{bundle.name}:v{bundle.version}"
+    return f"coldstart serve {version}" if _can_serve(bundle) else f"coldstart inspect {version}"
+
+
+def _can_serve(bundle: Bundle) -> bool:
+    known = inspection.names_model(bundle.name) or resolution.is_repo_id(bundle.name)
+    try:
+        return (
+            known
+            and inspection.read_arguments(bundle) is not None
+            and not against.compare(bundle.key.fields, against.host(), bundle.name)
+        )
+    except ColdstartError:  # vLLM is not installed, or the bundle cannot be read
+        return False

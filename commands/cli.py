@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from coldstart.commands import config_file
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import coldstart
 from coldstart.contract import environment
@@ -93,13 +93,21 @@ def load(name: str) -> Any:
     app = getattr(module, "app", None)
     if app is None:
         app = _new_app()
-        app.command(name, help=module.__doc__)(module.command)
+        app.command(name, cls=_command_class(module.command), help=module.__doc__)(module.command)
     loaded = typer.main.get_command(app)
     loaded.name = name
     _examples.add(loaded, name)
     # Not on the whole program: a COLDSTART_VERSION in a container would then be its --version.
     loaded.context_settings["auto_envvar_prefix"] = f"{config_file.PREFIX}_{name}".upper().replace("-", "_")
     return loaded
+
+
+def _command_class(command: Any) -> type[TyperCommand]:
+    if not command.takes_vllm_args:
+        return TyperCommand
+    from coldstart.commands._misplaced import PassingCommand
+
+    return PassingCommand
 
 
 def _new_app() -> typer.Typer:
@@ -163,9 +171,11 @@ def _defaults(argv: Sequence[str]) -> dict[str, dict[str, Any]]:
     return config_file.load(argv, [*COMMANDS], SHARED)
 
 
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:
     # Split here, not in the parser, which would read what follows -- as this command's own arguments.
-    at = argv.index("--") if "--" in argv else len(argv)
+    if "--" not in argv:
+        return argv, None
+    at = argv.index("--")
     return argv[:at], argv[at + 1 :]
 
 

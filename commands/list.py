@@ -1,5 +1,7 @@
 """List the bundles in the store, in order of publication."""
 
+import shlex
+
 from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
@@ -33,6 +35,7 @@ def _data(bundle: Bundle) -> dict[str, object]:
             "key": bundle.key_digest,
             "size": bundle.size,
             "created": bundle.manifest.provenance.created,
+            "arguments": list(bundle.manifest.provenance.arguments),
         }
     except BundleError as error:  # damaged, or of a newer release: the others are listed all the same
         annotations = bundle.descriptor.annotations
@@ -53,8 +56,9 @@ def _row(data: dict[str, object]) -> tuple[str, ...]:
         human_bytes(size) if isinstance(size, int) else "-",
         str(data.get("created") or data.get("problem")),
         str(data["digest"]).removeprefix("sha256:")[:12],
+        shlex.join(arguments) if isinstance(arguments := data.get("arguments"), list) else "",
     )
 
 
 def _text(listed: list[dict[str, object]]) -> str:
-    return table(("bundle", "key", "size", "created", "digest"), [_row(data) for data in listed])
+    return table(("bundle", "key", "size", "created", "digest", "arguments"), [_row(data) for data in listed])

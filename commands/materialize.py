@@ -85,7 +85,7 @@ def command(
     common.out.success(
         f"{'Made' if is_new else 'Found'} {bundle.name} v{bundle.version}, {human_bytes(bundle.size)},",
         where="the store",
-        then=common.again("serve", model),
+        then=_next_command(common, model, revision, is_new=is_new),
     )
 
 
@@ -103,3 +103,9 @@ def _show(common: Common, model: str, planned: "MaterializationPlan") -> None:
         data, lambda: table(("field", "value"), list(fields.items())) + f"\nsections: {', '.join(sections)}"
     )
     common.out.success(f"Would make key {planned.key.short}", then=common.again("materialize", model))
+
+
+def _next_command(common: Common, model: str, revision: str | None, *, is_new: bool) -> str:
+    typed = common.again("serve", model, *(["--revision", revision] if revision else []))
+    # Without `--` the newest bundle lends its arguments, which may be another one than was found.
+    return typed if is_new or common.vllm_args else f"{typed} --"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,6 +20,8 @@ from coldstart.system import secrets
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Trust
 
+    from coldstart.contract.plan import LaunchPlan
+    from coldstart.launch.request import ServeRequest
     from coldstart.models.inspection import Lookup
 
     Mode = str
@@ -43,7 +46,9 @@ def command(
     host: Annotated[
         str | None,
         typer.Option(
-            "--host", metavar="ADDRESS", help="Address to listen at, as for vLLM; default: every one."
+            "--host",
+            metavar="ADDRESS",
+            help="Address to listen at; default: 127.0.0.1, this machine alone.",
         ),
     ] = None,
     port: Annotated[
@@ -86,8 +91,9 @@ def command(
 ) -> None:
     """Look up, start, say when it is ready, and stay until it ends."""
     from coldstart.artifacts.bundle import anyone
+    from coldstart.commands import _faster
 
-    from coldstart.launch import ladder, planning, prediction, supervise
+    from coldstart.launch import ladder, listening, planning, prediction, supervise
     from coldstart.launch.request import ServeRequest
     from coldstart.launch.scheduler import check
     from coldstart.system.drawing import draw
@@ -95,16 +101,21 @@ def command(
 
     for file in filter(None, (ready_file, timeline)):
         _require_place(file)
-    listen = [*(["--host", host] if host else []), *(["--port", str(port)] if port is not None else [])]
     # Before anything is looked up: what was typed wrongly is said at once.
     check(choice, common.vllm_args)
+    lookup = _find(common, model, revision, anyone if untrusted else None)
+    lookup = lookup.without_weights() if weights_from is not None else lookup
+    _show_arguments(common, lookup)
+    check(choice, lookup.vllm_args)
+    listen = listening.choose_address(host, port, lookup.vllm_args)
+    if not dry_run:
+        listening.require_free_port(lookup.vllm_args, listen)
+    materializes = lookup.bundle is None and on_miss == "materialize"
     request = ServeRequest(
-        _looked_up(
-            common, model, revision, on_miss, anyone if untrusted else None, remote=weights_from is not None
-        ),
+        lookup if dry_run or not materializes else _materialized(common, lookup),
         listen,
         mode=mode,
-        without_bundle=on_miss == "warn",
+        without_bundle=on_miss == "warn" or (dry_run and materializes),
         ready_timeout=ready_timeout,
         require_signature=require_signature,
         weights_from=weights_from,
@@ -115,13 +126,8 @@ def command(
     for note in request.lookup.notes:
         common.out.warn(note)
     if dry_run:
-        planned = {
-            "url": planning.url(plan),
-            "bundle": request.lookup.bundle.ref if request.lookup.bundle else None,
-            **plan.document(),
-        }
-        planned["vllm_args"] = secrets.arguments(plan.vllm_args)
-        common.out.result(planned, lambda: json.dumps(secrets.document(planned), indent=2))
+        planned = _describe(request, plan) | {"materializes": materializes}
+        common.out.result(planned, lambda: _dry_run_text(planned))
         return
     with recording(timeline, wanted=common.out.verbose) as recorded:
         started = ladder.start(request, plan)
@@ -130,31 +136,71 @@ def command(
             recorded.started()
             report["predicted"] = prediction.document(request, started, recorded.timeline.phases())
             _say(common, report, ready_file)
+            unavailable = from_json(report["absent"])
+            for note in (
+                listening.describe_exposure(plan.vllm_args),
+                _faster.advise(request.lookup, report["ready_s"], unavailable),
+            ):
+                if note is not None:
+                    common.out.note(note)
             common.out.detail(*draw(recorded.timeline).splitlines())
             code = supervise.stay(started.running.process)
     raise typer.Exit(code)
 
 
-def _looked_up(
-    common: Common,
-    model: str,
-    revision: str | None,
-    on_miss: OnMiss,
-    accepts: "Trust | None",
-    *,
-    remote: bool,
-) -> "Lookup":
-    """The look-up, after materializing what is missing where that was asked for."""
-    lookup = common.look_up(model, revision, accepts)
-    if remote:
-        lookup = lookup.without_weights()
-    if lookup.bundle is not None or on_miss != "materialize":
-        return lookup
+def _materialized(common: Common, lookup: "Lookup") -> "Lookup":
     from coldstart.materialize import materialize
     from coldstart.materialize.options import Options
 
     materialize.materialize(lookup, Options(), common.out.phase)
     return lookup.refresh()
+
+
+def _describe(request: "ServeRequest", plan: "LaunchPlan") -> dict[str, Any]:
+    from coldstart.launch import ladder, planning
+
+    bundle = request.lookup.bundle
+    return {
+        "mode": ladder.find_mode(request, plan),
+        "bundle": bundle.ref if bundle else None,
+        "version": bundle.version if bundle else None,
+        "url": planning.url(plan),
+        **plan.document(),
+        "vllm_args": secrets.arguments(plan.vllm_args),
+    }
+
+
+def _dry_run_text(planned: Mapping[str, Any]) -> str:
+    absent = "none; it would be materialized first" if planned["materializes"] else "none"
+    name = (planned["bundle"] or absent).partition("@")[0]
+    bundle = f"{name}:v{planned['version']}" if planned["bundle"] else absent
+    fallbacks = [f"fallback  {one}" for one in from_json(planned["fallbacks"])]
+    return "\n".join(
+        [f"mode    {planned['mode']}", f"bundle  {bundle}", f"url     {planned['url']}", *fallbacks]
+    )
+
+
+def _find(common: Common, model: str, revision: str | None, accepts: "Trust | None") -> "Lookup":
+    """Look up the model, or the one version that `model` names; without `--` with the arguments of a bundle."""
+    from coldstart.models import recorded
+
+    if bundle := recorded.find_versioned(common.store(), model):
+        return recorded.look_up_version(
+            bundle,
+            common.vllm_args if common.typed_args else None,
+            cache=common.cache,
+            offline=common.offline,
+            revision=revision,
+            accepts=accepts,
+        )
+    lookup = common.look_up(model, revision, accepts)
+    return lookup if common.typed_args else recorded.adopt_arguments(lookup)
+
+
+def _show_arguments(common: Common, lookup: "Lookup") -> None:
+    if lookup.lender is not None and lookup.vllm_args:
+        lender = f"{lookup.lender.name}:v{lookup.lender.version}"
+        common.out.note(f"Using the arguments of {lender}: {shlex.join(lookup.vllm_args)}")
 
 
 def _say(common: Common, report: dict[str, Any], ready_file: Path | None) -> None:

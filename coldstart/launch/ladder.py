@@ -90,6 +90,19 @@ def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
     raise AssertionError("the ladder ends with fresh, which either starts or raises")
 
 
+def find_mode(request: ServeRequest, plan: LaunchPlan) -> str:
+    """Return the name of the mode that `start` tries first; nothing is started."""
+    one = ServerStart(request, plan, timeline.now())
+    return next(mode.name for mode in modes.attempts(request.mode) if _is_available(mode, one))
+
+
+def _is_available(mode: StartMode, one: ServerStart) -> bool:
+    try:
+        return mode.unavailable(one) is None
+    except (BundleError, LaunchRefusedError):
+        return False
+
+
 def _remove_unfinished(plan: LaunchPlan) -> list[Fallback]:
     root = plan.env.get("VLLM_CACHE_ROOT")
     return interrupted.cleared(Path(root)) if root is not None else []

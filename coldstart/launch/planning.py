@@ -7,13 +7,11 @@ does not use has a Fallback with the reason.
 from __future__ import annotations
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.launch import fetch, prepare, scheduler, unserved
+from coldstart.launch import fetch, listening, prepare, scheduler, unserved
 from coldstart.launch.request import ServeRequest
 from coldstart.models import inspection
 from coldstart.system import runtime
 from coldstart.system.ipc import addresses
-
-DEFAULT_PORT = 8000
 
 
 def plan(request: ServeRequest) -> LaunchPlan:
@@ -38,6 +36,6 @@ def url(plan: LaunchPlan) -> str:
     given = plan.vllm_args
     if uds := given.value("uds"):
         return f"unix:{uds}"
-    host = str(given.value("host") or "127.0.0.1")
+    host = str(given.value("host") or listening.DEFAULT_HOST)
     scheme = "https" if given.value("ssl_certfile") else "http"
-    return addresses.url(host, given.value("port", DEFAULT_PORT), scheme)
+    return addresses.url(host, given.value("port", listening.DEFAULT_PORT), scheme)

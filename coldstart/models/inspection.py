@@ -31,6 +31,7 @@ class Lookup:
     """The model, vLLM's arguments, their key, and the bundle of that key, or the nearest bundle and its mismatches.
 
     Every command creates one and passes it on; nothing below resolves the model, the arguments or the cache a second time.
+    ``lender`` is the bundle whose recorded arguments ``vllm_args`` are, None for arguments that the user typed.
     ``offline`` forbids downloads. A bundle is found only if ``accepts`` accepts it (None: `trust`; `bundle.anyone`: every
     signer); ``untrusted`` is a bundle of this key that was not accepted. ``notes`` are remarks on the choice for the user.
     """
@@ -45,6 +46,7 @@ class Lookup:
     offline: bool = False
     accepts: Trust | None = None
     untrusted: Bundle | None = None
+    lender: Bundle | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -58,7 +60,7 @@ class Lookup:
             bundle = self.store.find(self.key, name=self.model.name, trust=self.accepts or trust)
         except BundleNotFoundError as error:
             nearest, mismatches = error.nearest or (None, [])
-            notes = tuple(_unvouched(nearest)) if nearest else ()
+            notes = tuple(describe_distrust(nearest)) if nearest else ()
             return replace(
                 self,
                 bundle=None,
@@ -67,7 +69,7 @@ class Lookup:
                 untrusted=error.untrusted,
                 notes=notes,
             )
-        notes = (*_unvouched(bundle), *_passed_over(self.store, bundle))
+        notes = (*describe_distrust(bundle), *_passed_over(self.store, bundle))
         return replace(self, bundle=bundle, nearest=None, mismatches=(), untrusted=None, notes=notes)
 
     def without_weights(self) -> Lookup:
@@ -126,7 +128,8 @@ def look_up(
     return Lookup(model, given, cache, keys.compose(model, given), offline=offline, accepts=accepts).refresh()
 
 
-def _unvouched(chosen: Bundle) -> Iterator[str]:
+def describe_distrust(chosen: Bundle) -> Iterator[str]:
+    """Yield a note where no trusted key signed the bundle."""
     judged = trust(chosen)
     if not judged.ok:
         yield (
@@ -151,25 +154,44 @@ def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
 
 
 def miss(lookup: Lookup) -> NoBundleError:
-    """Build the error of a look-up without a bundle: field, wanted, found, and the command that creates one."""
+    """Build the error of a look-up without a bundle: the nearest bundle, each difference, and the commands that help."""
+    create = shlex.join(["coldstart", "materialize", lookup.model.argument, *_after(lookup.vllm_args)])
     if lookup.untrusted is not None:
         return NoBundleError(
             f"The only bundle for {lookup.model.name} with key {lookup.key.short}, {lookup.untrusted.ref}, is not trusted: "
             f"{trust(lookup.untrusted).reason}",
             hint="coldstart trust add FILE, with its maker's public key; or take it as it is: --untrusted; or "
-            + shlex.join(["coldstart", "materialize", lookup.model.argument, *_after(lookup.vllm_args)]),
+            + create,
         )
     if lookup.nearest is None:
         detail = "and none for this model under another key"
         differences: list[str] = []
     else:
         detail = f"the nearest, {lookup.nearest.name}:v{lookup.nearest.version}, differs in"
-        differences = [f"{m.field}: wanted {m.wanted}, found {m.found}" for m in lookup.mismatches]
+        differences = [_difference(one) for one in lookup.mismatches]
     summary = f"No bundle for {lookup.model.name} with key {lookup.key.short} in the store; {detail}"
     return NoBundleError(
         [summary, *differences],
-        hint=shlex.join(["coldstart", "materialize", lookup.model.argument, *_after(lookup.vllm_args)]),
+        hint=f"{_use_nearest(lookup)}{create}",
     )
+
+
+def _difference(one: Mismatch) -> str:
+    if not one.field.startswith(keys.ENGINE):
+        return f"{one.field}: {one.found} in the bundle, {one.wanted} here"
+    option = one.field.removeprefix(keys.ENGINE).replace("_", "-")
+    found, wanted = ("not" if value is None else value for value in (one.found, one.wanted))
+    return f"--{option}: {found} in the bundle, {wanted} asked"
+
+
+def _use_nearest(lookup: Lookup) -> str:
+    """Return the command that starts a server from the nearest bundle, with " or ", where only arguments differ."""
+    nearest = lookup.nearest
+    if nearest is None or not all(one.field.startswith(keys.ENGINE) for one in lookup.mismatches):
+        return ""
+    if (recorded := read_arguments(nearest)) is None:
+        return ""
+    return shlex.join(["coldstart", "serve", lookup.model.argument, "--", *recorded]) + ", or "
 
 
 def require(lookup: Lookup, *, bundle: bool, signed_by: Trust | None = None) -> str:
@@ -200,6 +222,14 @@ def trust(bundle: Bundle) -> TrustResult:
     from coldstart.system.trust import trust_cache
 
     return trust_cache.judge(bundle)
+
+
+def read_arguments(bundle: Bundle) -> Arguments | None:
+    """Return the arguments of the materialization, None for those of an untrusted bundle or with a hidden secret."""
+    if not trust(bundle).ok:
+        return None
+    recorded = Arguments(bundle.manifest.provenance.arguments)
+    return None if any(secrets.HIDDEN in word for word in recorded) else recorded
 
 
 def list_missing_sections(bundle: Bundle) -> dict[str, str]:

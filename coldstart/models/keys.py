@@ -14,6 +14,8 @@ from coldstart.models.resolution import ResolvedModel
 from coldstart.system import runtime
 from coldstart.system.devices import hardware
 
+ENGINE = "engine."
+"""Prefix of the fields that come from vLLM's arguments."""
 Scalar = str | int | float | bool | None
 
 
@@ -29,6 +31,13 @@ def compose(model: ResolvedModel, vllm_args: Arguments) -> Key:
         "engine": relevance.engine_fields(vllm_args.normal),
     }
     return Key({f"{group}.{name}": value for group, part in groups.items() for name, value in part.items()})
+
+
+def replace_arguments(key: Key, vllm_args: Arguments) -> Key:
+    """Return `key` with the engine fields of other arguments: the model and the machine are not read again."""
+    fields = {name: value for name, value in key.fields.items() if not name.startswith(ENGINE)}
+    engine = relevance.engine_fields(vllm_args.normal)
+    return Key(fields | {f"{ENGINE}{name}": value for name, value in engine.items()})
 
 
 def hardware_fields(*, on_cpu: bool) -> dict[str, Scalar]:

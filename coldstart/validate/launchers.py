@@ -43,8 +43,8 @@ class Subject:
 
     @property
     def passed_args(self) -> list[str]:
-        """vLLM's arguments as they follow a coldstart command."""
-        return ["--", *self.vllm_args] if self.vllm_args else []
+        """vLLM's arguments as they follow a coldstart command; without any, `--` alone asks for none."""
+        return ["--", *self.vllm_args]
 
 
 @dataclass(frozen=True)

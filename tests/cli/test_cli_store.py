@@ -82,7 +82,7 @@ def test_a_miss_names_field_wanted_and_found(run: Run, model: Path, home: Path) 
     hit = run("inspect", str(model), "--", "--max-model-len=512")
     assert made.digest in hit.stdout
     missed = run("inspect", str(model), "--", "--max-model-len", "1024", code=3).stderr
-    assert "engine.max_model_len: wanted 1024, found 512" in missed
+    assert "--max-model-len: 512 in the bundle, 1024 asked" in missed
     assert f"coldstart materialize {model} -- --max-model-len 1024" in missed
 
 

@@ -1,7 +1,16 @@
-"""coldstart serve refuses a scheduler that cannot be before it looks at the model."""
+"""coldstart serve: what it refuses before anything is imported, and what it would start."""
+
+import json
+import shlex
+import socket
+from collections.abc import Callable
 
 import pytest
+from tools.recorded import publish_recorded
 from tools.shell import Run
+
+from coldstart.system import runtime
+from coldstart.system.paths import Cache
 
 OURS = ("--scheduler", "skip-join-mlfq")
 
@@ -24,3 +33,104 @@ OURS = ("--scheduler", "skip-join-mlfq")
 def test_a_scheduler_that_cannot_be_is_refused(arguments: tuple[str, ...], words: str, run: Run) -> None:
     said = run("serve", "no-such-model", *arguments, code=2).stderr
     assert words in " ".join(said.split())
+
+
+ARGUMENTS = ("--max-model-len", "512")
+
+
+@pytest.fixture
+def model(run: Run) -> str:
+    if runtime.vllm_distribution() is None:
+        pytest.skip("a key needs an installed vLLM")
+    return "tiny-llama"
+
+
+def test_serve_uses_the_arguments_of_the_bundle_when_none_are_typed(model: str, run: Run) -> None:
+    made = publish_recorded(model, ARGUMENTS)
+    done = run("serve", model, "--dry-run", "--format", "json")
+    assert "Using the arguments of tiny-llama:v1: --max-model-len 512\n" in done.stderr
+    planned = json.loads(done.stdout)
+    assert planned["bundle"] == made.ref
+    at = planned["vllm_args"].index("--max-model-len")
+    assert planned["vllm_args"][at + 1] == "512"
+
+
+def test_serve_uses_no_arguments_when_the_separator_stands_alone(model: str, run: Run) -> None:
+    publish_recorded(model, ARGUMENTS)
+    missed = run("serve", model, "--dry-run", "--", code=3).stderr
+    assert "--max-model-len: 512 in the bundle, not asked" in missed
+
+
+@pytest.mark.parametrize("form", ["{name}:v1", "{ref}"])
+def test_serve_starts_the_version_that_is_named(form: str, model: str, run: Run) -> None:
+    first = publish_recorded(model, ARGUMENTS)
+    publish_recorded(model, ("--max-model-len", "256"), created="2026-02-01T00:00:00Z")
+    word = form.format(name=model, ref=first.ref)
+    assert json.loads(run("serve", word, "--dry-run", "--format", "json").stdout)["bundle"] == first.ref
+
+
+def test_dry_run_shows_mode_bundle_and_url(model: str, run: Run) -> None:
+    publish_recorded(model, ARGUMENTS)
+    shown = run("serve", model, "--mode", "fresh", "--dry-run", "--port", "8001").stdout
+    lines = ["mode    fresh", "bundle  tiny-llama:v1", "url     http://127.0.0.1:8001"]
+    assert shown.splitlines()[:3] == lines
+
+
+def test_dry_run_does_not_materialize(model: str, run: Run) -> None:
+    done = run("serve", model, "--on-miss", "materialize", "--dry-run")
+    assert "bundle  none; it would be materialized first" in done.stdout
+    assert not Cache.at().bundles.exists() and not Cache.at().work.exists()
+
+
+def test_serve_refuses_a_port_in_use_before_it_materializes(model: str, run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+        done = run("serve", model, "--on-miss", "materialize", "--port", str(port), code=1)
+    assert f"cannot listen at 127.0.0.1:{port}: another process listens there" in done.stderr
+    assert "hint: choose another port: --port " in done.stderr
+    assert not Cache.at().bundles.exists()
+
+
+@pytest.fixture
+def next_command(run: Run) -> Callable[..., list[str]]:
+    """next_command(*arguments): run a command and return the command that it prints as the next, without "coldstart"."""
+
+    def read(*arguments: str) -> list[str]:
+        return shlex.split(run(*arguments).stderr.partition(" Next: coldstart ")[2].splitlines()[0])
+
+    return read
+
+
+def test_the_next_command_of_import_starts_the_bundle(
+    model: str, run: Run, next_command: Callable[..., list[str]]
+) -> None:
+    made = publish_recorded(model, ARGUMENTS)
+    run("export", model)
+    run("prune", model)
+    following = next_command("import", "tiny-llama-v1.oci.tar")
+    assert following == ["serve", "tiny-llama:v1"]
+    assert json.loads(run(*following, "--dry-run", "--format", "json").stdout)["bundle"] == made.ref
+
+
+def test_the_next_command_of_pull_shows_a_bundle_that_cannot_start(
+    model: str, run: Run, next_command: Callable[..., list[str]]
+) -> None:
+    publish_recorded(model, ARGUMENTS, signed=False)
+    run("push", model, "elsewhere")
+    run("prune", model)
+    following = next_command("pull", "elsewhere")
+    assert following == ["inspect", "tiny-llama:v1"]
+    assert "--max-model-len 512" in run(*following).stdout
+
+
+@pytest.mark.parametrize(("arguments", "end"), [((), ["--"]), (ARGUMENTS, ["--", *ARGUMENTS])])
+def test_the_next_command_of_materialize_starts_the_bundle_that_was_found(
+    arguments: tuple[str, ...], end: list[str], model: str, run: Run, next_command: Callable[..., list[str]]
+) -> None:
+    made = publish_recorded(model, arguments)
+    publish_recorded(model, ("--max-model-len", "256"), created="2026-02-01T00:00:00Z")
+    following = next_command("materialize", model, "--", *arguments)
+    assert following == ["serve", model, *end]
+    at = following.index("--")
+    planned = run(*following[:at], "--dry-run", "--format", "json", *following[at:])
+    assert json.loads(planned.stdout)["bundle"] == made.ref

@@ -94,7 +94,7 @@ def test_a_miss_names_the_field_without_importing_torch(machine: Machine, made: 
     watched = Machine(machine.root, {"PYTHONPROFILEIMPORTTIME": "1"})
     watched.run("serve", "tiny-llama", "--on-miss", "fail", "--", *other, code=3)
     said = watched.error()
-    assert "engine.max_model_len: wanted 256, found 512" in said
+    assert "--max-model-len: 512 in the bundle, 256 asked" in said
     assert f"coldstart materialize tiny-llama -- {' '.join(other)}" in said
     imported = {line.rpartition("|")[2].strip() for line in said.splitlines() if "import time:" in line}
     assert "coldstart.commands.cli" in imported or "coldstart" in imported

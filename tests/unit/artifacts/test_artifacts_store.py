@@ -46,11 +46,11 @@ def test_what_goes_in_comes_out(store: Store, tmp_path: Path) -> None:
     assert found.manifest.provenance == provenance()
 
 
-def test_versions_count_up_per_key_and_the_newest_is_found(store: Store, tmp_path: Path) -> None:
+def test_versions_count_up_per_name_and_the_newest_of_the_key_is_found(store: Store, tmp_path: Path) -> None:
     first = publish(store, tmp_path, run=1)
     second = publish(store, tmp_path, run=2)
     other = publish(store, tmp_path, key(dtype="float16"))
-    assert [bundle.version for bundle in (first, second, other)] == [1, 2, 1]
+    assert [bundle.version for bundle in (first, second, other)] == [1, 2, 3]
     assert store.find(key()) == second
     assert store.list() == [first, second, other]
 
@@ -73,9 +73,28 @@ def test_references(store: Store, tmp_path: Path) -> None:
 
 
 def test_a_version_that_two_keys_have_is_ambiguous(store: Store, tmp_path: Path) -> None:
-    publish(store, tmp_path), publish(store, tmp_path, key(dtype="float16"))
-    with pytest.raises(AmbiguousReferenceError, match="@sha256:"):
+    first, second = publish(store, tmp_path), publish(store, tmp_path, key(dtype="float16"))
+    # As releases wrote it that counted per key.
+    annotations = {**second.descriptor.annotations, oci.VERSION: "1"}
+    old = replace(second.descriptor, annotations=annotations)
+    with store.layout.exclusive():
+        entries = [entry for entry in store.layout.entries() if entry.digest != old.digest]
+        store.layout.write_index(entries)
+        store.layout.write_index([*entries, old])
+    with pytest.raises(AmbiguousReferenceError) as caught:
         store.get(f"{NAME}:v1")
+    assert all(bundle.digest[:19] in caught.value.message for bundle in (first, second))
+
+
+def test_a_name_with_several_keys_is_ambiguous_and_lists_the_choices(store: Store, tmp_path: Path) -> None:
+    first, second = publish(store, tmp_path), publish(store, tmp_path, key(dtype="float16"))
+    with pytest.raises(AmbiguousReferenceError) as caught:
+        store.get(NAME)
+    lines = caught.value.message.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [
+        [f"{NAME}:v{n}", f"{NAME}@{bundle.digest[:19]}"] for n, bundle in ((1, first), (2, second))
+    ]
+    assert store.get(lines[2].split()[1]) == second == store.get(f"{NAME}:v2")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +117,7 @@ def test_a_miss_names_the_nearest_bundle_and_the_fields(store: Store, tmp_path: 
     with pytest.raises(BundleNotFoundError) as caught:
         store.find(key(dtype="bfloat16", tp=1))
     assert caught.value.nearest == (close, [Mismatch("engine.dtype", "bfloat16", "float16")])
-    assert close.version == 1
+    assert close.version == 2
 
 
 def test_a_miss_on_another_model_has_no_nearest_unless_named(store: Store, tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""Choose the address at which a server listens, and find out before anything is imported whether it is taken."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Sequence
+
+from coldstart.contract.arguments import Arguments
+from coldstart.errors import CommandFailedError
+from coldstart.system.ipc import addresses
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+_EVERY_ADDRESS = ("", "0.0.0.0", "::")
+
+
+def choose_address(host: str | None, port: int | None, vllm_args: Arguments) -> list[str]:
+    """Return vLLM's arguments for the address: this machine alone unless the user or `vllm_args` name another."""
+    if host is None and not any(map(vllm_args.gives, ("host", "uds", "headless"))):
+        host = DEFAULT_HOST
+    return [*(["--host", host] if host else []), *(["--port", str(port)] if port is not None else [])]
+
+
+def require_free_port(vllm_args: Arguments, listen: Sequence[str]) -> None:
+    """Raise CommandFailedError where another process listens at the address."""
+    given = vllm_args.append(*listen)
+    port = given.number("port", DEFAULT_PORT)
+    if given.gives("uds") or given.gives("headless") or not 0 < port < 65536:
+        return
+    host = str(given.value("host") or "")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            return  # vLLM reports an address that is not this machine's
+        raise CommandFailedError(
+            f"cannot listen at {host or '0.0.0.0'}:{port}: another process listens there",
+            hint=f"choose another port: --port {addresses.free_port()}",
+        ) from error
+
+
+def describe_exposure(vllm_args: Arguments) -> str | None:
+    """Return a note for a server that other machines can reach, else None."""
+    host = str(vllm_args.value("host") or "")
+    if host not in _EVERY_ADDRESS or vllm_args.gives("uds") or vllm_args.gives("headless"):
+        return None
+    return f"Listening at every address of this machine ({host or '0.0.0.0'})."

@@ -1,0 +1,99 @@
+"""Look up a bundle by vLLM's arguments that it records, or by its version or digest, for a server that is to start from it.
+
+A bundle records the arguments of its materialization. Arguments can name code to load, so only a bundle that this user trusts
+lends them. This module does not look a model up by arguments that the user typed; `inspection.look_up` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from coldstart.artifacts import selection
+from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.errors import BundleError
+from coldstart.artifacts.key import diff
+from coldstart.artifacts.store import Store
+from coldstart.contract.arguments import Arguments
+from coldstart.errors import UsageError
+from coldstart.models import inspection, keys, resolution
+from coldstart.models.inspection import Lookup
+from coldstart.system.paths import Cache
+
+_VERSION_OR_DIGEST = re.compile(r".+(:v[1-9]\d*|@sha256:[0-9a-f]+)")
+_WEIGHTS = "model.weights"
+
+
+def adopt_arguments(asked: Lookup) -> Lookup:
+    """Return the look-up with the arguments of the newest trusted bundle of its model for this machine.
+
+    `asked` has no arguments. It is returned as it is where no bundle lends any.
+    """
+    for bundle in _list_bundles(asked):
+        if (arguments := inspection.read_arguments(bundle)) is None:
+            continue
+        key = keys.replace_arguments(asked.key, arguments)
+        # A model directory without weights has none in its key: they are fetched from elsewhere.
+        if all(one.field == _WEIGHTS and one.wanted is None for one in diff(key, bundle.key)):
+            return replace(asked, vllm_args=arguments, key=key, lender=bundle).refresh()
+    return asked
+
+
+def find_versioned(store: Store, word: str) -> Bundle | None:
+    """Return the bundle that NAME:vN or NAME@sha256:... names, None for any other word, which names a model.
+
+    Raises BundleNotFoundError and AmbiguousReferenceError.
+    """
+    if inspection.names_model(word) or not _VERSION_OR_DIGEST.fullmatch(word):
+        return None
+    return store.get(word)
+
+
+def look_up_version(
+    bundle: Bundle,
+    given: Arguments | None,
+    *,
+    cache: Cache,
+    offline: bool = False,
+    revision: str | None = None,
+    accepts: Trust | None = None,
+) -> Lookup:
+    """Look `bundle` and no other version up, with the arguments that it records where `given` is None.
+
+    Raises UsageError for the bundle of a directory, whose path it does not record, and what models.resolve raises.
+    """
+    name, commit = bundle.manifest.provenance.model_name, bundle.key.fields.get("model.revision")
+    if not inspection.names_model(name) and not resolution.is_repo_id(name):
+        raise UsageError(
+            f"cannot start {bundle.ref}: its model is a directory called {name}, whose path the bundle does not record",
+            hint="name the directory: coldstart serve DIR",
+        )
+    if isinstance(commit, str) and not resolution.is_local(name):
+        revision = revision or commit
+    arguments = given if given is not None else inspection.read_arguments(bundle)
+    asked = inspection.look_up(
+        name, arguments or (), cache=cache, offline=offline, revision=revision, accepts=accepts
+    )
+    asked = replace(asked, bundle=None, nearest=None, mismatches=(), untrusted=None, notes=())
+    if asked.key != bundle.key:
+        return replace(asked, nearest=bundle, mismatches=tuple(diff(asked.key, bundle.key)))
+    if not (accepts or inspection.trust)(bundle).ok:
+        return replace(asked, untrusted=bundle)
+    notes = tuple(inspection.describe_distrust(bundle))
+    return replace(asked, bundle=bundle, lender=bundle if given is None else None, notes=notes)
+
+
+def _list_bundles(asked: Lookup) -> Iterator[Bundle]:
+    """Yield the bundles of the model, the newest trusted one first."""
+    named = [bundle for bundle in asked.store.list() if _has_name(bundle, asked.model.name)]
+    for one in selection.best_first(named, inspection.trust):
+        if one.problem is None:
+            yield one.bundle
+
+
+def _has_name(bundle: Bundle, name: str) -> bool:
+    try:
+        return bundle.name == name
+    except BundleError:
+        return False

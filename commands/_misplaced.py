@@ -1,0 +1,57 @@
+"""Explain an option of vLLM that stands before `--`, in a command that passes arguments on to vLLM."""
+
+import difflib
+import shlex
+from collections.abc import Mapping, Sequence
+
+import typer
+from typer.core import TyperCommand
+
+from coldstart.errors import UsageError
+
+
+class PassingCommand(TyperCommand):
+    """A command that passes what follows `--` on to vLLM; the parser never sees that part."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Parse. Raises UsageError for an option that is not ours and resembles none of ours."""
+        takes_value = {
+            name: not getattr(one, "is_flag", False)
+            for one in self.get_params(ctx)
+            for name in (*one.opts, *one.secondary_opts)
+            if name.startswith("-")
+        }
+        own, moved = separate(args, takes_value)
+        unknown = [word.partition("=")[0] for word in moved if _is_option(word)]
+        if unknown and not any(difflib.get_close_matches(word, takes_value, cutoff=0.8) for word in unknown):
+            typed = ["coldstart", ctx.info_name or "", *own, "--", *moved, *(ctx.obj or ())]
+            raise UsageError(
+                f"{ctx.info_name} has no option {unknown[0]}",
+                hint=f"put options of vLLM after --: {shlex.join(typed)}",
+            )
+        return super().parse_args(ctx, args)
+
+
+def separate(args: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str], list[str]]:
+    """Return our words, and the options that are not in `takes_value` with the words that follow each.
+
+    A command needs its model: without another word for it, the last word behind an unknown option is the model.
+    """
+    own: list[str] = []
+    moved: list[str] = []
+    target, models, value_follows = own, 0, False
+    for word in args:
+        name, equals, _ = word.partition("=")
+        is_option = _is_option(word) and not value_follows
+        if is_option:
+            target = own if name in takes_value else moved
+        models += not is_option and not value_follows and target is own
+        target.append(word)
+        value_follows = takes_value.get(name, False) and not equals and not value_follows
+    if not models and moved and not _is_option(moved[-1]):
+        own.append(moved.pop())
+    return own, moved
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and not word[1:2].isdigit()

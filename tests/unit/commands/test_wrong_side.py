@@ -1,0 +1,51 @@
+"""An option of vLLM before `--` is moved behind it in the command that the hint shows."""
+
+from __future__ import annotations
+
+import pytest
+from coldstart.commands import cli
+from coldstart.commands._misplaced import separate
+from tools.command_line import parse
+
+from coldstart.errors import UsageError
+
+OURS = {"--port": True, "--dry-run": False, "-q": False}
+
+
+@pytest.mark.parametrize(
+    ("typed", "own", "moved"),
+    [
+        ("m --max-model-len 1024", "m", "--max-model-len 1024"),
+        ("--max-model-len 1024 m", "m", "--max-model-len 1024"),
+        ("--enforce-eager m", "m", "--enforce-eager"),
+        ("m --max-model-len=1024 --port 8001", "m --port 8001", "--max-model-len=1024"),
+        ("--port 8001 m --dry-run --dtype float32 -q", "--port 8001 m --dry-run -q", "--dtype float32"),
+        ("m -tp 2 --seed -1", "m", "-tp 2 --seed -1"),
+        ("m --port --dtype", "m --port --dtype", ""),
+    ],
+)
+def test_separate(typed: str, own: str, moved: str) -> None:
+    assert separate(typed.split(), OURS) == (own.split(), moved.split())
+
+
+@pytest.mark.parametrize("command", ["serve", "materialize"])
+def test_the_hint_shows_the_corrected_command(command: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse([command, "m", "--max-model-len", "1024"])
+    assert caught.value.hint is not None
+    assert caught.value.hint.endswith(f"coldstart {command} m -- --max-model-len 1024")
+
+
+def test_an_option_that_resembles_ours_is_not_taken_for_one_of_vllm() -> None:
+    with pytest.raises(Exception, match="No such option"):
+        parse(["serve", "m", "--prt", "8001"])
+
+
+def test_a_command_that_passes_nothing_on_has_the_usual_error() -> None:
+    with pytest.raises(Exception, match="No such option"):
+        parse(["list", "--max-model-len", "1024"])
+
+
+def test_every_command_is_loaded_with_its_class() -> None:
+    passing = {name for name in cli.COMMANDS if type(cli.load(name)).__name__ == "PassingCommand"}
+    assert {"serve", "materialize", "inspect"} <= passing and "list" not in passing

