@@ -1,6 +1,6 @@
-"""The Hugging Face hub, through huggingface_hub alone, with its errors turned into ours.
+"""Access the Hugging Face hub through huggingface_hub, and convert its errors.
 
-huggingface_hub is imported on use: local models never pay for it. It reads HF_HOME, HF_TOKEN, HF_ENDPOINT and
+huggingface_hub is imported on use, so starts of local models do not import it. It reads HF_HOME, HF_TOKEN, HF_ENDPOINT and
 HF_HUB_OFFLINE itself.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from coldstart.errors import AuthRequiredError, ColdstartError
 
 _PAGE = "https://huggingface.co/{repo_id}"
-# One form of the weights is enough; formats of other frameworks never load in vLLM.
+# vLLM needs one form of the weights, and cannot load the formats of other frameworks.
 _IGNORE = ["*.msgpack", "*.h5", "*.onnx", "*.tflite", "original/*", "consolidated*", "*.ot", "*.mlmodel"]
 
 
@@ -19,13 +19,15 @@ WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
 
 
 class ModelNotFoundError(Exception):
-    """The hub has no such repository, revision or file; the caller knows what the user meant."""
+    """The hub has no such repository, revision or file."""
 
 
 def config_dir(repo_id: str, revision: str | None, offline: bool) -> Path:
-    """The local snapshot directory that holds config.json.
+    """Return the local snapshot directory that contains config.json.
 
-    Raises ModelNotFoundError, or AuthRequiredError when gated, or when offline and not cached.
+    Raises:
+        ModelNotFoundError: The repository or the revision does not exist.
+        AuthRequiredError: The repository is gated, or the file is not cached and the hub cannot be reached.
     """
     from huggingface_hub import hf_hub_download
 
@@ -35,9 +37,11 @@ def config_dir(repo_id: str, revision: str | None, offline: bool) -> Path:
 
 
 def snapshot(repo_id: str, revision: str | None, offline: bool, *, weights: bool = True) -> Path:
-    """The local directory of the whole repository (or all but its ``weights``) at ``revision``, downloading what is missing.
+    """Download a repository (without its weights if not ``weights``) at ``revision``, and return its local directory.
 
-    Raises ModelNotFoundError, or AuthRequiredError when gated, or when offline and not cached.
+    Raises:
+        ModelNotFoundError: The repository or the revision does not exist.
+        AuthRequiredError: The repository is gated, or the files are not cached and the hub cannot be reached.
     """
     from huggingface_hub import list_repo_files, snapshot_download
 
@@ -48,7 +52,7 @@ def snapshot(repo_id: str, revision: str | None, offline: bool, *, weights: bool
         path = Path(
             snapshot_download(repo_id, revision=revision, ignore_patterns=ignore, local_files_only=offline)
         )
-    # Offline, the hub's client returns a snapshot of which only the configuration was ever fetched.
+    # Offline, the hub's client also returns a snapshot that contains only the configuration.
     if weights and offline and not any(any(path.glob(pattern)) for pattern in WEIGHT_PATTERNS):
         raise _not_cached(repo_id)
     return path
@@ -67,8 +71,8 @@ def _named_errors(repo_id: str) -> Iterator[None]:
         yield
     except errors.GatedRepoError as error:
         raise AuthRequiredError(
-            f"{repo_id} is gated, and the hub does not accept your login for it.",
-            hint=f"ask for access at {page}, then: hf auth login",
+            f"Cannot download {repo_id}: it is gated, and the hub did not accept your login.",
+            hint=f"request access at {page}, then run hf auth login",
         ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         raise _not_cached(repo_id) from error
@@ -78,14 +82,14 @@ def _named_errors(repo_id: str) -> Iterator[None]:
         raise ModelNotFoundError(str(error).splitlines()[0]) from error
     except errors.RepositoryNotFoundError as error:
         raise ModelNotFoundError(
-            f"the hub knows no public {repo_id}; if it is private: hf auth login"
+            f"the hub has no public repository {repo_id}; if it is private, run hf auth login"
         ) from error
     except errors.HfHubHTTPError as error:
-        raise ColdstartError(f"The hub failed for {repo_id}: {str(error).splitlines()[0]}") from error
+        raise ColdstartError(f"Cannot download {repo_id}: {str(error).splitlines()[0]}") from error
 
 
 def _not_cached(repo_id: str) -> AuthRequiredError:
     return AuthRequiredError(
-        f"{repo_id} is not in the local hub cache, and the hub is not reachable (or --offline is set).",
-        hint=f"on a machine with network: hf download {repo_id}; or name a local directory",
+        f"Cannot find {repo_id}: it is not in the local hub cache, and the hub is not reachable (or --offline is set).",
+        hint=f"run hf download {repo_id} on a machine with network, or pass a local directory",
     )

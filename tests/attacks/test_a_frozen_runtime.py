@@ -105,7 +105,7 @@ def test_one_changed_byte_of_a_module_is_refused_by_name(cache: Cache, tmp_path:
     )
     _thawed(cache).end()
     module.write_text("VALUE = 2\n")
-    with pytest.raises(process_snapshot.SnapshotUnusableError, match=r"made with .*/module\.py .*, found"):
+    with pytest.raises(process_snapshot.SnapshotUnusableError, match=r"created with .*/module\.py .*, found"):
         _thawed(cache)
     assert list(paths.runtime_dir().glob("thawed-*")) == []
 
@@ -152,7 +152,7 @@ def test_a_cache_from_elsewhere_brings_no_image(
 ) -> None:
     runtime_snapshot.freeze(cache, 60)
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "another"))
-    with pytest.raises(process_snapshot.SnapshotUnusableError, match="was not made here"):
+    with pytest.raises(process_snapshot.SnapshotUnusableError, match="was not created on this machine"):
         _thawed(cache)
 
 
@@ -196,6 +196,6 @@ def test_a_dump_that_fails_leaves_nothing(
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setenv(criu.VARIABLE, str(program))
-    with pytest.raises(CommandFailedError, match="could not freeze the runtime"):
+    with pytest.raises(CommandFailedError, match="Cannot freeze the runtime with CRIU"):
         runtime_snapshot.freeze(cache, 60)
     assert [path.name for path in cache.runtimes.iterdir()] == [".lock"]

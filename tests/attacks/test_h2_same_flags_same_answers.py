@@ -33,7 +33,7 @@ VARIABLES = (
 @pytest.mark.parametrize("name", VARIABLES)
 def test_a_variable_that_could_have_been_read_counts(name: str) -> None:
     reason = template_environment.difference({}, {name: "1"}, "template")
-    assert reason == f"{name}: the template was made with none, this start has '1'"
+    assert reason == f"{name}: the template was created with none, this start has '1'"
     assert template_environment.difference({name: "1"}, {name: "2"}, "template") is not None
     assert (
         template_environment.difference(
@@ -214,7 +214,7 @@ def test_a_server_that_what_was_built_does_not_fit_is_replaced_with_the_reason(
     warm = template_pool.start("engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20)
     try:
         process, reader = server_process.forked(LaunchPlan(["unfit"]), warm.socket)
-        with pytest.raises(server_process.ServerExitedError, match="is for something else: a leaf differs"):
+        with pytest.raises(server_process.ServerExitedError, match="does not fit this start: a leaf differs"):
             server_process.acknowledged(process, reader, time.monotonic(), 20)
     finally:
         template_pool.stop(warm, force=True)

@@ -1,6 +1,6 @@
-"""Whose bundles may run code here: a directory of public keys, this machine's own among them.
+"""Keys whose bundles may run code here: a directory of public keys, including this machine's own.
 
-Invariant: a key is listed by the fingerprint of its content, never by what its file is called.
+Invariant: a key is listed by the fingerprint of its content, never by its file name.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from coldstart.system import paths
 
 @dataclass(frozen=True)
 class TrustedKey:
-    """One public key of the trust directory; ``problem`` says why it cannot be used, if it cannot."""
+    """One public key of the trust directory; ``problem`` is the reason why it cannot be used, if any."""
 
     file: str
     fingerprint: str | None
@@ -29,27 +29,27 @@ class TrustedKey:
 
 
 def listed() -> list[TrustedKey]:
-    """Every key that is trusted here; this machine's own is made on first use."""
+    """Return every trusted key. This machine's own key is created on first use."""
     state = paths.state_dir()
     own = sign.host_key(state).fingerprint
     return [_read(path, own) for path in sorted(sign.trust_dir(state).glob("*.pub"))]
 
 
 def add(file: Path, name: str) -> TrustedKey:
-    """Trust the public key (PEM) in ``file``. Raises UsageError if unreadable, InvalidSignatureError if no key."""
+    """Trust the public key (PEM) in ``file``. Raises UsageError for an unreadable file, InvalidSignatureError for no key."""
     state = paths.state_dir()
     try:
         pem = file.read_bytes()
     except OSError as error:
         raise UsageError(
-            f"{file} cannot be read: {error.strerror}.", hint="on the other machine: coldstart trust show"
+            f"Cannot read {file}: {error.strerror}.", hint="run on the other machine: coldstart trust show"
         ) from error
     return _read(sign.trust(sign.trust_dir(state), pem, name=name), sign.host_key(state).fingerprint)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """On a bundle: the sum, one verdict for each signature, the bundle of its key that is taken, and what to do."""
+    """Trust in a bundle: the total, the result for each signature, the bundle that a start would use, and a hint."""
 
     trust: TrustResult
     signatures: list[TrustResult]
@@ -58,16 +58,16 @@ class Verdict:
 
 
 def why(store: Store, bundle: Bundle) -> Verdict:
-    """Why `bundle` is trusted or not, and which of its key is taken. Raises InvalidSignatureError for a malformed key file."""
+    """Explain whether `bundle` is trusted, and which of its key is used. Raises InvalidSignatureError for a bad key file."""
     judge = sign.TrustStore(sign.trust_dir(paths.state_dir()))
     signatures, total = judge.each(bundle), judge(bundle)
     same = [other for other in store.list() if _key_of(other) == bundle.key_digest]
     best = next((one for one in selection.best_first(same, judge) if one.trust.ok), None)
     hint = None
     if not total.ok and signatures:
-        hint = "if you know its maker: coldstart trust add FILE, with what this prints there: coldstart trust show"
+        hint = "if you know its maker: run coldstart trust show there, and here coldstart trust add FILE"
     elif not total.ok:
-        hint = "have its maker sign it, or make it here: coldstart materialize MODEL"
+        hint = "ask its maker to sign it, or build it here: coldstart materialize MODEL"
     return Verdict(total, signatures, best.bundle if best else None, hint)
 
 
@@ -79,7 +79,7 @@ def _key_of(bundle: Bundle) -> str | None:
 
 
 def own_public_key() -> str:
-    """This machine's public key (PEM), for others to add."""
+    """Return this machine's public key (PEM), for other machines to add."""
     return sign.public_pem(paths.state_dir()).decode()
 
 
@@ -87,8 +87,8 @@ def _read(path: Path, own: str) -> TrustedKey:
     try:
         public = serialization.load_pem_public_key(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        return TrustedKey(path.name, None, False, f"no public key in PEM: {error}")
+        return TrustedKey(path.name, None, False, f"not a public key in PEM: {error}")
     if not isinstance(public, Ed25519PublicKey):
-        return TrustedKey(path.name, None, False, "no ed25519 key")
+        return TrustedKey(path.name, None, False, "not an ed25519 key")
     mark = sign.fingerprint(public)
     return TrustedKey(path.name, mark, mark == own)

@@ -139,7 +139,7 @@ def test_every_template_level_has_one_mode() -> None:
         "asleep-1": "standby",
         "asleep-2": "standby",
     }
-    with pytest.raises(UsageError, match="no template level 'warm'"):
+    with pytest.raises(UsageError, match="Unknown template level 'warm'"):
         prepare_template.find_mode("warm")
 
 

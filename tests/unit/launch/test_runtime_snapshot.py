@@ -55,14 +55,14 @@ def test_what_is_frozen_knows_no_model_of_anybodys(made_up: list[LaunchPlan], tm
 
 def test_without_criu_it_is_said_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
-    with pytest.raises(CommandFailedError, match="/nonexistent/criu is not to be found") as said:
+    with pytest.raises(CommandFailedError, match="/nonexistent/criu was not found") as said:
         runtime_snapshot.freeze(Cache.at(), 9)
     assert said.value.hint == "coldstart doctor" and not Cache.at().runtimes.exists()
 
 
 def test_on_a_gpu_there_is_another_way(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
-    with pytest.raises(CommandFailedError, match="cannot be frozen here") as said:
+    with pytest.raises(CommandFailedError, match="Cannot freeze the runtime") as said:
         prepare_template.freeze_runtime(Cache.at(), 9)
     assert "--level runtime" in str(said.value.hint)
 
@@ -162,7 +162,7 @@ def test_an_image_that_was_changed_is_named_and_fresh(
     (image / "pages-1.img").write_bytes(b"other")
     document = start("auto").document()
     assert document["mode"] == "fresh" and not document["fast_path"]["mode"]
-    assert "pages-1.img has changed since it was made" in document["fallbacks"][0]["reason"]
+    assert "pages-1.img has changed since it was created" in document["fallbacks"][0]["reason"]
 
 
 def test_a_refusal_of_the_thawed_one_is_named_and_fresh(

@@ -288,7 +288,9 @@ def test_a_server_that_dies_everywhere_is_the_end(found: Lookup, template: Templ
 def test_a_rest_that_is_not_fetched_is_a_fallback(started: Started) -> None:
     one = started("fresh", fetch_rest=True)
     (fallback,) = one.document()["fallbacks"]
-    assert fallback["section"] == "fetch-rest" and "--weights-from names a source" in fallback["reason"]
+    assert (
+        fallback["section"] == "fetch-rest" and "pass their source with --weights-from" in fallback["reason"]
+    )
     assert one.document()["fast_path"]["mode"] is True  # the start was as fast as ever
     assert one.mode == "fresh" and one.rest is None and one.running.process.poll() is None
 
@@ -328,7 +330,9 @@ def test_a_snapshot_that_cannot_be_thawed(
     started: Started, found: Lookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def thaw(*_: object) -> process_snapshot.Thawed:
-        raise process_snapshot.SnapshotUnusableError("the snapshot was taken on kernel 5.1, this is 6.18")
+        raise process_snapshot.SnapshotUnusableError(
+            "the snapshot was created on kernel 5.1, this machine has 6.18"
+        )
 
     monkeypatch.setattr(Bundle, "has", lambda self, name: True)
     monkeypatch.setattr(process_snapshot, "thaw", thaw)
@@ -338,7 +342,9 @@ def test_a_snapshot_that_cannot_be_thawed(
 
 def test_auto_names_a_snapshot_that_does_not_fit(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     def thaw(*_: object) -> process_snapshot.Thawed:
-        raise process_snapshot.SnapshotUnusableError("the snapshot was taken on kernel 5.1, this is 6.18")
+        raise process_snapshot.SnapshotUnusableError(
+            "the snapshot was created on kernel 5.1, this machine has 6.18"
+        )
 
     monkeypatch.setattr(Bundle, "has", lambda self, name: True)
     monkeypatch.setattr(process_snapshot, "thaw", thaw)

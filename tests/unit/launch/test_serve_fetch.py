@@ -150,7 +150,7 @@ def test_a_bundle_that_does_not_is_refused_with_the_mend(
     publish: Publish, model: ResolvedModel, sections: dict[str, Any]
 ) -> None:
     bundle = publish(**sections)
-    with pytest.raises(CommandFailedError, match="does not say which weights to fetch") as caught:
+    with pytest.raises(CommandFailedError, match="has no usable weights plan") as caught:
         fetch.choose(Lookup(model, NONE, Cache.at(), bundle.key, bundle), SOURCE)
     assert "materialize MODEL --only weights" in str(caught.value.hint)
 
@@ -179,7 +179,7 @@ def test_the_plan_lies_under_its_digest_and_is_written_once(tmp_path: Path) -> N
 def test_weights_that_are_no_safetensors_cannot_be_fetched(tmp_path: Path) -> None:
     with pytest.raises(CommandFailedError, match=r"model\.safetensors holds no safetensors") as caught:
         requested(SOURCE, planned([]), tmp_path)
-    assert caught.value.hint == "leave --weights-from away" and list(tmp_path.iterdir()) == []
+    assert caught.value.hint == "omit --weights-from" and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_without_a_source_or_a_prefetcher_there_is_no_rest_and_a_reason(
     streaming: LaunchPlan, use: Use
 ) -> None:
     prefetcher = use()
-    with pytest.raises(client.PrefetchError, match="not fetched by a prefetcher"):
+    with pytest.raises(client.PrefetchError, match="no prefetcher fetches the weights"):
         fetch.rest(LaunchPlan(OURS), LLAMA)
     assert prefetcher.asked == []
     use(refuses=True)

@@ -71,7 +71,7 @@ def test_a_server_that_is_never_ready(fake_engine: FakeEngine, tmp_path: Path) -
         process, reader = server_process.fresh(LaunchPlan(["never-ready"]), output)
     with pytest.raises(CommandFailedError, match=r"not ready within 0\.3 s and was ended") as caught:
         server_process.acknowledged(process, reader, time.monotonic(), 0.3)
-    assert caught.value.hint == "give it longer: --ready-timeout SECONDS"
+    assert caught.value.hint == "allow more time with --ready-timeout SECONDS"
     assert process.wait() == 137
 
 
@@ -117,5 +117,5 @@ def test_memory_is_that_of_the_whole_tree(tmp_path: Path) -> None:
 
 
 def test_a_pid_is_found_below_its_guardian(fake_engine: FakeEngine, tmp_path: Path) -> None:
-    with pytest.raises(ProcessLookupError, match="is gone already"):
+    with pytest.raises(ProcessLookupError, match="does not exist"):
         processes.outer_pid(os.getpid(), 1)

@@ -189,7 +189,7 @@ def test_a_scheduler_that_cannot_be_loaded_is_a_step_down(
     monkeypatch.setitem(sys.modules, "coldstart.vllm.scheduling.scheduler", None)
     plan, args = LaunchPlan([]), ours()
     assert settle.settle(args, None, plan) and args.scheduler_cls is None
-    assert "cannot be loaded: ModuleNotFoundError" in plan.fallbacks[0].reason
+    assert "cannot load the scheduler: ModuleNotFoundError" in plan.fallbacks[0].reason
 
 
 def test_without_copies_on_the_host_evicted_requests_compute_again(
@@ -202,7 +202,7 @@ def test_without_copies_on_the_host_evicted_requests_compute_again(
     assert settle.settle(args, None, plan)
     assert args.scheduler_cls == SCHEDULER_CLS and args.kv_transfer_config is None
     assert args.additional_config == {KEY: {"policy": "skip-join-mlfq", "strategy": "recompute"}, "a": 1}
-    assert plan.fallbacks == [Fallback("scheduler", "It lacks a point. What is evicted is computed again.")]
+    assert plan.fallbacks == [Fallback("scheduler", "It lacks a point. Evicted KV is computed again.")]
     assert not settle.settle(args, None, plan)
 
 

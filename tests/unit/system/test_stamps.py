@@ -43,14 +43,14 @@ def test_what_is_gone_or_of_another_mode(place: Path) -> None:
     (place / "one").chmod(0o640)
     assert "one has changed" in str(directory_fingerprint.change(stamped, place, "made"))
     (place / "one").unlink()
-    assert directory_fingerprint.change(stamped, place, "made") == f"{place}/one is gone"
+    assert directory_fingerprint.change(stamped, place, "made") == f"{place}/one was removed"
 
 
 def test_what_others_could_write_to(place: Path) -> None:
     stamped = directory_fingerprint.of(place)
     (place / "three").write_bytes(b"3")
     (place / "three").chmod(0o666)
-    assert "three may be written by others" in str(directory_fingerprint.change(stamped, place, "made"))
+    assert "three is writable by other users" in str(directory_fingerprint.change(stamped, place, "made"))
 
 
 def test_a_record_is_of_one_place(place: Path, tmp_path: Path) -> None:

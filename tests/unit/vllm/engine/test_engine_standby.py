@@ -99,7 +99,7 @@ def test_it_is_woken_for_one_server_at_a_time_and_sleeps_again(
     assert resident.asked() == [slept, *WOKEN[level]]
     tokens, text, port = first.report["tokens"], resident.ask(), resident.port
     assert tokens != [0], "weights that are zero find every token alike, and take the first"
-    with pytest.raises(peers.PeerError, match="another server has it"):
+    with pytest.raises(peers.PeerError, match="already runs another server"):
         resident.serve()
     resident.port = port
     # What is being answered when the lease ends is cut off, and keeps nobody waiting.

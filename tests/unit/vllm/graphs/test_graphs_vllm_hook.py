@@ -408,20 +408,20 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
         return one.cache_config.kv_cache_memory_bytes, getattr(gpu_worker.Worker, KV_REPORT)(one)
 
     size, reason = applied(plans, worker(999))
-    assert size is None and "999 bytes are free to rank 1" in str(reason)
+    assert size is None and "rank 1 has 999 bytes free" in str(reason)
     assert not list(tmp_path.rglob("*.json"))
     assert applied(plans, worker(1000)) == (700, None)
     assert [p.name for p in tmp_path.rglob("*.json")] == ["startup_plan_here-1-2.json"]
     assert applied(plans, worker(800, rank=0)) == (500, None)
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "empty"))
     for wrong, said in (
-        ([plan], "1 ranks, here are 2"),
-        ([plan | {"device": "A"}, plans[1]], "on A, here is"),
+        ([plan], "for 1 ranks, this engine has 2"),
+        ([plan | {"device": "A"}, plans[1]], "on A, this engine has"),
     ):
         size, reason = applied(wrong, worker(1 << 40, rank=0))
         assert size is None and said in str(reason)
     monkeypatch.delenv(kv_plan.VARIABLE)
-    assert applied(plans, worker(1 << 40)) == (None, "vLLM's own gate did not apply the KV plan")
+    assert applied(plans, worker(1 << 40)) == (None, "vLLM's own check rejected the KV plan")
 
 
 @pytest.mark.parametrize("data", [None, {}, {"rank": 1}, []])
