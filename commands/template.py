@@ -59,7 +59,7 @@ def freeze(
     from coldstart.launch.modes.runtime_snapshot import RUNTIME_SNAPSHOT
     from coldstart.system.snapshot import runtime_image
 
-    there = runtime_snapshot.made(common.cache)
+    there = runtime_snapshot.find_image(common.cache)
     usable = there is not None and runtime_image.described(there).obstacle is None
     if there is None or not usable or force:
         with common.out.phase("freeze the imported runtime"):

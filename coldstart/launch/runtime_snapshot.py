@@ -57,7 +57,7 @@ def _about() -> dict[str, str]:
     return {"python": sys.executable, "vllm": vllm, "made": made}
 
 
-def made(cache: Cache) -> Path | None:
+def find_image(cache: Cache) -> Path | None:
     """Return the directory of the image for this interpreter, None if it does not exist."""
     if not cache.runtimes.is_dir():
         return None

@@ -52,7 +52,7 @@ def cache(
 
 
 def _thawed(cache: Cache) -> process_snapshot.Thawed:
-    image = runtime_snapshot.made(cache)
+    image = runtime_snapshot.find_image(cache)
     assert image is not None
     return runtime_snapshot.thaw(image, PLAN)
 
@@ -184,7 +184,7 @@ def test_a_maker_that_is_killed_leaves_no_process_and_no_image(
     deadline = time.monotonic() + 20
     while Path(f"/proc/{template}").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not Path(f"/proc/{template}").exists() and runtime_snapshot.made(cache) is None
+    assert not Path(f"/proc/{template}").exists() and runtime_snapshot.find_image(cache) is None
     assert runtime_snapshot.freeze(cache, 60).is_dir()
     assert [path.name for path in cache.runtimes.iterdir() if path.name.endswith(".partial")] == []
 

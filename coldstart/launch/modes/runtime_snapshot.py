@@ -51,7 +51,7 @@ def _image_exists(start: ServerStart) -> bool:
     from coldstart.launch import runtime_snapshot
 
     try:
-        return runtime_snapshot.made(start.request.lookup.cache) is not None
+        return runtime_snapshot.find_image(start.request.lookup.cache) is not None
     except (UsageError, OSError) as error:
         raise LaunchRefusedError(str(error)) from error
 
@@ -59,7 +59,7 @@ def _image_exists(start: ServerStart) -> bool:
 def _thaw(start: ServerStart) -> Thawed:
     from coldstart.launch import process_snapshot, runtime_snapshot
 
-    image = runtime_snapshot.made(start.request.lookup.cache)
+    image = runtime_snapshot.find_image(start.request.lookup.cache)
     if image is None:
         raise LaunchRefusedError("the frozen runtime was removed", _FREEZE)
     try:

@@ -45,9 +45,9 @@ def made_up(monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path) -> list
 
 def test_what_is_frozen_knows_no_model_of_anybodys(made_up: list[LaunchPlan], tmp_path: Path) -> None:
     cache = Cache.at()
-    assert runtime_snapshot.made(cache) is None
+    assert runtime_snapshot.find_image(cache) is None
     image = runtime_snapshot.freeze(cache, 9)
-    assert runtime_snapshot.made(cache) == image and image.parent == cache.runtimes
+    assert runtime_snapshot.find_image(cache) == image and image.parent == cache.runtimes
     (plan,) = made_up
     assert list(plan.vllm_args) == ["--model", str(tmp_path / "tiny-llama")]
     assert (plan.key, plan.weights, plan.compile_dir, plan.canary) == ("", "", None, None)
