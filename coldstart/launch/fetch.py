@@ -155,7 +155,7 @@ class Ahead:
 
 
 @contextmanager
-def begun(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[Ahead]:
+def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[Ahead]:
     """Fetch or page in the weights early, while the block starts a server that loads them itself.
 
     The fetch outlives the block for a server that has `started` and loads its weights later, while the result is referenced.

@@ -123,7 +123,7 @@ def _attempt(mode: StartMode, one: ServerStart, account: Account) -> StartedServ
 def _weights_ahead(mode: StartMode, one: ServerStart) -> AbstractContextManager[fetch.Ahead]:
     if not mode.loads_weights:
         return nullcontext(fetch.Ahead())
-    return fetch.begun(one.plan, one.request.lookup.model.config)
+    return fetch.start_early(one.plan, one.request.lookup.model.config)
 
 
 def _start_fresh(one: ServerStart, account: Account) -> StartedServer:
