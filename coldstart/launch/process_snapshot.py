@@ -75,7 +75,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
         raise CommandFailedError(
             f"Cannot freeze the {level} with CRIU: {first_error(out / 'dump.log')}", hint="coldstart doctor"
         )
-    read = template_environment.counted(template_environment.spawned(os.environ, plan))
+    read = template_environment.select_relevant(template_environment.spawned(os.environ, plan))
     about = {"criu": criu.version(), "environment": read, "meeting": str(meeting)}
     (out / ABOUT).write_text(json.dumps(about, sort_keys=True))
     try:

@@ -74,14 +74,14 @@ def counts(name: str) -> bool:
     )
 
 
-def kept(environment: Mapping[str, str]) -> dict[str, str]:
+def select_allowed(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the part of `environment` that a template or a snapshot may have."""
     return secrets.harmless(environment, filter(_may_pass, environment))
 
 
 def spawned(environment: Mapping[str, str], plan: LaunchPlan) -> dict[str, str]:
     """Return the complete environment of a template that is started from `environment` for `plan`."""
-    return kept(environment) | redact_plan(plan).env
+    return select_allowed(environment) | redact_plan(plan).env
 
 
 def redact_plan(plan: LaunchPlan) -> LaunchPlan:
@@ -97,14 +97,14 @@ def _may_pass(name: str) -> bool:
     return name in PASSED or name.startswith("LC_") or name in IRRELEVANT or counts(name)
 
 
-def counted(environment: Mapping[str, str]) -> dict[str, str]:
+def select_relevant(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that must be equal, with their values."""
     return {name: value for name, value in sorted(environment.items()) if counts(name)}
 
 
 def difference(recorded: Mapping[str, str], wanted: Mapping[str, str], what: str) -> str | None:
     """Return why `what`, built under the relevant variables `recorded`, cannot serve under `wanted`; None if it can."""
-    names: Iterable[str] = sorted({*recorded, *counted(wanted)})
+    names: Iterable[str] = sorted({*recorded, *select_relevant(wanted)})
     for name in names:
         if recorded.get(name) != wanted.get(name):
             return (

@@ -107,7 +107,7 @@ def start(level: str, plan: LaunchPlan, model: str, timeout: float, root: Path |
         directory.mkdir()
         process = _spawn_logged(level, plan, directory, timeout, bound=root is not None)
         fingerprint.write(process.pid, directory / fingerprint.MODULES, directory)
-        read = template_environment.counted(template_environment.spawned(os.environ, plan))
+        read = template_environment.select_relevant(template_environment.spawned(os.environ, plan))
         about = {
             "level": level,
             "key": plan.key,
@@ -196,7 +196,7 @@ def spawn(
             pass_fds=(writer,),
             start_new_session=True,
             cwd="/",
-            env=template_environment.kept(os.environ) | supervisor,
+            env=template_environment.select_allowed(os.environ) | supervisor,
         )
         os.close(writer)
         try:

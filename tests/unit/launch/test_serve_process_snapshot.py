@@ -66,7 +66,7 @@ def images(scratch: Path, *, kernel: str | None = None, files: str | None = None
     """A directory as `freeze` leaves it, of an image that no CRIU has seen, made of this very file."""
     made = {
         "criu": "4.2.1",
-        "environment": template_environment.counted(os.environ),
+        "environment": template_environment.select_relevant(os.environ),
         "meeting": str(scratch / "frozen" / "meeting"),
     } | about
     machine = fingerprint.machine() | ({"kernel": kernel} if kernel else {})
@@ -109,7 +109,7 @@ class TestWhereItFits:
             process_snapshot.check(images(tmp_path, files=listed), PLAN)
 
     def test_another_environment(self, tmp_path: Path) -> None:
-        read = template_environment.counted(os.environ) | {"OMP_NUM_THREADS": "1"}
+        read = template_environment.select_relevant(os.environ) | {"OMP_NUM_THREADS": "1"}
         made = images(tmp_path, environment=read)
         with pytest.raises(
             process_snapshot.SnapshotUnusableError,
