@@ -49,7 +49,7 @@ def estimates(requested: Lookup) -> Mapping[str, float]:
     return dict(earlier.manifest.provenance.seconds)
 
 
-def of_another(requested: Lookup) -> Mapping[str, str]:
+def describe_nearest(requested: Lookup) -> Mapping[str, str]:
     """Return the time of each stage for the nearest other model on this hardware, as text; empty if there is none."""
     other = requested.nearest
     if (

@@ -10,7 +10,7 @@ from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.errors import CommandFailedError
 from coldstart.launch import fetch, prepare, process_snapshot
-from coldstart.materialize.expectation import estimates, of_another
+from coldstart.materialize.expectation import describe_nearest, estimates
 from coldstart.materialize.workspace import workspace
 from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
@@ -40,7 +40,7 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> Bundle:
     )
     began, earlier = timeline.now(), estimates(lookup).get(STAGE)
     with phase(STAGE, earlier) as say, lookup.store.begin(bundle.key) as draft:
-        if (took := of_another(lookup).get(STAGE)) is not None:
+        if (took := describe_nearest(lookup).get(STAGE)) is not None:
             say(f"took {took}")
         for section in bundle.manifest.sections:
             draft.keep(bundle, section.type)

@@ -15,7 +15,7 @@ from coldstart.errors import CommandFailedError
 from coldstart.launch.modes.snapshot import SNAPSHOT
 from coldstart.materialize import freeze
 from coldstart.materialize.assembly import Assembly
-from coldstart.materialize.expectation import estimates, of_another
+from coldstart.materialize.expectation import describe_nearest, estimates
 from coldstart.materialize.options import SECTIONS, Options
 from coldstart.materialize.progress import Phase
 from coldstart.materialize.workspace import workspace
@@ -53,7 +53,7 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
     with workspace(lookup.cache.work) as work:
         assembly = Assembly(
             model, lookup.vllm_args, lookup.key.digest, work, phase,
-            kernels=options.kernels, profile_s=options.profile_s, estimates=estimates(lookup), others=of_another(lookup),
+            kernels=options.kernels, profile_s=options.profile_s, estimates=estimates(lookup), others=describe_nearest(lookup),
         )  # fmt: skip
         assembly.run(with_graphs="graphs" in options.sections)
         with phase("publish"), lookup.store.begin(lookup.key) as draft:
