@@ -89,7 +89,7 @@ def redact_plan(plan: LaunchPlan) -> LaunchPlan:
     kept_env, request = secrets.harmless(plan.env, plan.env), plan.weights_from
     if request is not None and secrets.text(request.source, plan.env) != request.source:
         request = None
-    given = Arguments(secrets.without(plan.vllm_args))
+    given = Arguments(secrets.drop_secret_options(plan.vllm_args))
     return replace(plan, vllm_args=given, env=kept_env, weights_from=request)
 
 

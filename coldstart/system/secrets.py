@@ -67,7 +67,7 @@ def arguments(argv: Sequence[str]) -> list[str]:
     return shown
 
 
-def without(argv: Sequence[str]) -> list[str]:
+def drop_secret_options(argv: Sequence[str]) -> list[str]:
     """Return `argv` without secret options, for a template or a snapshot, whose memory must not contain them."""
     kept: list[str] = []
     dropping = False
