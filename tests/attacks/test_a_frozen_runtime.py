@@ -101,7 +101,7 @@ def test_one_changed_byte_of_a_module_is_refused_by_name(cache: Cache, tmp_path:
         listed.write(digests.listing([str(module)]))
     record = directory_fingerprint.record("frozen", image)
     record.write_text(
-        json.dumps({"format": runtime_image.FORMAT, "entries": directory_fingerprint.of(image)})
+        json.dumps({"format": runtime_image.FORMAT, "entries": directory_fingerprint.compute(image)})
     )
     _thawed(cache).end()
     module.write_text("VALUE = 2\n")

@@ -95,7 +95,7 @@ def published(image: Path) -> Iterator[Path]:
         files.make_private(record.parent)
         files.write_atomic(
             record,
-            json.dumps({"format": FORMAT, "entries": directory_fingerprint.of(image)}).encode(),
+            json.dumps({"format": FORMAT, "entries": directory_fingerprint.compute(image)}).encode(),
             mode=0o600,
         )
 

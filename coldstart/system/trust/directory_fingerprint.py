@@ -23,7 +23,7 @@ def record(kind: str, place: Path) -> Path:
     return paths.state_dir() / kind / f"{place.name}.{where}"
 
 
-def of(place: Path) -> dict[str, list[int]]:
+def compute(place: Path) -> dict[str, list[int]]:
     """Return the fingerprint of each entry of `place` by relative path, and of `place` itself as ".". Raises OSError."""
     return {name: _stamp(status) for name, status in _entries(place)}
 

@@ -101,7 +101,7 @@ def _description(place: Path) -> dict[str, object]:
         "place": os.path.realpath(place),
         "keys": _trusted_keys(),
         "code": fingerprint.own_code(),
-        "entries": directory_fingerprint.of(place),
+        "entries": directory_fingerprint.compute(place),
     }
 
 
