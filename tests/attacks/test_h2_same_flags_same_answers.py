@@ -162,7 +162,10 @@ def test_flags_that_a_worker_may_have_read_count(
     reason = adoption.difference(facts(), facts(*words))
     assert (reason or "None").startswith(str(leaf))
     # The sampler is built with the tokens that end its thinking.
-    assert adoption.apart("reasoning_config") is None and adoption.apart("reasoning_config.x") is None
+    assert (
+        adoption.explain_ignored("reasoning_config") is None
+        and adoption.explain_ignored("reasoning_config.x") is None
+    )
 
 
 @pytest.mark.vllm
@@ -183,7 +186,7 @@ def test_what_the_choice_of_a_scheduler_adds_keeps_no_worker_from_being_adopted(
     added = {word[2:].replace("-", "_") for word in plan.vllm_args if word.startswith("--")}
     its = {field.name for field in fields(SchedulerConfig)}
     leaves = [f"scheduler_config.{name}" if name in its else name for name in added - {"no_async_scheduling"}]
-    assert leaves and [leaf for leaf in leaves if adoption.apart(leaf) is None] == []
+    assert leaves and [leaf for leaf in leaves if adoption.explain_ignored(leaf) is None] == []
 
 
 @pytest.mark.vllm

@@ -77,10 +77,10 @@ def facts(config: Any, **more: object) -> dict[str, object]:
     """
     place = config.model_config.model
     leaves = ((name, MODEL if leaf == place else leaf) for name, leaf in _leaves(config, "", 0))
-    return {name: leaf for name, leaf in leaves if not apart(name)} | more
+    return {name: leaf for name, leaf in leaves if not explain_ignored(name)} | more
 
 
-def apart(name: str) -> str | None:
+def explain_ignored(name: str) -> str | None:
     """Return why a worker does not depend on a leaf of this name, or None."""
     below = (name[: place + 1] for place, letter in enumerate(name) if letter == ".")
     return APART.get(name) or next((APART[start] for start in below if start in APART), None)
