@@ -70,7 +70,7 @@ class EarlyApplication:
         return args is given and tuple(tasks or ()) == _TASKS and model_config is config.model_config
 
     @contextmanager
-    def handed_over(self) -> Iterator[None]:
+    def provide(self) -> Iterator[None]:
         """Give vLLM the prebuilt application if it builds the same one in this block. Wait for it if necessary."""
         if compat.check("application", _import_build_app):
             yield

@@ -185,7 +185,7 @@ async def serve(args: Namespace, plan: LaunchPlan) -> int:
         if not await readiness.proven():
             sock.close()
             return 1
-        with app.handed_over():
+        with app.provide():
             shutdown = await build_and_serve(engine, address, sock, args, callback_notify=readiness.listening)
         died = engine.errored
     try:
