@@ -162,7 +162,7 @@ class _Preparation:
         from coldstart.vllm.graphs import kv_plan
 
         try:
-            plans = kv_plan.all_of(data)
+            plans = kv_plan.parse_plans(data)
             for plan in plans:
                 plan.check_free(nvml.free_bytes(plan.rank))
         except GraphError as error:

@@ -78,7 +78,7 @@ def parse_plan(data: object) -> KvPlan:
     return plan
 
 
-def all_of(data: object) -> list[KvPlan]:
+def parse_plans(data: object) -> list[KvPlan]:
     """Parse the plans of a kv section, one for each rank from 0. Raises AlteredTableError."""
     plans = [parse_plan(one) for one in data] if isinstance(data, list) else []
     if not plans or [plan.rank for plan in plans] != list(range(len(plans))):
@@ -86,7 +86,7 @@ def all_of(data: object) -> list[KvPlan]:
     return plans
 
 
-def lay_for(worker: Any, data: object) -> Path:
+def write_for_worker(worker: Any, data: object) -> Path:
     """Write this rank's plan under the fingerprint that the worker computes, which includes the model's path.
 
     The bundle's key has already compared everything else. Raises GraphRefusedError if vLLM, device or free memory differ.
@@ -95,7 +95,7 @@ def lay_for(worker: Any, data: object) -> Path:
     from vllm.platforms import current_platform
     from vllm.v1.worker import startup_plan
 
-    plans, world = all_of(data), worker.parallel_config.world_size
+    plans, world = parse_plans(data), worker.parallel_config.world_size
     if len(plans) != world:
         raise GraphRefusedError(f"the bundle has KV plans for {len(plans)} ranks, this engine has {world}")
     plan = plans[worker.rank]

@@ -181,7 +181,7 @@ def _apply_kv(plans: list[dict[str, Any]], module: Any) -> None:
     @functools.wraps(original)
     def apply(worker: Any) -> None:
         try:
-            kv_plan.lay_for(worker, plans)
+            kv_plan.write_for_worker(worker, plans)
         except (GraphError, OSError, ValueError) as error:
             log.warning("vLLM profiles the KV cache: %s", error)
             reasons.append(str(error))
