@@ -34,7 +34,7 @@ class GraphSource(Protocol):
         """Return the tensors that capture would have created on the manager, such as hidden_states."""
 
 
-def key_of(descriptor: Any, mode: str) -> str:
+def graph_key(descriptor: Any, mode: str) -> str:
     """Return the graph key of a batch descriptor of either runner: mode and every field that is not a default."""
     fields = getattr(descriptor, "__dataclass_fields__", None) or dict.fromkeys(descriptor._fields)
     skip = ("cg_mode",)

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from coldstart.vllm.graphs.graph_source import GraphSource, Log, attempt, key_of
+from coldstart.vllm.graphs.graph_source import GraphSource, Log, attempt, graph_key
 
 
 class Curtain:
@@ -67,7 +67,7 @@ def _restored_graphs(manager: Any, source: GraphSource, log: Log) -> tuple[dict[
     waiting: dict[Any, str] = {}
     for descriptors in manager._capture_descs.values():
         for descriptor in descriptors:
-            key = key_of(descriptor, descriptor.cg_mode.name)
+            key = graph_key(descriptor, descriptor.cg_mode.name)
             if descriptor.cg_mode.name != "FULL" or not source.usable(key):
                 continue
             if source.soon(key):
@@ -100,7 +100,7 @@ def watched_capture(
         def watched(descriptor: Any, *rest: Any, **more: Any) -> Any:
             forward = create_forward_fn(descriptor, *rest, **more)
             if self is runner.cudagraph_manager and descriptor.cg_mode.name == "FULL":
-                seen(key_of(descriptor, "FULL"))
+                seen(graph_key(descriptor, "FULL"))
             return forward
 
         original(self, watched, *arguments, **keywords)

@@ -18,7 +18,7 @@ from coldstart.graphs.tables import SymbolRegion
 from coldstart.graphs.torch_framework import TorchFramework, consumes_random, kept_class
 from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import hook, outputs
-from coldstart.vllm.graphs.graph_source import key_of, log, refuse_parallel
+from coldstart.vllm.graphs.graph_source import graph_key, log, refuse_parallel
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.outputs import Like
 
@@ -118,10 +118,10 @@ def captured_graphs(runner: Any) -> dict[str, tuple[Any, Any, Any]]:
     """Return key to (descriptor, graph, output) of every full graph of either runner; pieces stay with vLLM."""
     manager = getattr(runner, "cudagraph_manager", None)
     if manager is not None:
-        return {key_of(d, FULL): (d, g, None) for d, g in manager.graphs.items() if d.cg_mode.name == FULL}
+        return {graph_key(d, FULL): (d, g, None) for d, g in manager.graphs.items() if d.cg_mode.name == FULL}
     entries = getattr(runner.model, "concrete_cudagraph_entries", {})
     kept = {d: e for d, e in entries.items() if e.cudagraph is not None}
-    return {key_of(d, FULL): (d, e.cudagraph, e.output) for d, e in kept.items()}
+    return {graph_key(d, FULL): (d, e.cudagraph, e.output) for d, e in kept.items()}
 
 
 def vllm_framework(

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from coldstart.vllm.graphs.graph_source import GraphSource, Log, attempt, key_of
+from coldstart.vllm.graphs.graph_source import GraphSource, Log, attempt, graph_key
 
 
 def restoring(
@@ -22,7 +22,7 @@ def restoring(
     def warm_up_and_capture(
         self: Any, desc: Any, cudagraph_runtime_mode: Any, *rest: Any, **keywords: Any
     ) -> None:
-        key = key_of(desc, cudagraph_runtime_mode.name)
+        key = graph_key(desc, cudagraph_runtime_mode.name)
         mine = self is runner and cudagraph_runtime_mode.name == "FULL"
         entries = _entries(self.model) if mine else None
         if entries is not None and source.usable(key):
@@ -78,6 +78,6 @@ def watched_capture(
     ) -> None:
         original(self, desc, cudagraph_runtime_mode, *rest, **keywords)
         if self is runner and cudagraph_runtime_mode.name == "FULL":
-            seen(key_of(desc, "FULL"))
+            seen(graph_key(desc, "FULL"))
 
     return warm_up_and_capture

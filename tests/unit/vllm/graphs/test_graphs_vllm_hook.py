@@ -18,7 +18,7 @@ from coldstart.graphs.errors import AlteredTableError, DriverError, GraphRefused
 from coldstart.vllm.graphs import hook, kv_plan, plugin
 from coldstart.vllm.graphs import manager as managers
 from coldstart.vllm.graphs import wrapper as wrappers
-from coldstart.vllm.graphs.graph_source import key_of
+from coldstart.vllm.graphs.graph_source import graph_key
 from coldstart.vllm.graphs.record import captured_graphs
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -180,7 +180,7 @@ def test_pieces_are_left_to_vllm() -> None:
     hooked(runner, Descriptor(Mode.PIECEWISE, 8), Mode.PIECEWISE)
     assert len(called) == 1 and wrapper.concrete_cudagraph_entries == {}
     assert set(captured_graphs(SimpleNamespace(cudagraph_manager=manager))) == {
-        key_of(d, "FULL") for d in manager.graphs if d.cg_mode is Mode.FULL
+        graph_key(d, "FULL") for d in manager.graphs if d.cg_mode is Mode.FULL
     }
 
 
@@ -206,7 +206,7 @@ def test_a_draft_models_manager_captures_its_own_graphs() -> None:
 def test_inputs_are_seen_when_they_lie_ready() -> None:
     manager, seen = _manager(), list[str]()
     managers.watched_capture(_feed, _runner(manager), seen.append)(manager, lambda desc, warmup: None)
-    assert seen == [key_of(d, "FULL") for d in manager._capture_descs[Mode.FULL]]
+    assert seen == [graph_key(d, "FULL") for d in manager._capture_descs[Mode.FULL]]
 
 
 def test_memory_profiling_captures_as_always() -> None:
@@ -218,8 +218,8 @@ def test_memory_profiling_captures_as_always() -> None:
 
 def test_keys_tell_descriptors_apart() -> None:
     one, other = Descriptor(Mode.FULL, 4), Descriptor(Mode.FULL, 4, num_reqs=4)
-    assert key_of(one, "FULL") == "FULL:num_tokens=4,num_ubatches=1"
-    assert len({key_of(d, m) for d in (one, other) for m in ("FULL", "PIECEWISE")}) == 4
+    assert graph_key(one, "FULL") == "FULL:num_tokens=4,num_ubatches=1"
+    assert len({graph_key(d, m) for d in (one, other) for m in ("FULL", "PIECEWISE")}) == 4
 
 
 @needs_vllm
