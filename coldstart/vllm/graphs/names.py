@@ -12,12 +12,12 @@ DEPTH = 6
 Wanted = Callable[[Any], bool]
 
 
-def on_device(tensor: Any) -> bool:
+def is_on_device(tensor: Any) -> bool:
     """Return whether a tensor is in GPU memory."""
     return bool(tensor.is_cuda)
 
 
-def runner_tensors(runner: Any, wanted: Wanted = on_device) -> dict[str, Any]:
+def runner_tensors(runner: Any, wanted: Wanted = is_on_device) -> dict[str, Any]:
     """Return all tensors by symbol; weights and KV caches first, so that their names win over static paths."""
     model = unwrapped(runner.model)
     named = {f"param:{name}": p.data for name, p in model.named_parameters()}
