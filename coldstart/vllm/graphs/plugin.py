@@ -75,9 +75,9 @@ class Later:
         """Restore nothing, and report `reason`."""
         self._made[:] = [Declined(reason)]
 
-    def before_load(self) -> None:
+    def prepare_load(self) -> None:
         """Do the work of a recording process before it loads weights."""
-        if (work := getattr(self.get(), "before_load", None)) is not None:
+        if (work := getattr(self.get(), "prepare_load", None)) is not None:
             work()
 
 
@@ -113,7 +113,7 @@ def _install(session: Later, *, recording: bool) -> None:
         kind = module.GPUModelRunner
         kind.capture_model = _wrapped(kind.capture_model, session.run)
         if recording:
-            kind.load_model = _preceded(kind.load_model, session.before_load)
+            kind.load_model = _preceded(kind.load_model, session.prepare_load)
 
     def worker(module: Any) -> None:
         setattr(module.Worker, GRAPHS_REPORT, lambda worker: session.fallbacks())

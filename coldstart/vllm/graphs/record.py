@@ -43,7 +43,7 @@ class GraphRecording:
         """Return nothing: a recording restores no graph."""
         return {}
 
-    def before_load(self) -> None:
+    def prepare_load(self) -> None:
         """Allocate random sizes first, so that no two processes have the same memory layout."""
         import torch
 
@@ -60,7 +60,7 @@ class GraphRecording:
         self.inputs = InputLog(driver)
         undo = hook.watch(runner, lambda key: self._remember(runner, key))
         try:
-            with kept_graphs():
+            with keep_graphs():
                 result = own()
         finally:
             undo()
@@ -145,7 +145,7 @@ def _pool(runner: Any) -> tuple[int, int]:
 
 
 @contextmanager
-def kept_graphs() -> Iterator[None]:
+def keep_graphs() -> Iterator[None]:
     """Replace the class of vLLM's captured graphs by one that keeps them, in the block."""
     import torch
 

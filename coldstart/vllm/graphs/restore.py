@@ -20,7 +20,7 @@ from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import hook, outputs
 from coldstart.vllm.graphs.graph_source import log, refuse_parallel
 from coldstart.vllm.graphs.names import runner_tensors
-from coldstart.vllm.graphs.record import captured_graphs, kept_graphs, vllm_framework
+from coldstart.vllm.graphs.record import captured_graphs, keep_graphs, vllm_framework
 
 
 def workload(
@@ -86,7 +86,7 @@ class Proving:
 
         def capture(key: str) -> Any:
             if not result:
-                with kept_graphs():
+                with keep_graphs():
                     result.append(own())
                 graphs.update(captured_graphs(runner))
                 self._look(graphs)
