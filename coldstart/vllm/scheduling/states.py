@@ -28,7 +28,7 @@ class State(Enum):
     BLOCKED = "blocked"
 
 
-def state_of(request: Request, landed: set[str]) -> State:
+def read_state(request: Request, landed: set[str]) -> State:
     """Return the state of a request. `landed` are ids of requests whose asynchronous load has finished."""
     status = request.status
     if status is WAITING and not (request.num_computed_tokens or request.num_stale_output_tokens):

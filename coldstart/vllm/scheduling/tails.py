@@ -39,12 +39,12 @@ class TailsConnector(OffloadingConnector):
     def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         if self.tails is not None and num_external_tokens:
-            self.tails.taken_back(request)
+            self.tails.release(request)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:
         if self.tails is None:
             return super().build_connector_meta(scheduler_output)
-        self.tails.before(scheduler_output)
+        self.tails.note_step(scheduler_output)
         meta = super().build_connector_meta(scheduler_output)
         self.tails.store(meta)
         return meta
@@ -104,7 +104,7 @@ class Tails:
         self._leaving[name] = tokens, [group.block_ids[place] for group in status.group_states]
         return True
 
-    def before(self, output: SchedulerOutput) -> None:
+    def note_step(self, output: SchedulerOutput) -> None:
         """Record the evicted requests of a decided step, and the computed tokens of the others after it."""
         requests = self._scheduler._req_status
         for name in output.preempted_req_ids or ():
@@ -144,7 +144,7 @@ class Tails:
             meta.jobs_to_flush.add(job)
         self._leaving.clear()
 
-    def taken_back(self, request: Request) -> None:
+    def release(self, request: Request) -> None:
         """Forget a tail whose load was decided, so that the host can drop it; the block is stored again once it is full."""
         kept = self._kept.pop(request.request_id, None)
         if kept is None:

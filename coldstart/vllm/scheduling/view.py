@@ -17,7 +17,7 @@ from coldstart.vllm.scheduling.flight import PipelinedScheduler, to_come, unsche
 from coldstart.vllm.scheduling.host import HostKv
 from coldstart.vllm.scheduling.queue import PickedQueue
 from coldstart.vllm.scheduling.started import Started
-from coldstart.vllm.scheduling.states import State, all_in_flight, state_of
+from coldstart.vllm.scheduling.states import State, all_in_flight, read_state
 
 WAITING, RUNNING, PREEMPTED = RequestStatus.WAITING, RequestStatus.RUNNING, RequestStatus.PREEMPTED
 LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
@@ -61,7 +61,7 @@ class EngineView:
         return self._places.jobs[request.request_id]
 
     def state(self, request: Request) -> State:
-        return state_of(request, self._engine.finished_recving_kv_req_ids)
+        return read_state(request, self._engine.finished_recving_kv_req_ids)
 
     def ready(self, job: Job) -> bool:
         """Return whether the request can run if it is picked. One with KV on the host cannot, because it must load first."""
