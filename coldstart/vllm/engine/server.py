@@ -216,7 +216,7 @@ def _run(plan: LaunchPlan, imported: bool) -> int:
     import uvloop
 
     try:
-        with scheduler.counted(plan):
+        with scheduler.publish_counters(plan):
             return uvloop.run(serve(args, plan))
     except UnfitError as reason:
         refuse(str(reason))

@@ -37,7 +37,7 @@ def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
 
 
 @contextmanager
-def counted(plan: LaunchPlan) -> Iterator[None]:
+def publish_counters(plan: LaunchPlan) -> Iterator[None]:
     """Publish the engine process's counters in the server's /metrics while our scheduler runs.
 
     prometheus_client shares values between processes through files in one directory, which is removed at the end.

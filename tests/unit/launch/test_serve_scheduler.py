@@ -238,9 +238,9 @@ def test_counters_have_a_directory_while_our_scheduler_runs(monkeypatch: pytest.
     values = pytest.importorskip("prometheus_client").values
     monkeypatch.delenv(settle.METRICS_ENV, raising=False)
     monkeypatch.setattr(values, "ValueClass", values.ValueClass)
-    with settle.counted(LaunchPlan(["--model", "m"])):
+    with settle.publish_counters(LaunchPlan(["--model", "m"])):
         assert settle.METRICS_ENV not in os.environ
-    with settle.counted(LaunchPlan(["--scheduler-cls", SCHEDULER_CLS])):
+    with settle.publish_counters(LaunchPlan(["--scheduler-cls", SCHEDULER_CLS])):
         place = Path(os.environ[settle.METRICS_ENV])
         assert place.is_dir()
     assert not place.exists() and settle.METRICS_ENV not in os.environ
