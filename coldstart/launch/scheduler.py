@@ -1,7 +1,7 @@
 """Turn the choice of a scheduler into vLLM's flags.
 
 Invariant: the choice is not part of the bundle's key. The order of requests, the batch cap and KV copies on the host change
-neither compiled code nor weights nor the size of the KV cache, so one bundle and one template serve every scheduler.
+neither compiled code nor weights nor the KV size. So one bundle and one template serve every scheduler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which start modes this machine permits, for `coldstart doctor`."""
+"""Report the start modes that this machine permits, for `coldstart doctor`."""
 
 from __future__ import annotations
 

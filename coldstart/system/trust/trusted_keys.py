@@ -65,7 +65,7 @@ def why(store: Store, bundle: Bundle) -> Verdict:
     best = next((one for one in selection.best_first(same, judge) if one.trust.ok), None)
     hint = None
     if not total.ok and signatures:
-        hint = "if you know its maker: run coldstart trust show there, and here coldstart trust add FILE"
+        hint = "if you know its maker: coldstart trust add FILE, with the output on its machine of: coldstart trust show"
     elif not total.ok:
         hint = "ask its maker to sign it, or build it here: coldstart materialize MODEL"
     return Verdict(total, signatures, best.bundle if best else None, hint)

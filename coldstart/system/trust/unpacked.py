@@ -79,7 +79,9 @@ def _obstacle(record: Path, place: Path) -> str | None:
     try:
         known = json.loads(record.read_text())
     except (FileNotFoundError, ValueError):
-        return f"{place} has no record of its verification" if place.is_dir() else ""
+        return (
+            f"{place} has no valid record: an older coldstart, or none, verified it" if place.is_dir() else ""
+        )
     if not isinstance(known, dict) or known.get("format") != FORMAT:
         return f"{place} was verified by an older coldstart"
     if not place.is_dir():

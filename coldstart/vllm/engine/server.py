@@ -1,8 +1,11 @@
 """Server process: vLLM's own API server, with an engine that is forked from this process.
 
-torch and vllm are imported once. vLLM's functions do all the work. It differs from `vllm serve` in four ways: the engine
-process is forked instead of spawned (it inherits every import), its worker lives inside it, garbage is not collected before the
-server listens, and the server reports readiness only after it has generated one token.
+torch and vllm are imported once. vLLM's functions do all the work. It differs from `vllm serve` in four ways:
+
+- The engine process is forked instead of spawned, so it inherits every import.
+- The worker lives inside the engine process.
+- Garbage is not collected before the server listens.
+- The server reports readiness only after it has generated one token.
 """
 
 from __future__ import annotations

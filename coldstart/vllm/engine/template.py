@@ -154,7 +154,7 @@ class Template:
         connection.close()
 
     def _become_server(self, request: dict[str, Any], received: float, connection: Channel) -> None:
-        """In the child: drop the template's state, take over the client's streams and environment, serve, and never return."""
+        """Drop the template's state in the child, take over the client's streams and environment, serve, and never return."""
         code = 1
         try:
             descriptors = [connection.take() for _ in range(5)]

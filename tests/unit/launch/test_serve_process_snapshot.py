@@ -96,7 +96,7 @@ class TestWhereItFits:
     def test_another_kernel(self, tmp_path: Path) -> None:
         with pytest.raises(
             process_snapshot.SnapshotUnusableError,
-            match=rf"taken on kernel 3\.1, this is {platform.release()}",
+            match=rf"created on kernel 3\.1, this machine has {platform.release()}",
         ):
             process_snapshot.check(images(tmp_path, kernel="3.1"), PLAN)
 

@@ -109,13 +109,13 @@ def test_without_iteration_times_it_says_so(publish: Publish) -> None:
     for bundle in (None, publish(), publish(iterations={"prefill": []})):
         made = scheduler.apply(PLAN, mlfq(), bundle, on_cpu=True)
         (fallback,) = made.fallbacks
-        assert fallback.stage == "iterations" and "typical shape" in fallback.reason
+        assert fallback.stage == "iterations" and "typical profile" in fallback.reason
         assert "profile" not in json.loads(flags(made)["--additional-config"])[KEY]
 
 
 @pytest.mark.parametrize("settings", [{"oldest_share": 1.5}, {"strategy": "wishful"}, {"batch": 0}])
 def test_settings_out_of_range_are_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match="scheduler's settings"):
+    with pytest.raises(UsageError, match="Invalid scheduler settings"):
         scheduler.check(mlfq(**settings), PLAN.vllm_args)
 
 

@@ -89,7 +89,8 @@ def test_a_second_start_is_refused_while_the_first_is_under_way(
 def test_the_log_of_a_template_that_died_is_in_the_error(fake_engine: FakeEngine) -> None:
     fake_engine("dies")
     with pytest.raises(
-        CommandFailedError, match=r"ended\. The end of its log:\nno memory for the template"
+        CommandFailedError,
+        match=r"exited before it was ready\. The end of its log:\nno memory for the template",
     ) as caught:
         template_pool.start("engine", PLAN, "tiny", 20)
     assert caught.value.exit_code == 1

@@ -59,7 +59,7 @@ def test_what_was_made_here_fits(make: Make) -> None:
         (lambda image: (image / "pages-1.img").write_bytes(b"x" * 99), "pages-1.img has changed since it was created"),
         (lambda image: os.truncate(image / "pages-1.img", 500), "pages-1.img has changed since it was created"),
         (lambda image: (image / "pages-1.img").unlink(), "pages-1.img was removed"),
-        (lambda image: image.chmod(0o755), "mode 0755, wanted"),
+        (lambda image: image.chmod(0o755), "mode 0755, expected"),
         (lambda image: (image / "pages-1.img").chmod(0o644), "pages-1.img has changed since it was created"),
     ],
 )  # fmt: skip
